@@ -1,0 +1,58 @@
+# Needs python3 (3.10 or newer, with venv), g++ and make. Everything else goes into .venv, from constraints.txt.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := fusec passes codegen models tests bench examples
+
+# Two test processes with one thread each beat one process with two.
+WORKERS ?= 2
+FAST := $(wildcard $(addprefix tests/,ir passes rewriting test_layout.py test_packaging.py test_readme.py verify))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.PHONY: help demo test check verify fix golden clean
+
+help: ## what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV), once."
+	@$(PYTHON) -c 'import sys; sys.exit("fusec needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
+	@$(PYTHON) -m venv $(VENV) || { echo "Python has no venv; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'
+	@touch $@
+
+demo: $(READY) ## compile a sentence-embedding BERT with its real weights, and compare it with eager and Inductor
+	$(BIN)/python examples/embed.py
+
+test: $(READY) ## every test
+	$(PYTEST)
+
+check: $(READY) ## format, lint, types, layering and the fast tests, in under a minute
+	$(BIN)/ruff format --check --quiet $(SOURCES)
+	$(BIN)/ruff check --quiet $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) -q -m "not slow" $(FAST)
+
+verify: $(READY) ## what is too long for CI, each to its end; results with commit, seed and versions go to bench/results
+	@failed=; \
+	for module in "pytest -n $(WORKERS)" "bench.models --check --faults" bench.training bench.compile_time bench.speed; do \
+		echo "== python -m $$module"; \
+		HYPOTHESIS_PROFILE=thorough $(BIN)/python -m $$module || failed+=" $${module%% *}"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+fix: $(READY) ## format, and mend what the linter can mend
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+golden: $(READY) ## write the expected texts of the tests anew; read the difference before committing it
+	$(BIN)/python -m pytest -q --update-golden tests
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

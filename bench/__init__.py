@@ -1,0 +1,1 @@
+"""Figures and checks: one command for each question, listed in README.md."""

@@ -1,0 +1,132 @@
+"""One model family against the numeric rule: eager, compiled and float64 on the same weights and inputs."""
+
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.families import Family, Inputs, Sizes
+from bench.numerics import cast_inputs, cast_parameters, reference_outputs, tensors_of
+from bench.peers import Backend, Runner, compiled_with
+from bench.routing import Routed, flips, scores_and_choices, unfounded_choices
+from fusec.models.inputs import Padding
+from fusec.verify.contract import Comparison, compare_outputs
+
+Shape = tuple[int, int, Padding]
+SHAPES: dict[str, list[Shape]] = {
+    "static": [(1, 13, "none"), (3, 16, "left"), (3, 16, "right")],
+    "dynamic": [(2, 11, "left"), (3, 17, "right"), (4, 9, "left")],
+}
+"""Batch, length and side of the padding, per mode."""
+
+
+@dataclass
+class Result:
+    """What was found about one family in one dtype and mode."""
+
+    model: str
+    dtype: str
+    mode: str
+    ratio: float = 0.0
+    reason: str = ""
+    error: str = ""
+    """The exception that ended it, if one did."""
+    graphs: int = 0
+    breaks: list[str] = field(default_factory=list)
+    flips: int = 0
+    """Tokens that got other experts than in the reference, all on ties."""
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    """What fusec says of each graph: kernels, regions, coverage, fallbacks."""
+    left_to_aten: list[str] = field(default_factory=list)
+    """Why whole graphs were."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether it ran and broke the rule; false also where it did not run."""
+        return not self.error and (bool(self.reason) or not self.ratio <= 1.0)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the rule held and Dynamo found one graph."""
+        return not (self.reason or self.error) and self.ratio <= 1.0 and not self.breaks
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"passed": self.passed}
+
+
+def check(
+    family: Family,
+    dtype: torch.dtype,
+    mode: str,
+    backend: Backend,
+    attention: str = "sdpa",
+    seed: int = 0,
+    shapes: list[Shape] | None = None,
+) -> Result:
+    """Compile and compare; an exception is a result too."""
+    from torch._dynamo.utils import counters
+
+    result = Result(family.name, str(dtype).removeprefix("torch."), mode)
+    torch._dynamo.reset()
+    counters.clear()
+    model = cast_parameters(family.build(Sizes(), attention, seed), dtype)
+    try:
+        found = _comparisons(family, model, dtype, mode, backend, seed, shapes or SHAPES[mode], result)
+        result.ratio = max(comparison.ratio for comparison in found)
+        result.reason = next((str(comparison) for comparison in found if not comparison.passed), "")
+    except Exception as problem:
+        cause = getattr(problem, "inner_exception", problem)  # Dynamo wraps what a backend raises
+        result.error = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+    result.graphs = counters["stats"]["unique_graphs"]
+    result.breaks = [" ".join(str(reason).split())[:200] for reason in counters["graph_break"]]
+    if dynamo := sys.modules.get("fusec.dynamo"):
+        result.summaries = [compiled.summary() for compiled in dynamo.compiled_graphs() if hasattr(compiled, "summary")]
+        result.left_to_aten = list(dynamo.fallbacks())
+    return result
+
+
+def _comparisons(
+    family: Family,
+    model: nn.Module,
+    dtype: torch.dtype,
+    mode: str,
+    backend: Backend,
+    seed: int,
+    shapes: list[Shape],
+    result: Result,
+) -> list[Comparison]:
+    runner_model = Routed(model) if family.routed else model
+    compiled = compiled_with(runner_model, backend, dynamic=mode == "dynamic")
+    comparisons = []
+    for number, (batch, length, padding) in enumerate(shapes):
+        inputs = cast_inputs(family.sample(batch, length, padding, seed + number), dtype)
+        if family.routed:
+            comparisons.append(_routed_comparison(runner_model, compiled, inputs, dtype, result))
+        else:
+            found, expected = _run(compiled, inputs), _run(model, inputs)
+            comparisons.append(compare_outputs(expected, found, reference_outputs(model, inputs), dtype))
+    return comparisons
+
+
+def _routed_comparison(
+    model: nn.Module, compiled: Runner, inputs: Inputs, dtype: torch.dtype, result: Result
+) -> Comparison:
+    found, expected, reference = _run(compiled, inputs), _run(model, inputs), reference_outputs(model, inputs)
+    if unfounded := unfounded_choices(model, found):
+        return Comparison((), f"{unfounded} tokens got experts that their scores do not favour")
+    if flips(found, reference) or flips(expected, reference):
+        result.flips += flips(found, reference)
+        forced: dict[str, Any] = inputs | {"forced": scores_and_choices(reference)[1]}
+        found, expected, reference = _run(compiled, forced), _run(model, forced), reference_outputs(model, forced)
+        if unfounded := unfounded_choices(model, found):
+            return Comparison((), f"{unfounded} tokens got experts that their scores do not favour")
+    e, f, r = ([outputs[0], *scores_and_choices(outputs)[0]] for outputs in (expected, found, reference))
+    return compare_outputs(e, f, r, dtype)
+
+
+def _run(runner: Runner, inputs: dict[str, Any]) -> list[Tensor]:
+    with torch.no_grad():
+        return tensors_of(runner(**inputs))

@@ -1,0 +1,184 @@
+"""How long does compiling take, and how does it grow with depth?
+
+``python -m bench.compile_time``
+
+Every figure is taken in a fresh process with empty caches. "Own" is the time from AOTAutograd's hand-over of the ATen
+graph to the callable; the rest of the first call is Dynamo and AOTAutograd, which all backends pay.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from bench.families import FAMILIES, Sizes
+from bench.harness import progress, report
+from bench.machine import wait_until_idle
+from bench.peers import peer
+from bench.record import write_result
+
+MARK = "compile-time "
+"""Begins the line by which a measured process answers."""
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure each backend at each depth; status 1 when fusec breaks its promises."""
+    options = _parser().parse_args(words)
+    if options.one:
+        print(MARK + json.dumps(first_call(options.one, options.depths, options.hidden, options.seed)))
+        return 0
+    console, backends = report(options.width), options.backends.split(",")
+    depths = [int(word) for word in options.depths.split(",")]
+    rows = []
+    with progress() as bar:
+        task = bar.add_task("compile", total=len(backends) * len(depths) * options.repeats)
+        for _ in range(options.repeats):  # interleaved, as in the harness
+            for layers in depths:
+                for backend in backends:
+                    wait_until_idle(options.allow_busy)
+                    bar.update(task, description=f"{backend}, {layers} layers")
+                    rows.append(_in_fresh_process(backend, layers, options))
+                    bar.advance(task)
+    best = {(b, d): _best(rows, b, d) for b in backends for d in depths}
+    console.print(_table(best, depths, backends))
+    promises = _promises(best, depths, backends)
+    for promise, holds in promises.items():
+        console.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
+    content = {"hidden": options.hidden, "runs": rows, "promises": promises}
+    console.print(f"written to {write_result('compile_time', options.seed, content, options.json)}", style="dim")
+    return int(not all(promises.values()))
+
+
+def first_call(name: str, layers: str, hidden: int, seed: int) -> dict[str, Any]:
+    """Compile one model in this process; seconds from end to end and of the backend alone."""
+    sizes = Sizes(hidden, int(layers), heads=max(2, hidden // 64))
+    model = FAMILIES["llama"].build(sizes, seed=seed)
+    inputs = FAMILIES["llama"].sample(1, 16, "none", seed)
+    with torch.no_grad():
+        model(**inputs)
+        with own_seconds() as spans:
+            run, start = peer(name, model), time.perf_counter()
+            run(**inputs)
+            whole = time.perf_counter() - start
+        again = time.perf_counter()
+        run(**inputs)
+    return {
+        "backend": name,
+        "layers": int(layers),
+        "seconds": whole,
+        "own": sum(spans),
+        "graphs": len(spans),
+        "call": time.perf_counter() - again,
+    }
+
+
+@contextlib.contextmanager
+def own_seconds() -> Iterator[list[float]]:
+    """Time what AOTAutograd hands graphs to, whichever backend that is.
+
+    Every module that holds ``aot_module_simplified`` gets one that puts a clock around the compilers it is given.
+    """
+    importlib.import_module("torch._dynamo.backends.common")  # where Inductor's reference is
+    aot_autograd: Any = importlib.import_module("torch._functorch.aot_autograd")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("fusec.dynamo")
+    original = aot_autograd.aot_module_simplified
+    spans: list[float] = []
+
+    def timed(compiler: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        if compiler is None:
+            return None
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return compiler(*args, **kwargs)
+            finally:
+                spans.append(time.perf_counter() - start)
+
+        return run
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        names = ("fw_compiler", "bw_compiler", "inference_compiler")
+        args = (*args[:2], *(timed(argument) for argument in args[2:3]), *args[3:])
+        return original(*args, **{name: timed(v) if name in names else v for name, v in kwargs.items()})
+
+    holders = [m for m in list(sys.modules.values()) if vars(m).get("aot_module_simplified") is original]
+    for module in holders:
+        module.aot_module_simplified = replacement  # type: ignore[attr-defined]
+    try:
+        yield spans
+    finally:
+        for module in holders:
+            module.aot_module_simplified = original  # type: ignore[attr-defined]
+
+
+def _in_fresh_process(backend: str, layers: int, options: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.compile_time", "--one", backend, "--depths", str(layers)]
+    command += ["--hidden", str(options.hidden), "--seed", str(options.seed)]
+    with tempfile.TemporaryDirectory() as empty:
+        caches = {"TORCHINDUCTOR_CACHE_DIR": empty, "TRITON_CACHE_DIR": empty, "FUSEC_CACHE_DIR": empty}
+        done = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True, check=False)
+    answer = next((line for line in done.stdout.splitlines() if line.startswith(MARK)), None)
+    if answer is None:
+        raise SystemExit(f"{backend} did not compile {layers} layers\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(answer.removeprefix(MARK))
+    return result
+
+
+def _best(rows: list[dict[str, Any]], backend: str, layers: int) -> dict[str, Any]:
+    return min((r for r in rows if r["backend"] == backend and r["layers"] == layers), key=lambda r: float(r["own"]))
+
+
+def _table(best: dict[tuple[str, int], dict[str, Any]], depths: list[int], backends: list[str]) -> Table:
+    shown = Table(title="Cold compile of Llama: own seconds (first call, end to end)")
+    shown.add_column("layers", justify="right")
+    for backend in backends:
+        shown.add_column(backend, justify="right")
+    for layers in depths:
+        found = [best[backend, layers] for backend in backends]
+        shown.add_row(str(layers), *(f"{row['own']:.2f} ({row['seconds']:.2f})" for row in found))
+    return shown
+
+
+def _promises(best: dict[tuple[str, int], dict[str, Any]], depths: list[int], backends: list[str]) -> dict[str, bool]:
+    """What is promised of the first backend against the second, and of depth."""
+    ours, shallow = backends[0], depths[0]
+    promises = {}
+    if len(backends) > 1:
+        mine, theirs = best[ours, shallow], best[backends[1], shallow]
+        promises[f"{shallow} layers, own: at most 1/3 of {backends[1]}'s"] = mine["own"] <= theirs["own"] / 3
+        promises[f"{shallow} layers, end to end: at most 2/3"] = mine["seconds"] <= theirs["seconds"] * 2 / 3
+    for deep in depths[1:]:
+        grown = best[ours, deep]["own"] / best[ours, shallow]["own"]
+        promises[f"{deep} layers, own: at most 1.25 times that of {shallow}"] = grown <= 1.25
+    return promises
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.compile_time", description=__doc__)
+    add = parser.add_argument
+    add("--backends", default="fusec,inductor", metavar="A,B", help="the first one is held against the second")
+    add("--depths", default="12,24", metavar="A,B")
+    add("--hidden", type=int, default=1024)
+    add("--repeats", type=int, default=3, help="of which the best counts")
+    add("--seed", type=int, default=0)
+    add("--one", default="", help=argparse.SUPPRESS)
+    add("--allow-busy", action="store_true", help="measure beside other processes, to see that the command runs")
+    add("--json", default="", metavar="FILE", help="by default bench/results/compile_time.json")
+    add("--width", type=int, default=None, help="of the table")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

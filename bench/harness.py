@@ -1,0 +1,149 @@
+"""Paired rounds: every candidate runs once in each round, so that what disturbs a round disturbs all of them."""
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench.machine import BUSY, Watch
+
+console = Console(stderr=True)
+BASELINE = "eager"
+FLOOR = "eager again"
+"""Eager against eager: what the machine's noise alone makes of a ratio."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate's times over all rounds."""
+
+    name: str
+    milliseconds: float
+    """Median of one call."""
+    ratio: float
+    """Median, over the rounds, of its time over the baseline's in the same round; below 1 is faster."""
+    spread: float
+    """Half-width of a 95 % interval of that median."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All candidates on one question."""
+
+    rows: list[Row]
+    rounds: int
+    others: float
+    """Share of the machine that other processes used meanwhile."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the figures mean nothing."""
+        return self.others > BUSY
+
+    @property
+    def noise(self) -> float:
+        """The noise floor: how far eager seems from itself."""
+        return next((abs(row.ratio - 1) + row.spread for row in self.rows if row.name == FLOOR), 0.0)
+
+    def row(self, name: str) -> Row:
+        """One candidate's."""
+        return next(row for row in self.rows if row.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"noise": self.noise, "disturbed": self.disturbed}
+
+
+def measure(candidates: dict[str, Callable[[], object]], rounds: int = 30, call_ms: float = 2.0) -> Measurement:
+    """Time candidates in paired rounds (A B C A B C …).
+
+    Args:
+        candidates: by name, compiled on their first call; one is "eager", and runs a second time as the noise floor.
+        rounds: how many.
+        call_ms: a shorter call is repeated to last this long.
+    """
+    baseline = candidates[BASELINE]
+    runs = {BASELINE: baseline, FLOOR: baseline} | candidates
+    with torch.no_grad(), progress() as bar:
+        task = bar.add_task("compile", total=len(runs) + rounds)
+        repeats = {}
+        for name, run in runs.items():
+            bar.update(task, description=f"compile {name}")
+            repeats[name] = _repeats(run, call_ms)
+            bar.advance(task)
+        bar.update(task, description="measure")
+        watch, times = Watch.start(), {name: list[float]() for name in runs}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                times[name].append(_time(run, repeats[name]))
+            bar.advance(task)
+    rows = [_row(name, taken, times[BASELINE]) for name, taken in times.items()]
+    return Measurement(rows, rounds, watch.others())
+
+
+def report(width: int | None = None) -> Console:
+    """Where tables go; wide enough for them also when it is a file."""
+    return Console(width=width or (None if sys.stdout.isatty() else 160))
+
+
+def progress() -> Progress:
+    """A progress bar on the error stream."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def table(title: str, measurements: dict[str, Measurement]) -> Table:
+    """A line for each question, a column for each candidate: milliseconds and ratio to eager."""
+    names = list(dict.fromkeys(row.name for m in measurements.values() for row in m.rows if row.name != FLOOR))
+    shown = Table(title=title)
+    shown.add_column("")
+    for name in names:
+        shown.add_column(name if name == BASELINE else f"{name} (× eager)", justify="right")
+    shown.add_column("noise", justify="right")
+    for question, measurement in measurements.items():
+        cells = [_cell(measurement, name) for name in names]
+        mark = " busy!" if measurement.disturbed else ""
+        shown.add_row(question, *cells, f"{measurement.noise:.1%}{mark}")
+    return shown
+
+
+def _cell(measurement: Measurement, name: str) -> str:
+    row = next((row for row in measurement.rows if row.name == name), None)
+    if row is None:
+        return "-"
+    return f"{row.milliseconds:.3f} ms" + ("" if name == BASELINE else f" ({row.ratio:.2f})")
+
+
+def _repeats(run: Callable[[], object], call_ms: float) -> int:
+    for _ in range(3):
+        run()
+    return max(1, math.ceil(call_ms / 1e3 / max(_time(run, 1), 1e-7)))
+
+
+def _time(run: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def _row(name: str, times: list[float], baseline: list[float]) -> Row:
+    ratios = [t / b for t, b in zip(times, baseline, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    spread = 1.57 * (quartiles[2] - quartiles[0]) / math.sqrt(len(ratios))  # the notch of a box plot
+    return Row(name, statistics.median(times) * 1e3, statistics.median(ratios), spread)

@@ -1,0 +1,176 @@
+"""Is fusec right on the models of transformers, and does the check that says so find planted faults?
+
+``python -m bench.models --check`` and ``python -m bench.models --faults``
+"""
+
+import argparse
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from bench.check import SHAPES, Result, check
+from bench.families import FAMILIES, chosen
+from bench.faults import FAULTS, planted
+from bench.harness import progress, report
+from bench.peers import backend_named
+from bench.record import write_result
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run what is asked; the exit status is 1 when anything fails."""
+    options = _parser().parse_args(words)
+    warnings.filterwarnings("ignore", module="torch._dynamo")
+    if not (options.check or options.faults):
+        _parser().error("give --check or --faults")
+    console, failed = report(options.width), False
+    content: dict[str, Any] = {"backend": options.backend, "attention": options.attention}
+    if options.check:
+        results = run_check(options)
+        console.print(check_table(results))
+        for result in results:
+            if not result.passed:
+                console.print(f"[red]{result.model} {result.dtype} {result.mode}[/]: {why_failed(result)}")
+        content["check"] = [result.to_json() for result in results]
+        failed |= not all(result.passed for result in results)
+    if options.faults:
+        rows = run_faults(options)
+        console.print(faults_table(rows))
+        content["faults"] = rows
+        failed |= not all(row["rejected"] for row in rows)
+    content["passed"] = not failed
+    name = "-".join(part for part in ("models", options.backend != "fusec" and options.backend) if part)
+    console.print(f"written to {write_result(name, options.seed, content, options.json)}", style="dim", highlight=False)
+    return int(failed)
+
+
+def run_check(options: argparse.Namespace) -> list[Result]:
+    """Every family in every dtype and mode."""
+    backend = backend_named(options.backend)
+    cases = [
+        (family, DTYPES[dtype], mode)
+        for family in chosen(options.models)
+        for dtype in options.dtypes.split(",")
+        for mode in options.modes.split(",")
+    ]
+    results = []
+    with progress() as bar:
+        task = bar.add_task("check", total=len(cases))
+        for family, dtype, mode in cases:
+            bar.update(task, description=f"{family.name} {dtype} {mode}")
+            results.append(check(family, dtype, mode, backend, options.attention, options.seed))
+            bar.advance(task)
+    return results
+
+
+def check_table(results: list[Result]) -> Table:
+    """One line per model."""
+    shown = Table(title="The numeric rule: error over its bound, at most 1")
+    for column in ("model", "", "worst ratio", "graphs", "regions", "kernels", "bytes g/v/o", "FLOPs g/v/o"):
+        shown.add_column(column, no_wrap=True)
+    shown.add_column("left to ATen")
+    for name in dict.fromkeys(result.model for result in results):
+        shown.add_row(*_line(name, [result for result in results if result.model == name]))
+    shown.caption = "g/v/o: share in generated kernels, in vendor GEMMs, in opaque ATen calls"
+    return shown
+
+
+def _line(name: str, results: list[Result]) -> list[str]:
+    summaries = [summary for result in results for summary in result.summaries]
+    first = summaries[0] if summaries else {}
+    fallen = list(dict.fromkeys(str(item) for summary in summaries for item in summary.get("fallbacks", ())))
+    fallen += list(dict.fromkeys(reason for result in results for reason in result.left_to_aten))
+    verdict = "[green]pass[/]" if all(result.passed for result in results) else "[red]FAIL[/]"
+    flips = sum(result.flips for result in results)
+    return [
+        name,
+        verdict,
+        f"{max(result.ratio for result in results):.3f}" + (f" ({flips} ties)" if flips else ""),
+        str(max(result.graphs for result in results)),
+        _count(first.get("regions", "-")),
+        _count(first.get("kernels", "-")),
+        _shares(first.get("coverage", {}), "bytes"),
+        _shares(first.get("coverage", {}), "flops"),
+        ", ".join(fallen) or "-",
+    ]
+
+
+def _count(value: Any) -> str:
+    return str(len(value)) if isinstance(value, list | tuple | dict) else str(value)
+
+
+def _shares(coverage: dict[str, Any], unit: str) -> str:
+    """From ``{"generated": {"bytes": …, "flops": …}, "vendor": …, "opaque": …}``, counts or shares."""
+    parts = [float(coverage.get(kind, {}).get(unit, 0)) for kind in ("generated", "vendor", "opaque")]
+    total = sum(parts)
+    return " / ".join(f"{part / total:.0%}" for part in parts) if total else "-"
+
+
+def why_failed(result: Result) -> str:
+    """In one line."""
+    reasons = [result.error, result.reason, *(f"graph break: {reason}" for reason in result.breaks)]
+    return "; ".join(filter(None, reasons)) or f"{result.ratio:.2f} times the bound"
+
+
+def run_faults(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every planted fault in every dtype: each must run, and break the rule."""
+    backend = backend_named(options.backend)
+    rows = []
+    with progress() as bar:
+        task = bar.add_task("faults", total=len(FAULTS))
+        for fault in FAULTS:
+            bar.update(task, description=fault.name)
+            row: dict[str, Any] = {"fault": fault.name, "meaning": fault.plant.__doc__, "model": fault.family}
+            for dtype in options.dtypes.split(","):
+                result = check(
+                    FAMILIES[fault.family],
+                    DTYPES[dtype],
+                    "static",
+                    planted(fault, backend),
+                    seed=options.seed,
+                    shapes=[fault.shape],
+                )
+                row[dtype] = {"ratio": result.ratio, "reason": result.reason, "error": result.error}
+                row["rejected"] = row.get("rejected", True) and result.differs
+            rows.append(row)
+            bar.advance(task)
+    return rows
+
+
+def faults_table(rows: Iterable[dict[str, Any]]) -> Table:
+    """One line per fault."""
+    rows = list(rows)
+    shown = Table(title=f"Planted faults: {sum(row['rejected'] for row in rows)} of {len(rows)} found")
+    dtypes = [name for name in DTYPES if rows and name in rows[0]]
+    for column in ("fault", "in", "", *(f"{dtype} (× bound)" for dtype in dtypes)):
+        shown.add_column(column)
+    for row in rows:
+        found = "[green]found[/]" if row["rejected"] else "[red]MISSED[/]"
+        cells = [row[dtype]["error"] or row[dtype]["reason"] or f"{row[dtype]['ratio']:.3g}" for dtype in dtypes]
+        shown.add_row(row["fault"], row["model"], found, *cells)
+    return shown
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.models", description=__doc__)
+    add = parser.add_argument
+    add("--check", action="store_true", help="hold every model against the numeric rule")
+    add("--faults", action="store_true", help="plant faults, each of which the check must find")
+    add("--models", default="", metavar="A,B", help=f"by default all: {', '.join(FAMILIES)}")
+    add("--dtypes", default=",".join(DTYPES), metavar="A,B")
+    add("--modes", default=",".join(SHAPES), metavar="A,B", help="static, dynamic or both")
+    add("--dynamic", dest="modes", action="store_const", const="dynamic", help="the same as --modes dynamic")
+    add("--backend", default="fusec", help="fusec, interpreter, inductor, aot_eager or eager")
+    add("--attention", default="sdpa", choices=("sdpa", "eager"), help="how transformers writes attention")
+    add("--seed", type=int, default=0)
+    add("--json", default="", metavar="FILE", help="by default bench/results/models.json")
+    add("--width", type=int, default=None, help="of the tables")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

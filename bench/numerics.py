@@ -1,0 +1,50 @@
+"""The float64 truth that eager and compiled outputs are held against, and models in the dtype asked for."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+class Float64(TorchDispatchMode):
+    """Float32 islands of a model (norms, rotary angles, softmax) in float64 as well, so that the reference is one."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*(torch.float64 if a is torch.float32 else a for a in args), **kwargs)
+
+
+def reference_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
+    """What the model computes in float64, with the same (already rounded) weights and inputs."""
+    exact = copy.deepcopy(model).double()
+    for module in exact.modules():
+        if hasattr(module, "config"):
+            # The grouped product of torch takes no float64.
+            module.config._experts_implementation = "eager"  # type: ignore[union-attr]
+    doubled = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, dict(inputs))
+    with torch.no_grad(), Float64():
+        return tensors_of(exact(**doubled))
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors of a model's output, in order."""
+    values = output.to_tuple() if hasattr(output, "to_tuple") else output
+    return [leaf.detach() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Round the parameters; buffers (rotary frequencies) stay as transformers loads them."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def cast_inputs(inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Round the inputs that are real numbers."""
+    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in inputs.items()}

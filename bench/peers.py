@@ -1,0 +1,91 @@
+"""The ways to run a model that are compared, each compiled as it is at its best."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+Backend = str | Callable[..., Any]
+Runner = Callable[..., Any]
+
+
+def backend_named(name: str) -> Backend:
+    """What ``torch.compile`` takes; fusec's is imported, so that it need not be installed.
+
+    "interpreter" runs fusec's imported graph node by node: it tells the frontend's errors from the compiler's.
+    """
+    if name == "interpreter":
+        return _interpreter()
+    if name != "fusec":
+        return name
+    from fusec.dynamo import backend
+
+    return backend
+
+
+def _interpreter() -> Backend:
+    from fusec.dynamo import backend_with, interpreted
+
+    return backend_with(lambda graph, config: SimpleNamespace(program=interpreted(graph), summary=dict))
+
+
+def eager(model: nn.Module) -> Runner:
+    """Torch without a compiler."""
+    return model
+
+
+def fusec(model: nn.Module, dynamic: bool | None = None) -> Runner:
+    """This compiler."""
+    return compiled_with(model, backend_named("fusec"), dynamic)
+
+
+def inductor(model: nn.Module, dynamic: bool | None = None) -> Runner:
+    """Torch's own compiler as most people use it."""
+    return compiled_with(model, "inductor", dynamic)
+
+
+def inductor_frozen(model: nn.Module) -> Runner:
+    """Torch's own compiler at its fastest, with the weights as constants.
+
+    As an *option* of ``torch.compile`` freezing has no effect; it must be in force while the first call is traced,
+    and under a backend of its own, or the code of an earlier compile of the same model is used again.
+    """
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    def frozen(graph: Any, example_inputs: Any) -> Any:
+        return compile_fx(graph, example_inputs)
+
+    compiled = compiled_with(model, frozen)
+    first = True
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        if not first:
+            return compiled(*args, **kwargs)
+        first = False
+        with config.patch({"freezing": True, "max_autotune": True, "cpp.enable_concat_linear": True}):
+            return compiled(*args, **kwargs)
+
+    return run
+
+
+def compiled_with(model: nn.Module, backend: Backend, dynamic: bool | None = None) -> Runner:
+    """``torch.compile``; "eager" too goes through Dynamo."""
+    return torch.compile(model, backend=backend, dynamic=dynamic)
+
+
+PEERS: dict[str, Callable[[nn.Module], Runner]] = {
+    "eager": eager,
+    "inductor": inductor,
+    "inductor frozen": inductor_frozen,
+    "fusec": fusec,
+}
+"""By the name they have in tables; any other name is a backend of ``torch.compile``."""
+
+
+def peer(name: str, model: nn.Module) -> Runner:
+    """The model run by a peer."""
+    return PEERS[name](model) if name in PEERS else compiled_with(model, backend_named(name))

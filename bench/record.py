@@ -1,0 +1,73 @@
+"""What every figure carries with it: commit, seed, versions and machine; and where it is written."""
+
+import json
+import math
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "triton", "transformers", "sympy", "numpy")
+
+
+def provenance(seed: int) -> dict[str, Any]:
+    """Who measured what, on what."""
+    return {
+        "commit": _git("rev-parse", "HEAD") or "unknown",
+        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "seed": seed,
+        "command": " ".join(Path(word).name if "/" in word else word for word in sys.argv),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def write_result(question: str, seed: int, content: dict[str, Any], path: str = "") -> Path:
+    """Write what was found as JSON; gives the file, by default one per question in ``bench/results``."""
+    target = Path(path) if path else RESULTS / f"{question}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    full = {"question": question, **provenance(seed), **content}
+    target.write_text(json.dumps(_finite(full), indent=1, allow_nan=False) + "\n")
+    return target
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: it becomes text."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _git(*words: str) -> str:
+    try:
+        return subprocess.run(
+            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,144 @@
+"""Proofs that a kernel stays within its buffers, for all values of its axes and all positive sizes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from fusec.analysis.affine import at_least
+from fusec.codegen.kernel import Kernel, Load, Loop, Statement, Store
+from fusec.ir.graph import Graph
+from fusec.ir.types import Size, symbol
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store, inside the loops around it."""
+
+    statement: "Load | Store"
+    loops: tuple[Loop, ...]
+    """Outermost first."""
+    numel: Size
+    """Length of the buffer."""
+
+    def __str__(self) -> str:
+        around = ", ".join(f"{loop.axis} in {loop.start} … {loop.stop}" for loop in self.loops)
+        return f"{self.statement.buffer}[{self.statement.offset}] of {self.numel} with {around or 'no loops'}"
+
+
+def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) -> list[Access]:
+    """The loads and stores that are not certain to stay within ``0 … numel - 1``; empty is what is wanted.
+
+    A lane of a tile counts only where it lies within the range of its loop: the others are masked.
+
+    Args:
+        kernel: the tile program.
+        limits: what symbols do not exceed, as far as the graph says so; see ``size_limits``.
+    """
+    return [access for access in accesses(kernel) if not _stays_inside(access, limits or {})]
+
+
+def size_limits(body: Graph) -> dict[str, Size]:
+    """What symbols cannot exceed because the body slices up to them, as a model slices its table of positions."""
+    limits: dict[str, Size] = {}
+    for node in body.nodes:
+        if node.is_op("slice"):
+            stop, length = node.attributes["stop"], node.operands[0].shape[node.attributes["dim"]]
+            if isinstance(stop, sympy.Symbol) and isinstance(length, int):
+                limits[stop.name] = min(length, limits.get(stop.name, length))
+    return limits
+
+
+def accesses(kernel: Kernel) -> Iterator[Access]:
+    """Every load and store of a kernel."""
+    lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}
+
+    def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:
+        for statement in body:
+            if isinstance(statement, Loop):
+                yield from visit(statement.body, (*loops, statement))
+            elif isinstance(statement, (Load, Store)):
+                yield Access(statement, loops, lengths[statement.buffer])
+
+    return visit(kernel.body, ())
+
+
+def _stays_inside(access: Access, limits: Mapping[str, Size]) -> bool:
+    space = _Space(access.loops, limits)
+    offset = space.expression(access.statement.offset)
+    room = space.expression(access.numel) - 1 - offset
+    return space.never_negative(offset) and space.never_negative(room)
+
+
+class _Space:
+    """The values that the axes of some nested loops take."""
+
+    def __init__(self, loops: tuple[Loop, ...], limits: Mapping[str, Size]) -> None:
+        self.names = {loop.axis: sympy.Dummy(loop.axis, integer=True, nonnegative=True) for loop in loops}
+        self.limits = {symbol(name): limit for name, limit in limits.items()}
+        self.ranges = [(self.names[loop.axis], *self._range(loop)) for loop in loops]
+
+    def _range(self, loop: Loop) -> tuple[sympy.Expr, tuple[sympy.Expr, ...]]:
+        """The least value, and expressions that the greatest does not exceed."""
+        stop = self.expression(loop.stop)
+        ends = stop.args if isinstance(stop, sympy.Min) else (stop,)
+        return self.expression(loop.start), tuple(sympy.expand(end - 1) for end in ends)
+
+    def expression(self, size: Size) -> sympy.Expr:
+        """A size with every axis and symbol in its one form, whatever was assumed where it was made."""
+        expr = sympy.sympify(size)
+        return expr.subs({s: self.names.get(s.name) or symbol(s.name) for s in expr.free_symbols}, simultaneous=True)
+
+    def never_negative(self, expr: sympy.Expr, depth: int | None = None) -> bool:
+        """Whether ``expr >= 0`` throughout: each axis, the innermost first, is put at the worst end of its range."""
+        depth = len(self.ranges) if depth is None else depth
+        expr = sympy.expand(expr)
+        if depth == 0:
+            return _certain(expr, self.limits)
+        axis, least, greatest = self.ranges[depth - 1]
+        slope = expr.coeff(axis, 1)
+        if sympy.expand(expr - slope * axis).has(axis):
+            return False
+        if self.never_negative(slope, depth - 1):
+            return self.never_negative(expr.subs(axis, least), depth - 1)
+        if self.never_negative(-slope, depth - 1):
+            return any(self.never_negative(expr.subs(axis, end), depth - 1) for end in greatest)
+        return False
+
+
+def _certain(expr: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
+    """Whether an expression over positive sizes is never negative, quotients and limited symbols at their worst."""
+    expr = sympy.expand(expr.replace(sympy.ceiling, lambda x: -sympy.floor(-x)))
+    quotients = sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops, reverse=True)
+    # A quotient of sizes is not negative: a positive symbol less one stands for it, in any power.
+    stand_ins = [(q, sympy.Dummy("q", integer=True, positive=True) - 1) for q in quotients if _is_count(q, limits)]
+    if len(stand_ins) == len(quotients) and at_least(sympy.expand(expr.subs(stand_ins)), 0):
+        return True
+    limited = [s for s in expr.free_symbols if s in limits]
+    for atom in (*quotients[:1], *limited):
+        slope = expr.coeff(atom, 1)
+        if sympy.expand(expr - slope * atom).has(atom):
+            continue
+        least, greatest = _range_of(atom, limits)
+        ends = least if _certain(slope, limits) else greatest if _certain(-slope, limits) else ()
+        if any(_certain(expr.subs(atom, end), limits) for end in ends):
+            return True
+    return False
+
+
+def _is_count(quotient: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
+    return isinstance(quotient, sympy.Mod) or _certain(quotient.args[0], limits)
+
+
+def _range_of(
+    atom: sympy.Expr, limits: Mapping[sympy.Symbol, Size]
+) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
+    """What a quotient, remainder or limited symbol is not below, and what it is not above; any one of each."""
+    if atom.is_Symbol:
+        return (sympy.S.One,), (sympy.sympify(limits[atom]),)
+    if isinstance(atom, sympy.Mod):
+        return (sympy.S.Zero,), (atom.args[1] - 1,)
+    (exact,) = atom.args
+    divisor = exact.as_numer_denom()[1]
+    lost = sympy.Rational(divisor - 1, divisor) if divisor.is_Integer else 1
+    return ((sympy.S.Zero, exact - lost) if _is_count(atom, limits) else (exact - lost,)), (exact,)

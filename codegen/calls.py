@@ -1,0 +1,105 @@
+"""Opaque and ordered nodes as prepared calls of torch operations."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+
+from fusec.codegen.program_text import ProgramText
+from fusec.codegen.python_sizes import size_text
+from fusec.ir.graph import Node, Value
+from fusec.ir.types import OtherType, ScalarType, TensorType
+from fusec.verify.opaque import resolve
+
+
+def write_call(text: ProgramText, node: Node) -> None:
+    """Append the line that calls the operation; the target and constant arguments are resolved now."""
+    operation = resolve(node.attributes["target"])
+    written = _positions_written(operation, node)
+    required = node.attributes.get("operand_types") or (None,) * len(node.operands)
+    names = []
+    for i, (value, type) in enumerate(zip(node.operands, required, strict=True)):
+        names.append(_operand(text, value, type, i in written))
+
+    def print_argument(template: Any) -> str:
+        return _print_argument(text, template, names, print_argument)
+
+    arguments = [print_argument(a) for a in node.attributes.get("args", ())]
+    arguments += [f"{name}={print_argument(a)}" for name, a in node.attributes.get("kwargs", ())]
+    text.step("opaque", node.attributes["target"], node.sources)
+    # OpOverload.__call__ is a Python function around _op; the call may as well go there.
+    function = text.constant(getattr(operation, "_op", operation), "op")
+    call = f"{function}({', '.join(arguments)})"
+    _write_results(text, node, call, _returns_alias(operation))
+
+
+def _operand(text: ProgramText, value: Value, required: Any, written: bool) -> str:
+    if not isinstance(value.type, TensorType) or not isinstance(required, TensorType) or written:
+        return text.names[value]
+    if text.layouts[value] is None:
+        return text.names[value]  # what a call gave or the caller passed is as eager would pass it on
+    return text.tensor(value, required.strides)
+
+
+def _print_argument(text: ProgramText, template: Any, names: list[str], again: Callable[[Any], str]) -> str:
+    match template:
+        case ("%", int(index)):
+            return names[index]
+        case ("torch", str(name)):
+            return text.constant(getattr(torch, name), name)
+        case ("device", str(name)):
+            return text.device(name)
+        case ("list", tuple(items)):
+            return f"[{', '.join(map(again, items))}]"
+        case tuple():
+            return f"({''.join(again(item) + ', ' for item in template)})"
+        case sympy.Expr():
+            return size_text(template)
+        case float() if not math.isfinite(template):
+            return f'float("{template}")'
+        case bool() | int() | float() | str() | None:
+            return repr(template)
+    return text.constant(template, "argument")
+
+
+def _write_results(text: ProgramText, node: Node, call: str, aliases: bool) -> None:
+    root = node.operands[0] if aliases and node.operands else None
+    names = [text.define(r, None, root) for r in node.results]
+    if not names:
+        text.line(call)
+    elif len(names) == 1 and not _comes_in_a_list(node):
+        text.line(f"{names[0]} = {call}")
+    else:
+        text.line(f"{''.join(name + ', ' for name in names)}= {call}")
+    for result, name in zip(node.results, names, strict=True):
+        if isinstance(result.type, ScalarType):
+            text.line(f"{name} = {text.constant(as_number, 'as_number')}({name})")
+        text.bind_symbols(result)
+
+
+def _comes_in_a_list(node: Node) -> bool:
+    """Whether the only result is the one item of a list that the operation returns."""
+    if isinstance(node.results[0].type, OtherType):
+        return False
+    schema = getattr(resolve(node.attributes["target"]), "_schema", None)
+    return schema is not None and len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.ListType)
+
+
+def as_number(datum: Any) -> Any:
+    """The number that a 0-d tensor holds."""
+    return datum.item() if isinstance(datum, torch.Tensor) else datum
+
+
+def _positions_written(operation: Any, node: Node) -> set[int]:
+    """Operands that the operation changes in place."""
+    schema = getattr(operation, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return set()
+    return set(range(len(node.operands)))
+
+
+def _returns_alias(operation: Any) -> bool:
+    schema = getattr(operation, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)

@@ -1,0 +1,115 @@
+"""Kernel text to a function that runs: compiled side by side, cached, each equal text built and loaded once."""
+
+import ctypes
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fusec.cache import Cache, key_of, open_cache
+from fusec.codegen.cpp.compiler import LINK_FLAGS, Compiler, find_compiler, run_compiler
+from fusec.config import Config
+from fusec.errors import BuildError
+
+_HERE = Path(__file__).parent
+_ENTRY = "fusec_kernel"
+"""Name of the function in every library, so that kernels that differ in name alone are one."""
+_loaded: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+class CppKernel:
+    """A loaded kernel."""
+
+    def __init__(self, name: str, source: str, function: Any) -> None:
+        self.name, self.source, self.function = name, source, function
+
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
+        """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
+        self.function(
+            (ctypes.c_void_p * len(buffers))(*[b.data_ptr() for b in buffers]), (ctypes.c_int64 * len(symbols))(*symbols)
+        )
+
+
+def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel | BuildError]:
+    """Build kernels, given as name and text; one that fails gives its error in its place.
+
+    Raises:
+        BuildError: where there is no compiler.
+    """
+    compiler, cache = find_compiler(), open_cache(config)
+    shared = [_header_text(), *compiler.command, *compiler.flags, *LINK_FLAGS, compiler.identity]
+    texts = [_anonymous(name, text) for name, text in sources]
+    keys = [key_of([*shared, text]) for text in texts]
+    todo = {key: text for key, text in zip(keys, texts, strict=True) if key not in _loaded}
+    failures: dict[str, BuildError] = {}
+
+    def obtain(item: tuple[str, str]) -> None:
+        key, text = item
+        try:
+            function = _load(_obtain(key, text, compiler, cache))
+        except BuildError as error:
+            failures[key] = error
+            return
+        with _lock:
+            _loaded.setdefault(key, function)
+
+    if len(todo) == 1:
+        obtain(next(iter(todo.items())))
+    elif todo:
+        with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
+            list(pool.map(obtain, todo.items()))
+    return [
+        failures[key] if key in failures else CppKernel(name, text, _loaded[key])
+        for key, (name, text) in zip(keys, sources, strict=True)
+    ]
+
+
+def forget_loaded() -> None:
+    """Load kernels anew from the cache, as a new process would."""
+    with _lock:
+        _loaded.clear()
+
+
+def _header_text() -> str:
+    return "".join((_HERE / name).read_text() for name in ("vec.h", "functions.h"))
+
+
+def _anonymous(name: str, text: str) -> str:
+    """The text without comments and with the common entry name: what decides the machine code."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("//")]
+    return re.sub(rf"\bvoid {re.escape(name)}\(", f"void {_ENTRY}(", "\n".join(lines), count=1) + "\n"
+
+
+def _obtain(key: str, text: str, compiler: Compiler, cache: Cache) -> Path:
+    found = cache.find(key, ".so")
+    if found is not None:
+        return found
+    with cache.building(key):
+        found = cache.find(key, ".so")  # another process may have built it while this one waited
+        return found if found is not None else cache.publish(key, ".so", _compile(text, compiler, cache))
+
+
+def _compile(text: str, compiler: Compiler, cache: Cache) -> bytes:
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=cache.directory) as folder:
+        source, unit, library = (str(Path(folder) / f"kernel.{kind}") for kind in ("cpp", "o", "so"))
+        Path(source).write_text(text)
+        run_compiler([*compiler.command, *compiler.flags, f"-I{_HERE}", "-c", source, "-o", unit])
+        run_compiler([*compiler.command, *LINK_FLAGS, unit, "-lm", "-o", library])
+        return Path(library).read_bytes()
+
+
+def _load(path: Path) -> Any:
+    try:
+        # torch comes first: the OpenMP runtime that it has loaded is the one the kernel binds to.
+        import torch  # noqa: F401
+
+        function = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)[_ENTRY]
+    except (OSError, AttributeError) as error:
+        raise BuildError("a built kernel does not load", where=str(path), why=str(error)) from error
+    function.restype = None
+    return function

@@ -1,0 +1,98 @@
+"""The C++ compiler of this machine: where it is, what it is, and the flags kernels are compiled with."""
+
+import functools
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from fusec.config import compiler_command
+from fusec.errors import BuildError
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    # Never -ffast-math: it drops NaN, infinities and, at load, denormals for the whole process.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-Wno-psabi",
+    "-fopenmp",
+)
+LINK_FLAGS = ("-shared", "-fPIC", "-nostartfiles", "-nodefaultlibs", "-Wl,-z,relro", "-Wl,-z,now")
+"""Without -fopenmp: the OpenMP symbols then resolve to the runtime that torch has loaded, so both share threads."""
+_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler that was asked what it is."""
+
+    command: tuple[str, ...]
+    machine_flags: tuple[str, ...]
+    """What makes it use all instructions of this machine."""
+    identity: str
+    """Its predefined macros: version and instruction set."""
+
+    @property
+    def lanes(self) -> int:
+        """Floats in a register."""
+        return 16 if "#define __AVX512F__ 1" in self.identity else 8
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """All flags of a compilation."""
+        return (*self.machine_flags, *FLAGS)
+
+
+def run_compiler(arguments: list[str]) -> str:
+    """Run one command of the compiler, and return what it wrote.
+
+    Raises:
+        BuildError: where it fails, with the first of its messages.
+    """
+    try:
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError("the C++ compiler did not run", where=arguments[0], why=str(error)) from error
+    if done.returncode:
+        message = "\n".join(done.stderr.splitlines()[:12])
+        raise BuildError("the C++ compiler refused a kernel", where=" ".join(arguments), why=message)
+    return done.stdout
+
+
+def find_compiler() -> Compiler:
+    """The compiler of ``$CXX``, or c++, g++ or clang++; asked once in a process.
+
+    Raises:
+        BuildError: where there is none.
+    """
+    chosen = compiler_command()
+    for candidate in [chosen] if chosen else [("c++",), ("g++",), ("clang++",)]:
+        path = shutil.which(candidate[0])
+        if path is not None:
+            return _ask((path, *candidate[1:]))
+    raise BuildError(
+        "no C++ compiler was found",
+        why=f"$CXX names {chosen[0]}, which is not there" if chosen else "none of c++, g++ and clang++ is on the path",
+        fix="install g++ (Debian, Ubuntu: apt install g++), or name a compiler in $CXX",
+    )
+
+
+@functools.cache
+def _ask(command: tuple[str, ...]) -> Compiler:
+    reason = BuildError("the C++ compiler did not run", where=command[0])
+    for machine_flags in (("-march=native",), ("-mcpu=native",), ()):
+        try:
+            identity = run_compiler([*command, *machine_flags, "-x", "c++", "-E", "-dM", "/dev/null"])
+        except BuildError as error:
+            reason = error
+            continue
+        return Compiler(command, machine_flags, identity)
+    raise reason

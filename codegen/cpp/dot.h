@@ -1,0 +1,125 @@
+// Blocks of matrix products with few rows: accumulators in registers, the weight read once.
+//
+// target[m, n] = sum over k of left[m, k] * right[k, n], for ROWS rows known when compiled. The left operand lies
+// along k and stays in the first-level cache; a register tile takes up to four of its rows at a time.
+#pragma once
+
+#include "vec.h"
+
+namespace fusec {
+
+// Products and sums round once, as fma does; nothing else in a kernel may be contracted.
+#if defined(__clang__)
+#define CONTRACT _Pragma("clang fp contract(fast)")
+#define DOT_FUNCTION static __attribute__((noinline)) void
+#else
+#define CONTRACT
+#define DOT_FUNCTION static __attribute__((noinline, optimize("fp-contract=fast"))) void
+#endif
+
+template <class A, int N> FN A sum_of(typename Raw<A, N>::type x) {
+  if constexpr (N == 1) return x[0];
+  else {
+    typedef typename Raw<A, N / 2>::type half;
+    half low, high;
+    __builtin_memcpy(&low, &x, sizeof low);
+    __builtin_memcpy(&high, (const char*)&x + sizeof low, sizeof high);
+    return sum_of<A, N / 2>(low + high);
+  }
+}
+
+// The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end.
+template <int ROWS, int COLUMNS, int N, class A, class L, class R>
+DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                        int64_t right_step, int64_t depth) {
+  CONTRACT
+  typedef typename Raw<A, N>::type raw;
+  raw sums[ROWS][COLUMNS] = {};
+  int64_t k = 0;
+  for (; k + N <= depth; k += N) {
+    raw columns[COLUMNS];
+    for (int c = 0; c < COLUMNS; c++) columns[c] = load<N>(right + c * right_step + k, All{}).v;
+    for (int r = 0; r < ROWS; r++) {
+      const raw row = load<N>(left + r * left_step + k, All{}).v;
+      for (int c = 0; c < COLUMNS; c++) sums[r][c] += row * columns[c];
+    }
+  }
+  for (int r = 0; r < ROWS; r++) {
+    for (int c = 0; c < COLUMNS; c++) {
+      A sum = sum_of<A, N>(sums[r][c]);
+      for (int64_t i = k; i < depth; i++) sum += A(load(left + r * left_step + i)) * A(load(right + c * right_step + i));
+      target[r * target_step + c] = sum;
+    }
+  }
+}
+
+template <int ROWS, int COLUMNS, int N, class A, class L, class R>
+FN void dot_rows_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                   int64_t right_step, int64_t depth) {
+  constexpr int full = ROWS / 4 * 4;
+  for (int r = 0; r < full; r += 4)
+    dot_tile_k<4, COLUMNS, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, right_step, depth);
+  if constexpr (ROWS % 4 != 0)
+    dot_tile_k<ROWS % 4, COLUMNS, N>(target + full * target_step, target_step, left + full * left_step, left_step, right,
+                                     right_step, depth);
+}
+
+template <int ROWS, int N, class A, class L, class R>
+FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                    int64_t right_step, int64_t columns, int64_t depth) {
+  constexpr int wide = ROWS == 1 ? 8 : 4;
+  int64_t c = 0;
+  for (; c + wide <= columns; c += wide)
+    dot_rows_k<ROWS, wide, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
+  for (; c < columns; c++)
+    dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
+}
+
+// The right operand lies along its columns: lanes along the columns, TILES of them at once.
+template <int ROWS, int TILES, int N, class A, class L, class R>
+DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                        int64_t right_step, int64_t columns, int64_t depth) {
+  CONTRACT
+  typedef typename Raw<A, N>::type raw;
+  raw sums[ROWS][TILES] = {};
+  for (int64_t k = 0; k < depth; k++) {
+    raw row[TILES];
+    if (columns >= TILES * N) for (int t = 0; t < TILES; t++) row[t] = load<N>(right + k * right_step + t * N, All{}).v;
+    else row[0] = load<N>(right + k * right_step, Part{columns}).v;
+    for (int r = 0; r < ROWS; r++) {
+      const A x = A(load(left + r * left_step + k));
+      for (int t = 0; t < TILES; t++) sums[r][t] += x * row[t];
+    }
+  }
+  for (int r = 0; r < ROWS; r++) {
+    if (columns >= TILES * N)
+      for (int t = 0; t < TILES; t++) store(target + r * target_step + t * N, Vec<A, N>(sums[r][t]), All{});
+    else store(target + r * target_step, Vec<A, N>(sums[r][0]), Part{columns});
+  }
+}
+
+template <int ROWS, int TILES, int N, class A, class L, class R>
+FN void dot_rows_n(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                   int64_t right_step, int64_t columns, int64_t depth) {
+  constexpr int full = ROWS / 4 * 4;
+  for (int r = 0; r < full; r += 4)
+    dot_tile_n<4, TILES, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, right_step,
+                            columns, depth);
+  if constexpr (ROWS % 4 != 0)
+    dot_tile_n<ROWS % 4, TILES, N>(target + full * target_step, target_step, left + full * left_step, left_step, right,
+                                   right_step, columns, depth);
+}
+
+template <int ROWS, int N, class A, class L, class R>
+FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                    int64_t right_step, int64_t columns, int64_t depth) {
+  constexpr int tiles = 4;
+  int64_t c = 0;
+  for (; c + tiles * N <= columns; c += tiles * N)
+    dot_rows_n<ROWS, tiles, N>(target + c, target_step, left, left_step, right + c, right_step, tiles * N, depth);
+  for (; c < columns; c += N)
+    dot_rows_n<ROWS, 1, N>(target + c, target_step, left, left_step, right + c, right_step,
+                           columns - c < N ? columns - c : N, depth);
+}
+
+}  // namespace fusec

@@ -1,0 +1,473 @@
+"""A tile program as C++ text: grid loops become OpenMP loops, tiles become Vec values."""
+
+from dataclasses import dataclass
+
+import sympy
+
+from fusec.codegen.cpp.expressions import MEMORY_TYPES, print_constant, print_size, scalar_type
+from fusec.codegen.cpp.operations import print_operation
+from fusec.codegen.kernel import (
+    Buffer,
+    Compute,
+    Constant,
+    Dot,
+    Fold,
+    Index,
+    Init,
+    Kernel,
+    Load,
+    Loop,
+    Matrix,
+    Operand,
+    Statement,
+    Store,
+    Update,
+)
+from fusec.errors import BuildError
+from fusec.ir import types as t
+from fusec.ir.ops import OPS
+from fusec.ir.types import DType
+
+PARALLEL_WORK = 65536
+"""Scalar operations below which waking the threads (a few µs) costs more than they save."""
+STACK_BYTES = 65536
+"""Scratch up to this size lies on the stack; beyond it each thread allocates its own."""
+PARTIALS = 4
+"""Independent accumulators of a reduction loop: an addition takes about 4 cycles, one starts every cycle."""
+LIGHT_COST = 12
+"""Cost of a loop body above which its own arithmetic hides the latency of the update."""
+
+_RESERVED = frozenset(
+    "and or xor not auto bool break case catch char class const continue default delete do double else enum explicit "
+    "export extern false float for friend goto if inline int long mutable namespace new operator private protected "
+    "public register return short signed sizeof static struct switch template this throw true try typedef typename "
+    "union unsigned using virtual void volatile while abs sign round floor ceil trunc sqrt rsqrt reciprocal exp exp2 "
+    "expm1 log log1p log2 tanh sigmoid erf sin cos isnan isinf maximum minimum fma select cast load store keep fold "
+    "pow fmod remainder floor_divide shift_left shift_right power atan2 copysign clamp scale split iota map all any "
+    "read put buffers symbols lanes fusec malloc free bf16 f16 mask_of widen narrow lowest highest".split()
+)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a name holds."""
+
+    dtype: DType
+    lanes: int
+    """0 for a scalar."""
+    depth: int = 0
+    """Number of tile loops around its definition."""
+
+    @property
+    def text(self) -> str:
+        if not self.lanes:
+            return scalar_type(self.dtype)
+        return f"{self.dtype.name if self.dtype != t.BOOL else 'bool'}x{self.lanes}"
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """The translation unit that defines ``kernel.name``."""
+    return _Printer(kernel).print()
+
+
+class _Printer:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.buffers = {b.name: b for b in kernel.buffers}
+        self.kinds: dict[str, _Kind] = {}
+        self.types: set[_Kind] = set()
+        self.lines: list[str] = []
+        self.depth = 1
+        self.tiles: list[Loop] = []
+        self.steps = [s.step for s in kernel.walk() if isinstance(s, Loop) and s.kind == "tile"]
+
+    def print(self) -> str:
+        """The whole text."""
+        self._pointers()
+        for statement in self.kernel.body:
+            self._statement(statement)
+        body = "\n".join(self.lines)
+        return "\n".join([*self._head(), f"{self._signature()} {{", body, "}", ""])
+
+    # ------------------------------------------------------------------ frame
+
+    def _head(self) -> list[str]:
+        header = "dot.h" if any(isinstance(s, Dot) for s in self.kernel.walk()) else "vec.h"
+        lines = [f'#include "{header}"', "using namespace fusec;"]
+        for kind in sorted(self.types, key=lambda k: k.text):
+            form = f"Mask<{kind.lanes}>" if kind.dtype == t.BOOL else f"Vec<{scalar_type(kind.dtype)}, {kind.lanes}>"
+            lines.append(f"using {kind.text} = {form};")
+        comment = [f"{self.kernel.name} ({self.kernel.kind})"]
+        comment += self.kernel.formula.splitlines()
+        comment += [f"from {source}" for source in self.kernel.sources[:8]]
+        hidden = len(self.kernel.sources) - 8
+        comment += [f"and {hidden} more places"] if hidden > 0 else []
+        return [*lines, "", *(f"// {_one_line(line)}" for line in comment)]
+
+    def _signature(self) -> str:
+        return f'extern "C" EXPORT void {self.kernel.name}(void* const* buffers, const int64_t* symbols)'
+
+    def _pointers(self) -> None:
+        # An updated buffer may be a view of an input, so only kernels without one may promise not to alias.
+        restrict = "" if any(b.role == "update" for b in self.kernel.buffers) else " __restrict"
+        arguments = [b for b in self.kernel.buffers if b.role != "scratch"]
+        for i, b in enumerate(arguments):
+            element = ("const " if b.role == "input" else "") + MEMORY_TYPES[b.dtype]
+            self._line(f"{element}*{restrict} const {_name(b.name)} = static_cast<{element}*>(buffers[{i}]);")
+        for i, symbol in enumerate(self.kernel.symbols):
+            self._line(f"const int64_t {_name(symbol)} = symbols[{i}];")
+
+    def _line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    # ------------------------------------------------------------------ loops
+
+    def _statement(self, statement: Statement) -> None:
+        if isinstance(statement, Loop):
+            {"grid": self._grid, "serial": self._serial, "tile": self._tile}[statement.kind](statement)
+        elif isinstance(statement, Load):
+            self._load(statement)
+        elif isinstance(statement, Compute):
+            self._compute(statement)
+        elif isinstance(statement, Index):
+            self._index(statement)
+        elif isinstance(statement, Init):
+            self._init(statement)
+        elif isinstance(statement, Update):
+            self._update(statement)
+        elif isinstance(statement, Fold):
+            self._fold(statement)
+        elif isinstance(statement, Dot):
+            self._dot(statement)
+        else:
+            self._store(statement)
+
+    def _grid(self, loop: Loop) -> None:
+        nest = [loop]
+        while len(nest[-1].body) == 1 and isinstance(inner := nest[-1].body[0], Loop) and inner.kind == "grid":
+            nest.append(inner)
+        scratch = [b for b in self.kernel.buffers if b.role == "scratch"]
+        large = [b for b in scratch if not _on_stack(b)]
+        condition = self._parallel_condition()
+        collapse = f" collapse({_rectangular(nest)})" if _rectangular(nest) > 1 else ""
+        if large:
+            self._line("{" if condition is None else f"#pragma omp parallel{condition}")
+            if condition is not None:
+                self._line("{")
+            self.depth += 1
+            for b in large:
+                element = MEMORY_TYPES[b.dtype]
+                self._line(f"Scratch<{element}> {_name(b.name)}_memory({print_size(b.numel)});")
+                self._line(f"{element}* const {_name(b.name)} = {_name(b.name)}_memory.data;")
+            if condition is not None:
+                self._line(f"#pragma omp for{collapse} schedule(static)")
+        elif condition is not None:
+            self._line(f"#pragma omp parallel for{collapse} schedule(static){condition}")
+        for level in nest:
+            self._open(level)
+        for b in scratch:
+            if _on_stack(b):
+                self._line(f"alignas(64) {MEMORY_TYPES[b.dtype]} {_name(b.name)}[{max(1, int(b.numel))}];")
+        for statement in nest[-1].body:
+            self._statement(statement)
+        for _ in nest:
+            self._close()
+        if large:
+            self._close()
+
+    def _parallel_condition(self) -> str | None:
+        """The ``if`` clause; None where threads never pay."""
+        work = self.kernel.work
+        if isinstance(work, int) or work.is_Integer:
+            return "" if int(work) >= PARALLEL_WORK else None
+        return f" if ({print_size(work)} >= {PARALLEL_WORK})"
+
+    def _open(self, loop: Loop) -> None:
+        axis = _name(loop.axis)
+        step = f"{axis}++" if loop.step == 1 else f"{axis} += {print_size(loop.step)}"
+        self._line(f"for (int64_t {axis} = {print_size(loop.start)}; {axis} < {print_size(loop.stop)}; {step}) {{")
+        self.depth += 1
+
+    def _close(self, text: str = "}") -> None:
+        self.depth -= 1
+        self._line(text)
+
+    def _serial(self, loop: Loop) -> None:
+        self._open(loop)
+        for statement in loop.body:
+            self._statement(statement)
+        self._close()
+
+    def _tile(self, loop: Loop) -> None:
+        """The body once, as a lambda over the tile's start and the lanes that count; then full tiles and the tail."""
+        if self.tiles:
+            raise BuildError("a tile loop lies inside another", where=f"{self.kernel.name}, axis {loop.axis}")
+        axis, step = _name(loop.axis), int(loop.step)
+        carried = self._carried(loop)
+        extra = "".join(f", {self.kinds[a].text}& {_name(a)}" for a in carried)
+        self._line("{")
+        self.depth += 1
+        self._line(f"const auto tile = [&](const int64_t {axis}, const auto lanes{extra}) LANEWISE {{")
+        self.tiles.append(loop)
+        self.depth += 1
+        for statement in loop.body:
+            self._statement(statement)
+        self._close("};")
+        self.tiles.pop()
+        self._line(f"const int64_t end = {print_size(loop.stop)};")
+        self._line(f"int64_t {axis} = {print_size(loop.start)};")
+        same = "".join(f", {_name(a)}" for a in carried)
+        partials = _partials_that_pay(loop, len(carried))
+        if partials > 1:
+            self._partials(axis, step, carried, partials)
+        self._line(f"for (; {axis} + {step} <= end; {axis} += {step}) tile({axis}, All{{}}{same});")
+        self._line(f"if ({axis} < end) tile({axis}, Part{{end - {axis}}}{same});")
+        self._close()
+
+    def _carried(self, loop: Loop) -> dict[str, str]:
+        """Tile accumulators that the loop updates and that live outside of it, with their operation."""
+        found: dict[str, str] = {}
+        stack: list[Statement] = list(loop.body)
+        while stack:
+            statement = stack.pop()
+            if isinstance(statement, Loop):
+                stack.extend(statement.body)
+            elif isinstance(statement, Update) and statement.acc in self.kinds and self.kinds[statement.acc].lanes:
+                found[statement.acc] = statement.op
+        return dict(sorted(found.items()))
+
+    def _partials(self, axis: str, step: int, carried: dict[str, str], partials: int) -> None:
+        """Several tiles at a time, each with accumulators of its own: hides the latency of the update."""
+        names = {a: [_name(a), *(f"{_name(a)}_{i}" for i in range(1, partials))] for a in carried}
+        self._line(f"if ({axis} + {partials * step} <= end) {{")
+        self.depth += 1
+        for a, op in carried.items():
+            identity = self._identity(op, self.kinds[a].dtype)
+            self._line(f"{self.kinds[a].text} {', '.join(f'{n}({identity})' for n in names[a][1:])};")
+        self._line(f"for (; {axis} + {partials * step} <= end; {axis} += {partials * step}) {{")
+        self.depth += 1
+        for i in range(partials):
+            start = axis if i == 0 else f"{axis} + {i * step}"
+            self._line(f"tile({start}, All{{}}{''.join(f', {names[a][i]}' for a in carried)});")
+        self._close()
+        for a, op in carried.items():
+            kind = self.kinds[a]
+            level = names[a]
+            while len(level) > 1:
+                pairs = zip(level[::2], level[1::2], strict=True)
+                level = [print_operation(_COMBINE[op], [_group(x), _group(y)], kind.dtype) for x, y in pairs]
+            self._line(f"{_name(a)} = {level[0]};")
+        self._close()
+
+    # ------------------------------------------------------------------ statements
+
+    def _define(self, name: str, dtype: DType, lanes: int) -> str:
+        kind = _Kind(dtype, lanes, len(self.tiles))
+        self.kinds[name] = kind
+        if lanes:
+            self.types.add(_Kind(dtype, lanes))
+        return f"{kind.text} {_name(name)}"
+
+    def _lanes(self, expression: sympy.Expr) -> int:
+        """Lanes of a value at this expression: those of the tile loop whose axis it mentions."""
+        if not self.tiles:
+            return 0
+        loop = self.tiles[-1]
+        mentioned = {str(s) for s in sympy.sympify(expression).free_symbols}
+        return int(loop.step) if loop.axis in mentioned else 0
+
+    def _address(self, buffer: str, offset: sympy.Expr) -> tuple[str, str]:
+        """Pointer of the first lane, and how the others follow: ``""``, ``_strided`` or ``_at`` with an argument."""
+        pointer = _pointer(buffer, offset)
+        if not self._lanes(offset):
+            return pointer, ""
+        axis = next(s for s in offset.free_symbols if str(s) == self.tiles[-1].axis)
+        stride = sympy.expand(offset).coeff(axis, 1)
+        rest = sympy.expand(offset - stride * axis)
+        if axis in rest.free_symbols or axis in stride.free_symbols:
+            lane = sympy.Symbol("lane", integer=True)
+            at = print_size(offset.subs(axis, axis + lane))
+            return _name(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
+        return pointer, "" if stride == 1 else f"_strided {print_size(stride)}"
+
+    def _load(self, s: Load) -> None:
+        buffer = self.buffers[s.buffer]
+        lanes = self._lanes(s.offset)
+        target = self._define(s.dst, t.accumulation(buffer.dtype), lanes)
+        pointer, how = self._address(s.buffer, s.offset)
+        if not lanes:
+            self._line(f"const {target} = load({pointer});")
+            return
+        function, _, argument = how.partition(" ")
+        argument = f", {argument}" if argument else ""
+        self._line(f"const {target} = load{function}<{lanes}>({pointer}{argument}, lanes);")
+
+    def _store(self, s: Store) -> None:
+        buffer = self.buffers[s.buffer]
+        dtype = t.accumulation(buffer.dtype)
+        lanes = self._lanes(s.offset)
+        value = self._operand(s.value, dtype)
+        pointer, how = self._address(s.buffer, s.offset)
+        if not lanes:
+            if self._operand_lanes(s.value):
+                raise BuildError(f"a tile is stored to one element of {s.buffer}", where=self.kernel.name)
+            self._line(f"store({pointer}, {scalar_type(dtype)}({value}));")
+            return
+        if not self._operand_lanes(s.value):
+            value = f"{self._tile_type(dtype, lanes)}({value})"
+        function, _, argument = how.partition(" ")
+        argument = f", {argument}" if argument else ""
+        self._line(f"store{function}({pointer}{argument}, {value}, lanes);")
+
+    def _tile_type(self, dtype: DType, lanes: int) -> str:
+        kind = _Kind(dtype, lanes)
+        self.types.add(kind)
+        return kind.text
+
+    def _operand_lanes(self, operand: Operand) -> int:
+        return 0 if isinstance(operand, Constant) else self.kinds[operand].lanes
+
+    def _operand(self, operand: Operand, dtype: DType) -> str:
+        return print_constant(operand, dtype) if isinstance(operand, Constant) else _name(operand)
+
+    def _compute(self, s: Compute) -> None:
+        lanes = max(map(self._operand_lanes, s.operands))
+        if s.op == "cast":
+            source = None if isinstance(s.operands[0], Constant) else self.kinds[s.operands[0]].dtype
+            text = _print_cast(self._operand(s.operands[0], s.dtype), source, s)
+            self._line(f"const {self._define(s.dst, s.dtype, lanes)} = {text};")
+            return
+        dtypes = [t.BOOL, s.dtype, s.dtype] if s.op == "where" else [s.dtype] * len(s.operands)
+        operands = [self._operand(o, d) for o, d in zip(s.operands, dtypes, strict=True)]
+        if lanes and s.op not in _BROADCASTING:
+            # Overloads are chosen by exact type, so scalars beside a tile are spread first.
+            operands = [
+                text if self._operand_lanes(o) or (s.op == "where" and i == 0) else f"{self._tile_type(d, lanes)}({text})"
+                for i, (text, o, d) in enumerate(zip(operands, s.operands, dtypes, strict=True))
+            ]
+        result = t.BOOL if s.op in _COMPARISONS else s.dtype
+        exponent = s.operands[1].value if s.op == "pow" and isinstance(s.operands[1], Constant) else None
+        text = print_operation(s.op, operands, s.dtype, exponent)
+        self._line(f"const {self._define(s.dst, result, lanes)} = {text};")
+
+    def _index(self, s: Index) -> None:
+        lanes = self._lanes(s.value)
+        value = sympy.sympify(s.value)
+        target = self._define(s.dst, t.I64, lanes)
+        if not lanes:
+            self._line(f"const {target} = {print_size(value)};")
+            return
+        axis = next(x for x in value.free_symbols if str(x) == self.tiles[-1].axis)
+        step = sympy.expand(value).coeff(axis, 1)
+        self._line(f"const {target} = iota<int64_t, {lanes}>({print_size(value)}, {print_size(step)});")
+
+    def _init(self, s: Init) -> None:
+        lanes = int(self.tiles[-1].step) if self.tiles and s.tile else int(self.steps[0]) if s.tile else 0
+        self._line(f"{self._define(s.dst, s.dtype, lanes)}({self._identity(s.op, s.dtype)});")
+
+    def _identity(self, op: str, dtype: DType) -> str:
+        if dtype == t.BOOL:
+            return "true" if op in ("min", "prod") else "false"
+        if op in ("sum", "prod"):
+            return print_constant(Constant(0 if op == "sum" else 1), dtype)
+        return f"{'lowest' if op == 'max' else 'highest'}<{scalar_type(dtype)}>()"
+
+    def _update(self, s: Update) -> None:
+        kind = self.kinds[s.acc]
+        acc = _name(s.acc)
+        values = [self._operand(v, kind.dtype) for v in s.values]
+        if kind.lanes:
+            values = [
+                text if self._operand_lanes(v) else f"{self._tile_type(kind.dtype, kind.lanes)}({text})"
+                for text, v in zip(values, s.values, strict=True)
+            ]
+        if len(values) == 1:
+            text = print_operation(_COMBINE[s.op], [acc, values[0]], kind.dtype)
+        elif kind.dtype.is_float:
+            text = f"fma({values[0]}, {values[1]}, {acc})"
+        else:
+            text = f"{acc} + {values[0]} * {values[1]}"
+        if kind.lanes and kind.depth < len(self.tiles):
+            text = f"keep(lanes, {text}, {acc})"
+        self._line(f"{acc} = {text};")
+
+    def _dot(self, s: Dot) -> None:
+        along = "k" if s.right.row_stride == 1 else "n"
+        step = s.right.column_stride if along == "k" else s.right.row_stride
+        if s.left.column_stride != 1 or s.target.column_stride != 1 or 1 not in (s.right.row_stride, s.right.column_stride):
+            raise BuildError("a block of a matrix product whose operands are not dense", where=self.kernel.name)
+
+        def matrix(m: Matrix, stride: t.Size) -> str:
+            return f"{_pointer(m.buffer, m.offset)}, {print_size(stride)}"
+
+        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, s.left.row_stride), matrix(s.right, step)]
+        sizes = f"{print_size(s.columns)}, {s.depth}"
+        self._line(f"dot_along_{along}<{s.rows}, {self.steps[0]}>({', '.join(operands)}, {sizes});")
+
+    def _fold(self, s: Fold) -> None:
+        kind = self.kinds[s.src]
+        source = _name(s.src)
+        if self.tiles and kind.depth:
+            source = f"keep(lanes, {source}, {kind.text}({self._identity(s.op, kind.dtype)}))"
+        text = f"fold_{s.op}({source})" if kind.lanes else source
+        self._line(f"const {self._define(s.dst, s.dtype, 0)} = {text};")
+
+
+_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"))
+_BROADCASTING = _COMPARISONS | {"add", "sub", "mul", "div", "maximum", "minimum", "and", "or", "xor", "fma"}
+
+
+def _name(name: str) -> str:
+    return f"{name}_" if name in _RESERVED else name
+
+
+def _pointer(buffer: str, offset: sympy.Expr) -> str:
+    text = print_size(offset)
+    if text == "0":
+        return _name(buffer)
+    return f"{_name(buffer)} + {text}" if not text.startswith("-") else f"{_name(buffer)} + ({text})"
+
+
+def _print_cast(text: str, source: DType | None, s: Compute) -> str:
+    if s.dtype == t.BOOL:
+        return f"to_bool({text})"
+    if source is not None and source != s.dtype:
+        text = f"cast<{scalar_type(s.dtype)}>({text})"
+    return text if s.rounds_to is None else f"round_to<{MEMORY_TYPES[s.rounds_to]}>({text})"
+
+
+def _partials_that_pay(loop: Loop, carried: int) -> int:
+    """Copies of the accumulators: as many as fit into registers beside the rest, where the body is light."""
+    cost, stack = 0, list(loop.body)
+    while stack:
+        statement = stack.pop()
+        if isinstance(statement, Loop):
+            return 1
+        cost += OPS[statement.op].cost if isinstance(statement, Compute) and statement.op in OPS else 1
+    return 1 if cost > LIGHT_COST or not carried else {1: PARTIALS, 2: PARTIALS, 3: 2, 4: 2}.get(carried, 1)
+
+
+def _on_stack(buffer: Buffer) -> bool:
+    numel = buffer.numel
+    return (isinstance(numel, int) or bool(numel.is_Integer)) and int(numel) * buffer.dtype.bytes <= STACK_BYTES
+
+
+def _rectangular(nest: list[Loop]) -> int:
+    """How many of the nested loops have bounds that do not depend on each other."""
+    axes: set[str] = set()
+    for i, loop in enumerate(nest):
+        bounds = sympy.sympify(loop.start).free_symbols | sympy.sympify(loop.stop).free_symbols
+        if axes & {str(s) for s in bounds}:
+            return i
+        axes.add(loop.axis)
+    return len(nest)
+
+
+def _group(text: str) -> str:
+    return f"({text})" if " " in text else text
+
+
+def _one_line(text: str) -> str:
+    # A backslash at the end would continue the comment.
+    return text.replace("\n", " ").rstrip().rstrip("\\")

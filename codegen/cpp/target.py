@@ -1,0 +1,49 @@
+"""The C++ target: the machine's vector width, and the way from a region to a loaded kernel."""
+
+from collections.abc import Sequence
+
+from fusec.codegen.cpp.build import CppKernel, build
+from fusec.codegen.cpp.compiler import find_compiler
+from fusec.codegen.cpp.printer import print_kernel
+from fusec.codegen.kernel import Kernel
+from fusec.config import Config
+from fusec.errors import BuildError
+from fusec.ir.graph import Node
+
+_USUAL_LANES = 16
+
+
+class CppTarget:
+    """Generates C++ for the CPU it runs on."""
+
+    name = "cpp"
+    whole_row = False
+
+    @property
+    def lanes(self) -> int:
+        """Floats in a vector register."""
+        try:
+            return find_compiler().lanes
+        except BuildError:
+            return _USUAL_LANES
+
+    def schedule(self, region: Node, name: str) -> Kernel:
+        """The tile program of a kernel region; raises ScheduleError where there is none."""
+        from fusec.codegen.schedule import schedule_region
+
+        return schedule_region(region, name, self.lanes, self.whole_row)
+
+    def print(self, kernel: Kernel) -> str:
+        """The translation unit."""
+        return print_kernel(kernel)
+
+    def build(self, kernels: Sequence[Kernel], config: Config) -> list[CppKernel | BuildError]:
+        """Compile, cache and load."""
+        texts: list[tuple[str, str] | BuildError] = []
+        for kernel in kernels:
+            try:
+                texts.append((kernel.name, print_kernel(kernel)))
+            except BuildError as error:
+                texts.append(error)
+        built = iter(build([text for text in texts if not isinstance(text, BuildError)], config))
+        return [text if isinstance(text, BuildError) else next(built) for text in texts]

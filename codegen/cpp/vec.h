@@ -1,0 +1,351 @@
+// Vector primitives for generated kernels: what the tile program calls a tile is a Vec<T, N> here.
+//
+// GCC/Clang vector extensions only, no system headers: a kernel builds in about a tenth of a second.
+// Half types live in memory as bf16/f16 and are computed in float. Lanes beyond the end of a range are told by a
+// Count: All (a full tile, known when compiled) or Part (the tail).
+#pragma once
+
+typedef __INT8_TYPE__ int8_t;
+typedef __INT16_TYPE__ int16_t;
+typedef __INT32_TYPE__ int32_t;
+typedef __INT64_TYPE__ int64_t;
+typedef __UINT8_TYPE__ uint8_t;
+typedef __UINT16_TYPE__ uint16_t;
+typedef __UINT32_TYPE__ uint32_t;
+typedef __UINT64_TYPE__ uint64_t;
+
+#define FN static inline __attribute__((always_inline))
+#define LANEWISE __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+void* malloc(__SIZE_TYPE__);
+void free(void*);
+float expf(float); float exp2f(float); float expm1f(float); float logf(float); float log1pf(float); float log2f(float);
+float tanhf(float); float erff(float); float sinf(float); float cosf(float); float powf(float, float);
+float atan2f(float, float); float fmodf(float, float);
+double exp(double); double exp2(double); double expm1(double); double log(double); double log1p(double);
+double log2(double); double tanh(double); double erf(double); double sin(double); double cos(double);
+double pow(double, double); double atan2(double, double); double fmod(double, double);
+}
+
+namespace fusec {
+
+// ---------------------------------------------------------------------------------------------- types
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+struct All {};                  // every lane counts
+struct Part { int64_t count; };  // the first `count` lanes count
+
+template <class A, class B> struct same_type { static constexpr bool value = false; };
+template <class A> struct same_type<A, A> { static constexpr bool value = true; };
+template <class T> constexpr bool is_float = same_type<T, float>::value || same_type<T, double>::value;
+
+template <class T, int N> struct Raw { typedef T type __attribute__((vector_size(N * sizeof(T)))); };
+template <int bytes> struct IntOf;
+template <> struct IntOf<1> { typedef int8_t type; };
+template <> struct IntOf<2> { typedef int16_t type; };
+template <> struct IntOf<4> { typedef int32_t type; };
+template <> struct IntOf<8> { typedef int64_t type; };
+
+// One truth value a lane: 0 or -1.
+template <int N> struct Mask {
+  typedef typename Raw<int32_t, N>::type raw;
+  raw v;
+  Mask() = default;
+  LANEWISE explicit Mask(raw r) : v(r) {}
+  LANEWISE Mask(bool s) { for (int i = 0; i < N; i++) v[i] = -int32_t(s); }
+  friend LANEWISE inline Mask operator&(Mask a, Mask b) { return Mask(a.v & b.v); }
+  friend LANEWISE inline Mask operator|(Mask a, Mask b) { return Mask(a.v | b.v); }
+  friend LANEWISE inline Mask operator^(Mask a, Mask b) { return Mask(a.v ^ b.v); }
+  friend LANEWISE inline Mask operator!(Mask a) { return Mask(~a.v); }
+};
+
+template <int N, class R> FN Mask<N> mask_of(R r) {
+  if constexpr (sizeof(r[0]) == 4) return Mask<N>((typename Mask<N>::raw)r);
+  else return Mask<N>(__builtin_convertvector(r, typename Mask<N>::raw));
+}
+
+template <int N> FN bool all(Mask<N> m) {
+  int32_t every = -1;
+  for (int i = 0; i < N; i++) every &= m.v[i];
+  return every != 0;
+}
+
+template <int N> FN bool any(Mask<N> m) {
+  int32_t some = 0;
+  for (int i = 0; i < N; i++) some |= m.v[i];
+  return some != 0;
+}
+
+template <class T, int N> struct Vec {
+  typedef typename Raw<T, N>::type raw;
+  typedef typename Raw<typename IntOf<sizeof(T)>::type, N>::type bits;
+  raw v;
+  Vec() = default;
+  LANEWISE explicit Vec(raw r) : v(r) {}
+  LANEWISE Vec(T s) : v(s - raw{}) {}  // minus zero keeps the sign of -0
+  friend LANEWISE inline Vec operator+(Vec a, Vec b) { return Vec(a.v + b.v); }
+  friend LANEWISE inline Vec operator-(Vec a, Vec b) { return Vec(a.v - b.v); }
+  friend LANEWISE inline Vec operator*(Vec a, Vec b) { return Vec(a.v * b.v); }
+  friend LANEWISE inline Vec operator-(Vec a) { return Vec(-a.v); }
+  friend LANEWISE inline Vec operator/(Vec a, Vec b) {
+    static_assert(is_float<T>, "integers divide by floor_divide");
+    return Vec(a.v / b.v);
+  }
+  friend LANEWISE inline Vec operator&(Vec a, Vec b) { return Vec(a.v & b.v); }
+  friend LANEWISE inline Vec operator|(Vec a, Vec b) { return Vec(a.v | b.v); }
+  friend LANEWISE inline Vec operator^(Vec a, Vec b) { return Vec(a.v ^ b.v); }
+  friend LANEWISE inline Vec operator~(Vec a) { return Vec(~a.v); }
+  friend LANEWISE inline Mask<N> operator==(Vec a, Vec b) { return mask_of<N>(a.v == b.v); }
+  friend LANEWISE inline Mask<N> operator!=(Vec a, Vec b) { return mask_of<N>(a.v != b.v); }
+  friend LANEWISE inline Mask<N> operator<(Vec a, Vec b) { return mask_of<N>(a.v < b.v); }
+  friend LANEWISE inline Mask<N> operator<=(Vec a, Vec b) { return mask_of<N>(a.v <= b.v); }
+  friend LANEWISE inline Mask<N> operator>(Vec a, Vec b) { return mask_of<N>(a.v > b.v); }
+  friend LANEWISE inline Mask<N> operator>=(Vec a, Vec b) { return mask_of<N>(a.v >= b.v); }
+  // NaN if either is NaN, as torch has it.
+  friend LANEWISE inline Vec maximum(Vec a, Vec b) {
+    if constexpr (is_float<T>) return Vec(((a.v > b.v) | (a.v != a.v)) ? a.v : b.v);
+    else return Vec(a.v > b.v ? a.v : b.v);
+  }
+  friend LANEWISE inline Vec minimum(Vec a, Vec b) {
+    if constexpr (is_float<T>) return Vec(((a.v < b.v) | (a.v != a.v)) ? a.v : b.v);
+    else return Vec(a.v < b.v ? a.v : b.v);
+  }
+  // Rounds once.
+  friend LANEWISE inline Vec fma(Vec a, Vec b, Vec c) {
+    Vec r;
+    if constexpr (sizeof(T) == 4) for (int i = 0; i < N; i++) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+    else for (int i = 0; i < N; i++) r.v[i] = __builtin_fma(a.v[i], b.v[i], c.v[i]);
+    return r;
+  }
+};
+
+template <class T, int N> FN Vec<T, N> select(Mask<N> m, Vec<T, N> a, Vec<T, N> b) {
+  typedef typename Vec<T, N>::bits bits;
+  if constexpr (sizeof(T) == 4) return Vec<T, N>((bits)m.v ? a.v : b.v);
+  else return Vec<T, N>(__builtin_convertvector(m.v, bits) ? a.v : b.v);
+}
+template <int N> FN Mask<N> select(Mask<N> m, Mask<N> a, Mask<N> b) { return (m & a) | (!m & b); }
+template <class V> FN V select(bool m, V a, V b) { return m ? a : b; }
+
+// `f` on every lane, one after another: for functions that are left to libm.
+template <class T, int N, class F> FN Vec<T, N> map(F f, Vec<T, N> a) {
+  Vec<T, N> r;
+  for (int i = 0; i < N; i++) r.v[i] = f(a.v[i]);
+  return r;
+}
+template <class T, int N, class F> FN Vec<T, N> map(F f, Vec<T, N> a, Vec<T, N> b) {
+  Vec<T, N> r;
+  for (int i = 0; i < N; i++) r.v[i] = f(a.v[i], b.v[i]);
+  return r;
+}
+
+template <class T, int N> FN typename Vec<T, N>::bits to_bits(Vec<T, N> a) { return (typename Vec<T, N>::bits)a.v; }
+template <class T, int N> FN Vec<T, N> from_bits(typename Vec<T, N>::bits b) {
+  return Vec<T, N>((typename Vec<T, N>::raw)b);
+}
+
+template <class T, int N> FN Vec<T, N> iota(int64_t start, int64_t step) {
+  Vec<T, N> r;
+  for (int i = 0; i < N; i++) r.v[i] = T(start + i * step);
+  return r;
+}
+
+template <int N> FN Mask<N> lanes_of(All) { return Mask<N>(true); }
+template <int N> FN Mask<N> lanes_of(Part part) { return iota<int32_t, N>(0, 1) < Vec<int32_t, N>(int32_t(part.count)); }
+
+// ---------------------------------------------------------------------------------------------- half types
+
+// bfloat16 is the upper half of a float; rounding to nearest even works on the bits, NaN stays NaN.
+template <int N> FN Vec<float, N> widen(Vec<uint16_t, N> h, bf16) {
+  typedef typename Raw<uint32_t, N>::type wide;
+  return Vec<float, N>((typename Vec<float, N>::raw)(__builtin_convertvector(h.v, wide) << 16));
+}
+template <int N> FN Vec<uint16_t, N> narrow(Vec<float, N> x, bf16) {
+  typedef typename Raw<uint32_t, N>::type wide;
+  wide u = (wide)x.v;
+  wide rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  rounded = (x.v != x.v) ? wide{} + 0x7fc0u : rounded;
+  return Vec<uint16_t, N>(__builtin_convertvector(rounded, typename Raw<uint16_t, N>::type));
+}
+
+// IEEE half precision by bits: the exponent is moved by an exact multiplication with 2^112, which also normalises
+// denormals; on the way back the addition of a power of two lets the hardware round denormals.
+template <int N> FN Vec<float, N> widen(Vec<uint16_t, N> h, f16) {
+  typedef typename Raw<uint32_t, N>::type wide;
+  typedef typename Vec<float, N>::raw raw;
+  wide u = __builtin_convertvector(h.v, wide);
+  wide magnitude = (u & 0x7fffu) << 13;
+  raw scaled = (raw)magnitude * 0x1p112f;
+  wide special = magnitude | 0x7f800000u;
+  wide bits = (u & 0x7c00u) == 0x7c00u ? special : (wide)scaled;
+  return Vec<float, N>((raw)(bits | ((u & 0x8000u) << 16)));
+}
+template <int N> FN Vec<uint16_t, N> narrow(Vec<float, N> x, f16) {
+  typedef typename Raw<uint32_t, N>::type wide;
+  typedef typename Vec<float, N>::raw raw;
+  wide u = (wide)x.v;
+  wide sign = (u >> 16) & 0x8000u;
+  wide m = u & 0x7fffffffu;
+  wide normal = (m + 0xc8000fffu + ((m >> 13) & 1u)) >> 13;           // rebias by -112, round to nearest even
+  wide tiny = (wide)((raw)m + 0.5f) - 0x3f000000u;                    // below 2^-14: half denormals are multiples of 2^-24
+  wide out = m < 0x38800000u ? tiny : normal;
+  out = m >= 0x477ff000u ? wide{} + 0x7c00u : out;                    // 65520 and above round to infinity
+  out = m > 0x7f800000u ? wide{} + 0x7e00u : out;
+  return Vec<uint16_t, N>(__builtin_convertvector(out | sign, typename Raw<uint16_t, N>::type));
+}
+
+// ---------------------------------------------------------------------------------------------- memory
+
+template <int N, class E, class F> FN auto read(const E* p, F at, All) {
+  Vec<E, N> r;
+  for (int i = 0; i < N; i++) r.v[i] = p[at(i)];
+  return r;
+}
+template <int N, class E, class F> FN auto read(const E* p, F at, Part part) {
+  Vec<E, N> r;
+  for (int i = 0; i < N; i++) r.v[i] = i < part.count ? p[at(i)] : E(0);
+  return r;
+}
+template <int N, class E, class F> FN void put(E* p, F at, Vec<E, N> x, All) {
+  for (int i = 0; i < N; i++) p[at(i)] = x.v[i];
+}
+template <int N, class E, class F> FN void put(E* p, F at, Vec<E, N> x, Part part) {
+  for (int i = 0; i < N; i++) if (i < part.count) p[at(i)] = x.v[i];
+}
+struct Next { LANEWISE int64_t operator()(int i) const { return i; } };
+template <int N, class E> FN Vec<E, N> read(const E* p, Next, All) {
+  Vec<E, N> r;
+  __builtin_memcpy(&r.v, p, sizeof(r.v));
+  return r;
+}
+template <int N, class E> FN void put(E* p, Next, Vec<E, N> x, All) { __builtin_memcpy(p, &x.v, sizeof(x.v)); }
+struct Strided {
+  int64_t step;
+  LANEWISE int64_t operator()(int i) const { return i * step; }
+};
+
+// A tile from memory, in its compute type. `at` gives the offset of a lane.
+template <int N, class E, class F, class C> FN Vec<E, N> load_at(const E* p, F at, C count) {
+  return read<N>(p, at, count);
+}
+template <int N, class F, class C> FN Vec<float, N> load_at(const bf16* p, F at, C count) {
+  return widen(read<N>((const uint16_t*)p, at, count), bf16{});
+}
+template <int N, class F, class C> FN Vec<float, N> load_at(const f16* p, F at, C count) {
+  return widen(read<N>((const uint16_t*)p, at, count), f16{});
+}
+template <int N, class F, class C> FN Mask<N> load_at(const bool* p, F at, C count) {
+  return read<N>((const uint8_t*)p, at, count) != Vec<uint8_t, N>(0);
+}
+template <int N, class E, class C> FN auto load(const E* p, C count) { return load_at<N>(p, Next{}, count); }
+template <int N, class E, class C> FN auto load_strided(const E* p, int64_t step, C count) {
+  return load_at<N>(p, Strided{step}, count);
+}
+
+template <class E, int N, class F, class C> FN void store_at(E* p, F at, Vec<E, N> x, C count) { put<N>(p, at, x, count); }
+template <int N, class F, class C> FN void store_at(bf16* p, F at, Vec<float, N> x, C count) {
+  put<N>((uint16_t*)p, at, narrow(x, bf16{}), count);
+}
+template <int N, class F, class C> FN void store_at(f16* p, F at, Vec<float, N> x, C count) {
+  put<N>((uint16_t*)p, at, narrow(x, f16{}), count);
+}
+template <int N, class F, class C> FN void store_at(bool* p, F at, Mask<N> x, C count) {
+  Vec<uint8_t, N> bytes(__builtin_convertvector(-x.v, typename Raw<uint8_t, N>::type));
+  put<N>((uint8_t*)p, at, bytes, count);
+}
+template <class E, class V, class C> FN void store(E* p, V x, C count) { store_at(p, Next{}, x, count); }
+template <class E, class V, class C> FN void store_strided(E* p, int64_t step, V x, C count) {
+  store_at(p, Strided{step}, x, count);
+}
+
+// One element.
+template <class E> FN E load(const E* p) { return *p; }
+FN float load(const bf16* p) {
+  uint32_t u = uint32_t(p->bits) << 16;
+  float x;
+  __builtin_memcpy(&x, &u, 4);
+  return x;
+}
+FN float load(const f16* p) { return widen(Vec<uint16_t, 4>(p->bits), f16{}).v[0]; }
+template <class E> FN void store(E* p, E x) { *p = x; }
+FN void store(bf16* p, float x) { p->bits = narrow(Vec<float, 4>(x), bf16{}).v[0]; }
+FN void store(f16* p, float x) { p->bits = narrow(Vec<float, 4>(x), f16{}).v[0]; }
+
+// Memory private to a thread, for scratch too large for the stack.
+template <class E> struct Scratch {
+  void* block;
+  E* data;
+  explicit Scratch(int64_t count) : block(malloc(uint64_t(count) * sizeof(E) + 64)) {
+    data = (E*)(((__UINTPTR_TYPE__)block + 63) & ~(__UINTPTR_TYPE__)63);
+  }
+  ~Scratch() { free(block); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+};
+
+// ---------------------------------------------------------------------------------------------- casts
+
+template <class T, class U, int N> FN Vec<T, N> cast(Vec<U, N> a) {
+  if constexpr (same_type<T, U>::value) return a;
+  else if constexpr (is_float<U> && !is_float<T> && sizeof(T) < 4) return cast<T>(cast<int32_t>(a));
+  else return Vec<T, N>(__builtin_convertvector(a.v, typename Raw<T, N>::type));
+}
+template <class T, int N> FN Vec<T, N> cast(Mask<N> m) { return select(m, Vec<T, N>(T(1)), Vec<T, N>(T(0))); }
+template <class T, class U> FN T cast(U a) {
+  if constexpr (is_float<U> && !is_float<T> && !same_type<T, bool>::value && sizeof(T) < 4) return T(int32_t(a));
+  else return T(a);
+}
+template <class U, int N> FN Mask<N> to_bool(Vec<U, N> a) { return a != Vec<U, N>(U(0)); }
+template <int N> FN Mask<N> to_bool(Mask<N> a) { return a; }
+FN bool to_bool(bool a) { return a; }
+template <class U> FN bool to_bool(U a) { return a != U(0); }
+
+// To the nearest half, and back: what an explicit cast to a half type leaves of a float.
+template <class H, int N> FN Vec<float, N> round_to(Vec<float, N> x) { return widen(narrow(x, H{}), H{}); }
+template <class H> FN float round_to(float x) { return round_to<H>(Vec<float, 4>(x)).v[0]; }
+
+// ---------------------------------------------------------------------------------------------- reductions
+
+template <class T> constexpr T lowest() {
+  if constexpr (is_float<T>) return -T(__builtin_inf());
+  else if constexpr (T(-1) > T(0)) return T(0);
+  else return T(T(1) << (8 * sizeof(T) - 1));
+}
+template <class T> constexpr T highest() {
+  if constexpr (is_float<T>) return T(__builtin_inf());
+  else return T(~lowest<T>());
+}
+
+template <int N, class T, class F> FN T fold(Vec<T, N> x, F f) {
+  if constexpr (N == 1) return x.v[0];
+  else {
+    Vec<T, N / 2> low, high;
+    for (int i = 0; i < N / 2; i++) { low.v[i] = x.v[i]; high.v[i] = x.v[i + N / 2]; }
+    return fold<N / 2>(f(low, high), f);
+  }
+}
+template <class T, int N> FN T fold_sum(Vec<T, N> x) { return fold<N>(x, [](auto a, auto b) LANEWISE { return a + b; }); }
+template <class T, int N> FN T fold_prod(Vec<T, N> x) { return fold<N>(x, [](auto a, auto b) LANEWISE { return a * b; }); }
+template <class T, int N> FN T fold_max(Vec<T, N> x) {
+  return fold<N>(x, [](auto a, auto b) LANEWISE { return maximum(a, b); });
+}
+template <class T, int N> FN T fold_min(Vec<T, N> x) {
+  return fold<N>(x, [](auto a, auto b) LANEWISE { return minimum(a, b); });
+}
+template <int N> FN bool fold_max(Mask<N> x) { return any(x); }
+template <int N> FN bool fold_min(Mask<N> x) { return all(x); }
+
+// `next` in the lanes that count, `old` in the others.
+template <class V> FN V keep(All, V next, V) { return next; }
+template <class T, int N> FN Vec<T, N> keep(Part part, Vec<T, N> next, Vec<T, N> old) {
+  return select(lanes_of<N>(part), next, old);
+}
+template <int N> FN Mask<N> keep(Part part, Mask<N> next, Mask<N> old) { return select(lanes_of<N>(part), next, old); }
+
+#include "functions.h"
+
+}  // namespace fusec

@@ -1,0 +1,185 @@
+"""The tile program: a kernel as grid, loops, loads, stores and arithmetic on tiles, independent of its text.
+
+A *tile* is a run of elements along the axis of the enclosing tile loop: a vector register in C++, a block in
+Triton. A name whose definition does not depend on that axis is a scalar, the same for all lanes; arithmetic
+on a scalar and a tile broadcasts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import sympy
+
+from fusec.ir.graph import Source
+from fusec.ir.types import DType, Size
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a kernel sees through a pointer."""
+
+    name: str
+    dtype: DType
+    numel: Size
+    """Elements from the pointer to the end of what is touched."""
+    role: Literal["input", "output", "update", "scratch"]
+    """``update`` is read and written in place; ``scratch`` is private to one iteration of the grid (C++ only)."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A literal operand, in full precision; the operation that uses it rounds it to its own compute type."""
+
+    value: float | int | bool
+
+
+Operand: TypeAlias = str | Constant
+"""A name defined earlier, or a literal."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """``dst = buffer[offset]``; a tile where ``offset`` mentions the tile axis, whose coefficient is the lane stride.
+
+    It arrives in its compute type: half types as f32, all others as they are.
+    """
+
+    dst: str
+    buffer: str
+    offset: sympy.Expr
+    """In elements, affine in loop axes and size symbols."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops`` (or ``fma``), carried out in ``dtype``.
+
+    For ``cast``, ``dtype`` is the compute type of the result, and ``rounds_to`` the element type it rounds to.
+    Comparisons carry the dtype of their operands and define a bool.
+    """
+
+    dst: str
+    op: str
+    operands: tuple[Operand, ...]
+    dtype: DType
+    rounds_to: DType | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """``dst`` = the value of an affine expression of axes and symbols, as i64; a tile where it mentions the tile axis."""
+
+    dst: str
+    value: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Init:
+    """Declare an accumulator, filled with the identity of ``op``; a tile accumulator has one partial result a lane."""
+
+    dst: str
+    op: str
+    """``sum``, ``prod``, ``max`` or ``min``."""
+    dtype: DType
+    tile: bool
+
+
+@dataclass(frozen=True)
+class Update:
+    """``acc = op(acc, value)``; two values for ``sum`` mean ``acc += value[0]·value[1]``. Lanes beyond the end do nothing."""
+
+    acc: str
+    op: str
+    values: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """``dst`` = the lanes of the tile ``src`` reduced to a scalar with ``op``; lanes beyond the end do not count."""
+
+    dst: str
+    op: str
+    src: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in a buffer: where it starts, and what a step down and a step right add, in elements."""
+
+    buffer: str
+    offset: sympy.Expr
+    row_stride: Size
+    column_stride: Size
+
+
+@dataclass(frozen=True)
+class Dot:
+    """``target[m, n] = Σ_k left[m, k] · right[k, n]``: one block of a matrix product, summed in the target's type."""
+
+    target: Matrix
+    left: Matrix
+    right: Matrix
+    rows: int
+    columns: Size
+    depth: int
+
+
+@dataclass(frozen=True)
+class Store:
+    """``buffer[offset] = value``, rounded to the buffer's element type."""
+
+    buffer: str
+    offset: sympy.Expr
+    value: Operand
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``for axis in start … stop``.
+
+    ``grid`` iterations are independent and run in parallel (OpenMP threads, Triton programs); grid loops are the
+    outermost and nest perfectly. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
+    elements, the last one partly filled; inside it names are tiles, and the axis stands for the first
+    element of the tile plus the lane.
+    """
+
+    axis: str
+    start: Size
+    stop: Size
+    step: Size
+    """For a tile loop an int: the number of lanes."""
+    kind: Literal["grid", "serial", "tile"]
+    body: "tuple[Statement, ...]"
+
+
+Statement: TypeAlias = "Load | Compute | Index | Init | Update | Fold | Dot | Store | Loop"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch."""
+
+    name: str
+    """Readable, from the labels of the region: ``add_rms_norm``."""
+    kind: Literal["pointwise", "row", "column", "contraction"]
+    buffers: tuple[Buffer, ...]
+    """Inputs first, then outputs (in the order of the region's operands and results), then scratch."""
+    symbols: tuple[str, ...]
+    """Names of what it takes as 64-bit integers: size symbols, and ``parts``, the number of threads to split over."""
+    body: tuple[Statement, ...]
+    work: Size = 0
+    """Scalar operations of one launch, about: what decides whether threads pay."""
+    formula: str = ""
+    """What it computes, for the comment at its head."""
+    sources: tuple[Source, ...] = ()
+
+    def walk(self) -> Iterator[Statement]:
+        """All statements, outer before inner, in order."""
+        stack = list(reversed(self.body))
+        while stack:
+            statement = stack.pop()
+            yield statement
+            if isinstance(statement, Loop):
+                stack.extend(reversed(statement.body))

@@ -1,0 +1,356 @@
+"""A graph of kernels as something that runs: one straight Python function that allocates, launches and frees."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fusec.analysis.strides import dense, view_layout
+from fusec.codegen.calls import write_call
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.program_text import ProgramText, Step, same_layout
+from fusec.codegen.python_sizes import size_text, sizes_text
+from fusec.codegen.target import Launchable, Target
+from fusec.codegen.vendor import write_contraction
+from fusec.errors import BuildError, FusecError
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import TensorType, same_size
+from fusec.pipeline import Context
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.interpreter import evaluate
+
+PASS_NAME = "program"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a compiled graph runs. Calling it clears the list of arguments, so that they can be freed on the way."""
+
+    run: Callable[[list[Any]], list[Any]]
+    source: str
+    """Text of the function behind ``run``."""
+    steps: tuple[Step, ...]
+    """What one call does, in order; views are left out."""
+    kernels: dict[str, Kernel]
+    """The generated kernels by name."""
+    texts: dict[str, str]
+    """Their sources by name."""
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run on the inputs of the graph."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.run(args)
+        return self.run(args)
+
+    def launches(self) -> int:
+        """Kernels and vendor calls of one call."""
+        return sum(step.kind in ("kernel", "vendor") for step in self.steps)
+
+    def text(self, kernel: str) -> str:
+        """The source of a kernel."""
+        return self.texts[kernel]
+
+
+def build_program(graph: Graph, target: Target, context: Context) -> Program:
+    """Schedule, print and build the kernels of a grouped graph, and write the function that runs it."""
+    built = _build_kernels(graph, target, context)
+    text = ProgramText(graph)
+    _Writer(text, built).write()
+    source = "\n".join(["def run(args):", *(f"    {line}" for line in text.lines)]) + "\n"
+    namespace = dict(text.constants)
+    exec(compile(source, f"<fusec program {graph.name}>", "exec"), namespace)
+    used = {step.name for step in text.steps if step.kind == "kernel"}
+    return Program(
+        run=namespace["run"],
+        source=source,
+        steps=tuple(text.steps),
+        kernels={k.name: k for k, _ in built.values() if k.name in used},
+        texts={k.name: launch.source for k, launch in built.values() if k.name in used},
+    )
+
+
+# ---------------------------------------------------------------------------------------------- kernels
+
+
+def _build_kernels(graph: Graph, target: Target, context: Context) -> dict[Node, tuple[Kernel, Launchable]]:
+    """The kernel of every region that has one; the others are reported and will be interpreted."""
+    scheduled: dict[Node, Kernel] = {}
+    kernels: dict[tuple[Any, ...], Kernel] = {}
+    names: dict[str, int] = {}
+    for node in graph.nodes:
+        if not node.has(Trait.REGION):
+            continue
+        _settle_layouts(node)
+        try:
+            kernel = target.schedule(node, _kernel_name(node))
+        except FusecError as reason:
+            _report(context, node, "has no kernel and runs through ATen", reason)
+            continue
+        structure = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work)
+        if structure not in kernels:
+            count = names[kernel.name] = names.get(kernel.name, 0) + 1
+            kernels[structure] = kernel if count == 1 else replace(kernel, name=f"{kernel.name}_{count}")
+        scheduled[node] = kernels[structure]
+    distinct = list(kernels.values())
+    launchables = _launchables(distinct, target, context)
+    found: dict[Node, tuple[Kernel, Launchable]] = {}
+    for node, kernel in scheduled.items():
+        launchable = launchables[kernel.name]
+        if isinstance(launchable, BuildError):
+            _report(context, node, "could not be built and runs through ATen", launchable)
+        else:
+            found[node] = kernel, launchable
+    return found
+
+
+def _launchables(kernels: Sequence[Kernel], target: Target, context: Context) -> "dict[str, Launchable | BuildError]":
+    if not kernels:
+        return {}
+    try:
+        return dict(zip((k.name for k in kernels), target.build(kernels, context.config), strict=True))
+    except BuildError as reason:
+        if context.config.strict:
+            raise
+        _warn_once(str(reason))
+        return {k.name: reason for k in kernels}
+
+
+def _settle_layouts(region: Node) -> None:
+    """Give results memory without gaps or overlaps: what a kernel writes is an array of its own."""
+    for result, inner in zip(region.results, region.body.outputs, strict=True):
+        if isinstance(inner.type, TensorType) and inner not in region.body.inputs:
+            if inner.producer is None or not inner.producer.is_op("write"):
+                inner.type = dense(inner.type)
+        result.type = inner.type
+
+
+def _kernel_name(region: Node) -> str:
+    label = str(region.attributes.get("label") or region.attributes.get("fusion") or "kernel")
+    name = "".join(c if c.isalnum() and c.isascii() else "_" for c in label).strip("_")
+    return name if name and not name[0].isdigit() else f"kernel_{name}"
+
+
+def _report(context: Context, node: Node, what: str, reason: FusecError) -> None:
+    if context.config.strict:
+        raise reason
+    name = _kernel_name(node)
+    sources = tuple(map(str, node.sources))
+    context.remarks.add("failure", PASS_NAME, f"{name} {what}", subject=name, reason=str(reason), sources=sources)
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    import warnings
+
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(f"fusec runs models through ATen: {message}", stacklevel=2)
+
+
+# ---------------------------------------------------------------------------------------------- the function
+
+
+class _Writer:
+    """Writes the function, node by node."""
+
+    def __init__(self, text: ProgramText, kernels: dict[Node, tuple[Kernel, Launchable]]) -> None:
+        self.text, self.graph, self.kernels = text, text.graph, kernels
+        self.last_use: dict[Value, Node] = {}
+        for node in self.graph.nodes:
+            self.last_use.update(dict.fromkeys(node.operands, node))
+        self.kept = set(self.graph.outputs)
+
+    def write(self) -> None:
+        self._inputs()
+        if any("parts" in kernel.symbols for kernel, _ in self.kernels.values()):
+            self.text.line(f"parts = {self.text.constant(torch.get_num_threads, 'threads')}()")
+        for node in self.graph.nodes:
+            self._node(node)
+            self._free(node)
+        self._outputs()
+
+    def _inputs(self) -> None:
+        names = [self.text.define(v, None) for v in self.graph.inputs]
+        if names:
+            self.text.line(f"{''.join(name + ', ' for name in names)}= args")
+        self.text.line("args.clear()")
+        for value in self.graph.inputs:
+            self.text.bind_symbols(value)
+        for value in self.graph.inputs:
+            self.text.bind_strides(value)
+        unused = [v for v in self.graph.inputs if v not in self.last_use and v not in self.kept]
+        if unused:
+            self.text.line(f"del {', '.join(self.text.names[v] for v in unused)}")
+
+    def _node(self, node: Node) -> None:
+        if node in self.kernels:
+            self._launch(node, *self.kernels[node])
+        elif node.is_op("contraction"):
+            write_contraction(self.text, node)
+        elif node.has(Trait.OPAQUE):
+            write_call(self.text, node)
+        elif node.has(Trait.SOURCE):
+            self._source(node)
+        elif node.is_op("write"):
+            self._write(node)
+        elif node.is_op("concat"):
+            self._concat(node)
+        elif node.has(Trait.VIEW):
+            self._view(node)
+        else:
+            self._interpret(node)
+
+    def _free(self, node: Node) -> None:
+        used = dict.fromkeys(v for v in node.operands if self.last_use[v] is node and v not in self.kept)
+        unread = [r for r in node.results if r not in self.last_use and r not in self.kept]
+        names = [self.text.names[v] for v in [*used, *unread]]
+        names += self.text.take_temporaries()
+        if names:
+            self.text.line(f"del {', '.join(dict.fromkeys(names))}")
+
+    def _outputs(self) -> None:
+        names, owned = [], set()
+        inputs = set(self.graph.inputs)
+        for value, type in zip(self.graph.outputs, self.graph.output_types, strict=True):
+            name = self.text.names[value]
+            if isinstance(value.type, TensorType) and isinstance(type, TensorType):
+                root = self.text.root(value)
+                known = self.text.layouts[value]
+                fits = known is not None and same_layout(type.shape, known, type.strides)
+                if root in owned or (root in inputs and root not in self.text.written) or self._is_constant(root):
+                    # Eager gives storage of its own (outputs that alias an input never reach the program).
+                    name = self._copied(name, type)
+                elif not fits and value.type.rank:
+                    function = "conform" if known is None else "copied"
+                    name = f"{function}({name}, {sizes_text(type.strides)})"
+                    name = f"{self.text.names[value]} if {self.text.names[value]}.stride() == " \
+                           f"{sizes_text(type.strides)} else {name}" if known is None else name  # fmt: skip
+                owned.add(root)
+            names.append(name)
+        self.text.line(f"return [{', '.join(names)}]")
+
+    def _copied(self, name: str, type: TensorType) -> str:
+        self.text.step("copy", "output")
+        return f"copied({name}, {sizes_text(type.strides)})"
+
+    def _is_constant(self, value: Value) -> bool:
+        return value.producer is not None and value.producer.is_op("constant")
+
+    # ------------------------------------------------------------------ one kind of node each
+
+    def _launch(self, node: Node, kernel: Kernel, launchable: Launchable) -> None:
+        text = self.text
+        buffers = []
+        for value, inner in zip(node.operands, node.body.inputs, strict=True):
+            buffers.append(text.tensor(value, inner.tensor.strides))
+        for result, inner in zip(node.results, node.body.outputs, strict=True):
+            updated = self._updated(node, inner)
+            if updated is not None:
+                text.alias(result, updated)
+                continue
+            allocation, strides = text.allocate(inner.tensor)
+            name = text.define(result, strides)
+            text.line(f"{name} = {allocation}")
+            buffers.append(name)
+        text.step("kernel", kernel.name, node.sources)
+        symbols = "".join(f"{s}, " for s in kernel.symbols)
+        text.line(f"{text.constant(launchable, kernel.name)}(({''.join(b + ', ' for b in buffers)}), ({symbols}))")
+
+    def _updated(self, node: Node, inner: Value) -> Value | None:
+        """The operand whose storage a result is, where the body writes to it."""
+        while inner.producer is not None and inner.producer.is_op("write"):
+            inner = inner.producer.operands[0]
+            if inner in node.body.inputs:
+                return node.operands[node.body.inputs.index(inner)]
+        return None
+
+    def _source(self, node: Node) -> None:
+        type, text = node.result.tensor, self.text
+        dtype = torch_dtype(type.dtype)
+        if node.is_op("constant"):
+            number = torch.full((), node.attributes["value"], dtype=dtype, device=type.device)
+            name = text.define(node.result, ())
+            text.line(f"{name} = {text.constant(number, 'number')}")
+            return
+        options = f"dtype={text.constant(dtype, 'dtype')}, device={text.device(type.device)}"
+        if node.is_op("size"):
+            function, argument = torch.full, f"(), {size_text(node.attributes['expr'])}"
+        else:
+            function, argument = torch.arange, size_text(node.attributes["size"])
+        name = text.define(node.result, () if node.is_op("size") else (1,))
+        text.line(f"{name} = {text.constant(function, 'make')}({argument}, {options})")
+
+    def _write(self, node: Node) -> None:
+        text = self.text
+        destination, value, *index = node.operands
+        target, new = text.names[destination], text.names[value]
+        text.step("write", "write", node.sources)
+        if index:
+            dim, rows = node.attributes["dim"], text.names[index[0]]
+            text.line(f"{target}.index_copy_({dim}, {rows}, {new})")
+        else:
+            text.line(f"{target}.copy_({new})")
+        text.alias(node.result, destination)
+
+    def _concat(self, node: Node) -> None:
+        text = self.text
+        text.step("copy", "concat", node.sources)
+        name = text.define(node.result, None)
+        parts = ", ".join(text.names[v] for v in node.operands)
+        text.line(f"{name} = {text.constant(torch.cat, 'cat')}([{parts}], {node.attributes['dim']})")
+
+    def _view(self, node: Node) -> None:
+        text, (operand,) = self.text, node.operands
+        strides = text.layout(operand)
+        type, shape = operand.tensor, node.result.shape
+        source = text.names[operand]
+        if all(same_size(a, b) for a, b in zip(shape, type.shape, strict=False)) and len(shape) == type.rank:
+            if node.is_op("reshape", "expand"):
+                text.alias(node.result, operand)
+                return
+        found = view_layout(node, replace(type, strides=strides))
+        if found is None:
+            name = text.define(node.result, None)
+            text.step("copy", "reshape", node.sources)
+            text.line(f"{name} = {source}.reshape({sizes_text(shape)})")
+            return
+        layout, offset = found
+        name = text.define(node.result, layout, operand)
+        start = "" if same_size(offset, 0) else f", {source}.storage_offset() + {size_text(offset)}"
+        text.line(f"{name} = {source}.as_strided({sizes_text(shape)}, {sizes_text(layout)}{start})")
+
+    def _interpret(self, node: Node) -> None:
+        """Run a region (or a primitive that no group took) operation by operation."""
+        text = self.text
+        body = node.body if node.has(Trait.REGION) else _alone(node)
+        operands = ", ".join(text.names[v] for v in node.operands)
+        names = [text.define(r, None) for r in node.results]
+        text.step("interpreted", _kernel_name(node) if node.has(Trait.REGION) else node.op.name, node.sources)
+        known = ", ".join(f"{s!r}: {s}" for s in sorted(text.symbols))
+        function, graph = text.constant(interpret, "interpret"), text.constant(body, "body")
+        text.line(f"{''.join(name + ', ' for name in names)}= {function}({graph}, [{operands}], {{{known}}})")
+
+
+def interpret(body: Graph, operands: list[Any], symbols: dict[str, int]) -> list[Any]:
+    """Run a graph operation by operation; writes change the operands' storage."""
+    results = evaluate(body, operands, symbols, mutate=True)
+    if any(node.has(Trait.WRITE) for node in body.nodes):
+        return results
+    # A cast that changes nothing gives its operand back; the caller relies on memory of its own.
+    taken = {x.untyped_storage().data_ptr() for x in operands if isinstance(x, torch.Tensor)}
+    fresh = (not isinstance(x, torch.Tensor) or x.untyped_storage().data_ptr() not in taken for x in results)
+    return [x if own else x.clone() for x, own in zip(results, fresh, strict=True)]
+
+
+def _alone(node: Node) -> Graph:
+    """A graph of this node only."""
+    graph = Graph(node.op.name)
+    inputs = [graph.add_input(v.type) for v in node.operands]
+    copy = graph.add_node(node.op.name, inputs, dict(node.attributes), types=[r.type for r in node.results])
+    graph.set_outputs(list(copy.results))
+    return graph

@@ -1,0 +1,217 @@
+"""The text of a program while it is written: variables, the layouts of what they hold, constants, steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from fusec.analysis.strides import dense
+from fusec.codegen.python_sizes import size_text, sizes_text
+from fusec.errors import FusecError
+from fusec.ir.graph import Graph, Source, Value
+from fusec.ir.types import ScalarType, Size, TensorType, same_size
+from fusec.verify.dtypes import torch_dtype
+
+try:  # about a third of the overhead of torch.empty_strided
+    from torch._C._dynamo.guards import _empty_strided_cpu as empty_on_cpu
+except ImportError:
+    empty_on_cpu = torch.empty_strided
+
+StepKind = Literal["kernel", "vendor", "opaque", "copy", "write", "interpreted"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a program does."""
+
+    kind: StepKind
+    """``kernel`` is generated, ``vendor`` a library's matrix product, ``interpreted`` a region without a kernel."""
+    name: str
+    sources: tuple[Source, ...] = ()
+
+
+class ProgramText:
+    """Lines of one straight Python function, with all it refers to."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.lines: list[str] = []
+        self.steps: list[Step] = []
+        self.names: dict[Value, str] = {}
+        self.layouts: dict[Value, tuple[Size, ...] | None] = {}
+        """Strides that a value is known to have; None where only the running program can tell."""
+        self.roots: dict[Value, Value] = {}
+        """For a value that shares another one's storage, whose storage it is."""
+        self.written = {self._origin(n.operands[0]) for n in graph.nodes if n.is_op("write")}
+        self.constants: dict[str, Any] = {
+            "empty": empty_on_cpu, "empty_on": torch.empty_strided, "conform": conform, "copied": copied,
+            "same_storage": same_storage,
+        }  # fmt: skip
+        self.symbols: set[str] = set()
+        self._by_identity: dict[int, str] = {}
+        self._count = 0
+        self._temporaries: list[str] = []
+
+    # ------------------------------------------------------------------ text
+
+    def line(self, text: str) -> None:
+        """Append one line of the function."""
+        self.lines.append(text)
+
+    def step(self, kind: StepKind, name: str, sources: tuple[Source, ...] = ()) -> None:
+        """Note what the lines that follow do."""
+        self.steps.append(Step(kind, name, sources))
+
+    def constant(self, thing: Any, hint: str) -> str:
+        """The name under which the function sees an object."""
+        if id(thing) not in self._by_identity:
+            name = f"{hint}_{len(self._by_identity)}"
+            self._by_identity[id(thing)] = name
+            self.constants[name] = thing
+        return self._by_identity[id(thing)]
+
+    def fresh(self) -> str:
+        """A new variable for something that is no value of the graph."""
+        self._count += 1
+        self._temporaries.append(f"w_{self._count}")
+        return self._temporaries[-1]
+
+    def take_temporaries(self) -> list[str]:
+        """The variables of the lines so far that are no values, to be freed."""
+        taken, self._temporaries = self._temporaries, []
+        return taken
+
+    def device(self, name: str) -> str:
+        """The constant that holds a device."""
+        known = f"device_{''.join(c if c.isalnum() else '_' for c in name)}"
+        self.constants[known] = torch.device(name)
+        return known
+
+    def define(self, value: Value, layout: tuple[Size, ...] | None, root: Value | None = None) -> str:
+        """The variable of a value that the next line computes."""
+        name = f"t_{len(self.names)}"
+        self.names[value] = name
+        self.layouts[value] = layout
+        if root is not None:
+            self.roots[value] = self.root(root)
+        return name
+
+    def alias(self, value: Value, other: Value) -> None:
+        """Let a value be the very tensor that another is."""
+        name = self.define(value, self.layouts[other], other)
+        self.line(f"{name} = {self.names[other]}")
+
+    def root(self, value: Value) -> Value:
+        """The value whose storage this one uses."""
+        return self.roots.get(value, value)
+
+    def _origin(self, value: Value) -> Value:
+        while value.producer is not None and value.producer.operands:
+            value = value.producer.operands[0]
+        return value
+
+    def bind_symbols(self, value: Value) -> None:
+        """Read the size symbols that a value's type mentions for the first time."""
+        if isinstance(value.type, ScalarType):
+            self._bind(value.type.expr, self.names[value])
+        elif isinstance(value.type, TensorType):
+            for d, n in enumerate(value.type.shape):
+                self._bind(n, f"{self.names[value]}.shape[{d}]")
+
+    def bind_strides(self, value: Value) -> None:
+        """Read the symbols that only a value's strides mention."""
+        if isinstance(value.type, TensorType):
+            for d, n in enumerate(value.type.strides):
+                self._bind(n, f"{self.names[value]}.stride({d})")
+
+    def _bind(self, size: Size | None, text: str) -> None:
+        if size is None or isinstance(size, int) or not size.free_symbols:
+            return
+        unknown = [s for s in size.free_symbols if str(s) not in self.symbols]
+        if len(unknown) != 1:
+            return
+        (symbol,) = unknown
+        slope = size.coeff(symbol, 1)
+        rest = (size - slope * symbol).expand()
+        if slope != 0 and symbol not in rest.free_symbols and symbol not in slope.free_symbols:
+            self.symbols.add(str(symbol))
+            found = text if rest == 0 else f"({text} - ({size_text(rest)}))"
+            self.line(f"{symbol} = {found}" if slope == 1 else f"{symbol} = {found} // ({size_text(slope)})")
+
+    # ------------------------------------------------------------------ tensors
+
+    def layout(self, value: Value) -> tuple[Size, ...]:
+        """The strides of a value; where they are not certain, they are made those of its type."""
+        known = self.layouts[value]
+        if known is not None:
+            return known
+        type = value.tensor
+        name = self.names[value]
+        if type.rank:
+            strides = sizes_text(type.strides)
+            # What is written to must stay the storage that the caller passed.
+            function = "same_storage" if self.root(value) in self.written else "conform"
+            self.line(f"if {name}.stride() != {strides}: {name} = {function}({name}, {strides})")
+        self.layouts[value] = type.strides
+        return type.strides
+
+    def tensor(self, value: Value, strides: tuple[Size, ...]) -> str:
+        """A variable that holds the value with these strides: its own, or that of a copy."""
+        if self.layouts[value] is None and self.root(value) in self.written:
+            # A rebound variable would no longer be the storage that is written to.
+            name = self.fresh()
+            self.line(f"{name} = conform({self.names[value]}, {sizes_text(strides)})")
+            return name
+        if same_layout(value.tensor.shape, self.layout(value), strides):
+            return self.names[value]
+        name = self.fresh()
+        self.step("copy", "layout")
+        self.line(f"{name} = copied({self.names[value]}, {sizes_text(strides)})")
+        return name
+
+    def allocate(self, type: TensorType) -> tuple[str, tuple[Size, ...]]:
+        """An expression for new memory of a type, and the strides it has."""
+        strides = dense(type).strides
+        sizes, dtype = f"{sizes_text(type.shape)}, {sizes_text(strides)}", torch_dtype(type.dtype)
+        if type.device == "cpu":
+            return f"empty({sizes}, {self.constant(dtype, 'dtype')})", strides
+        options = f"dtype={self.constant(dtype, 'dtype')}, device={self.device(type.device)}"
+        return f"empty_on({sizes}, {options})", strides
+
+
+def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two stride tuples address a tensor of this shape alike; those of length-1 dims do not count."""
+    return all(n == 1 or same_size(x, y) for n, x, y in zip(shape, a, b, strict=True))
+
+
+def conform(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides: a view where only length-1 dims differ, else a copy."""
+    if all(n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True)):
+        return tensor.as_strided(tensor.shape, strides)
+    return copied(tensor, strides)
+
+
+def same_storage(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides, where that is a view.
+
+    Raises:
+        FusecError: where it would be a copy, which a write would miss.
+    """
+    view = conform(tensor, strides)
+    if view.data_ptr() != tensor.data_ptr():
+        raise FusecError(
+            f"a tensor that is written to has strides {tensor.stride()}", why=f"the program was compiled for {strides}"
+        )
+    return view
+
+
+def copied(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A copy with these strides."""
+    out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    target = out
+    for d, stride in enumerate(strides):
+        if stride == 0 and tensor.shape[d] > 1:  # all its elements are one
+            target, tensor = target.narrow(d, 0, 1), tensor.narrow(d, 0, 1)
+    target.copy_(tensor)
+    return out

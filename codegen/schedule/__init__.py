@@ -1,0 +1,48 @@
+"""From a region to a kernel: which loops there are, what each computes, and where values live."""
+
+from fusec.analysis.indexing import locate
+from fusec.analysis.kinds import classify
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.schedule.contraction import schedule_contraction
+from fusec.codegen.schedule.emitter import Emitter, region_symbols
+from fusec.codegen.schedule.rows import Tiling, schedule_rows
+from fusec.errors import ScheduleError
+from fusec.ir.graph import Node
+from fusec.ir.printer import print_graph
+from fusec.ir.types import product
+
+
+def schedule_region(region: Node, name: str, lanes: int, whole_row: bool, small_m: int = 16) -> Kernel:
+    """The kernel of a region node.
+
+    Args:
+        region: a node whose body holds primitive operations only.
+        name: what the kernel is called.
+        lanes: elements of a tile.
+        whole_row: whether a tile may hold a whole row, and scratch memory is unavailable (Triton).
+        small_m: the largest number of rows of a contraction.
+
+    Raises:
+        ScheduleError: where no schedule covers the region.
+    """
+    body = region.body
+    nest = locate(body)
+    shape = classify(nest, 0 if whole_row else small_m)
+    emitter = Emitter(body, ())
+    schedule = schedule_contraction if shape.kind == "contraction" else schedule_rows
+    statements = schedule(emitter, nest, shape, Tiling(lanes, whole_row))
+    if whole_row and emitter.scratch:
+        raise ScheduleError("the kernel needs scratch memory")
+    symbols = region_symbols(region, statements)
+    work = max((product(v.shape) for v in (*body.inputs, *body.outputs)), key=lambda n: n if isinstance(n, int) else 1e12)
+    outputs = [b for b in emitter.outputs if b.role == "output"]
+    return Kernel(
+        name=name,
+        kind=shape.kind,
+        buffers=(*emitter.buffers.values(), *outputs, *emitter.scratch),
+        symbols=(*symbols, "parts") if shape.kind == "contraction" else symbols,
+        body=statements,
+        work=work,
+        formula=print_graph(body),
+        sources=region.sources,
+    )

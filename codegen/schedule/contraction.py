@@ -1,0 +1,263 @@
+"""Schedule of matrix products with few rows: the weight is read once, at the speed of memory.
+
+Each thread computes the left operand (with whatever prologue it has) into its own cache, then takes blocks of
+the weight's rows in turn: dot products with accumulators in registers, then the epilogue on the block.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import sympy
+
+from fusec.analysis.affine import Affine, Axis
+from fusec.analysis.indexing import Located, Nest, Output, below
+from fusec.analysis.kinds import Shape, stride
+from fusec.codegen.kernel import Dot, Loop, Matrix, Statement
+from fusec.codegen.schedule.emitter import Emitter
+from fusec.codegen.schedule.rows import Rows, Tiling, output_axes
+from fusec.errors import ScheduleError
+from fusec.ir.types import F32, Size, TensorType, accumulation, contiguous_strides
+
+PARTS = sympy.Symbol("parts", integer=True, positive=True)
+"""The number of threads, which the launcher passes."""
+_PART = sympy.Symbol("part", integer=True, nonnegative=True)
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A left operand as the products read it."""
+
+    buffer: str
+    offset: sympy.Expr
+    """Over the row axes and the one contracted axis."""
+    row_stride: Size
+
+
+def schedule_contraction(emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
+    """The body of a kernel for a contraction region.
+
+    Raises:
+        ScheduleError: for shapes it does not cover.
+    """
+    return _Contraction(emitter, nest, shape, tiling).run()
+
+
+class _Contraction:
+    def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
+        self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
+        above = _above(nest, shape.contractions)
+        self.results = [o for o in nest.outputs if o.root in above]
+        self.side = [o for o in nest.outputs if o.root not in above]
+        """Outputs that the prologue makes."""
+        self.rows = shape.rows
+        self.joint: dict[tuple[Axis, ...], Axis] = {}
+
+    def run(self) -> tuple[Statement, ...]:
+        lefts = self._prologue()
+        if self.side:
+            with self.emitter.repeat("once", _PART, 1, PARTS):
+                self._rows(self.side)
+        for outer, results in self._sections().items():
+            if all(len(self._columns(o)) == 1 for o in results):
+                self._blocks(outer, results, lefts)
+                continue
+            with self.emitter.loop(outer, "serial", PARTS, _PART):
+                self._block(results, lefts, None)
+        return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
+
+    def _sections(self) -> dict[Axis, list[Output]]:
+        """The outputs by their outermost column axis, which is cut in blocks that the threads take in turn."""
+        sections: dict[Axis, list[Output]] = {}
+        for output in self.results:
+            columns = self._columns(output)
+            if not columns:
+                raise ScheduleError("a contraction without columns")
+            sections.setdefault(columns[0], []).append(output)
+        return sections
+
+    # Prologue.
+
+    def _prologue(self) -> dict[Located, _Left]:
+        lefts: dict[Located, _Left] = {}
+        pending: list[Output] = []
+        for contraction in self.shape.contractions:
+            left, bound = contraction.operands[0], contraction.bound
+            if left in lefts:
+                continue
+            if left.kind == "load" and left.dtype == F32 and self._is_dense(left, bound):
+                offset = self.emitter.offset(left.index, left.value.tensor)
+                lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
+                continue
+            output, place = self._scratch_output(left, bound)
+            pending.append(output)
+            lefts[left] = place
+        if pending:
+            self._rows(pending)
+        return lefts
+
+    def _scratch_output(self, left: Located, bound: tuple[Axis, ...]) -> tuple[Output, _Left]:
+        """The left operand as one more output: a matrix in scratch, the contracted axes in a row."""
+        axes = (*self.rows, *bound)
+        sizes = tuple(_static(a) for a in axes)
+        type = TensorType(accumulation(left.dtype), sizes, contiguous_strides(sizes))
+        buffer = self.emitter.add_scratch(type.dtype, type.numel, "left")
+        self.emitter.outputs.append(buffer)
+        self.emitter.output_types.append(type)
+        index = tuple(Affine.of([(a, 1)]) for a in axes)
+        offset = self._joined(self.emitter.offset(index, type), bound)
+        stride_ = type.numel // self._row_count() if isinstance(type.numel, int) else 0
+        return Output(len(self.emitter.outputs) - 1, left, index), _Left(buffer.name, offset, stride_)
+
+    def _row_stride(self, left: Located) -> Size:
+        """What one row adds, for rows that lie evenly."""
+        return stride(left, self.rows[-1]) if self.rows else 0
+
+    def _is_dense(self, left: Located, bound: tuple[Axis, ...]) -> bool:
+        """Whether a loaded left operand is a matrix as it lies: rows at even distances, elements side by side."""
+        rows = zip(self.rows, self.rows[1:], strict=False)
+        even = all(stride(left, a) == stride(left, b) * b.size for a, b in rows)
+        return even and len(bound) == 1 and stride(left, bound[0]) == 1
+
+    def _joined(self, offset: sympy.Expr, bound: tuple[Axis, ...]) -> sympy.Expr:
+        """An offset over several contracted axes that lie in a row, over one axis instead."""
+        if len(bound) == 1:
+            return offset
+        inner, k = self.emitter.axis_symbol(bound[-1]), self.emitter.axis_symbol(self._k(bound))
+        return offset.subs({self.emitter.axis_symbol(a): 0 for a in bound[:-1]}).subs(inner, k)
+
+    def _k(self, bound: tuple[Axis, ...]) -> Axis:
+        """The contracted axes as one."""
+        if len(bound) == 1:
+            return bound[0]
+        size = 1
+        for axis in bound:
+            size *= _static(axis)
+        return self.joint.setdefault(bound, Axis(size, "k"))
+
+    def _rows(self, outputs: list[Output]) -> None:
+        """Compute outputs row by row, with the reductions they need."""
+        kept, self.emitter.kept = self.emitter.kept, {}
+        roots = {o.root for o in outputs}
+        inside = below(roots) | roots
+        needed = [r for r in self.shape.reductions if r in inside]
+        axes = tuple(tuple(a for a in dim) for dim in self.nest.axes)
+        columns = dict.fromkeys(a for o in outputs for part in o.index for a in part.axes if a not in self.rows)
+        nest = Nest(outputs, (*axes, tuple(a for a in columns if not any(a in dim for dim in axes))))
+        with ExitStack() as loops:
+            for axis in self.rows:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            shape = Shape("row", self.rows, reductions=tuple(needed))
+            Rows(self.emitter, nest, shape, self.tiling).fill()
+        self.emitter.kept = kept
+
+    # Blocks of columns.
+
+    def _columns(self, output: Output) -> tuple[Axis, ...]:
+        return tuple(a for dim in self.nest.axes for a in dim if a in output_axes(output) and a not in self.rows)
+
+    def _blocks(self, axis: Axis, results: list[Output], lefts: dict[Located, _Left]) -> None:
+        """Blocks of the only column axis there is."""
+        n = _static(axis)
+        size = max(8, min(64, n // 64 * 8))
+        if any(stride(c.operands[1], axis) == 1 and stride(c.operands[1], c.bound[-1]) != 1 for c in self._products(results)):
+            size = max(size, 4 * self.tiling.lanes)
+        start = sympy.Symbol("block", integer=True, nonnegative=True) * size
+        stop = start + size if n % size == 0 else sympy.Min(start + size, n)
+        with self.emitter.repeat("block", _PART, -(-n // size), PARTS):
+            self._block(results, lefts, (axis, start, stop, size))
+
+    def _block(self, results: list[Output], lefts: dict[Located, _Left], block: "_Block | None") -> None:
+        """All products that some outputs need in one block, then the outputs."""
+        for contraction in self._products(results):
+            self._dots(contraction, lefts[contraction.operands[0]], block)
+        self._epilogue(results, block)
+
+    def _products(self, results: list[Output]) -> list[Located]:
+        roots = {o.root for o in results}
+        inside = below(roots) | roots
+        return [c for c in self.shape.contractions if c in inside]
+
+    def _epilogue(self, results: list[Output], block: "_Block | None") -> None:
+        rows = Rows(self.emitter, self.nest, Shape("pointwise", ()), self.tiling)
+        with ExitStack() as loops:
+            for axis in self.rows:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            if block is None:
+                rows.stores(results)
+                return
+            axis, start, stop, _ = block
+            with self.emitter.loop(axis, "tile", self.tiling.lanes, start, stop):
+                for output in results:
+                    self.emitter.store(output.position, output.index, output.root)
+
+    # Dot products.
+
+    def _dots(self, contraction: Located, left: _Left, block: "_Block | None") -> None:
+        """All products of one contraction in the block, into scratch; the epilogue reads them there."""
+        emitter = self.emitter
+        opened = emitter.levels[-1].axes
+        inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in self.rows + tuple(opened)]
+        if not inner:
+            raise ScheduleError("a contraction with a single column in each block")
+        sizes = [block[3]] if block else [_static(a) for a in inner]
+        strides = contiguous_strides((*(_static(a) for a in self.rows), *sizes))
+        offset: sympy.Expr = sympy.Integer(0)
+        for axis, step in zip((*self.rows, *inner), strides, strict=True):
+            offset = offset + emitter.axis_symbol(axis) * step
+        if block:
+            offset = sympy.expand(offset - block[1])
+        count = 1
+        for n in (*(_static(a) for a in self.rows), *sizes):
+            count *= n
+        dtype = accumulation(contraction.dtype)
+        target = emitter.add_scratch(dtype, count, "product")
+        emitter.kept[contraction] = (target, offset)
+        right, bound = contraction.operands[1], contraction.bound
+        k = self._k(bound)
+        weight = self._joined(emitter.offset(right.index, right.value.tensor), bound)
+        with ExitStack() as loops:
+            for axis in inner[:-1]:
+                loops.enter_context(emitter.loop(axis, "serial"))
+            n, start, stop = (block[0], block[1], block[2]) if block else (inner[-1], 0, inner[-1].size)
+            emitter.operations += 2 * _static(k)
+            rows = [emitter.axis_symbol(a) for a in self.rows]
+            first = {**dict.fromkeys(rows, 0), emitter.axis_symbol(k): 0, emitter.axis_symbol(n): start}
+
+            def matrix(buffer: str, place: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
+                return Matrix(buffer, sympy.expand(place.subs(first)), row_stride, column_stride)
+
+            emitter.inner.append(
+                Dot(
+                    matrix(target.name, offset, count // self._row_count(), 1),
+                    matrix(left.buffer, left.offset, left.row_stride, 1),
+                    matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
+                    self._row_count(),
+                    sympy.expand(stop - start) if isinstance(stop, sympy.Expr) else stop,
+                    _static(k),
+                )
+            )
+
+    def _row_count(self) -> int:
+        count = 1
+        for axis in self.rows:
+            count *= _static(axis)
+        return count
+
+
+_Block = tuple[Axis, Size, Size, int]
+"""A column axis, the range of it that the block covers, and the block's length."""
+
+
+def _static(axis: Axis) -> int:
+    if not isinstance(axis.size, int):
+        raise ScheduleError("a contraction over a symbolic range")
+    return axis.size
+
+
+def _above(nest: Nest, contractions: Sequence[Located]) -> set[Located]:
+    above = set(contractions)
+    for item in nest.walk():
+        if any(o in above for o in item.operands):
+            above.add(item)
+    return above

@@ -1,0 +1,243 @@
+"""From located computations to statements: each is placed in the outermost loop that binds all it needs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import sympy
+
+from fusec.analysis.affine import Affine, Axis
+from fusec.analysis.indexing import Located
+from fusec.codegen.kernel import (
+    Buffer,
+    Compute,
+    Constant,
+    Index,
+    Load,
+    Loop,
+    Operand,
+    Statement,
+    Store,
+)
+from fusec.errors import ScheduleError
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.types import I64, DType, Size, TensorType, accumulation
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
+
+
+@dataclass
+class _Level:
+    axes: frozenset[Axis]
+    statements: list[Statement] = field(default_factory=list)
+    names: dict[Located, Operand] = field(default_factory=dict)
+
+
+class Emitter:
+    """Builds the statements of one kernel.
+
+    Levels are the loops that are open; the first is the inside of the grid. A value is computed once, in the
+    outermost open loop that binds its axes and sees its operands.
+    """
+
+    def __init__(self, body: Graph, grid: Sequence[Axis]) -> None:
+        self.buffers: dict[Value, Buffer] = {v: _buffer(f"in{i}", v, "input") for i, v in enumerate(body.inputs)}
+        self.outputs = [_buffer(f"out{i}", v, "output") for i, v in enumerate(body.outputs)]
+        self.output_types = [v.tensor for v in body.outputs]
+        self.scratch: list[Buffer] = []
+        self.kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
+        """Values that lie in scratch: where, by axes."""
+        self.levels = [_Level(frozenset(grid))]
+        self._names: dict[Axis, str] = {}
+        self._count = 0
+        self.operations = 0
+
+    # Names and index expressions.
+
+    def axis_name(self, axis: Axis) -> str:
+        """The loop variable of an axis."""
+        return self._names.setdefault(axis, f"i{len(self._names)}")
+
+    def axis_symbol(self, axis: Axis) -> sympy.Symbol:
+        """The loop variable in an expression."""
+        return sympy.Symbol(self.axis_name(axis), integer=True, nonnegative=True)
+
+    def expression(self, index: Affine) -> sympy.Expr:
+        """An affine index as an expression over loop variables."""
+        out = sympy.sympify(index.offset)
+        for axis, coefficient in index.terms:
+            out = out + self.axis_symbol(axis) * coefficient
+        return sympy.expand(out)
+
+    def offset(self, index: tuple[Affine, ...], type: TensorType) -> sympy.Expr:
+        """Where the element at ``index`` lies in a buffer of ``type``."""
+        out: sympy.Expr = sympy.Integer(0)
+        for part, stride in zip(index, type.strides, strict=True):
+            out = out + self.expression(part) * stride
+        return sympy.expand(out)
+
+    def fresh(self, hint: str = "v") -> str:
+        """A new name."""
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    # Levels.
+
+    @property
+    def inner(self) -> list[Statement]:
+        """The statements of the innermost open loop."""
+        return self.levels[-1].statements
+
+    @contextmanager
+    def loop(
+        self,
+        axis: Axis,
+        kind: Literal["serial", "tile"],
+        step: Size = 1,
+        start: Size = 0,
+        stop: Size | None = None,
+    ) -> Iterator[None]:
+        """Open a loop over an axis; closing it puts it into the one around it."""
+        self.levels.append(_Level(self.levels[-1].axes | {axis}))
+        yield
+        self._close(self.axis_name(axis), start, axis.size if stop is None else stop, step, kind)
+
+    @contextmanager
+    def repeat(self, name: str, start: Size, stop: Size, step: Size) -> Iterator[None]:
+        """Open a serial loop that binds no axis: what it makes is known inside only."""
+        self.levels.append(_Level(self.levels[-1].axes))
+        yield
+        self._close(name, start, stop, step, "serial")
+
+    def _close(self, name: str, start: Size, stop: Size, step: Size, kind: Literal["serial", "tile"]) -> None:
+        body = self.levels.pop().statements
+        self.inner.append(Loop(name, start, stop, step, kind, tuple(body)))
+
+    def define(self, item: Located, operand: Operand, level: int = -1) -> None:
+        """Say which name holds a value from here on (within the loop of that level)."""
+        self.levels[level].names[item] = operand
+
+    def add_scratch(self, dtype: DType, numel: Size, hint: str = "row") -> Buffer:
+        """New memory private to one grid iteration."""
+        buffer = Buffer(f"{hint}{len(self.scratch)}", dtype, numel, "scratch")
+        self.scratch.append(buffer)
+        return buffer
+
+    # Computations.
+
+    def emit(self, item: Located) -> Operand:
+        """The name of a value, computed now unless an open loop has it already."""
+        for level in reversed(self.levels):
+            if item in level.names:
+                return level.names[item]
+        if item in self.kept:
+            buffer, offset = self.kept[item]
+            return self._define(item, self._load(item, buffer, offset), self._level(item))
+        if item.kind == "load":
+            buffer = self.buffers[item.value]
+            offset = self.offset(item.index, item.value.tensor)
+            return self._define(item, self._load(item, buffer, offset), self._level(item))
+        if item.kind == "constant":
+            return self._constant(item)
+        if item.kind == "index":
+            return self._index(item)
+        if item.kind == "pointwise":
+            return self._pointwise(item)
+        raise ScheduleError(f"a {item.kind} is read before it is computed")
+
+    def store(self, position: int, index: tuple[Affine, ...], item: Located) -> None:
+        """Store one output element (tile) in the innermost loop."""
+        value = self.emit(item)
+        self.inner.append(Store(self.outputs[position].name, self.offset(index, self.output_types[position]), value))
+
+    def _load(self, item: Located, buffer: Buffer, offset: sympy.Expr) -> Statement:
+        return Load(self.fresh(), buffer.name, offset)
+
+    def _level(self, item: Located, operands: Sequence[Operand] = ()) -> int:
+        """The outermost open loop that binds the axes of ``item`` and in which its operands are known."""
+        names = {o for o in operands if isinstance(o, str)}
+        for number, level in enumerate(self.levels):
+            names.difference_update(o for o in level.names.values() if isinstance(o, str))
+            if item.axes <= level.axes and not names:
+                return number
+        raise ScheduleError(f"{item!r} depends on a loop that is not open")
+
+    def _define(self, item: Located, statement: Statement, level: int) -> str:
+        self.levels[level].statements.append(statement)
+        name = statement.dst  # type: ignore[union-attr]
+        self.levels[level].names[item] = name
+        return name
+
+    def _constant(self, item: Located) -> Operand:
+        node = item.node
+        if node.is_op("constant"):
+            return Constant(node.attributes["value"])
+        value = Index(self.fresh("n"), sympy.sympify(node.attributes["expr"]))
+        return self._cast_index(item, value, 0)
+
+    def _index(self, item: Located) -> Operand:
+        value = Index(self.fresh("n"), self.expression(item.index[0]))
+        return self._cast_index(item, value, self._level(item))
+
+    def _cast_index(self, item: Located, value: Index, level: int) -> Operand:
+        name = self._define(item, value, level)
+        if item.dtype == I64:
+            return name
+        cast = Compute(self.fresh(), "cast", (name,), accumulation(item.dtype))
+        return self._define(item, cast, level)
+
+    def _pointwise(self, item: Located) -> Operand:
+        node = item.node
+        operands = tuple(self.emit(o) for o in item.operands)
+        source = accumulation(node.operands[0].dtype)
+        target = item.dtype
+        if node.is_op("cast"):
+            return self._cast(item, operands, source, target)
+        dtype = source if node.is_op(*_COMPARISONS) else accumulation(target)
+        self.operations += node.op.cost
+        compute = Compute(self.fresh(), node.op.name, operands, dtype)
+        return self._define(item, compute, self._level(item, operands))
+
+    def _cast(self, item: Located, operands: tuple[Operand, ...], source: DType, target: DType) -> Operand:
+        if accumulation(target) == target and source == target:
+            # A widened half value is held in f32 already.
+            self.levels[self._level(item, operands)].names[item] = operands[0]
+            return operands[0]
+        rounds = target if accumulation(target) != target else None
+        compute = Compute(self.fresh(), "cast", operands, accumulation(target), rounds)
+        return self._define(item, compute, self._level(item, operands))
+
+
+def _buffer(name: str, value: Value, role: Literal["input", "output"]) -> Buffer:
+    return Buffer(name, value.dtype, storage_numel(value.tensor), role)
+
+
+def storage_numel(type: TensorType) -> Size:
+    """Elements from the first to the last that a tensor of this type touches."""
+    out: Size = 1
+    for n, stride in zip(type.shape, type.strides, strict=True):
+        if n == 0:
+            return 0
+        out = out + (n - 1) * stride
+    return out
+
+
+def grid(statements: list[Statement], loops: Sequence[tuple[str, Size]]) -> tuple[Statement, ...]:
+    """Wrap statements in grid loops, outermost first."""
+    body = tuple(statements)
+    for name, size in reversed(loops):
+        body = (Loop(name, 0, size, 1, "grid", body),)
+    return body
+
+
+def region_symbols(region: Node, statements: Sequence[Statement]) -> tuple[str, ...]:
+    """Names of the symbols that a kernel's text mentions: those of the region's types, and ``parts`` if used."""
+    sizes: list[Size] = []
+    for value in (*region.body.inputs, *region.body.outputs):
+        sizes += [*value.shape, *value.tensor.strides]
+    for node in region.body.nodes:
+        if node.is_op("size"):
+            sizes.append(node.attributes["expr"])
+    found = {str(s) for n in sizes if not isinstance(n, int) for s in n.free_symbols}
+    return tuple(sorted(found))

@@ -1,0 +1,337 @@
+"""Schedule of pointwise and row regions: a grid over rows, and one loop over the columns per reduction level."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import sympy
+
+from fusec.analysis.affine import Axis
+from fusec.analysis.indexing import Located, Nest, Output
+from fusec.analysis.kinds import Shape
+from fusec.codegen.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update
+from fusec.codegen.schedule.emitter import Emitter, grid
+from fusec.ir.types import DType, Size, TensorType, accumulation
+
+# Recomputing something dearer than this in a second loop over the row costs more than keeping it in the cache.
+_DEAR = 8
+_MAX_SCRATCH = 16384
+_MAX_TILE = 65536
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a target cuts its loops."""
+
+    lanes: int
+    """Elements of a tile."""
+    whole_row: bool = False
+    """Whether a tile may grow to hold a whole row, so that every column loop is one tile (Triton)."""
+    grain: int = 4
+    """Tiles in one grid iteration, where a single axis is all there is to split."""
+
+
+def schedule_rows(emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
+    """The body of a kernel for a pointwise or row region.
+
+    Raises:
+        ScheduleError: where a value would be needed in a loop that is not open.
+    """
+    return Rows(emitter, nest, shape, tiling).run()
+
+
+class Rows:
+    """The loops of one nest; ``fill`` and ``stores`` serve schedules that open outer loops of their own."""
+
+    def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
+        self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
+        self.strides = unit_strides(nest, emitter.output_types)
+        self.wanted: dict[Located, tuple[sympy.Expr, int]] = {}
+        """Values to be kept in scratch once computed: where, and how many elements a row has."""
+
+    def run(self) -> tuple[Statement, ...]:
+        for axis in (*self.shape.rows, *(a for dim in self.nest.axes for a in dim)):
+            self.emitter.axis_name(axis)
+        if self.shape.kind == "pointwise":
+            return self._pointwise()
+        lane = self._lane_among(self.shape.rows) if self._is_column() else None
+        if lane is not None:
+            return self._columns(lane)
+        self.emitter.levels[0].axes = frozenset(self.shape.rows)
+        self.fill()
+        return self._grid(self.shape.rows)
+
+    # Pointwise.
+
+    def _pointwise(self) -> tuple[Statement, ...]:
+        outputs = self.nest.outputs
+        lane = self._lane_among([a for dim in self.nest.axes for a in dim])
+        shared = [a for dim in self.nest.axes for a in dim if all(a in output_axes(o) for o in outputs)]
+        outer = [a for a in shared if a is not lane]
+        if lane is None or outer or lane not in shared:
+            self.emitter.levels[0].axes = frozenset(outer)
+            self.stores(outputs)
+            return self._grid(outer)
+        return self._blocks(lane, outer, lambda: self._put(outputs))
+
+    def _blocks(self, lane: Axis, outer: Sequence[Axis], fill: Callable[[], None]) -> tuple[Statement, ...]:
+        """A grid over blocks of one axis as well, for ranges that have no other axis to split."""
+        lanes = self._lanes((lane,))
+        block = lanes * (1 if self.tiling.whole_row else self.tiling.grain)
+        if isinstance(lane.size, int) and lane.size <= block:
+            with self.emitter.loop(lane, "tile", lanes):
+                fill()
+            return self._grid(outer)
+        name = f"{self.emitter.axis_name(lane)}_block"
+        start = sympy.Symbol(name, integer=True, nonnegative=True) * block
+        with self.emitter.loop(lane, "tile", lanes, start, sympy.Min(start + block, lane.size)):
+            fill()
+        count = (lane.size + block - 1) // block if isinstance(lane.size, int) else _ceiling(lane.size, block)
+        return grid(self.emitter.inner, [(name, count), *((self.emitter.axis_name(a), a.size) for a in outer)])
+
+    # Rows.
+
+    def fill(self) -> None:
+        """Reductions level by level; what can be stored along the way is, in the same loop."""
+        phases = self._phases()
+        if self.tiling.whole_row and self._single_loop(phases):
+            self._whole_row(phases)
+            return
+        self._plan_scratch(phases)
+        for bound, reductions, outputs in phases:
+            if reductions:
+                self._reduce(bound, reductions, outputs)
+            else:
+                self.stores(outputs)
+
+    def _phases(self) -> list[tuple[tuple[Axis, ...], list[Located], list[Output]]]:
+        """Loops over columns in order: the reductions each makes, and the outputs each stores."""
+        rows = frozenset(self.shape.rows)
+        reductions = self.shape.reductions
+        pending = list(self.nest.outputs)
+        phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]] = []
+        for depth in sorted({r.depth for r in reductions}):
+            here = [r for r in reductions if r.depth == depth]
+            for bound in dict.fromkeys(r.bound for r in here):
+                # Only a whole set of segments may move: otherwise what they share would be computed twice.
+                ready = [o for o in pending if o.root.depth < depth and output_axes(o) - rows == frozenset(bound)]
+                pending = [o for o in pending if o not in ready]
+                phases.append((bound, [r for r in here if r.bound == bound], ready))
+        return [*phases, ((), [], pending)]
+
+    def _reduce(self, bound: tuple[Axis, ...], reductions: list[Located], outputs: list[Output]) -> None:
+        emitter, lane = self.emitter, self._lane_among(bound)
+        accumulators = {r: emitter.fresh("acc") for r in reductions}
+        for r, name in accumulators.items():
+            emitter.inner.append(Init(name, _fold(r), _accumulator(r), lane is not None))
+        with ExitStack() as loops:
+            for axis in bound:
+                if axis is not lane:
+                    loops.enter_context(emitter.loop(axis, "serial"))
+            if lane is not None:
+                loops.enter_context(emitter.loop(lane, "tile", self._lanes((lane,))))
+            for r, name in accumulators.items():
+                emitter.inner.append(Update(name, _fold(r), self._addends(r)))
+                emitter.operations += 1
+            self._put(outputs)
+            self._keep()
+        for r, name in accumulators.items():
+            if lane is not None:
+                total = emitter.fresh("r")
+                emitter.inner.append(Fold(total, _fold(r), name, _accumulator(r)))
+                name = total
+            emitter.define(r, name)
+
+    def _addends(self, reduction: Located) -> tuple[Operand, ...]:
+        """What is added per element: the two factors of a product that nobody else wants, so that they fuse."""
+        (x,) = reduction.operands
+        if reduction.node.is_op("sum") and x.kind == "pointwise" and x.node.is_op("mul") and len(x.value.users) == 1:
+            return tuple(self.emitter.emit(o) for o in x.operands)
+        return (self.emitter.emit(x),)
+
+    def _single_loop(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> bool:
+        bounds = {bound for bound, reductions, _ in phases if reductions}
+        return len(bounds) == 1 and len(next(iter(bounds))) == 1 and isinstance(next(iter(bounds))[0].size, int)
+
+    def _whole_row(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> None:
+        """One tile holds the row: everything is loaded once and reduced in place."""
+        ((axis,),) = {bound for bound, reductions, _ in phases if reductions}
+        rows = frozenset(self.shape.rows)
+        emitter = self.emitter
+        outside: list[Output] = []
+        with emitter.loop(axis, "tile", self._lanes((axis,))):
+            for _, reductions, outputs in phases:
+                for r in reductions:
+                    value = emitter.emit(r.operands[0])
+                    if isinstance(value, Constant):
+                        value = _materialise(emitter, value, _accumulator(r))
+                    total = emitter.fresh("r")
+                    emitter.inner.append(Fold(total, _fold(r), value, _accumulator(r)))
+                    emitter.define(r, total)
+                    emitter.operations += 1
+                inside = [o for o in outputs if output_axes(o) - rows <= {axis}]
+                outside += [o for o in outputs if o not in inside]
+                self._put(inside)
+            totals = dict(emitter.levels[-1].names)
+        # A loop that is one tile opens no scope: its sums stay known for the segments behind it.
+        for r in self.shape.reductions:
+            emitter.define(r, totals[r])
+        self.stores(outside)
+
+    # Columns: a reduction over outer axes, lanes along the axis that stays.
+
+    def _is_column(self) -> bool:
+        bound = {a for r in self.shape.reductions for a in r.bound}
+        return not any(self.strides[a] for a in bound) and any(self.strides[a] for a in self.shape.rows)
+
+    def _columns(self, lane: Axis) -> tuple[Statement, ...]:
+        outer = [a for a in self.shape.rows if a is not lane]
+        self.emitter.levels[0].axes = frozenset(outer)
+        return self._blocks(lane, outer, self._column_phases)
+
+    def _column_phases(self) -> None:
+        for bound, reductions, outputs in self._phases():
+            accumulators = {r: self.emitter.fresh("acc") for r in reductions}
+            for r, name in accumulators.items():
+                self.emitter.inner.append(Init(name, _fold(r), _accumulator(r), True))
+            with ExitStack() as loops:
+                for axis in bound:
+                    loops.enter_context(self.emitter.loop(axis, "serial"))
+                for r, name in accumulators.items():
+                    self.emitter.inner.append(Update(name, _fold(r), self._addends(r)))
+                    self.emitter.operations += 1
+                if reductions:
+                    self._put(outputs)
+            for r, name in accumulators.items():
+                self.emitter.define(r, name)
+            if not reductions:
+                self.stores(outputs)
+
+    # Stores.
+
+    def stores(self, outputs: Iterable[Output]) -> None:
+        """Store outputs in loops over whatever axes are not open yet, those over the same axes together."""
+        opened = self.emitter.levels[-1].axes
+        groups: dict[tuple[Axis, ...], list[Output]] = {}
+        for output in outputs:
+            missing = [a for dim in self.nest.axes for a in dim if a in output_axes(output) and a not in opened]
+            groups.setdefault(tuple(missing), []).append(output)
+        for missing, members in groups.items():
+            lane = self._lane_among(missing)
+            with ExitStack() as loops:
+                for axis in missing:
+                    if axis is not lane:
+                        loops.enter_context(self.emitter.loop(axis, "serial"))
+                if lane is not None:
+                    loops.enter_context(self.emitter.loop(lane, "tile", self._lanes((lane,))))
+                self._put(members)
+
+    def _put(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            self.emitter.store(output.position, output.index, output.root)
+
+    # Scratch: dear values that several loops over the row need.
+
+    def _plan_scratch(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> None:
+        if self.tiling.whole_row:
+            return
+        rows = frozenset(self.shape.rows)
+        uses: Counter[Located] = Counter()
+        for bound, reductions, outputs in phases:
+            roots = [r.operands[0] for r in reductions] + [o.root for o in outputs]
+            seen = set(_columns_below(roots, rows))
+            uses.update(seen)
+        for item, count in uses.items():
+            dear = item.kind == "pointwise" and item.node.op.cost >= _DEAR
+            axes = tuple(a for dim in self.nest.axes for a in dim if a in item.axes - rows)
+            if not dear or count < 2 or len(axes) != len(item.axes - rows):
+                continue
+            numel, offset = 1, sympy.Integer(0)
+            for axis in reversed(axes):
+                if not isinstance(axis.size, int) or numel * axis.size > _MAX_SCRATCH:
+                    break
+                offset = offset + self.emitter.axis_symbol(axis) * numel
+                numel *= axis.size
+            else:
+                self.wanted[item] = offset, numel
+
+    def _keep(self) -> None:
+        """At the end of a loop: store what later loops want and this one has computed."""
+        names = self.emitter.levels[-1].names
+        for item in [i for i in self.wanted if i in names]:
+            offset, numel = self.wanted.pop(item)
+            buffer = self.emitter.add_scratch(accumulation(item.dtype), numel)
+            self.emitter.inner.append(Store(buffer.name, offset, names[item]))
+            self.emitter.kept[item] = (buffer, offset)
+
+    # Loops.
+
+    def _grid(self, axes: Sequence[Axis]) -> tuple[Statement, ...]:
+        return grid(self.emitter.inner, [(self.emitter.axis_name(a), a.size) for a in axes])
+
+    def _lane_among(self, axes: Iterable[Axis]) -> Axis | None:
+        """The axis to run lanes along: the one that most accesses have at unit stride, the innermost of equals."""
+        best: Axis | None = None
+        for axis in axes:
+            if axis.size != 1 and (best is None or self.strides[axis] >= self.strides[best]):
+                best = axis
+        return best
+
+    def _lanes(self, axes: Sequence[Axis]) -> int:
+        if not self.tiling.whole_row:
+            return self.tiling.lanes
+        (axis,) = axes
+        if not isinstance(axis.size, int):
+            return self.tiling.lanes
+        limit = _MAX_TILE if self.shape.kind == "row" else self.tiling.lanes
+        return min(1 << (axis.size - 1).bit_length(), limit)
+
+
+def unit_strides(nest: Nest, output_types: Sequence[TensorType]) -> Counter[Axis]:
+    """How many loads and stores have each axis at unit stride."""
+    counts: Counter[Axis] = Counter()
+    accesses = [(i.index, i.value.tensor) for i in nest.walk() if i.kind == "load"]
+    accesses += [(o.index, output_types[o.position]) for o in nest.outputs]
+    for index, type in accesses:
+        for part, stride in zip(index, type.strides, strict=True):
+            for axis, coefficient in part.terms:
+                if stride == 1 and coefficient == 1:
+                    counts[axis] += 1
+    return counts
+
+
+def output_axes(output: Output) -> frozenset[Axis]:
+    """The axes over which an output is stored."""
+    return frozenset(axis for part in output.index for axis in part.axes)
+
+
+def _columns_below(roots: Iterable[Located], rows: frozenset[Axis]) -> Iterable[Located]:
+    """What is computed per column element for these roots."""
+    seen: set[Located] = set()
+    stack = [r for r in roots]
+    while stack:
+        item = stack.pop()
+        if item in seen or item.axes <= rows or item.kind == "reduction":
+            continue
+        seen.add(item)
+        stack.extend(item.operands)
+    return seen
+
+
+def _fold(reduction: Located) -> str:
+    return reduction.node.op.name
+
+
+def _accumulator(reduction: Located) -> DType:
+    return accumulation(reduction.dtype)
+
+
+def _ceiling(size: Size, block: int) -> sympy.Expr:
+    return sympy.floor((size + block - 1) / block)
+
+
+def _materialise(emitter: Emitter, value: Constant, dtype: DType) -> str:
+    name = emitter.fresh()
+    emitter.inner.append(Compute(name, "cast", (value,), dtype))
+    return name

@@ -1,0 +1,43 @@
+"""What a target is to the rest: schedules regions, prints kernels, builds them into something that can be launched."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from fusec.codegen.kernel import Kernel
+from fusec.config import Config
+from fusec.errors import BuildError
+from fusec.ir.graph import Node
+
+
+class Launchable(Protocol):
+    """A built kernel."""
+
+    name: str
+    source: str
+    """Its text, as printed."""
+
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
+        """Run it on tensors (inputs, then outputs; none for scratch) and the values of its symbols."""
+
+
+class Target(Protocol):
+    """A kind of machine that fusec generates code for."""
+
+    name: str
+    lanes: int
+    """Elements of a float tile that suit the machine."""
+    whole_row: bool
+    """Whether a tile loop takes a whole row at once (blocks of a GPU) instead of a register at a time."""
+
+    def schedule(self, region: Node, name: str) -> Kernel:
+        """The tile program of a kernel region; raises ScheduleError where there is none."""
+
+    def print(self, kernel: Kernel) -> str:
+        """Its text."""
+
+    def build(self, kernels: Sequence[Kernel], config: Config) -> "list[Launchable | BuildError]":
+        """Build all, side by side; a kernel that fails gives its error in its place.
+
+        Raises:
+            BuildError: where nothing can be built at all, as for want of a compiler.
+        """

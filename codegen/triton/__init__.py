@@ -1,0 +1,71 @@
+"""The Triton target: GPU kernels, which Triton's interpreter also runs on CPU tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.schedule import schedule_region
+from fusec.codegen.target import Launchable
+from fusec.codegen.triton.printer import print_kernel
+from fusec.config import Config
+from fusec.errors import BuildError, FusecError
+from fusec.ir.graph import Node
+
+if TYPE_CHECKING:
+    from fusec.codegen.triton.check import RegionCheck
+
+
+@dataclass(frozen=True)
+class TritonTarget:
+    """Blocks of a power of two; a row is one block, as long as its length is known."""
+
+    name: str = "triton"
+    lanes: int = 1024
+    whole_row: bool = True
+
+    def schedule(self, region: Node, name: str) -> Kernel:
+        """The tile program of a kernel region.
+
+        Raises:
+            ScheduleError: where there is none, as for a contraction.
+        """
+        return schedule_region(region, name, self.lanes, self.whole_row)
+
+    def print(self, kernel: Kernel) -> str:
+        """Its text.
+
+        Raises:
+            ScheduleError: for what Triton cannot express.
+        """
+        return print_kernel(kernel)
+
+    def build(self, kernels: Sequence[Kernel], config: Config) -> list[Launchable | BuildError]:
+        """Print all; Triton compiles each at its first launch, for the types and alignments it meets there.
+
+        Raises:
+            BuildError: where Triton is not installed.
+        """
+        try:
+            from fusec.codegen.triton.launch import TritonKernel
+        except ImportError as reason:
+            raise BuildError("Triton is not installed", why=str(reason), fix="pip install triton") from reason
+        built: list[Launchable | BuildError] = []
+        for kernel in kernels:
+            try:
+                built.append(TritonKernel(kernel))
+            except FusecError as reason:
+                built.append(BuildError(f"kernel {kernel.name} was not built", why=reason.what))
+        return built
+
+
+def check_region(region: Node, name: str = "kernel") -> "RegionCheck":
+    """A region's Triton kernel held against its body in the interpreter, and compiled ahead of time.
+
+    Raises:
+        ScheduleError: where Triton has no schedule for the region.
+        BuildError: where Triton refuses the kernel.
+    """
+    from fusec.codegen.triton import check
+
+    return check.check_region(region, name)

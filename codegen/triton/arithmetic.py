@@ -1,0 +1,222 @@
+"""One pointwise operation of the tile program as one Triton expression."""
+
+import math
+from collections.abc import Callable
+
+from fusec.codegen.kernel import Compute, Constant, Operand
+from fusec.errors import ScheduleError
+from fusec.ir.types import BF16, BOOL, F32, F64, DType, accumulation
+
+NAMES: dict[str, str] = {
+    "f64": "tl.float64", "f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "i64": "tl.int64",
+    "i32": "tl.int32", "i16": "tl.int16", "i8": "tl.int8", "u8": "tl.uint8", "bool": "tl.int1",
+}  # fmt: skip
+"""Triton's name of each element type."""
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shift_left": "<<", "shift_right": ">>",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+}  # fmt: skip
+_LIBRARY = {
+    "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sin": "tl.sin", "cos": "tl.cos",
+    "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs", "fma": "tl.fma",
+}  # fmt: skip
+_PRELUDE = {"expm1", "log1p", "trunc", "tanh", "atan2"}
+_INTEGER_IDENTITY = {"floor", "ceil", "round", "trunc"}
+_SQUARINGS = 8
+"""Up to this exponent a power is spelt as multiplications."""
+
+
+def literal(value: float | int | bool, dtype: DType) -> str:
+    """A number as the text of a Python literal of the kind of ``dtype``."""
+    if dtype == BOOL:
+        return str(bool(value))
+    if not dtype.is_float:
+        return str(int(value))
+    value = float(value)
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def filled(value: float | int | bool, dtype: DType, shape: str = "()") -> str:
+    """A scalar or tile of one number, of exactly that element type."""
+    return f"tl.full({shape}, {literal(value, dtype)}, {NAMES[dtype.name]})"
+
+
+def expression(compute: Compute, name: Callable[[str], str]) -> str:
+    """The right-hand side of a ``Compute``.
+
+    Args:
+        compute: the operation.
+        name: the text of a defined name.
+
+    Raises:
+        ScheduleError: for an operation that has no form in this element type.
+    """
+    return _Expression(compute, name).text()
+
+
+class _Expression:
+    def __init__(self, compute: Compute, name: Callable[[str], str]) -> None:
+        self.op, self.dtype, self.rounds_to = compute.op, compute.dtype, compute.rounds_to
+        self.operands = compute.operands
+        self.name = name
+
+    def typed(self, operand: Operand, dtype: DType | None = None) -> str:
+        """An operand as a value of exactly the compute type."""
+        if isinstance(operand, Constant):
+            return filled(operand.value, accumulation(dtype or self.dtype))
+        return self.name(operand)
+
+    def bare(self) -> list[str]:
+        """The operands of an infix operator, whose literals take the type of the other side."""
+        if all(isinstance(o, Constant) for o in self.operands):
+            return [self.typed(o) for o in self.operands]
+        return [literal(o.value, self.dtype) if isinstance(o, Constant) else self.name(o) for o in self.operands]
+
+    def text(self) -> str:
+        op = self.op
+        if op in _INFIX:
+            left, right = self.bare()
+            return f"{_signed(left)} {_INFIX[op]} {_signed(right)}"
+        if op in _INTEGER_IDENTITY and not self.dtype.is_float:
+            return self.typed(self.operands[0])
+        special = getattr(self, f"_{op}", None)
+        if special is not None:
+            return str(special(*self.operands))
+        arguments = ", ".join(map(self.typed, self.operands))
+        if op in _LIBRARY:
+            return f"{_LIBRARY[op]}({arguments})"
+        if op in _PRELUDE and not (op == "atan2" and self.dtype == F64):
+            return f"{self._suffixed(op)}({arguments})"
+        raise self._missing()
+
+    def _missing(self) -> ScheduleError:
+        return ScheduleError(f"{self.op} of {self.dtype} has no Triton form", fix="leave it outside the kernel")
+
+    def _suffixed(self, op: str) -> str:
+        return "tanh_f64" if op == "tanh" and self.dtype == F64 else op
+
+    def _neg(self, x: Operand) -> str:
+        return f"-{self.typed(x)}"
+
+    def _not(self, x: Operand) -> str:
+        return f"{self.typed(x)} == 0" if self.dtype == BOOL else f"~{self.typed(x)}"
+
+    def _sign(self, x: Operand) -> str:
+        x = self.typed(x)
+        one, minus = filled(1, self.dtype), filled(-1, self.dtype)
+        if not self.dtype.is_float and self.dtype.name == "u8":
+            return f"tl.where({x} > 0, {one}, {x})"
+        return f"tl.where({x} > 0, {one}, tl.where({x} < 0, {minus}, {x}))"
+
+    def _div(self, x: Operand, y: Operand) -> str:
+        if self.dtype == F64:
+            return f"{self.typed(x)} / {self.typed(y)}"
+        return f"tl.div_rn({self.typed(x)}, {self.typed(y)})"
+
+    def _reciprocal(self, x: Operand) -> str:
+        return self._div(Constant(1.0), x)
+
+    def _sqrt(self, x: Operand) -> str:
+        return f"tl.sqrt({self.typed(x)})" if self.dtype == F64 else f"tl.sqrt_rn({self.typed(x)})"
+
+    def _rsqrt(self, x: Operand) -> str:
+        return f"1.0 / tl.sqrt({self.typed(x)})" if self.dtype == F64 else f"tl.rsqrt({self.typed(x)})"
+
+    def _sigmoid(self, x: Operand) -> str:
+        return f"1.0 / (1.0 + tl.exp(-{self.typed(x)}))"
+
+    def _round(self, x: Operand) -> str:
+        return f"round_even({self.typed(x)}, {2.0 ** (52 if self.dtype == F64 else 23)})"
+
+    def _isnan(self, x: Operand) -> str:
+        return f"{self.typed(x)} != {self.typed(x)}"
+
+    def _isinf(self, x: Operand) -> str:
+        if not self.dtype.is_float:
+            return f"{self.typed(x)} != {self.typed(x)}"
+        return f'tl.abs({self.typed(x)}) == float("inf")'
+
+    def _maximum(self, x: Operand, y: Operand) -> str:
+        if self.dtype == BOOL:
+            return f"{self.typed(x)} | {self.typed(y)}"
+        return f"max_or_nan({self.typed(x)}, {self.typed(y)})"
+
+    def _minimum(self, x: Operand, y: Operand) -> str:
+        if self.dtype == BOOL:
+            return f"{self.typed(x)} & {self.typed(y)}"
+        return f"min_or_nan({self.typed(x)}, {self.typed(y)})"
+
+    def _where(self, condition: Operand, x: Operand, y: Operand) -> str:
+        return f"tl.where({self.typed(condition, BOOL)}, {self.typed(x)}, {self.typed(y)})"
+
+    def _floor_divide(self, x: Operand, y: Operand) -> str:
+        name = "floor_divide" if self.dtype.is_float else "floor_divide_int"
+        return f"{name}({self.typed(x)}, {self.typed(y)})"
+
+    def _remainder(self, x: Operand, y: Operand) -> str:
+        return f"remainder({self.typed(x)}, {self.typed(y)})"
+
+    def _fmod(self, x: Operand, y: Operand) -> str:
+        return f"{self.typed(x)} % {self.typed(y)}"
+
+    def _pow(self, x: Operand, y: Operand) -> str:
+        if isinstance(y, Constant) and float(y.value) in (0.5, -0.5, -1.0) and self.dtype.is_float:
+            root = {0.5: self._sqrt, -0.5: self._rsqrt, -1.0: self._reciprocal}[float(y.value)]
+            return root(x)
+        if isinstance(y, Constant) and not isinstance(x, Constant) and y.value in range(1, _SQUARINGS + 1):
+            return " * ".join([self.typed(x)] * int(y.value))
+        if self.dtype == F64:
+            raise self._missing()
+        return f"{'power' if self.dtype.is_float else 'power_int'}({self.typed(x)}, {self.typed(y)})"
+
+    def _cast(self, x: Operand) -> str:
+        to = self.rounds_to or self.dtype
+        if isinstance(x, Constant):
+            x_text = filled(x.value, F32 if isinstance(x.value, float) and to != F64 else accumulation(to))
+        else:
+            x_text = self.name(x)
+        if to == BOOL:
+            return f"{x_text} != 0"
+        if to == BF16:
+            return f"round_bf16({x_text})"
+        out = f"{x_text}.to({NAMES[to.name]})"
+        return out if to == self.dtype else f"{out}.to({NAMES[self.dtype.name]})"
+
+
+def _signed(text: str) -> str:
+    return f"({text})" if text.startswith("-") else text
+
+
+def identity(op: str, dtype: DType) -> float | int | bool:
+    """What a reduction with ``op`` in ``dtype`` starts from."""
+    if op in ("sum", "prod"):
+        return 0 if op == "sum" else 1
+    if dtype.is_float:
+        return -math.inf if op == "max" else math.inf
+    if dtype == BOOL:
+        return op == "min"
+    bits = 8 * dtype.bytes
+    low, high = (0, 2**bits - 1) if dtype.name == "u8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return low if op == "max" else high
+
+
+COMBINERS: dict[str, str] = {"sum": "add", "prod": "product", "max": "max_or_nan", "min": "min_or_nan"}
+"""The device function that joins two partial results of a reduction."""
+
+
+def combined(op: str, dtype: DType, left: str, right: str) -> str:
+    """``left op right`` for two partial results of a reduction."""
+    if dtype == BOOL:
+        return f"{left} {'|' if op in ('sum', 'max') else '&'} {right}"
+    if op in ("sum", "prod"):
+        return f"{left} {'+' if op == 'sum' else '*'} {right}"
+    return f"{COMBINERS[op]}({left}, {right})"
+
+
+def reduced(op: str, dtype: DType, tile: str) -> str:
+    """The lanes of a tile as one number of ``dtype``."""
+    if dtype == BOOL:
+        combiner = COMBINERS["max" if op in ("max", "sum") else "min"]
+        return f"tl.reduce({tile}.to(tl.int32), 0, {combiner}) != 0"
+    return f"tl.reduce({tile}, 0, {COMBINERS[op]})"

@@ -1,0 +1,91 @@
+"""A region's Triton kernel held against the meaning of its body, and compiled for chips that are not here."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fusec.codegen.bounds import Access, size_limits, unproven_accesses
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.schedule.emitter import storage_numel
+from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.compile import Report, compile_for
+from fusec.codegen.triton.launch import InterpretedKernel
+from fusec.ir.graph import Graph, Node
+from fusec.ir.types import TensorType
+from fusec.verify.contract import Comparison, compare_outputs
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.interpreter import evaluate
+from fusec.verify.sizes import evaluate_size, evaluate_sizes
+
+DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
+_SIZES = (3, 5, 2, 7, 11, 13)
+"""What symbols stand for, in turn: small and distinct, so that a mixed-up size shows."""
+
+
+@dataclass(frozen=True)
+class RegionCheck:
+    """The outcome for one region."""
+
+    kernel: Kernel
+    comparison: Comparison
+    reports: tuple[Report, ...]
+    unproven: tuple[Access, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is right, within its buffers, and compiles without spills."""
+        return self.comparison.passed and all(r.ok for r in self.reports) and not self.unproven
+
+    def __str__(self) -> str:
+        lines = [f"{self.kernel.name}: {self.comparison}"]
+        lines += [f"  spills: {r}" for r in self.reports if not r.ok]
+        lines += [f"  out of bounds: {a}" for a in self.unproven]
+        return "\n".join(lines)
+
+
+def check_region(
+    region: Node, name: str = "kernel", chips: Sequence[str] = DEFAULT_CHIPS, seed: int = 0
+) -> RegionCheck:
+    """Schedule a region with whole rows, run it in Triton's interpreter, prove its bounds and compile it.
+
+    Raises:
+        ScheduleError: where Triton has no schedule for the region, as for contractions.
+        BuildError: where Triton refuses the kernel.
+    """
+    target = TritonTarget()
+    kernel = target.schedule(region, name)
+    comparison = _compare(kernel, region.body, seed)
+    reports = tuple(compile_for(kernel, chip) for chip in chips)
+    return RegionCheck(kernel, comparison, reports, tuple(unproven_accesses(kernel, size_limits(region.body))))
+
+
+def _compare(kernel: Kernel, body: Graph, seed: int) -> Comparison:
+    sizes = itertools.cycle(_SIZES)
+    symbols = {name: next(sizes) for name in kernel.symbols}
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [_sample(value.tensor, symbols, generator) for value in body.inputs]
+    outputs = [_allocate(value.tensor, symbols) for value in body.outputs]
+    InterpretedKernel(kernel)([*inputs, *outputs], [symbols[name] for name in kernel.symbols])
+    reference = evaluate(body, inputs, symbols, dtype=torch.float64)
+    eager = evaluate(body, inputs, symbols)
+    return compare_outputs(eager, outputs, reference)
+
+
+def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generator) -> Tensor:
+    """A tensor of a type: normal numbers, small integers, fair booleans."""
+    length, dtype = evaluate_size(storage_numel(type), symbols), torch_dtype(type.dtype)
+    if dtype.is_floating_point:
+        storage = torch.randn(length, generator=generator, dtype=torch.float64).to(dtype)
+    else:
+        storage = torch.randint(0, 2 if dtype == torch.bool else 6, (length,), generator=generator).to(dtype)
+    return storage.as_strided(evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols))
+
+
+def _allocate(type: TensorType, symbols: dict[str, int]) -> Tensor:
+    """Memory for an output, filled with what a forgotten store would leave."""
+    shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
+    out = torch.empty_strided(shape, strides, dtype=torch_dtype(type.dtype))
+    return out.fill_(torch.nan if out.is_floating_point() else 1)

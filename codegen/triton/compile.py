@@ -1,0 +1,123 @@
+"""Kernels compiled ahead of time for a chip that need not be present, and what the machine code takes."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.triton.launch import OPTIONS, define
+from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.signature import blocks, num_warps, parameters
+from fusec.errors import BuildError
+
+CHIPS: dict[str, GPUTarget] = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+"""The chips by name."""
+
+_POINTERS = {
+    "f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32", "i16": "*i16",
+    "i8": "*i8", "u8": "*u8", "bool": "*i1",
+}  # fmt: skip
+_ALIGNED = [["tt.divisibility", 16]]
+"""What a caller promises of each pointer: torch aligns what it allocates to far more."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one kernel takes on one chip."""
+
+    kernel: str
+    chip: str
+    registers: int
+    """Of one thread."""
+    spills: int
+    """Bytes (NVIDIA) or registers (AMD) that did not fit and went to memory."""
+    shared: int
+    """Bytes of shared memory of one program."""
+    assembly_bytes: int
+    """Length of the PTX or AMDGCN text."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing spilled."""
+        return self.spills == 0
+
+
+def compile_for(kernel: Kernel, chip: str) -> Report:
+    """Compile a kernel for one of ``CHIPS``; no GPU is needed.
+
+    Raises:
+        BuildError: where Triton refuses it.
+    """
+    function = define(kernel, print_kernel(kernel))
+    names = parameters(kernel)
+    types = [_POINTERS[b.dtype.name] for b in kernel.buffers] + ["i64"] * len(kernel.symbols)
+    constants = {block.name: block.lanes for block in blocks(kernel)}
+    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
+    aligned = {(i,): _ALIGNED for i in range(len(kernel.buffers))}
+    source = ASTSource(function, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": num_warps(kernel), **OPTIONS}
+    try:
+        compiled = triton.compile(source, target=CHIPS[chip], options=options)
+    except Exception as reason:
+        raise BuildError(f"Triton refuses kernel {kernel.name} for {chip}", why=str(reason)) from reason
+    read = _nvidia if CHIPS[chip].backend == "cuda" else _amd
+    return read(kernel.name, chip, compiled)
+
+
+def _amd(name: str, chip: str, compiled: Any) -> Report:
+    text = compiled.asm["amdgcn"]
+
+    def field(key: str) -> int:
+        found = re.search(rf"\.{key}:\s*(\d+)", text)
+        return int(found[1]) if found else 0
+
+    spills = field("vgpr_spill_count") + field("sgpr_spill_count")
+    return Report(name, chip, field("vgpr_count"), spills, field("group_segment_fixed_size"), len(text))
+
+
+def _nvidia(name: str, chip: str, compiled: Any) -> Report:
+    with TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage = _tool("cuobjdump", "-res-usage", str(cubin))
+        found = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage))
+        ptx = compiled.asm["ptx"]
+        stack = int(found.get("STACK", 0)) + int(found.get("LOCAL", 0))
+        spills = _spilled(ptx, Path(folder)) if stack else 0
+    return Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx))
+
+
+def _spilled(ptx: str, folder: Path) -> int:
+    """Bytes spilled: a stack may also be a table that a function such as sin keeps, so the assembler is asked."""
+    source, found = folder / "kernel.ptx", re.search(r"^\.target sm_(\d+)(a?)", ptx, re.MULTILINE)
+    if not found:
+        raise BuildError("PTX that names no target", where=str(source))
+    source.write_text(ptx)
+    assembler = "ptxas" if int(found[1]) < 90 else "ptxas-blackwell"  # as Triton chooses between the two it carries
+    flags = ["-v", "--fmad=false", "--regAllocOptLevel=2", f"--gpu-name=sm_{found[1]}{found[2]}"]
+    log = _tool(assembler, *flags, str(source), "-o", str(folder / "again.cubin"))
+    return sum(map(int, re.findall(r"(\d+) bytes spill", log)))
+
+
+def _tool(name: str, *arguments: str) -> str:
+    """What one of the CUDA tools in Triton's wheel prints."""
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    try:
+        done = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=True, timeout=60)
+    except subprocess.CalledProcessError as reason:
+        raise BuildError(f"{name} failed", where=str(path), why=reason.stderr) from reason
+    except (OSError, subprocess.TimeoutExpired) as reason:
+        raise BuildError(f"{name} failed", where=str(path), why=str(reason)) from reason
+    return done.stdout + done.stderr

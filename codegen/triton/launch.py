@@ -1,0 +1,147 @@
+"""Printed kernels run: compiled by Triton on a GPU, or by its interpreter on CPU tensors."""
+
+import hashlib
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.signature import identifier, launches, num_warps
+from fusec.errors import BuildError
+from fusec.verify.sizes import evaluate_size
+
+OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
+"""Compiler options of every kernel: a product is rounded before it is added, whatever Triton's default becomes."""
+
+
+_COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+
+
+class TritonKernel:
+    """One kernel: compiled by Triton on its first launch on a GPU; on CPU tensors the interpreter runs it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.name = kernel.name
+        self.source = print_kernel(kernel)
+        self._function: Any = None
+        self._interpreted: InterpretedKernel | None = None
+
+    def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
+        """Run on tensors, at each of which a pointer of the kernel starts.
+
+        Args:
+            buffers: one for each buffer of the kernel, in order.
+            symbols: their values, in the order of ``kernel.symbols``.
+        """
+        _check_count(self.kernel, buffers, symbols)
+        if all(buffer.device.type == "cpu" for buffer in buffers):
+            self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
+            return self._interpreted(buffers, symbols)
+        if self._function is None:
+            self._function = define(self.kernel, self.source)
+        programs = program_count(self.kernel, symbols)
+        if programs:
+            with torch.cuda.device(buffers[0].device):
+                self._function[(programs,)](*buffers, *symbols, num_warps=num_warps(self.kernel), **OPTIONS)
+
+
+class InterpretedKernel:
+    """One kernel in Triton's interpreter: slow, on CPU tensors, for tests and debugging."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.name = kernel.name
+        self.source = print_kernel(kernel, interpreted=True)
+        function = define(kernel, self.source, decorate=_plain)
+        function.__globals__["add"] = tl.standard._sum_combine  # the interpreter knows it as numpy's sum
+        self._function = InterpretedFunction(function)
+
+    def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
+        """As ``TritonKernel``; bf16 tensors go through f32 copies, since the interpreter gets bf16 arithmetic wrong."""
+        _check_count(self.kernel, buffers, symbols)
+        programs = program_count(self.kernel, symbols)
+        if not programs:
+            return
+        passed = [_flat(buffer) for buffer in buffers]
+        widened = [b.float() if b.dtype == torch.bfloat16 else b for b in passed]
+        with np.errstate(all="ignore"), _typed_comparisons():
+            self._function[(programs,)](*widened, *symbols)
+        for buffer, original, copy in zip(self.kernel.buffers, passed, widened, strict=True):
+            if copy is not original and buffer.role in ("output", "update"):
+                original.copy_(copy)
+
+
+def define(kernel: Kernel, text: str, decorate: Callable[[Any], Any] = triton.jit) -> Any:
+    """The function that a kernel's text defines.
+
+    Triton reads the source of what it compiles, so the text is entered into ``linecache`` as a file of its own.
+
+    Args:
+        kernel: the kernel.
+        text: its text.
+        decorate: what stands for ``triton.jit`` in the text.
+    """
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = f"<fusec kernel {kernel.name} {digest}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"__name__": f"fusec_kernel_{digest}", "device_function": decorate}
+    code = text if decorate is triton.jit else text.replace("@triton.jit", "@device_function")
+    try:
+        exec(compile(code, file, "exec"), names)
+    except SyntaxError as reason:
+        raise BuildError(f"the text of kernel {kernel.name} is no Python", where=file, why=str(reason)) from reason
+    return names[identifier(kernel.name)]
+
+
+def program_count(kernel: Kernel, symbols: Sequence[int]) -> int:
+    """How many programs a launch with these symbol values starts."""
+    return evaluate_size(launches(kernel), dict(zip(kernel.symbols, symbols, strict=True)))
+
+
+@contextmanager
+def _typed_comparisons() -> Iterator[None]:
+    """Let the interpreter's comparisons give booleans.
+
+    It marks them with the type of what was compared, and so a scalar one turns into floats where it meets a tile.
+    """
+    original = InterpreterBuilder.binary_op
+
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        result = original(self, lhs, rhs, op)
+        return TensorHandle(result.data, tl.int1) if op in _COMPARISONS else result
+
+    InterpreterBuilder.binary_op = binary_op
+    try:
+        yield
+    finally:
+        InterpreterBuilder.binary_op = original
+
+
+def _plain(function: Any) -> Any:
+    """A device function for the interpreter: itself, under the attribute by which ``tl.reduce`` calls it."""
+    function.fn = function
+    return function
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The memory from a tensor's first element to its last, as one dimension."""
+    length = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((length if tensor.numel() else 0,), (1,))
+
+
+def _check_count(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
+    if len(buffers) != len(kernel.buffers) or len(symbols) != len(kernel.symbols):
+        raise BuildError(
+            f"kernel {kernel.name} takes {len(kernel.buffers)} buffers and {len(kernel.symbols)} symbols",
+            why=f"{len(buffers)} and {len(symbols)} were passed",
+        )

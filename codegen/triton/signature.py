@@ -1,0 +1,89 @@
+"""What a kernel's launch looks like: its grid, its parameters, and the width of its offsets."""
+
+import keyword
+from dataclasses import dataclass
+
+import sympy
+
+from fusec.codegen.kernel import Kernel, Loop
+from fusec.codegen.triton.prelude import FUNCTIONS
+from fusec.errors import ScheduleError
+from fusec.ir.types import Size, product, simplify
+
+_WARP_ELEMENTS = 256
+"""Elements of a tile that one warp works on: 8 a lane, so that a lane's loads of half types are 16 bytes."""
+_MAX_WARPS = 16
+_MAX_INT32 = 2**31 - 1
+_RESERVED = frozenset({"tl", "triton", "float", "range", "pid", *keyword.kwlist, *FUNCTIONS})
+
+
+@dataclass(frozen=True)
+class Block:
+    """A compile-time parameter of the kernel: the number of lanes of some of its tile loops."""
+
+    name: str
+    lanes: int
+
+
+def blocks(kernel: Kernel) -> tuple[Block, ...]:
+    """The compile-time parameters, one for each distinct number of lanes."""
+    lanes = list(
+        dict.fromkeys(lanes_of(loop) for loop in kernel.walk() if isinstance(loop, Loop) and loop.kind == "tile")
+    )
+    return tuple(Block("BLOCK" if len(lanes) == 1 else f"BLOCK_{n}", n) for n in lanes)
+
+
+def num_warps(kernel: Kernel) -> int:
+    """How many warps share a tile: enough that a lane holds few elements of it."""
+    warps = max([block.lanes for block in blocks(kernel)], default=1) // _WARP_ELEMENTS
+    return max(1, min(_MAX_WARPS, warps))
+
+
+def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
+    """The grid loops, outermost first."""
+    loops: list[Loop] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind == "grid":
+        loops.append(body[0])
+        body = body[0].body
+    return tuple(loops)
+
+
+def trips(loop: Loop) -> Size:
+    """How many iterations a loop makes."""
+    length = simplify(loop.stop - loop.start)
+    if isinstance(length, int) and isinstance(loop.step, int):
+        return -(-length // loop.step)
+    return length if loop.step == 1 else sympy.floor((length + loop.step - 1) / sympy.sympify(loop.step))
+
+
+def launches(kernel: Kernel) -> Size:
+    """How many programs one launch starts."""
+    return product(tuple(trips(loop) for loop in grid_loops(kernel)))
+
+
+def parameters(kernel: Kernel) -> tuple[str, ...]:
+    """Names of the run-time parameters: pointers, then symbols."""
+    return tuple(f"{buffer.name}_ptr" for buffer in kernel.buffers) + tuple(map(identifier, kernel.symbols))
+
+
+def wide(kernel: Kernel) -> bool:
+    """Whether offsets may need 64 bits: always where a size is symbolic."""
+    lengths = [simplify(buffer.numel) for buffer in kernel.buffers]
+    return not all(isinstance(n, int) and n <= _MAX_INT32 for n in lengths)
+
+
+def lanes_of(loop: Loop) -> int:
+    """The number of lanes of a tile loop.
+
+    Raises:
+        ScheduleError: where it is no power of two.
+    """
+    if not isinstance(loop.step, int) or loop.step & (loop.step - 1):
+        raise ScheduleError(f"a tile of {loop.step} elements", why="a Triton block is a power of two")
+    return loop.step
+
+
+def identifier(name: str) -> str:
+    """A name of the tile program as a name in the text, clear of Python's, Triton's and the prelude's."""
+    return f"{name}_" if name in _RESERVED or name.startswith("BLOCK") else name

@@ -1,0 +1,124 @@
+"""A contraction as one call of the vendor's matrix product, over views where the layouts allow it."""
+
+from dataclasses import replace
+
+import torch
+
+from fusec.codegen.program_text import ProgramText
+from fusec.codegen.python_sizes import sizes_text
+from fusec.ir.graph import Node, Value
+from fusec.ir.ops import split_spec
+from fusec.ir.types import Size, contiguous_strides, product, same_size, simplify
+
+
+def write_contraction(text: ProgramText, node: Node) -> None:
+    """Append the lines that compute a contraction."""
+    (a_term, b_term), out_term = split_spec(node.attributes["spec"])
+    a, b = node.operands
+    text.step("vendor", "matmul", node.sources)
+    batch = [x for x in out_term if x in a_term and x in b_term]
+    rows = [x for x in out_term if x in a_term and x not in b_term]
+    columns = [x for x in out_term if x in b_term and x not in a_term]
+    summed = [x for x in a_term if x in b_term and x not in out_term]
+    plain = len(batch) + len(rows) + len(summed) == len(a_term) and len(set(a_term)) == len(a_term)
+    plain = plain and len(batch) + len(columns) + len(summed) == len(b_term) and len(set(b_term)) == len(b_term)
+    if not plain or not summed or not node.result.dtype.is_float:
+        _write_einsum(text, node)
+        return
+    if _is_linear(node, a_term, b_term, out_term):
+        # One call, as eager makes it, without the views that the general form needs.
+        name = text.define(node.result, None)
+        function = text.constant(torch.nn.functional.linear, "linear")
+        text.line(f"{name} = {function}({text.names[a]}, {text.names[b]})")
+        return
+    left = _matrix(text, a, a_term, (batch, rows, summed))
+    right = _matrix(text, b, b_term, (batch, summed, columns))
+    type = node.result.tensor
+    allocation, strides = text.allocate(type)
+    groups = (batch, rows, columns)
+    merged = _merge(out_term, type.shape, strides, groups)
+    if merged is None:
+        # The groups interleave in memory: compute them apart, then leave the permuted view.
+        order = "".join(x for group in groups for x in group)
+        sizes = dict(zip(out_term, type.shape, strict=True))
+        dense = tuple(sizes[x] for x in order)
+        of = dict(zip(order, contiguous_strides(dense), strict=True))
+        strides = tuple(of[x] for x in out_term)
+        allocation, _ = text.allocate(replace(type, strides=strides))
+        merged = _merge(out_term, type.shape, strides, groups)
+        assert merged is not None
+    name = text.define(node.result, strides)
+    text.line(f"{name} = {allocation}")
+    target = name
+    if not _is_whole(merged if batch else merged[1:], type.shape, strides):
+        target = text.fresh()
+        text.line(f"{target} = {_view(name, merged, batch)}")
+    function = text.constant(torch.bmm if batch else torch.mm, "matmul")
+    text.line(f"{function}({left}, {right}, out={target})")
+
+
+def _is_linear(node: Node, a_term: str, b_term: str, out_term: str) -> bool:
+    """Whether it is rows times a weight of [columns, summed]."""
+    linear = len(b_term) == 2 and len(a_term) > 1 and a_term[-1] == b_term[1] and out_term == a_term[:-1] + b_term[0]
+    return linear and node.operands[0].tensor.is_contiguous and node.result.tensor.is_contiguous
+
+
+def _write_einsum(text: ProgramText, node: Node) -> None:
+    function = text.constant(torch.einsum, "einsum")
+    a, b = (text.names[v] for v in node.operands)
+    name = text.define(node.result, None)
+    text.line(f"{name} = {function}({node.attributes['spec']!r}, {a}, {b})")
+
+
+def _matrix(text: ProgramText, value: Value, term: str, groups: tuple[list[str], ...]) -> str:
+    """The operand as a matrix (or a batch of them) whose dims are the groups of labels."""
+    type, strides = value.tensor, text.layout(value)
+    merged = _merge(term, type.shape, strides, groups)
+    name = text.names[value]
+    if merged is None:
+        sizes = dict(zip(term, type.shape, strict=True))
+        dims = tuple(term.index(x) for group in groups for x in group)
+        shape = tuple(product(tuple(sizes[x] for x in group)) for group in groups)
+        shape = shape if groups[0] else shape[1:]
+        copy = text.fresh()
+        text.step("copy", "operand of matmul")
+        text.line(f"{copy} = {name}.permute({dims}).reshape({sizes_text(shape)})")
+        return copy
+    if _is_whole(merged if groups[0] else merged[1:], type.shape, strides):
+        return name
+    return _view(name, merged, groups[0])
+
+
+def _is_whole(dims: list[tuple[Size, Size]], shape: tuple[Size, ...], strides: tuple[Size, ...]) -> bool:
+    """Whether the view would be the tensor itself."""
+    return tuple(n for n, _ in dims) == shape and tuple(s for _, s in dims) == strides
+
+
+def _view(name: str, merged: list[tuple[Size, Size]], batch: list[str]) -> str:
+    dims = merged if batch else merged[1:]
+    shape, strides = tuple(n for n, _ in dims), tuple(s for _, s in dims)
+    return f"{name}.as_strided({sizes_text(shape)}, {sizes_text(strides)})"
+
+
+def _merge(
+    term: str, shape: tuple[Size, ...], strides: tuple[Size, ...], groups: tuple[list[str], ...]
+) -> list[tuple[Size, Size]] | None:
+    """Length and stride of each group of labels taken as one dim; None where one does not lie in memory as one."""
+    sizes = dict(zip(term, zip(shape, strides, strict=True), strict=True))
+    out: list[tuple[Size, Size]] = []
+    for group in groups:
+        length: Size = 1
+        stride: Size = 1
+        for label in reversed(group):
+            n, step = sizes[label]
+            if n == 1:
+                continue
+            if length == 1:
+                length, stride = n, step
+            elif same_size(step, simplify(stride * length)):
+                length = simplify(length * n)
+            else:
+                return None
+        out.append((length, stride))
+    return out
+

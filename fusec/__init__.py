@@ -1,0 +1,31 @@
+"""A graph compiler and operator-fusion framework for transformers: ``torch.compile(model, backend="fusec")``.
+
+The public names are loaded when they are first used, so that the command line starts without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusec.config import Config
+    from fusec.debug.explain import explain
+    from fusec.rewriting.fusion import Dims, fusion
+    from fusec.rewriting.rule import rewrite
+
+__version__ = "0.1.0"
+__all__ = ["Config", "Dims", "explain", "fusion", "rewrite"]
+
+_HOMES = {
+    "Config": "fusec.config",
+    "Dims": "fusec.rewriting.fusion",
+    "explain": "fusec.debug.explain",
+    "fusion": "fusec.rewriting.fusion",
+    "rewrite": "fusec.rewriting.rule",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, from where it lives."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fusec' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

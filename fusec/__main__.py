@@ -1,0 +1,6 @@
+"""``python -m fusec``."""
+
+from fusec.cli import main
+
+if __name__ == "__main__":
+    main()

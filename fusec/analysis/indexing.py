@@ -1,0 +1,355 @@
+"""Where every element comes from: a region's body, with views resolved, as computations at affine indices.
+
+``locate`` turns a body graph into a tree without views: each ``Located`` is one operation at one index over
+loop axes. It is what decides whether a region is one loop nest, and what schedules turn into a kernel.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from fusec.analysis.affine import Affine, Axis, NotAffine, Unaligned, divide, reindex
+from fusec.errors import ScheduleError
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait, split_spec
+from fusec.ir.types import DType, Size, same_shape, same_size
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Located:
+    """One operation at one index. Identity is equality; equal computations are one object."""
+
+    kind: str
+    """``load``, ``constant``, ``index``, ``pointwise``, ``reduction`` or ``contraction``."""
+    value: Value
+    index: tuple[Affine, ...]
+    operands: "tuple[Located, ...]" = ()
+    bound: tuple[Axis, ...] = ()
+    """The axes that a reduction or contraction sums over."""
+    axes: frozenset[Axis] = frozenset()
+    """The axes its value depends on."""
+    depth: int = 0
+    """How many reductions lie below it, one above the other."""
+
+    @property
+    def node(self) -> Node:
+        """The node it stands for; not for a load."""
+        assert self.value.producer is not None
+        return self.value.producer
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of its value."""
+        return self.value.dtype
+
+    def __repr__(self) -> str:
+        name = self.value.producer.op.name if self.value.producer else self.value.name
+        return f"<{self.kind} {name} at {list(self.index)}>"
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of the region over one part of its range; an output cut in segments has several."""
+
+    position: int
+    """Which output of the body."""
+    root: Located
+    index: tuple[Affine, ...]
+    """Where the element belongs in the output."""
+
+
+@dataclass
+class Nest:
+    """A located region."""
+
+    outputs: list[Output]
+    axes: tuple[tuple[Axis, ...], ...]
+    """Per dim of the widest output, the axes it is made of, outer first (those of all segments); then any others."""
+
+    def walk(self) -> Iterator[Located]:
+        """Every computation once, operands first."""
+        seen: set[Located] = set()
+        for output in self.outputs:
+            stack = [(output.root, False)]
+            while stack:
+                item, done = stack.pop()
+                if done:
+                    yield item
+                elif item not in seen:
+                    seen.add(item)
+                    stack.append((item, True))
+                    stack.extend((operand, False) for operand in reversed(item.operands))
+
+
+_MAX_CUTS = 24
+_SEGMENT = re.compile(r"@\d+")
+
+
+def locate(body: Graph) -> Nest:
+    """Locate every output of a region.
+
+    Raises:
+        ScheduleError: where the outputs have no common loop nest, or an index is not affine.
+    """
+    shape = max((v.shape for v in body.outputs), key=_extent)
+    cuts = _Cuts()
+    for _ in range(_MAX_CUTS):
+        try:
+            return _Locator(shape, cuts).run(body)
+        except Unaligned as cut:
+            cuts.add(cut)
+        except NotAffine as reason:
+            raise ScheduleError("a region has no affine loop nest", why=str(reason)) from reason
+    raise ScheduleError("a region needs too many loops", why=f"more than {_MAX_CUTS} cuts of its axes")
+
+
+def _extent(shape: tuple[Size, ...]) -> tuple[float, int]:
+    numel = 1.0
+    for n in shape:
+        numel *= n if isinstance(n, int) else float(n.subs({s: 97 for s in n.free_symbols}))
+    return numel, len(shape)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One segment of a dim: its index and the axes that is made of, outer first."""
+
+    index: Affine
+    axes: tuple[Axis, ...]
+
+
+@dataclass
+class _Cuts:
+    """How the axes were cut so far, by the role that made them: ``d2`` is a dim of the root, ``d2/i`` the inner
+    part of its factorisation, ``d2@32`` its segment from 32 on."""
+
+    factors: dict[str, Size] = field(default_factory=dict)
+    segments: dict[str, list[int]] = field(default_factory=dict)
+    roles: dict[Axis, str] = field(default_factory=dict)
+
+    def add(self, cut: Unaligned) -> None:
+        role = self.roles[cut.axis]
+        if cut.factor is not None:
+            self.factors[role] = cut.factor
+        elif role.startswith("d") and cut.segment is not None:
+            self.segments[role] = [cut.segment]
+        else:
+            raise ScheduleError("a reduction runs over parts that are computed differently")
+
+    def parts(self, role: str, size: Size, made: dict[tuple[str, Size], Axis]) -> list[_Part]:
+        """The segments of a range, each over the axes that its factors leave."""
+        if role in self.segments:
+            assert isinstance(size, int)
+            (point,) = self.segments[role]
+            low = self.parts(f"{role}@0", point, made)
+            high = self.parts(f"{role}@{point}", size - point, made)
+            return low + [_Part(p.index + Affine(offset=point), p.axes) for p in high]
+        if role in self.factors:
+            inner = self.factors[role]
+            outer = divide(size, inner)
+            assert outer is not None
+            return [
+                _Part(high.index.scaled(inner) + low.index, (*high.axes, *low.axes))
+                for high in self.parts(f"{role}/o", outer, made)
+                for low in self.parts(f"{role}/i", inner, made)
+            ]
+        # Segments of one length share their axis, so that what they have in common is computed once.
+        axis = made.setdefault((_SEGMENT.sub("@", role), size), Axis(size, role[0]))
+        self.roles[axis] = role
+        return [_Part(Affine.of([(axis, 1)]), (axis,))]
+
+
+class _Locator:
+    """One attempt to locate a body with a fixed set of cuts."""
+
+    def __init__(self, shape: tuple[Size, ...], cuts: _Cuts) -> None:
+        self.cuts = cuts
+        self.shape = shape
+        self.memo: dict[tuple[Value, tuple[Affine, ...]], Located] = {}
+        self.pool: list[tuple[_Part, Size]] = []
+        self.made: dict[tuple[str, Size], Axis] = {}
+        self.extra: dict[Axis, None] = {}
+        """Axes of outputs that the dims of the widest one do not have."""
+        self.dims = [cuts.parts(f"d{d}", n, self.made) for d, n in enumerate(shape)]
+        self.axes = tuple(tuple(dict.fromkeys(a for p in parts for a in p.axes)) for parts in self.dims)
+        for parts, n in zip(self.dims, shape, strict=True):
+            if len(parts) == 1 and n != 1:
+                self.pool.append((parts[0], n))
+
+    def run(self, body: Graph) -> Nest:
+        outputs: list[Output] = []
+        widest_first = sorted(enumerate(body.outputs), key=lambda o: _extent(o[1].shape), reverse=True)
+        for position, value in widest_first:
+            for index in self._places(value):
+                outputs.append(Output(position, self.at(value, index), index))
+        known = {a for dim in self.axes for a in dim}
+        return Nest(outputs, (*self.axes, tuple(a for a in self.extra if a not in known)))
+
+    def _places(self, value: Value) -> list[tuple[Affine, ...]]:
+        """The indices, one per segment, at which an output is computed: its dims aligned with the root's."""
+        shape = value.shape
+        if len(shape) > len(self.shape):
+            if any(n != 1 for n in shape[: len(shape) - len(self.shape)]):
+                raise ScheduleError("outputs have different ranges", why=f"{shape} and {self.shape}")
+            lead = (Affine(),) * (len(shape) - len(self.shape))
+            shape = shape[len(lead) :]
+        else:
+            lead = ()
+        places: list[tuple[Affine, ...]] = [lead]
+        offset = len(self.shape) - len(shape)
+        for d, n in enumerate(shape):
+            if n == 1:
+                places = [(*place, Affine()) for place in places]
+            elif same_size(n, self.shape[d + offset]):
+                indices = [part.index for part in self.dims[d + offset]]
+                places = [(*place, part) for place in places for part in indices]
+            else:
+                part = self._bind(n, {a for place in places for position in place for a in position.axes})
+                self.extra.update(dict.fromkeys(part.axes))
+                places = [(*place, part.index) for place in places]
+        if len(places) > 16:
+            raise ScheduleError("an output falls into too many segments", why=f"{len(places)} of them")
+        return places
+
+    def at(self, value: Value, index: tuple[Affine, ...]) -> Located:
+        """The computation of ``value`` at ``index``."""
+        key = (value, index)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._locate(value, index)
+        return found
+
+    def _locate(self, value: Value, index: tuple[Affine, ...]) -> Located:
+        node = value.producer
+        axes = frozenset(axis for part in index for axis in part.axes)
+        if node is None:
+            return Located("load", value, index, axes=axes)
+        if node.is_op("constant", "size"):
+            return Located("constant", value, ())
+        if node.is_op("iota"):
+            return Located("index", value, index, axes=axes)
+        if node.has(Trait.VIEW):
+            return self._through_view(node, index)
+        if node.has(Trait.POINTWISE):
+            operands = tuple(self.at(v, broadcast_index(v.shape, value.shape, index)) for v in node.operands)
+            return _above("pointwise", value, index, operands)
+        if node.has(Trait.REDUCTION):
+            return self._reduction(node, index)
+        if node.has(Trait.CONTRACTION):
+            return self._contraction(node, index)
+        raise ScheduleError(f"{node.op.name} cannot be part of a kernel")
+
+    def _through_view(self, node: Node, index: tuple[Affine, ...]) -> Located:
+        shape = node.result.shape
+        if node.is_op("concat"):
+            return self._concat(node, index)
+        (x,) = node.operands
+        if node.is_op("permute"):
+            inner: list[Affine] = [Affine()] * len(index)
+            for position, d in zip(index, node.attributes["dims"], strict=True):
+                inner[d] = position
+            return self.at(x, tuple(inner))
+        if node.is_op("slice"):
+            d = node.attributes["dim"]
+            moved = list(index)
+            moved[d] = index[d].scaled(node.attributes["step"]) + Affine(offset=node.attributes["start"])
+            return self.at(x, tuple(moved))
+        if node.is_op("expand"):
+            return self.at(x, broadcast_index(x.shape, shape, index))
+        return self.at(x, reindex(index, shape, x.shape))
+
+    def _concat(self, node: Node, index: tuple[Affine, ...]) -> Located:
+        d = node.attributes["dim"]
+        position = index[d]
+        low, high = position.offset, position.maximum()
+        if not isinstance(low, int) or not isinstance(high, int):
+            raise NotAffine("a concatenation along a dim of unknown size")
+        start = 0
+        for x in node.operands:
+            n = x.shape[d]
+            if not isinstance(n, int):
+                raise NotAffine("a concatenation of parts of unknown size")
+            if start <= low and high < start + n:
+                moved = list(index)
+                moved[d] = Affine(position.terms, low - start)
+                return self.at(x, tuple(moved))
+            if low < start + n <= high:
+                self._cut(position, start + n)
+            start += n
+        raise NotAffine(f"index {position} is outside of a concatenation of length {start}")
+
+    def _cut(self, position: Affine, point: int) -> None:
+        """Ask for the axis of ``position`` to be cut where its value reaches ``point``."""
+        axis, coefficient = max(position.terms, key=lambda term: term[1])  # type: ignore[arg-type,return-value]
+        steps, rest = divmod(point - int(position.offset), int(coefficient))
+        if rest or len(position.terms) > 1 and steps >= axis.size:
+            raise NotAffine("a concatenation that cuts across two loops")
+        raise Unaligned(axis, segment=steps)
+
+    def _reduction(self, node: Node, index: tuple[Affine, ...]) -> Located:
+        (x,) = node.operands
+        inner, taken = list(index), {axis for part in index for axis in part.axes}
+        bound: list[Axis] = []
+        for d in node.attributes["dims"]:
+            if x.shape[d] != 1:
+                part = self._bind(x.shape[d], taken)
+                inner[d] = part.index
+                taken.update(part.axes)
+                bound.extend(part.axes)
+        operand = self.at(x, tuple(inner))
+        return _above("reduction", node.result, index, (operand,), tuple(bound))
+
+    def _bind(self, n: Size, taken: set[Axis]) -> _Part:
+        """A bound variable over ``n``: an earlier one if it is free, so that loops coincide."""
+        for part, size in reversed(self.pool):
+            if same_size(size, n) and not taken.intersection(part.axes):
+                return part
+        (part,) = self.cuts.parts(f"reduce{len(self.pool)}", n, self.made)
+        self.pool.insert(0, (part, n))
+        return part
+
+    def _contraction(self, node: Node, index: tuple[Affine, ...]) -> Located:
+        terms, out = split_spec(node.attributes["spec"])
+        at = dict(zip(out, index, strict=True))
+        bound: list[Axis] = []
+        for term, x in zip(terms, node.operands, strict=True):
+            for label, n in zip(term, x.shape, strict=True):
+                if label not in at:
+                    # Never an axis of the outputs: the loop over it is the innermost, whatever surrounds it.
+                    (part,) = self.cuts.parts(f"contract{n}", n, self.made)
+                    if (part, n) not in self.pool:
+                        self.pool.append((part, n))
+                    at[label] = part.index
+                    bound.extend(part.axes)
+        operands = tuple(
+            self.at(x, tuple(at[label] for label in term)) for term, x in zip(terms, node.operands, strict=True)
+        )
+        return _above("contraction", node.result, index, operands, tuple(bound))
+
+
+def below(roots: Iterable[Located]) -> set[Located]:
+    """Everything that the operands of these computations need, themselves excluded."""
+    seen: set[Located] = set()
+    stack = [operand for root in roots for operand in root.operands]
+    while stack:
+        item = stack.pop()
+        if item not in seen:
+            seen.add(item)
+            stack.extend(item.operands)
+    return seen
+
+
+def broadcast_index(shape: tuple[Size, ...], to: tuple[Size, ...], index: tuple[Affine, ...]) -> tuple[Affine, ...]:
+    """The index into an operand of ``shape`` for the element at ``index`` of the broadcast result."""
+    lead = len(to) - len(shape)
+    if lead == 0 and same_shape(shape, to):
+        return index
+    return tuple(Affine() if n == 1 else part for n, part in zip(shape, index[lead:], strict=True))
+
+
+def _above(
+    kind: str, value: Value, index: tuple[Affine, ...], operands: tuple[Located, ...], bound: tuple[Axis, ...] = ()
+) -> Located:
+    axes = frozenset().union(*(o.axes for o in operands)) - set(bound)
+    depth = max((o.depth for o in operands), default=0) + (1 if kind != "pointwise" else 0)
+    return Located(kind, value, index, operands, bound, axes, depth)

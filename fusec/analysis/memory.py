@@ -1,0 +1,54 @@
+"""Bytes and arithmetic of nodes and values, as expressions over the sizes."""
+
+from fusec.ir.graph import Node, Value
+from fusec.ir.ops import Trait, split_spec
+from fusec.ir.types import Size, TensorType, product, simplify
+
+
+def touched_bytes(value: Value) -> Size:
+    """Bytes of the distinct elements of a value: a dim of stride 0 counts once."""
+    type = value.type
+    if not isinstance(type, TensorType):
+        return 0
+    distinct = tuple(n for n, stride in zip(type.shape, type.strides, strict=True) if stride != 0)
+    return simplify(product(distinct) * type.dtype.bytes)
+
+
+def moved_bytes(node: Node) -> Size:
+    """Bytes a node reads and writes when it runs on its own; aliasing views and numbers move nothing."""
+    if node.has(Trait.SOURCE) or (node.has(Trait.VIEW) and not node.is_op("concat")):
+        return 0
+    if node.has(Trait.WRITE):
+        return simplify(2 * touched_bytes(node.operands[1]))
+    out: Size = 0
+    for value in (*dict.fromkeys(node.operands), *node.results):
+        out = out + touched_bytes(value)
+    return simplify(out)
+
+
+def flops(node: Node) -> Size:
+    """Floating-point operations of a node; attention counts its two products, other opaque calls nothing."""
+    if node.has(Trait.REGION):
+        return simplify(sum((flops(n) for n in node.body.nodes), start=0))
+    if node.has(Trait.CONTRACTION):
+        return _contraction(node)
+    if node.has(Trait.REDUCTION):
+        return node.operands[0].tensor.numel
+    if node.has(Trait.POINTWISE):
+        return simplify(node.result.tensor.numel * node.op.cost)
+    if node.has(Trait.OPAQUE) and "attention" in str(node.attributes.get("target", "")):
+        return _attention(node)
+    return 0
+
+
+def _contraction(node: Node) -> Size:
+    terms, _ = split_spec(node.attributes["spec"])
+    sizes = {
+        label: n for term, x in zip(terms, node.operands, strict=True) for label, n in zip(term, x.shape, strict=True)
+    }
+    return simplify(2 * product(tuple(sizes.values())))
+
+
+def _attention(node: Node) -> Size:
+    query, key, value = (v.shape for v in node.operands[:3])
+    return simplify(2 * product(query[:-1]) * key[-2] * (query[-1] + value[-1]))

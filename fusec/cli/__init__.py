@@ -1,0 +1,31 @@
+"""The command line: ``fusec capture | opt | explain | view | env | cache``."""
+
+import typer
+
+from fusec.cli.cache import cache
+from fusec.cli.capture import capture
+from fusec.cli.environment import env
+from fusec.cli.explain import explain
+from fusec.cli.opt import opt
+from fusec.cli.terminal import reports
+from fusec.cli.view import view
+
+app = typer.Typer(
+    name="fusec",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Look into the compiler: capture a model, run passes on it, see what became of it and why.\n\n"
+    "A MODEL is SCRIPT.py (which defines `model` and `inputs`), models:llama/tiny, hf:llama, a .fir file, or - for "
+    "a graph on standard input. Exit codes: 0 fine, 1 a check failed, 2 wrong usage, 3 a graph or rewrite is wrong, "
+    "4 a crash.",
+    pretty_exceptions_enable=False,
+)
+for command in (capture, opt, explain, view, env):
+    app.command()(reports(command))
+app.add_typer(cache, name="cache")
+
+
+def main() -> None:
+    """Entry point of the ``fusec`` script."""
+    app()

@@ -1,0 +1,50 @@
+"""``fusec capture``: a model as the text of its graph."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fusec.cli.models import load
+from fusec.cli.terminal import note, write_json, write_text
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, or hf:llama")]
+
+
+def capture(
+    model: Model,
+    output: Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")] = "-",
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")] = False,
+    train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
+    sources: Annotated[bool, typer.Option(help="end each line with its place in the model")] = True,
+    batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
+    length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="say what was captured as JSON; needs -o")] = False,
+) -> None:
+    """Write the graph of a model as imported, before any pass.
+
+    A model with several graphs (training, graph breaks) gives several files, numbered from the second on.
+    """
+    from fusec.debug.capture import capture_graphs
+    from fusec.ir.printer import print_graph
+
+    loaded = load(model, batch, length)
+    graphs = capture_graphs(loaded.model, loaded.inputs, loaded.keywords, dynamic=dynamic, train=train)
+    written = []
+    for i, graph in enumerate(graphs):
+        path = output if output == "-" or i == 0 else str(_numbered(Path(output), i))
+        if output == "-" and i > 0:
+            note(f"{len(graphs)} graphs; the first is on standard output, -o FILE writes them all")
+            break
+        if not (as_json and path == "-"):
+            write_text(path, print_graph(graph, sources=sources))
+        written.append({"file": path, "graph": graph.name, "nodes": len(graph), "inputs": len(graph.inputs)})
+    if as_json:
+        write_json({"model": loaded.title, "graphs": written})
+    elif output != "-":
+        for row in written:
+            note(f"{row['file']}: {row['nodes']} nodes")
+
+
+def _numbered(path: Path, i: int) -> Path:
+    return path.with_name(f"{path.stem}.{i}{path.suffix}")

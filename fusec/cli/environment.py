@@ -1,0 +1,80 @@
+"""``fusec env``: what a report of a problem needs to say."""
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+
+from fusec.cli.terminal import show, write_json
+
+PACKAGES = ("fusec", "torch", "triton", "transformers", "sympy", "networkx", "numpy")
+
+
+def env(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
+    """Print versions, compilers, devices and settings, for a report of a problem."""
+    found = environment()
+    if as_json:
+        write_json(found)
+        return
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 3))
+    for name, value in found.items():
+        lines = "\n".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(f"[bold]{name}[/]", lines.replace("[", "\\["))
+    show(table)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, compilers, devices and settings."""
+    from fusec.config import Config
+
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "c++": _compiler(),
+        "gpu": _gpu(),
+        "cache": str(Config.from_environment().cache_path()),
+        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("FUSEC_", "OMP_", "TORCH_COMPILE"))},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def _compiler() -> str:
+    path = shutil.which(os.environ.get("CXX", "g++"))
+    if path is None:
+        return "none: kernels are run through ATen"
+    try:
+        out = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as reason:
+        return f"{path} does not run: {reason}"
+    return out.splitlines()[0] if out else path
+
+
+def _gpu() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "unknown: torch is not installed"
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"

@@ -1,0 +1,57 @@
+"""``fusec explain``: what became of a model."""
+
+from typing import Annotated
+
+import typer
+
+from fusec.cli.models import subjects
+from fusec.cli.terminal import CHECK_FAILED, note, show, write_json
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, hf:llama, GRAPH.fir, or - for a graph")
+]
+
+
+def explain(
+    model: Model,
+    target: Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")] = "",
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")] = False,
+    train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
+    batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
+    length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
+    everything: Annotated[bool, typer.Option("--all", help="every row of every table")] = False,
+    kernel: Annotated[str, typer.Option(help="print the source of this kernel instead")] = "",
+    brief: Annotated[bool, typer.Option("--line", help="one line")] = False,
+    fail_under: Annotated[
+        float, typer.Option(help="exit with 1 where generated kernels and GEMMs move less than this share, in percent")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
+) -> None:
+    """Show regions, kernels, coverage, what was left to ATen, and what nearly matched."""
+    from fusec.config import Config
+    from fusec.debug.explain import explain_subjects
+    from fusec.debug.report import summary_line
+    from fusec.debug.tables import explanation_view
+
+    config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
+    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length)
+    explanation = explain_subjects(found, title)
+    if as_json:
+        write_json(explanation.to_json())
+    elif kernel:
+        typer.echo(_source(kernel, {k.name: k.source for k in explanation.kernels if k.source}))
+    elif brief:
+        typer.echo(summary_line(explanation))
+    else:
+        show(explanation_view(explanation, everything))
+    covered = 100 * (1 - explanation.coverage["bytes"]["opaque"])
+    if covered < fail_under:
+        note(f"coverage is {covered:.1f} %, less than {fail_under:g} %")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _source(name: str, sources: dict[str, str]) -> str:
+    from fusec.cli.terminal import check_name
+
+    check_name("kernel", name, sources)
+    return sources[name]

@@ -1,0 +1,191 @@
+"""The one place that knows what MODEL may be on the command line, and loads it."""
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusec.cli.terminal import UsageError, check_name, read_text
+
+if TYPE_CHECKING:
+    from fusec.config import Config
+    from fusec.debug.subject import Subject
+    from fusec.ir.graph import Graph
+
+PACKAGED = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama", "t5": "T5", "vit": "ViT"}
+"""The models of this package, and their classes."""
+SMALL = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "image_size": 32, "patch_size": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
+}  # fmt: skip
+"""Sizes that a ``transformers`` architecture is cut down to, where it has them."""
+SMALL_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+WORDS = {"tokens", "decoder_tokens", "input_ids", "decoder_input_ids"}
+
+
+@dataclass
+class Loaded:
+    """A model and what to call it with."""
+
+    title: str
+    model: Any
+    inputs: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+
+def is_graph_file(spec: str) -> bool:
+    """Whether a MODEL is the text of a graph."""
+    return spec == "-" or spec.endswith(".fir")
+
+
+def load(spec: str, batch: int = 2, length: int = 16) -> Loaded:
+    """The model that a specification names.
+
+    Raises:
+        UsageError: for one that names none.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "models":
+        return _load_packaged(spec, rest, batch, length)
+    if kind == "hf":
+        return _load_transformers(spec, rest, batch, length)
+    if spec.endswith(".py"):
+        return _load_script(spec)
+    raise UsageError(
+        f"{spec!r} names no model",
+        fix="SCRIPT.py, models:llama/tiny, hf:llama, or for explain and view also GRAPH.fir",
+    )
+
+
+def read_graph(path: str) -> "Graph":
+    """Parse and verify the text of a graph."""
+    from fusec.ir.parser import parse_graph
+    from fusec.ir.verifier import verify_graph
+
+    graph = parse_graph(read_text(path))
+    verify_graph(graph)
+    return graph
+
+
+def subjects(
+    spec: str, config: "Config", *, dynamic: bool, train: bool, batch: int = 2, length: int = 16
+) -> tuple[str, "list[Subject]"]:
+    """Compile what a specification names; a graph that is grouped into kernels already is taken as it is."""
+    from fusec.debug.capture import compile_model
+    from fusec.debug.subject import subject_of
+
+    if not is_graph_file(spec):
+        loaded = load(spec, batch, length)
+        found = compile_model(loaded.model, loaded.inputs, loaded.keywords, config=config, dynamic=dynamic, train=train)
+        return loaded.title, [subject_of(c, loaded.title) for c in found]
+    graph = read_graph(spec)
+    title = graph.name if spec == "-" else Path(spec).stem
+    if any(n.is_op("region") and n.attributes.get("kind") == "kernel" for n in graph.nodes):
+        return title, [subject_of(graph, title)]
+    from fusec.compiler import compile_graph
+
+    return title, [subject_of(compile_graph(graph, config), title)]
+
+
+def _load_packaged(spec: str, rest: str, batch: int, length: int) -> Loaded:
+    name, _, preset = rest.partition("/")
+    check_name("model", name, PACKAGED)
+    import torch
+
+    module = importlib.import_module(f"fusec.models.{name}")
+    preset = preset or "tiny"
+    check_name(f"preset of models:{name}", preset, module.PRESETS)
+    config = module.PRESETS[preset]
+    torch.manual_seed(0)
+    model = getattr(module, PACKAGED[name])(config).eval()
+    inputs = importlib.import_module("fusec.models.inputs")
+    args: list[Any] = []
+    for parameter in inspect.signature(model.forward).parameters.values():
+        if parameter.name in WORDS:
+            args.append(inputs.sample_tokens(config.vocabulary, batch, length, seed=len(args)))
+        elif parameter.name == "images":
+            args.append(inputs.sample_images(batch, config.channels, config.image))
+        elif parameter.default is inspect.Parameter.empty:
+            raise UsageError(f"{spec}: no sample is known for input {parameter.name!r}")
+    return Loaded(f"{name}/{preset}", model, tuple(args))
+
+
+def _load_transformers(spec: str, name: str, batch: int, length: int) -> Loaded:
+    try:
+        import transformers
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError as reason:
+        raise UsageError(f"{spec} needs transformers", fix="pip install transformers") from reason
+    import torch
+
+    check_name("architecture of transformers", name, CONFIG_MAPPING.keys())
+    kind = CONFIG_MAPPING[name]
+    config = kind(**_small_sizes(kind()))
+    torch.manual_seed(0)
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
+        encoder = not getattr(config, "is_decoder", False) and "bert" in name
+        if kind in auto._model_mapping and not (encoder and auto is transformers.AutoModelForCausalLM):
+            model = auto.from_config(config).eval()
+            break
+    else:
+        raise UsageError(f"{spec}: transformers cannot build it from a configuration alone")
+    if model.main_input_name == "pixel_values":
+        images = torch.randn(batch, config.num_channels, config.image_size, config.image_size)
+        return Loaded(f"{name} (small)", model, (), {"pixel_values": images})
+    tokens = torch.randint(3, config.get_text_config().vocab_size, (batch, length))
+    keywords: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if config.is_encoder_decoder:
+        keywords["decoder_input_ids"] = tokens[:, : length // 2]
+    if hasattr(config, "use_cache"):
+        keywords["use_cache"] = False
+    return Loaded(f"{name} (small)", model, (), keywords)
+
+
+def _small_sizes(config: Any) -> dict[str, Any]:
+    """The cut-down sizes that an architecture has under one of its names."""
+    names = set(config.to_dict()) | set(getattr(config, "attribute_map", {}))
+    wanted = SMALL_T5 if "d_kv" in names else SMALL
+    sizes = {k: v for k, v in {**SMALL, **wanted}.items() if k in names}
+    return {k: v for k, v in sizes.items() if wanted is SMALL or k in SMALL_T5 or "size" in k or "token" in k}
+
+
+def _load_script(path: str) -> Loaded:
+    """Run a script and take its ``model`` and ``inputs``, or what functions of those names return."""
+    text = read_text(path)
+    try:
+        ast.parse(text, path)
+    except SyntaxError as reason:
+        raise UsageError(f"{path} is not Python", where=f"line {reason.lineno}", why=str(reason.msg)) from reason
+    spec = importlib.util.spec_from_file_location("fusec_script", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fusec_script"] = module
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    if not hasattr(module, "model") or not hasattr(module, "inputs"):
+        missing = " and ".join(n for n in ("model", "inputs") if not hasattr(module, n))
+        raise UsageError(
+            f"{path} defines no {missing}", fix="define `model` and `inputs`, or functions that return them"
+        )
+    return _call_with(Path(path).stem, _made(module.model, "model"), _made(module.inputs, "inputs"))
+
+
+def _made(value: Any, name: str) -> Any:
+    """What a function without parameters returns; a model that is a plain function of tensors stays one."""
+    if inspect.isfunction(value) and (name == "inputs" or not inspect.signature(value).parameters):
+        return value()
+    return value
+
+
+def _call_with(title: str, model: Any, inputs: Any) -> Loaded:
+    if isinstance(inputs, Mapping):
+        return Loaded(title, model, (), dict(inputs))
+    return Loaded(title, model, tuple(inputs) if isinstance(inputs, Sequence) else (inputs,))

@@ -1,0 +1,103 @@
+"""What every command shares: standard streams, exit codes, close matches for wrong names."""
+
+import difflib
+import functools
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fusec.errors import FusecError, GraphError, OptionError, ParseError, VerificationError
+
+CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
+
+
+class UsageError(FusecError):
+    """A command called wrongly."""
+
+
+def reports(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command turn errors into messages and exit codes."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except FusecError as error:
+            typer.secho(f"error: {error}", err=True, fg="red")
+            raise typer.Exit(exit_code(error)) from error
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            typer.echo("".join(traceback.format_exception(error)), err=True)
+            typer.secho(f"crash: {type(error).__name__}: {error}", err=True, fg="red")
+            raise typer.Exit(CRASH) from error
+
+    return run
+
+
+def exit_code(error: FusecError) -> int:
+    """Wrong names and unreadable text are wrong usage; a graph or rewrite that breaks a rule is invalid."""
+    if isinstance(error, (UsageError, OptionError, ParseError)):
+        return USAGE
+    return INVALID if isinstance(error, (GraphError, VerificationError)) else CRASH
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What a wrong name may have meant."""
+    known = sorted(set(known))
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not known.
+
+    Raises:
+        UsageError: which names close matches.
+    """
+    known = list(known)
+    if name not in known:
+        raise UsageError(f"unknown {kind} {name!r}", fix=suggestion(name, known))
+
+
+def read_text(path: str) -> str:
+    """A file, or standard input for ``-``."""
+    if path == "-":
+        return sys.stdin.read()
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as reason:
+        raise UsageError(f"cannot read {path}", why=reason.strerror or str(reason)) from reason
+
+
+def write_text(path: str, text: str) -> None:
+    """A file, or standard output for ``-``."""
+    if path == "-":
+        typer.echo(text, nl=not text.endswith("\n"))
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as reason:
+        raise UsageError(f"cannot write {path}", why=reason.strerror or str(reason)) from reason
+
+
+def write_json(data: Any) -> None:
+    """Plain data on standard output."""
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+
+
+def show(view: Any) -> None:
+    """Tables and text on standard output."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(view)
+
+
+def note(text: str) -> None:
+    """A word on the side, on standard error."""
+    typer.secho(text, err=True, dim=True)

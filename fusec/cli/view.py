@@ -1,0 +1,41 @@
+"""``fusec view``: one offline HTML page."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fusec.cli.explain import Model
+from fusec.cli.models import subjects
+from fusec.cli.terminal import note, write_text
+
+
+def view(
+    model: Model,
+    output: Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")] = "fusec.html",
+    target: Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")] = "",
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")] = False,
+    train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
+    batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
+    length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
+    graph: Annotated[int, typer.Option(help="which graph, where there are several; by default the largest")] = -1,
+    open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+) -> None:
+    """Write a page that shows the graph pass by pass, its kernels, and where each node comes from."""
+    from fusec.cli.terminal import UsageError
+    from fusec.config import Config
+    from fusec.debug.explain import explain_subjects
+    from fusec.viz.html import render
+
+    config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
+    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length)
+    if graph >= len(found):
+        raise UsageError(f"there is no graph {graph}", fix=f"0 to {len(found) - 1}")
+    if graph >= 0:
+        found = [found[graph]]
+    write_text(output, render(explain_subjects(found, title)))
+    if output != "-":
+        note(f"{output}: {Path(output).stat().st_size / 1e6:.1f} MB")
+        if open_it:
+            webbrowser.open(Path(output).resolve().as_uri())

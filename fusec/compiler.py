@@ -1,0 +1,56 @@
+"""The way of a graph: passes, then kernels, then a program. Everything that names concrete passes and targets."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fusec.config import Config
+from fusec.ir.graph import Graph
+from fusec.pipeline import Context, PassRecord
+from fusec.remarks import Remarks
+
+if TYPE_CHECKING:
+    from fusec.codegen.program import Program
+
+
+@dataclass
+class Compiled:
+    """One graph, compiled: what runs, and everything that was decided on the way."""
+
+    imported: Graph
+    """The graph as it came."""
+    graph: Graph
+    """The graph after all passes: kernel regions, products, opaque calls."""
+    program: Program
+    remarks: Remarks
+    records: list[PassRecord]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time of the compile by stage: passes, and code."""
+
+
+def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
+    """Compile one graph.
+
+    Args:
+        graph: as the frontend imported it; it is not changed.
+        config: the user's choices.
+
+    Returns:
+        What runs; ``program(arguments)`` takes a list, which it clears, and gives a list.
+    """
+    from fusec.codegen import target_for
+    from fusec.codegen.program import build_program
+    from fusec.passes import default_pipeline
+
+    config = config or Config.from_environment()
+    context = Context(config)
+    work = graph.copy()
+    target = target_for(work, config)
+    start = time.perf_counter()
+    default_pipeline(config, target.name).run(work, context)
+    passed = time.perf_counter()
+    program = build_program(work, target, context)
+    seconds = {"passes": passed - start, "code": time.perf_counter() - passed}
+    return Compiled(graph, work, program, context.remarks, context.records, seconds)

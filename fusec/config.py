@@ -1,0 +1,109 @@
+"""The options of a compile: one frozen dataclass, from which validation, documentation and the CLI are derived.
+
+Nothing else reads the environment.
+"""
+
+import difflib
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fusec.errors import OptionError
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""What torch.compile documents; on the CPU they all mean ``default``."""
+
+
+def _option(default: Any, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a user may choose."""
+
+    mode: str = _option("default", "one of torch.compile's modes")
+    target: str = _option("", "`cpp` or `triton`; by default chosen by the device of the inputs")
+    apply: str = _option("", "which applications of rewrites are made: `0..41,!17`; empty means all")
+    disable: str = _option("", "passes, fusions and rewrites left out, by name, separated by commas")
+    verify: bool = _option(False, "run both sides of every rewrite on sampled inputs and reject those that differ")
+    freeze: bool = _option(False, "treat parameters as constants")
+    record: bool = _option(False, "keep the text of the graph before and after every pass")
+    strict: bool = _option(False, "raise where fusec would otherwise fall back to ATen")
+    small_m: int = _option(16, "largest number of rows for which fusec generates its own matrix product on the CPU")
+    cache: bool = _option(True, "keep built kernels on disk for the next process")
+    cache_dir: str = _option("", "where; by default the user's cache directory")
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptionError(f"unknown mode {self.mode!r}", fix=f"use {_close(self.mode, MODES)}")
+        if self.target not in ("", "cpp", "triton"):
+            raise OptionError(f"unknown target {self.target!r}", fix="use 'cpp' or 'triton'")
+
+    @classmethod
+    def from_options(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> "Config":
+        """What ``torch.compile(mode=…, options=…)`` asks for, over what the environment asks for.
+
+        Raises:
+            OptionError: for an unknown name (close matches are named) or a value of another type.
+        """
+        config = cls.from_environment()
+        known = {f.name: f for f in fields(cls)}
+        for name, value in (options or {}).items():
+            if name not in known:
+                raise OptionError(f"unknown option {name!r}", fix=f"use {_close(name, known)}")
+            wanted = type(known[name].default)
+            if type(value) is not wanted:
+                raise OptionError(
+                    f"option {name!r} is {value!r}", why=f"it takes a {wanted.__name__}", fix=known[name].metadata["doc"]
+                )
+        return replace(config, **(dict(options or {}) | ({"mode": mode} if mode else {})))
+
+    @classmethod
+    def from_environment(cls) -> "Config":
+        """The defaults, changed by ``FUSEC_<OPTION>`` variables and torch's own switch for caches."""
+        chosen: dict[str, Any] = {}
+        for f in fields(cls):
+            text = os.environ.get(f"FUSEC_{f.name.upper()}")
+            if text is not None:
+                chosen[f.name] = _parse(f.name, text, type(f.default))
+        if os.environ.get("TORCH_COMPILE_FORCE_DISABLE_CACHES") == "1":
+            chosen["cache"] = False
+        return cls(**chosen)
+
+    def cache_path(self) -> Path:
+        """The directory of built kernels."""
+        if self.cache_dir:
+            return Path(self.cache_dir)
+        import platformdirs
+
+        return Path(platformdirs.user_cache_dir("fusec", appauthor=False))
+
+
+def option_table() -> list[tuple[str, str, str, str]]:
+    """Name, type, default and meaning of every option, for the documentation."""
+    return [(f.name, type(f.default).__name__, repr(f.default), f.metadata["doc"]) for f in fields(Config)]
+
+
+def _close(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=3)
+    return " or ".join(map(repr, near or sorted(known)))
+
+
+def _parse(name: str, text: str, wanted: type) -> Any:
+    if wanted is bool:
+        if text.lower() in ("1", "true", "yes", "on", "0", "false", "no", "off", ""):
+            return text.lower() in ("1", "true", "yes", "on")
+        raise OptionError(f"FUSEC_{name.upper()}={text!r} is no truth value", fix="use 1 or 0")
+    try:
+        return wanted(text)
+    except ValueError as reason:
+        raise OptionError(f"FUSEC_{name.upper()}={text!r} is no {wanted.__name__}", why=str(reason)) from reason
+
+
+def compiler_command() -> tuple[str, ...]:
+    """The C++ compiler that ``$CXX`` names, with its arguments; empty where it names none."""
+    return tuple(shlex.split(os.environ.get("CXX", "")))

@@ -1,0 +1,1 @@
+"""Explanations of what the compiler did: reports, differences between graphs."""

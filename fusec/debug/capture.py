@@ -1,0 +1,140 @@
+"""A model and sample inputs turned into graphs or compiles, through torch.compile itself, as a user would."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from typing import Any
+
+from fusec.config import Config
+from fusec.errors import FusecError
+from fusec.ir.graph import Graph
+
+
+class NothingCaptured(FusecError):
+    """A model that left no graph behind."""
+
+
+def capture_graphs(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any] | None = None,
+    *,
+    dynamic: bool = False,
+    train: bool = False,
+) -> list[Graph]:
+    """The graphs of a model as imported, with no pass run on them: one where nothing breaks, two in training."""
+    from fusec.dynamo import backend_with
+    from fusec.verify.interpreter import evaluate
+
+    found: list[Graph] = []
+
+    class Kept:
+        def __init__(self, graph: Graph) -> None:
+            self.graph = graph
+
+        def program(self, args: list[Any]) -> list[Any]:
+            given = list(args)
+            args.clear()
+            return evaluate(self.graph, given)
+
+    def keep(graph: Graph, config: Config) -> Kept:
+        found.append(graph.copy())
+        return Kept(graph)
+
+    with _kept_log():
+        _run(model, backend_with(keep), inputs, keywords or {}, dynamic, train)
+    return _checked(found)
+
+
+def compile_model(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any] | None = None,
+    *,
+    config: Config | None = None,
+    dynamic: bool = False,
+    train: bool = False,
+) -> list[Any]:
+    """The compiles that one call of the model leads to; they keep the graph before and after every pass."""
+    from fusec.dynamo import backend, compiled_graphs
+
+    default = asdict(Config())
+    options = {k: v for k, v in asdict(config or Config()).items() if v != default[k]} | {"record": True}
+    mode = options.pop("mode", None)
+
+    def chosen(gm: Any, example_inputs: Any) -> Any:
+        return backend(gm, example_inputs, mode=mode, options=options)
+
+    count = len(compiled_graphs())
+    _run(model, chosen, inputs, keywords or {}, dynamic, train)
+    return _checked(compiled_graphs()[count:])
+
+
+def _run(
+    model: Callable[..., Any],
+    backend: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any],
+    dynamic: bool,
+    train: bool,
+) -> None:
+    import torch
+
+    if isinstance(model, torch.nn.Module) and model.training != train:
+        with _mode(model, train):
+            return _run(model, backend, inputs, keywords, dynamic, train)
+    compiled = torch.compile(model, backend=backend, dynamic=dynamic or None)
+    # The user's own compiles of this model stay, and do not count against the number that torch keeps.
+    unlimited = torch._dynamo.config.patch(recompile_limit=10**6, accumulated_recompile_limit=10**6)
+    with unlimited, nullcontext() if train else torch.no_grad():
+        out = compiled(*inputs, **keywords)
+    if train:
+        loss = sum(x.float().square().mean() for x in _floats(out))
+        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+            loss.backward()
+            if isinstance(model, torch.nn.Module):
+                model.zero_grad(set_to_none=True)
+    return None
+
+
+@contextmanager
+def _mode(model: Any, train: bool) -> Iterator[None]:
+    """Training or evaluation for a while, module by module as it was afterwards."""
+    was = {module: module.training for module in model.modules()}
+    model.train(train)
+    try:
+        yield
+    finally:
+        for module, training in was.items():
+            module.training = training
+
+
+@contextmanager
+def _kept_log() -> Iterator[None]:
+    """Leave the list of compiles of this process as it is: a capture is none."""
+    from fusec import dynamo
+
+    kept = list(dynamo._compiled)
+    try:
+        yield
+    finally:
+        dynamo._compiled[:] = kept
+
+
+def _floats(out: Any) -> Iterator[Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    for leaf in tree_leaves(dict(out) if isinstance(out, Mapping) else out):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            yield leaf
+
+
+def _checked(found: list[Any]) -> list[Any]:
+    if not found:
+        from fusec.dynamo import fallbacks
+
+        raise NothingCaptured(
+            "the model left no graph behind", why="; ".join(fallbacks()[-3:]), fix="does it compute on tensors?"
+        )
+    return found

@@ -1,0 +1,133 @@
+"""Which nodes two graphs share: what a pass added, removed and rewired.
+
+Near-linear, so that it can run after every pass: nodes are paired by what they compute from the inputs down,
+then by what they are and what they read, then by what they are.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusec.ir.graph import Graph, Node, Value
+
+
+@dataclass
+class GraphDiff:
+    """The difference of two graphs at their top level."""
+
+    pairs: dict[Node, Node] = field(default_factory=dict)
+    """Nodes of the second graph to those of the first that they continue."""
+    added: list[Node] = field(default_factory=list)
+    """Only in the second."""
+    removed: list[Node] = field(default_factory=list)
+    """Only in the first."""
+    rewired: list[Node] = field(default_factory=list)
+    """Nodes of the second that do the same as before to other operands."""
+
+    def __bool__(self) -> bool:
+        """Whether anything differs."""
+        return bool(self.added or self.removed or self.rewired)
+
+    def summary(self) -> str:
+        """``+3 -5 ~1``."""
+        counts = (("+", self.added), ("-", self.removed), ("~", self.rewired))
+        return " ".join(f"{sign}{len(nodes)}" for sign, nodes in counts if nodes) or "unchanged"
+
+
+def diff_graphs(before: Graph, after: Graph) -> GraphDiff:
+    """Pair the nodes of two graphs."""
+    diff = GraphDiff()
+    here, there = _what(before), _what(after)
+    _pair(diff, before, after, _meaning(before, here).__getitem__, _meaning(after, there).__getitem__)
+    partner = {old: new for new, old in diff.pairs.items()}
+
+    def reads(node: Node, old: bool) -> Hashable:
+        known = partner.get if old else lambda n: n if n in diff.pairs else None
+        ends = tuple((known(v.producer), v.index) if v.producer else v.index for v in node.operands)
+        return (here if old else there)[node], ends
+
+    _pair(diff, before, after, lambda n: reads(n, True), lambda n: reads(n, False))
+    _pair(diff, before, after, here.__getitem__, there.__getitem__)
+    return _classify(diff, before, after)
+
+
+def _classify(diff: GraphDiff, before: Graph, after: Graph) -> GraphDiff:
+    kept = set(diff.pairs.values())
+    diff.removed = [n for n in before.nodes if n not in kept]
+    for node in after.nodes:
+        old = diff.pairs.get(node)
+        if old is None:
+            diff.added.append(node)
+        elif not all(_continues(diff, a, b) for a, b in zip(node.operands, old.operands, strict=True)):
+            diff.rewired.append(node)
+    return diff
+
+
+def _continues(diff: GraphDiff, new: Value, old: Value) -> bool:
+    if new.producer is None or old.producer is None:
+        return new.producer is old.producer and new.index == old.index
+    return diff.pairs.get(new.producer) is old.producer and new.index == old.index
+
+
+def _pair(
+    diff: GraphDiff,
+    before: Graph,
+    after: Graph,
+    old_key: Callable[[Node], Hashable],
+    new_key: Callable[[Node], Hashable],
+) -> None:
+    """Pair the nodes that are left and have equal keys, in the order of the graphs."""
+    kept = set(diff.pairs.values())
+    waiting: defaultdict[Hashable, list[Node]] = defaultdict(list)
+    for node in reversed([n for n in before.nodes if n not in kept]):
+        waiting[old_key(node)].append(node)
+    fresh = [(n, new_key(n)) for n in after.nodes if n not in diff.pairs]
+    for node, key in fresh:
+        if waiting.get(key):
+            diff.pairs[node] = waiting[key].pop()
+
+
+def _what(graph: Graph) -> dict[Node, Hashable]:
+    """What a node is, apart from what it reads."""
+    return {
+        node: (
+            node.op.name,
+            len(node.operands),
+            tuple(sorted((k, _plain(v)) for k, v in node.attributes.items())),
+            tuple(str(r.type) for r in node.results),
+            tuple(map(str, node.sources)),
+        )
+        for node in graph.nodes
+    }
+
+
+def _plain(value: Any) -> Hashable:
+    if isinstance(value, Graph):
+        return fingerprint(value)
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else str(value)
+
+
+def fingerprint(graph: Graph) -> int:
+    """Equal for graphs that compute the same in the same way, whatever their values are called."""
+    meaning = _meaning(graph, _what(graph))
+    return hash((*map(str, (v.type for v in graph.inputs)), *(_end(v, meaning) for v in graph.outputs)))
+
+
+def _meaning(graph: Graph, what: dict[Node, Hashable]) -> dict[Node, Hashable]:
+    """What a node computes, down from the inputs of the graph."""
+    meaning: dict[Node, Hashable] = {}
+    for node in graph.nodes:
+        meaning[node] = hash((what[node], *(_end(v, meaning) for v in node.operands)))
+    return meaning
+
+
+def _end(value: Value, meaning: dict[Node, Hashable]) -> Hashable:
+    return (meaning[value.producer] if value.producer else "input", value.index)
+
+
+def diff_lines(before: str, after: str, context: int = 2) -> Iterable[str]:
+    """A unified diff of two prints."""
+    import difflib
+
+    return difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", n=context, lineterm="")

@@ -1,0 +1,288 @@
+"""What a compile did: kernels, coverage, what fell back, what nearly matched; data, which others show."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fusec.debug.subject import Step, Subject, is_compiled, kind_of, subject_of
+from fusec.ir.graph import Graph, Node
+from fusec.ir.ops import Trait
+from fusec.ir.types import Size
+from fusec.remarks import Remark
+
+KINDS = ("generated", "vendor", "opaque")
+ASSUMED_SIZE = 16
+"""What a size symbol stands for in the shares, where the compile does not know."""
+
+
+@dataclass
+class KernelRow:
+    """Equal launches: one generated kernel, one shape of GEMM, or one kind of ATen call."""
+
+    name: str
+    kind: str
+    """``generated``, ``vendor`` (a GEMM of the vendor's library) or ``opaque`` (a call into ATen)."""
+    launches: int
+    bytes_each: int
+    flops_each: int
+    fusions: tuple[str, ...] = ()
+    """Declared fusions inside."""
+    sources: tuple[str, ...] = ()
+    source: str = ""
+    """Text of the kernel."""
+    formula: str = ""
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved by all launches."""
+        return self.bytes_each * self.launches
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic of all launches."""
+        return self.flops_each * self.launches
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        fields = {k: v for k, v in self.__dict__.items() if k != "nodes"}
+        return {**fields, "fusions": list(self.fusions), "bytes": self.bytes, "flops": self.flops}
+
+
+@dataclass
+class Fallback:
+    """An operation that fusec leaves to ATen."""
+
+    name: str
+    count: int
+    bytes: int
+    flops: int
+    reason: str
+    sources: tuple[str, ...]
+    nodes: list[Node] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {k: v for k, v in self.__dict__.items() if k != "nodes"}
+
+
+@dataclass
+class Explanation:
+    """What became of a model."""
+
+    title: str
+    subjects: list[Subject]
+    kernels: list[KernelRow]
+    """Those that move most first."""
+    fallbacks: list[Fallback]
+    regions: dict[str, int]
+    """Declared fusions by name, with the number of their places."""
+    near_misses: list[Remark]
+    remarks: list[Remark]
+    imported_nodes: int
+    final_nodes: int
+    seconds: float
+    """Spent in passes."""
+    assumed: dict[str, int]
+    """Sizes taken for symbols."""
+    copies: int = 0
+    """Copies made where layouts do not fit."""
+
+    def launches(self, kind: str) -> int:
+        """Number of launches of a kind."""
+        return sum(k.launches for k in self.kernels if k.kind == kind)
+
+    @property
+    def coverage(self) -> dict[str, dict[str, float]]:
+        """Shares of bytes and of FLOPs, three ways."""
+        out = {}
+        for name in ("bytes", "flops"):
+            sums = {kind: sum(getattr(k, name) for k in self.kernels if k.kind == kind) for kind in KINDS}
+            total = sum(sums.values())
+            out[name] = {kind: value / total if total else 0.0 for kind, value in sums.items()}
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "title": self.title,
+            "graphs": len(self.subjects),
+            "nodes": {"imported": self.imported_nodes, "final": self.final_nodes},
+            "regions": self.regions,
+            "launches": {kind: self.launches(kind) for kind in KINDS},
+            "coverage": self.coverage,
+            "kernels": [k.to_json() for k in self.kernels],
+            "fallbacks": [f.to_json() for f in self.fallbacks],
+            "near_misses": [r.to_json() for r in self.near_misses],
+            "remarks": [r.to_json() for r in self.remarks],
+            "copies": self.copies,
+            "pass_seconds": self.seconds,
+            "sizes": self.assumed,
+        }
+
+    def __rich__(self) -> Any:
+        from fusec.debug.tables import explanation_view
+
+        return explanation_view(self)
+
+    def __str__(self) -> str:
+        from fusec.debug.tables import as_text
+
+        return as_text(self)
+
+
+def explain(model: Any, *inputs: Any, title: str = "", **keywords: Any) -> Explanation:
+    """Compile a model on sample inputs and say what became of it; takes a compile or a graph as well."""
+    if isinstance(model, Explanation):
+        return model
+    if isinstance(model, (Graph, Subject)) or is_compiled(model):
+        return explain_subjects([subject_of(model, title)])
+    from fusec.debug.capture import compile_model
+
+    found = compile_model(model, inputs, keywords)
+    return explain_subjects([subject_of(c) for c in found], title or type(model).__name__)
+
+
+def explain_subjects(subjects: Sequence[Subject], title: str = "") -> Explanation:
+    """Put the parts of one model together."""
+    remarks = [r for s in subjects for r in s.remarks]
+    sizes = {name: s.sizes.get(name, ASSUMED_SIZE) for s in subjects for name in _symbols(s.final)}
+    rows = _rows(subjects, sizes)
+    return Explanation(
+        title or (subjects[0].title if subjects else "nothing was compiled"),
+        list(subjects),
+        sorted(rows, key=lambda r: (-r.bytes, r.name)),
+        _fallbacks(subjects, sizes, remarks),
+        dict(Counter(name for s in subjects for name in recognised(s)).most_common()),
+        _gathered([r for r in remarks if r.kind == "missed"]),
+        remarks,
+        sum(len(s.imported or s.final) for s in subjects),
+        sum(len(s.final) for s in subjects),
+        sum(record.seconds for s in subjects for record in s.records),
+        sizes,
+        sum(s.copies for s in subjects),
+    )
+
+
+def recognised(subject: Subject) -> list[str]:
+    """Names of the declared fusions that were found, each as often as it was.
+
+    Grouping opens their regions, so they are counted in the last graph that has them; where the compile kept no
+    graphs, every application counts, also one that a larger fusion has taken in.
+    """
+    from fusec.ir.parser import parse_graph
+    from fusec.rewriting.fusion import FUSIONS
+
+    found = declared(subject.final)
+    for record in reversed([] if found else subject.records):
+        if 'kind="declared"' in record.before:
+            return declared(parse_graph(record.before))
+    applied = [r.subject for r in subject.remarks if r.kind == "passed" and r.application is not None]
+    return found or [name for name in applied if name in FUSIONS]
+
+
+def _gathered(remarks: Iterable[Remark]) -> list[Remark]:
+    """Equal remarks about different places as one, most frequent first."""
+    equal: defaultdict[tuple[str, ...], list[Remark]] = defaultdict(list)
+    for r in remarks:
+        equal[r.pass_name, r.message, r.reason].append(r)
+    out = []
+    for same in sorted(equal.values(), key=len, reverse=True):
+        places = tuple(dict.fromkeys(place for r in same for place in r.sources))
+        figures = {**same[0].figures, "count": len(same)}
+        out.append(replace(same[0], sources=places, figures=figures, application=None))
+    return out
+
+
+def declared(graph: Graph) -> list[str]:
+    """Names of the declared fusions in a graph; what a declared fusion holds inside does not count again."""
+    found: list[str] = []
+    for node in graph.nodes:
+        if node.has(Trait.REGION):
+            mine = node.attributes.get("kind") == "declared"
+            found += [str(node.attributes.get("fusion", ""))] if mine else declared(node.body)
+    return found
+
+
+def evaluate(size: Size, sizes: dict[str, int]) -> int:
+    """A size as a number."""
+    if isinstance(size, int):
+        return size
+    known = {s: sizes.get(str(s), ASSUMED_SIZE) for s in size.free_symbols}
+    return int(size.subs(known))
+
+
+def node_name(node: Node) -> str:
+    """What a row for a node is called."""
+    if node.has(Trait.OPAQUE):
+        return str(node.attributes.get("target", node.op.name))
+    if node.has(Trait.CONTRACTION):
+        return f"{node.attributes['spec']}  {' × '.join(str(v.type) for v in node.operands)}"
+    return str(node.attributes.get("label") or node.attributes.get("fusion") or node.op.name)
+
+
+def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]:
+    from fusec.analysis.memory import flops, moved_bytes
+
+    rows: dict[tuple[Any, ...], KernelRow] = {}
+    for subject in subjects:
+        for node in subject.final.nodes:
+            kind = kind_of(node, subject)
+            if not kind:
+                continue
+            step = subject.steps.get(node, Step())
+            name, moved, work = step.name or node_name(node), moved_bytes(node), flops(node)
+            key = (kind, name, step.source, str(moved), str(work))
+            if key not in rows:
+                inside = tuple(dict.fromkeys(declared(node.body))) if node.has(Trait.REGION) else ()
+                each = (evaluate(moved, sizes), evaluate(work, sizes))
+                rows[key] = KernelRow(name, kind, 0, *each, inside, source=step.source, formula=step.formula)
+            row = rows[key]
+            row.launches += 1
+            row.nodes.append(node)
+            row.sources = tuple(dict.fromkeys((*row.sources, *_places(node))))[:8]
+    return list(rows.values())
+
+
+def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iterable[Remark]) -> list[Fallback]:
+    from fusec.analysis.memory import flops, moved_bytes
+
+    reasons = {r.subject: r.reason or r.message for r in remarks if r.kind in ("failure", "missed", "analysis")}
+    found: defaultdict[str, list[Node]] = defaultdict(list)
+    for subject in subjects:
+        for node in subject.final.nodes:
+            if kind_of(node, subject) == "opaque":
+                step = subject.steps.get(node)
+                found[step.name if step else node_name(node)].append(node)
+    out = [
+        Fallback(
+            name,
+            len(nodes),
+            sum(evaluate(moved_bytes(n), sizes) for n in nodes),
+            sum(evaluate(flops(n), sizes) for n in nodes),
+            reasons.get(name, "") or _usual_reason(nodes[0]),
+            tuple(dict.fromkeys(p for n in nodes for p in _places(n)))[:8],
+            nodes,
+        )
+        for name, nodes in found.items()
+    ]
+    return sorted(out, key=lambda f: (-f.bytes, f.name))
+
+
+def _usual_reason(node: Node) -> str:
+    if node.has(Trait.ORDERED):
+        return "it keeps its place: random numbers, a collective, or an effect"
+    if node.has(Trait.OPAQUE):
+        return "fusec calls ATen for this operation"
+    if node.has(Trait.WRITE):
+        return "an update in place, made by ATen"
+    return "it is in no kernel" if not node.has(Trait.REGION) else "its kernel could not be made"
+
+
+def _places(node: Node) -> tuple[str, ...]:
+    return tuple(filter(None, map(str, node.sources)))
+
+
+def _symbols(graph: Graph) -> list[str]:
+    return graph.symbols()

@@ -1,0 +1,95 @@
+"""What the tools look at, a compile or a bare graph, in one form; alone in knowing the fields of a compile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusec.ir.graph import Graph, Node
+from fusec.ir.ops import Trait
+from fusec.pipeline import PassRecord
+from fusec.remarks import Remark
+
+
+@dataclass
+class Step:
+    """A kernel region and what became of it."""
+
+    name: str = ""
+    source: str = ""
+    """Text of the kernel, C++ or Triton."""
+    generated: bool = True
+    """False where the region runs through ATen."""
+    formula: str = ""
+
+
+@dataclass
+class Subject:
+    """One graph and its history."""
+
+    title: str
+    final: Graph
+    imported: Graph | None = None
+    records: Sequence[PassRecord] = ()
+    remarks: Sequence[Remark] = ()
+    steps: dict[Node, Step] = field(default_factory=dict)
+    """By region; a region that is missing has not been turned into a kernel yet."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """What the size symbols were when it was compiled, where known."""
+    copies: int = 0
+    """Copies that the program makes where layouts do not fit."""
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether its nodes have been joined into kernels."""
+        return bool(self.steps) or any(n.attributes.get("kind") == "kernel" for n in self.final.nodes)
+
+
+def subject_of(compiled: Any, title: str = "") -> Subject:
+    """Read a compile, a graph, or what already is a subject."""
+    if isinstance(compiled, Subject):
+        return compiled
+    if isinstance(compiled, Graph):
+        return Subject(title or compiled.name, compiled)
+    steps = getattr(compiled.program, "steps", ())
+    return Subject(
+        title or compiled.graph.name,
+        compiled.graph,
+        compiled.imported,
+        tuple(compiled.records),
+        tuple(compiled.remarks),
+        _kernel_steps(compiled),
+        dict(getattr(compiled, "sizes", None) or {}),
+        sum(step.kind == "copy" for step in steps),
+    )
+
+
+def is_compiled(value: Any) -> bool:
+    """Whether a value is a compile."""
+    return hasattr(value, "program") and hasattr(value, "records")
+
+
+def _kernel_steps(compiled: Any) -> dict[Node, Step]:
+    """The step of the program that each region became; the program takes the nodes in the order of the graph."""
+    program = compiled.program
+    computes = Trait.REGION | Trait.POINTWISE | Trait.REDUCTION
+    ran = [n for n in compiled.graph.nodes if n.has(computes) and not n.has(Trait.SOURCE)]
+    done = [s for s in getattr(program, "steps", ()) if s.kind in ("kernel", "interpreted")]
+    found = {}
+    for node, step in zip(ran, done, strict=False):
+        kernel = program.kernels.get(step.name) if step.kind == "kernel" else None
+        found[node] = Step(
+            step.name, program.texts.get(step.name, ""), kernel is not None, getattr(kernel, "formula", "")
+        )
+    return found
+
+
+def kind_of(node: Node, subject: Subject) -> str:
+    """Who runs a node of the final graph: ``generated``, ``vendor``, ``opaque``; ``""`` where nothing runs."""
+    if node.has(Trait.REGION):
+        step = subject.steps.get(node, Step())
+        return "generated" if step.generated else "opaque"
+    if node.has(Trait.CONTRACTION):
+        return "vendor"
+    if node.is_op("constant", "size", "reshape", "permute", "expand", "slice"):
+        return ""
+    return "opaque"

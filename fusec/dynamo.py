@@ -1,0 +1,147 @@
+"""The torch.compile backend: AOTAutograd hands over ATen graphs, forward and backward, and each is compiled."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import GraphModule
+
+from fusec.config import Config
+from fusec.errors import FusecError
+from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
+from fusec.frontend.fx import import_for_call
+from fusec.frontend.torch_internals import boxed, compile_through_aot, kept_whole, min_cut_partition, outside_tracing
+from fusec.ir.graph import Graph
+from fusec.verify.interpreter import bind_symbols, evaluate
+from fusec.verify.layout import settle_outputs
+
+logger = logging.getLogger(__name__)
+
+Program: TypeAlias = Callable[[list[Any]], Any]
+"""Takes a list of arguments, which it clears, and gives a list of results."""
+CompileGraph: TypeAlias = Callable[[Graph, Config], Any]
+"""Gives an object whose ``program`` is a Program."""
+
+_compiled: list[Any] = []
+_fallbacks: list[str] = []
+
+
+def backend(
+    gm: GraphModule, example_inputs: list[Any], mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """What ``torch.compile(model, backend="fusec", mode=…, options=…)`` calls for each graph.
+
+    Raises:
+        OptionError: for an unknown mode or option, or a value of another type.
+    """
+    from fusec.compiler import compile_graph
+
+    return _compile(gm, example_inputs, Config.from_options(mode, options), compile_graph)
+
+
+def backend_with(compile_graph: CompileGraph) -> Callable[..., Any]:
+    """The same backend around another compiler of single graphs."""
+
+    def custom(
+        gm: GraphModule, example_inputs: list[Any], mode: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
+        return _compile(gm, example_inputs, Config.from_options(mode, options), compile_graph)
+
+    custom.reset = reset  # type: ignore[attr-defined]
+    return custom
+
+
+def compiled_graphs() -> list[Any]:
+    """What has been compiled in this process, in order: an object of ``fusec.compiler.Compiled`` per graph."""
+    return list(_compiled)
+
+
+def fallbacks() -> list[str]:
+    """Why whole graphs were left to ATen in this process."""
+    return list(_fallbacks)
+
+
+def reset() -> None:
+    """Forget what has been compiled; ``torch._dynamo.reset()`` calls it."""
+    _compiled.clear()
+    _fallbacks.clear()
+
+
+backend.reset = reset  # type: ignore[attr-defined]
+
+
+def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph) -> Callable[..., Any]:
+    def compiler(graph_module: GraphModule, example_inputs: list[Any]) -> Any:
+        with outside_tracing():
+            return boxed(_compile_aten(graph_module, config, compile_graph))
+
+    def through_aot() -> Any:
+        return compile_through_aot(
+            gm,
+            inputs,
+            fw_compiler=compiler,
+            bw_compiler=compiler,
+            inference_compiler=compiler,
+            decompositions=decompositions(),
+            partition_fn=min_cut_partition,
+            keep_inference_input_mutations=True,
+        )
+
+    if _trains(gm, inputs):
+        return through_aot()
+    with kept_whole(KEPT_WHOLE):
+        return through_aot()
+
+
+def _trains(gm: GraphModule, inputs: list[Any]) -> bool:
+    """Whether AOTAutograd may build a backward graph."""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)] + list(gm.parameters())
+    return any(x.requires_grad for x in tensors)
+
+
+def _compile_aten(gm: GraphModule, config: Config, compile_graph: CompileGraph) -> Program:
+    """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs."""
+    try:
+        imported = import_for_call(gm)
+    except FusecError as reason:
+        return _fall_back(config, reason, _run_module(gm))
+    try:
+        compiled = compile_graph(imported.graph, config)
+    except Exception as reason:
+        again = import_for_call(gm)
+        return _fall_back(config, reason, again.callable(interpreted(again.graph)))
+    _compiled.append(compiled)
+    return imported.callable(compiled.program)
+
+
+def _fall_back(config: Config, reason: Exception, program: Program) -> Program:
+    if config.strict:
+        raise reason
+    _fallbacks.append(f"{type(reason).__name__}: {reason}")
+    logger.warning("fusec could not compile a graph, which now runs through ATen: %s", _fallbacks[-1])
+    logger.debug("the compile failed here", exc_info=reason)
+    return program
+
+
+def interpreted(graph: Graph) -> Program:
+    """A graph as a program that calls ATen node by node, and keeps every promise of the graph."""
+
+    def run(args: list[Any]) -> list[Any]:
+        given = list(args)
+        args.clear()
+        symbols = bind_symbols(graph, given)
+        return settle_outputs(graph, evaluate(graph, given, symbols, mutate=True), given, symbols)
+
+    return run
+
+
+def _run_module(gm: GraphModule) -> Program:
+    def run(args: list[Any]) -> list[Any]:
+        given = list(args)
+        args.clear()
+        return list(gm(*given))
+
+    return run

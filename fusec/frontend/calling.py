@@ -1,0 +1,138 @@
+"""How an imported graph is called in the place of the torch graph it came from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+
+from fusec.frontend.sizes import to_size
+from fusec.ir.graph import Graph
+from fusec.ir.types import ScalarType, Size, TensorType
+
+
+@dataclass(frozen=True)
+class ViewOfInput:
+    """An output that shares the storage of an input, by eager's own semantics."""
+
+    index: int
+    whole: bool
+    """It is the input itself."""
+    shape: tuple[Size, ...] = ()
+    strides: tuple[Size, ...] = ()
+    offset: Size = 0
+    """In elements, from the input's own offset."""
+
+    @classmethod
+    def of(cls, index: int, owner: torch.Tensor, view: torch.Tensor) -> "ViewOfInput":
+        """The view that one fake tensor is of another."""
+        shape, strides = tuple(map(to_size, view.shape)), tuple(map(to_size, view.stride()))
+        offset = to_size(view.storage_offset()) - to_size(owner.storage_offset())
+        same = tuple(map(to_size, owner.shape)) == shape and tuple(map(to_size, owner.stride())) == strides
+        whole = same and offset == 0 and owner.dtype == view.dtype
+        return cls(index, whole, shape, strides, offset)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where one output of the torch graph comes from: an output of ours, an input, or a number (None included)."""
+
+    index: int | None = None
+    view: ViewOfInput | None = None
+    number: Any = None
+
+
+@dataclass
+class Imported:
+    """A graph and all that is needed to call it as the torch graph was called."""
+
+    graph: Graph
+    constants: list[torch.Tensor]
+    """Tensors the module holds, passed behind the caller's arguments."""
+    outputs: tuple[Output, ...]
+    opaque: dict[str, int] = field(default_factory=dict)
+    """ATen operations that stayed calls, and how often."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why an operation that fusec knows stayed a call."""
+
+    def callable(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], list[Any]]:
+        """A function with the torch graph's calling convention: takes a list and clears it."""
+        constants, outputs = self.constants, self.outputs
+        if all(o.index == i for i, o in enumerate(outputs)):
+            return self._direct(program)
+        symbols = self.bindings() if any(_sizes(o) for o in outputs) else {}
+        kept = {o.view.index for o in outputs if o.view is not None}
+
+        def call(args: list[Any]) -> list[Any]:
+            sizes = {s: read(args) for s, read in symbols.items()}
+            inputs = {i: args[i] for i in kept}
+            given = [*args, *constants]
+            args.clear()
+            results = program(given)
+            return [_restore(o, results, inputs, sizes) for o in outputs]
+
+        return call
+
+    def _direct(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], list[Any]]:
+        constants = self.constants
+
+        def call(args: list[Any]) -> list[Any]:
+            given = [*args, *constants]
+            args.clear()
+            return list(program(given))
+
+        return call
+
+    def bindings(self) -> "dict[sympy.Symbol, Callable[[list[Any]], int]]":
+        """How each size symbol is read from the arguments."""
+        found: dict[sympy.Symbol, Callable[[list[Any]], int]] = {}
+        for i, value in enumerate(self.graph.inputs):
+            if isinstance(value.type, ScalarType) and isinstance(value.type.expr, sympy.Symbol):
+                found.setdefault(value.type.expr, partial(_read_number, i))
+            if isinstance(value.type, TensorType):
+                for d, (n, stride) in enumerate(zip(value.type.shape, value.type.strides, strict=True)):
+                    if isinstance(n, sympy.Symbol):
+                        found.setdefault(n, partial(_read_length, i, d))
+                    if isinstance(stride, sympy.Symbol):
+                        found.setdefault(stride, partial(_read_stride, i, d))
+        return found
+
+
+def _read_number(index: int, args: list[Any]) -> int:
+    return int(args[index])
+
+
+def _read_length(index: int, dim: int, args: list[Any]) -> int:
+    return int(args[index].shape[dim])
+
+
+def _read_stride(index: int, dim: int, args: list[Any]) -> int:
+    return int(args[index].stride(dim))
+
+
+def _sizes(output: Output) -> bool:
+    view = output.view
+    sizes = [output.number] if view is None else [*view.shape, *view.strides, view.offset]
+    return any(isinstance(n, sympy.Expr) for n in sizes)
+
+
+def _value(size: Any, sizes: dict[sympy.Symbol, int]) -> Any:
+    if not isinstance(size, sympy.Expr):
+        return size
+    number = size.subs(sizes)
+    return int(number) if number.is_integer else float(number)
+
+
+def _restore(output: Output, results: Sequence[Any], inputs: dict[int, Any], sizes: dict[sympy.Symbol, int]) -> Any:
+    if output.index is not None:
+        return results[output.index]
+    view = output.view
+    if view is None:
+        return _value(output.number, sizes)
+    owner = inputs[view.index]
+    if view.whole:
+        return owner
+    shape, strides = ([_value(n, sizes) for n in part] for part in (view.shape, view.strides))
+    return owner.as_strided(shape, strides, owner.storage_offset() + _value(view.offset, sizes))

@@ -1,0 +1,39 @@
+"""Which ATen operations torch itself takes apart before the import, and which stay whole."""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from fusec.frontend.torch_internals import decomposition_table
+
+_aten = torch.ops.aten
+
+KEPT_WHOLE = (
+    _aten.linear.default,
+    _aten.matmul.default,
+    _aten.scaled_dot_product_attention.default,
+)
+"""Composite operations whose meaning the importer wants to see, at inference."""
+
+_NAMES = """
+_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp
+native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm
+native_group_norm_backward
+gelu gelu_backward silu silu_backward leaky_relu leaky_relu_backward elu elu_backward celu mish mish_backward
+softplus softplus_backward hardtanh hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward
+relu6 log_sigmoid_forward log_sigmoid_backward threshold threshold_backward glu glu_backward prelu
+tanh_backward sigmoid_backward native_dropout_backward
+mse_loss mse_loss_backward nll_loss_forward nll_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
+huber_loss_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
+lerp xlogy hypot logit logaddexp nan_to_num sinc deg2rad frac
+linalg_vector_norm norm dist aminmax count_nonzero
+zero zero_ fill eye linspace
+""".split()
+
+
+@cache
+def decompositions() -> dict[Any, Any]:
+    """Torch's own decompositions of the chosen operations; half types compute in f32 and round once, as in eager."""
+    packets = [getattr(_aten, name) for name in _NAMES if hasattr(_aten, name)]
+    return decomposition_table(packets)

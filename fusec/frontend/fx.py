@@ -1,0 +1,293 @@
+"""From an ATen graph of torch.fx to the IR."""
+
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fusec.errors import FusecError, ImportFailure
+from fusec.frontend import contractions, pointwise, reductions, views
+from fusec.frontend.caches import CacheWrites
+from fusec.frontend.calling import Imported, Output, ViewOfInput
+from fusec.frontend.dtypes import to_dtype, to_type
+from fusec.frontend.lowering import HANDLERS, Call, Lowering
+from fusec.frontend.opaque import Template
+from fusec.frontend.sizes import to_size
+from fusec.frontend.sources import source_of
+from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, functional, is_mutable, keeps_its_place
+from fusec.frontend.targets import number as number_of
+from fusec.frontend.torch_internals import storage_key
+from fusec.ir.graph import Graph, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import ScalarType, TensorType, Type, same_shape
+
+TABLES = (contractions, pointwise, reductions, views)
+"""The modules whose import fills the table of handlers."""
+
+
+def import_fx(gm: GraphModule, example_inputs: Any = None) -> Graph:
+    """The IR of an ATen graph. Tensors that the module holds become inputs behind its own.
+
+    Args:
+        gm: what AOTAutograd, make_fx or torch.export made.
+        example_inputs: for graphs whose placeholders carry no fake tensor.
+
+    Raises:
+        ImportFailure: where the graph is not made of ATen operations.
+    """
+    return Importer(gm, example_inputs).run(aliases=False).graph
+
+
+def import_for_call(gm: GraphModule, example_inputs: Any = None) -> Imported:
+    """The IR of an ATen graph, with all that is needed to call it in the module's place."""
+    return Importer(gm, example_inputs).run(aliases=True)
+
+
+class Importer:
+    """One import: walks the torch graph once, in order."""
+
+    def __init__(self, gm: GraphModule, example_inputs: Any = None) -> None:
+        self.gm = gm
+        self.examples = list(example_inputs or ())
+        self.graph = Graph()
+        self.low = Lowering(self.graph)
+        self.values: dict[Node, Any] = {}
+        """What each torch node is: a Value, a number or size, None, or a list of them."""
+        self.constants: list[torch.Tensor] = []
+        self.declined: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
+        self.placeholders: dict[Node, int] = {}
+        self.leaves: list[Node] = []
+        self.changed: dict[Value, int | None] = {}
+        """Inputs that the graph writes to, with the keys of their storage."""
+        self.old: dict[Node, Value] = {}
+        """Outputs that are what a changed input held before."""
+        self.caches = CacheWrites(gm.graph)
+
+    def run(self, aliases: bool) -> Imported:
+        """Import; with ``aliases``, outputs that share an input's storage are left to the caller."""
+        nodes = list(self.gm.graph.nodes)
+        for node in nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+        for node in nodes:
+            if node.op == "get_attr":
+                self._attribute(node)
+        self._note_changes(nodes[-1])
+        for node in nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op in ("call_module", "call_method"):
+                raise ImportFailure(f"{node.op} {node.target}", why="only ATen graphs can be imported",
+                                    fix="run the module through AOTAutograd, make_fx or torch.export")  # fmt: skip
+        outputs = self._outputs(next(n for n in nodes if n.op == "output"), aliases)
+        self.graph.erase_dead()
+        return Imported(self.graph, self.constants, outputs, dict(self.declined), self.reasons)
+
+    def _placeholder(self, node: Node) -> None:
+        fake = node.meta.get("val")
+        if fake is None and len(self.placeholders) < len(self.examples):
+            fake = node.meta["val"] = self.examples[len(self.placeholders)]
+        self.placeholders[node] = len(self.graph.inputs)
+        value = self.graph.add_input(to_type(fake), node.name)
+        if isinstance(fake, (bool, int, torch.SymInt)):
+            self.values[node] = to_size(fake)
+        else:
+            self.values[node] = None if fake is None else value
+
+    def _note_changes(self, output: Node) -> None:
+        """Find the inputs that the graph changes: whoever wants their old value needs it before."""
+        self.leaves = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, Node)]
+        for node in self.placeholders:
+            if any(u.target is torch.ops.aten.copy_.default and u.args[0] is node for u in node.users):
+                self.changed[self.values[node]] = storage_key(node.meta["val"])
+
+    def _clone(self, value: Value) -> Value:
+        attributes = {"target": "aten.clone.default", "args": (("%", 0),), "kwargs": ()}
+        types = (value.tensor,)
+        return self.graph.add_node(
+            "opaque", [value], attributes | {"operand_types": types}, types=types, sources=self.low.sources
+        ).result
+
+    def _attribute(self, node: Node) -> None:
+        tensor: Any = self.gm
+        for part in str(node.target).split("."):
+            tensor = getattr(tensor, part)
+        if not isinstance(tensor, torch.Tensor):
+            raise ImportFailure(f"the graph holds {type(tensor).__name__} {node.target}")
+        node.meta.setdefault("val", tensor)
+        fake = type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+        if tensor.ndim == 0 and not fake and to_dtype(tensor.dtype).kind != "other":
+            with self.low.at(source_of(node), str(tensor.device)):
+                self.values[node] = self.low.number(tensor.item(), to_dtype(tensor.dtype))
+            return
+        self.constants.append(tensor)
+        self.values[node] = self.graph.add_input(to_type(tensor), node.name)
+
+    def _call(self, node: Node) -> None:
+        fake = node.meta.get("val")
+        if node.target is operator.getitem:
+            source = self.values[node.args[0]]  # type: ignore[index]
+            self.values[node] = source[node.args[1]] if source is not None else None
+        elif isinstance(fake, NUMBERS) and not defines_symbol(node):
+            self.values[node] = number_of(fake)
+        elif not isinstance(node.target, torch._ops.OpOverload):
+            raise ImportFailure(f"{node.target} is no ATen operation", where=str(source_of(node)))
+        elif str(node.target).startswith(CHECKS):
+            self.values[node] = None
+        else:
+            self.values[node] = self._lower(node, fake)
+
+    def _lower(self, node: Node, fake: Any) -> Any:
+        flat = list(fake) if isinstance(fake, (list, tuple)) else [fake]
+        types = [to_type(f) for f in pytree.tree_leaves(flat)] if fake is not None else []
+        device = next((ty.device for ty in types if isinstance(ty, TensorType)), "cpu")
+        source = source_of(node)
+        copies_back = node.target is torch.ops.aten.copy_.default and node.args[0] in self.placeholders
+        mutable = is_mutable(node) and not copies_back
+        if mutable and not self._changes_own_temporary(node):
+            raise ImportFailure(
+                f"{node.target} changes its operand", where=str(source), fix="make the graph functional"
+            )
+        with self.low.at(source, device):
+            self.low.fresh.clear()
+            written = self._write(node)
+            results = [written] if written is not None else None
+            if results is None:
+                results = self._expand(node, flat, types)
+            if results is None:
+                results = self._opaque(node, types)
+            if self.changed and written is None:
+                results = [self._apart(v, f) for v, f in zip(results, flat, strict=False)]
+        if mutable:
+            self.values |= dict.fromkeys(self._sharing(node), results[0])
+        for value in results:
+            if isinstance(value, Value) and not value.name:
+                value.name = node.name
+        return results if isinstance(fake, (list, tuple)) else (results[0] if results else None)
+
+    def _changes_own_temporary(self, node: Node) -> bool:
+        """Whether an in-place operation changes a value that nobody else looks at, so that it may be a new value."""
+        operand = node.args[0]
+        if not isinstance(operand, Node) or operand.op != "call_function" or functional(node) not in HANDLERS:
+            return False
+        first, *rest = self._sharing(node)
+        return first.op == "call_function" and all(is_mutable(n) for n in rest)
+
+    def _sharing(self, node: Node) -> list[Node]:
+        """The earlier nodes whose storage an in-place operation changes."""
+        key = storage_key(node.args[0].meta.get("val"))  # type: ignore[union-attr]
+        return [n for n in self.values if storage_key(n.meta.get("val")) == key]
+
+    def _write(self, node: Node) -> Value | None:
+        """An update of an input as a write, if the node is one."""
+        if node.target is torch.ops.aten.copy_.default and node.args[0] in self.placeholders:
+            destination, value = self.values[node.args[0]], self.values[node.args[1]]  # type: ignore[index]
+            if isinstance(value, Value) and value.producer in self.caches.made:
+                return value
+            value = self.low.expand(self.low.cast(value, destination.dtype), destination.shape)
+            for leaf in self.leaves:
+                kept = self.values.get(leaf)
+                if isinstance(kept, Value) and leaf not in self.old and base(kept) is destination:
+                    self.old[leaf] = self._clone(kept)
+            return self.low.emit("write", destination, value)
+        if node in self.caches.folded:
+            return self.caches.lower(node, self.low, self.values)
+        return None
+
+    def _expand(self, node: Node, flat: list[Any], types: list[Type]) -> list[Any] | None:
+        """The node in primitives, or None where it must stay an opaque call."""
+        handler = HANDLERS.get(functional(node))
+        if handler is None:
+            return None
+        call = self._bind(node, flat, types)
+        try:
+            results = handler(self.low, call)
+            values = results if isinstance(results, list) else [results]
+            return [self._promised(v, ty) for v, ty in zip(values, types, strict=True)]
+        except (FusecError, ValueError, TypeError, KeyError, IndexError, AttributeError) as reason:
+            self.reasons[str(node.target)] = str(reason).splitlines()[0]
+            return None
+
+    def _promised(self, value: Value | None, ty: Type) -> Value | None:
+        """A result with the element type, shape and strides of eager's."""
+        if value is None or not isinstance(ty, TensorType):
+            return value
+        value = self.low.cast(value, ty.dtype)
+        if not same_shape(value.shape, ty.shape):
+            if len(value.shape) > len(ty.shape) or all(isinstance(n, int) for n in value.shape + ty.shape):
+                raise ImportFailure(f"{value.type} is not {ty}")
+            value = self.low.reshape(value, ty.shape)
+        if value in self.low.fresh:
+            value.type = ty
+        return value
+
+    def _bind(self, node: Node, flat: list[Any], types: list[Type]) -> Call:
+        arguments, fakes = {}, {}
+        given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)) | node.kwargs  # type: ignore[union-attr]
+        for schema in node.target._schema.arguments:  # type: ignore[union-attr]
+            argument = given.get(schema.name, schema.default_value)
+            arguments[schema.name] = self._resolve(argument)
+            fakes[schema.name] = fake_of(argument)
+        used = [True] * len(types)
+        if len(types) > 1:
+            read = {u.args[1] for u in node.users if u.target is operator.getitem and u.users}
+            used = [i in read for i in range(len(types))]
+        return Call(functional(node), arguments, fakes, types, used, flat)
+
+    def _resolve(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return self.values[argument]
+        if isinstance(argument, (list, tuple)):
+            return [self._resolve(a) for a in argument]
+        return argument
+
+    def _apart(self, value: Any, fake: Any) -> Any:
+        """A result that eager has in storage of its own, although here it is an input that changes later."""
+        if not isinstance(value, Value) or (source := base(value)) not in self.changed:
+            return value
+        return value if storage_key(fake) == self.changed[source] else self._clone(value)
+
+    def _opaque(self, node: Node, types: list[Type]) -> list[Any]:
+        """The node as a call of ATen."""
+        template = Template()
+        args = tuple(template.freeze(self._resolve(a), fake_of(a)) for a in node.args)
+        kwargs = tuple((k, template.freeze(self._resolve(a), fake_of(a))) for k, a in node.kwargs.items())
+        attributes = {"target": str(node.target), "args": args, "kwargs": kwargs}
+        attributes["operand_types"] = tuple(template.operand_types)
+        op = "ordered" if keeps_its_place(node) else "opaque"
+        self.declined[str(node.target)] += 1
+        made = self.graph.add_node(op, template.operands, attributes, types=types, sources=self.low.sources)
+        return [r.type.expr if isinstance(r.type, ScalarType) and r.type.expr is not None else r for r in made.results]
+
+    def _outputs(self, node: Node, aliases: bool) -> tuple[Output, ...]:
+        owners = {storage_key(p.meta.get("val")): p for p in self.placeholders if storage_key(p.meta.get("val"))}
+        values: list[Value] = []
+        types: list[Type] = []
+        slots: list[Output] = []
+        for leaf in pytree.tree_leaves(node.args[0], is_leaf=lambda x: x is None):
+            value, fake = (self.values[leaf], leaf.meta.get("val")) if isinstance(leaf, Node) else (leaf, None)
+            if not isinstance(value, Value):
+                slots.append(Output(number=value))
+                continue
+            owner = owners.get(storage_key(fake)) if aliases and leaf not in self.old else None
+            if owner is not None and isinstance(fake, torch.Tensor):
+                slots.append(Output(view=ViewOfInput.of(self.placeholders[owner], owner.meta["val"], fake)))
+                continue
+            value = self.old.get(leaf, value)
+            slots.append(Output(index=len(values)))
+            values.append(value)
+            ty = to_type(fake) if isinstance(fake, torch.Tensor) else value.type
+            types.append(ty)
+        self.graph.set_outputs(values, types)
+        return tuple(slots)
+
+
+def base(value: Value) -> Value:
+    """The value that ``value`` is a view of."""
+    while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
+        value = value.producer.operands[0]
+    return value

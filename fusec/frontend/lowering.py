@@ -1,0 +1,178 @@
+"""What the tables of operations build on: arguments by name, promotion, casts, and the result that eager promises."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from fusec.errors import ImportFailure
+from fusec.frontend.dtypes import to_dtype, to_torch_dtype
+from fusec.ir.graph import Graph, Source, Value
+from fusec.ir.ops import OPS, Trait
+from fusec.ir.types import BOOL, DType, Size, TensorType, Type, accumulation, same_shape
+
+Argument: TypeAlias = Any
+"""A Value, a number, a size, a torch constant, None, or a list of them."""
+
+
+@dataclass
+class Call:
+    """One call of an ATen operation whose arguments are already values of the IR."""
+
+    target: str
+    arguments: dict[str, Argument]
+    """By the names of the schema, defaults filled in."""
+    fakes: dict[str, Any]
+    """The same as fake tensors."""
+    types: list[Type]
+    """What eager returns, flat."""
+    used: list[bool]
+    """Which of the results somebody reads."""
+    fake_results: list[Any] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Argument:
+        return self.arguments[name]
+
+    def get(self, name: str, default: Argument = None) -> Argument:
+        """An argument that only some overloads have."""
+        return self.arguments.get(name, default)
+
+    @property
+    def out(self) -> TensorType:
+        """The type of the only (or first) result."""
+        first = self.types[0]
+        if not isinstance(first, TensorType):
+            raise ImportFailure(f"{self.target} gives {first}, not a tensor")
+        return first
+
+
+class Lowering:
+    """Appends nodes to the graph for one call at a time."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.sources: tuple[Source, ...] = ()
+        self.device = "cpu"
+        self.fresh: set[Value] = set()
+        """Values made for the present call."""
+
+    @contextmanager
+    def at(self, source: Source, device: str) -> Iterator[None]:
+        """Nodes made within come from ``source`` and live on ``device``."""
+        before = self.sources, self.device
+        self.sources, self.device = (source,), device
+        try:
+            yield
+        finally:
+            self.sources, self.device = before
+
+    def emit(self, op: str, *operands: Value, **attributes: Any) -> Value:
+        """Append a node with one result."""
+        computes = not OPS[op].has(Trait.VIEW | Trait.WRITE)
+        if computes and any(v.dtype.kind == "other" for v in operands):
+            raise ImportFailure(f"no arithmetic of ours on {operands[0].dtype}")
+        value = self.graph.add_node(op, operands, attributes, sources=self.sources).result
+        self.fresh.add(value)
+        return value
+
+    def number(self, value: Any, dtype: DType) -> Value:
+        """A Python number or a size as a 0-d value."""
+        if isinstance(value, sympy.Expr):
+            return self.emit("size", expr=value, dtype=dtype, device=self.device)
+        if dtype.kind == "float":
+            value = float(value)
+        elif dtype.kind == "int":
+            value = int(value)
+        else:
+            value = bool(value)
+        return self.emit("constant", value=value, dtype=dtype, device=self.device)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """``value`` as ``dtype``; nothing where it is that already."""
+        if value.dtype == dtype:
+            return value
+        if "other" in (value.dtype.kind, dtype.kind):
+            raise ImportFailure(f"no cast from {value.dtype} to {dtype}")
+        if dtype == BOOL:
+            return self.emit("ne", value, self.number(0, value.dtype))
+        return self.emit("cast", value, dtype=dtype)
+
+    def operand(self, argument: Argument, dtype: DType) -> Value:
+        """An argument as a value of ``dtype``."""
+        if not isinstance(argument, Value):
+            return self.number(argument, dtype)
+        if not isinstance(argument.type, TensorType):
+            raise ImportFailure(f"{argument!r} is no tensor")
+        if argument.type.device != self.device and argument.type.rank > 0:
+            raise ImportFailure("operands live on different devices")
+        return self.cast(argument, dtype)
+
+    def pointwise(self, op: str, *arguments: Argument, dtype: DType) -> Value:
+        """A pointwise operation carried out in ``dtype``."""
+        return self.emit(op, *(self.operand(a, dtype) for a in arguments))
+
+    def reshape(self, value: Value, shape: tuple[Size, ...]) -> Value:
+        """``value`` in another shape."""
+        return value if same_shape(value.shape, shape) else self.emit("reshape", value, shape=shape)
+
+    def expand(self, value: Value, shape: tuple[Size, ...]) -> Value:
+        """``value`` broadcast to ``shape``."""
+        return value if same_shape(value.shape, shape) else self.emit("expand", value, shape=shape)
+
+    def slice(self, value: Value, dim: int, start: Size, length: Size, step: int = 1) -> Value:
+        """``length`` elements of ``value`` along ``dim`` from ``start`` on."""
+        rank = len(value.shape)
+        dim = dim - rank if dim >= 0 else dim
+        if start == 0 and step == 1 and length == value.shape[dim]:
+            return value
+        return self.emit("slice", value, dim=dim, start=start, stop=start + (length - 1) * step + 1, step=step)
+
+
+Handler: TypeAlias = Callable[[Lowering, Call], "Value | list[Value | None]"]
+HANDLERS: dict[str, Handler] = {}
+"""The lowering of every operation that fusec knows, by its ATen name."""
+
+
+def lowers(*targets: str) -> Callable[[Handler], Handler]:
+    """Register a function as the lowering of these ATen operations."""
+
+    def register(handler: Handler) -> Handler:
+        for target in targets:
+            HANDLERS[target] = handler
+        return handler
+
+    return register
+
+
+def wide(dtype: DType) -> DType:
+    """The type in which eager computes a compound operation on ``dtype``, before it rounds once."""
+    return accumulation(dtype)
+
+
+def common_dtype(call: Call, *names: str) -> DType:
+    """The type to which torch promotes these arguments for a comparison."""
+    fakes = [call.fakes[n] for n in names]
+    fakes = [int(f.node.hint or 0) if isinstance(f, torch.SymInt) else f for f in fakes]
+    fakes = [0.0 if isinstance(f, torch.SymFloat) else f for f in fakes]
+    return to_dtype(torch.result_type(*fakes))
+
+
+def rounded(value: Argument, dtype: DType) -> Argument:
+    """A Python float rounded to a half type, as eager rounds the scalar it compares with."""
+    if isinstance(value, float) and dtype.bytes == 2 and dtype.is_float:
+        return float(torch.tensor(value, dtype=to_torch_dtype(dtype)))
+    return value
+
+
+def negative_dims(dims: Argument, rank: int) -> tuple[int, ...]:
+    """Dims as negative, sorted, distinct numbers; none (or None) means all."""
+    if isinstance(dims, int):
+        dims = [dims]
+    if rank == 0:
+        return ()
+    if dims is None or len(dims) == 0:
+        dims = range(rank)
+    return tuple(sorted({d if d < 0 else d - rank for d in dims}))

@@ -1,0 +1,279 @@
+"""Pointwise ATen operations as primitives."""
+
+from typing import Any
+
+from fusec.errors import ImportFailure
+from fusec.frontend.lowering import Argument, Call, Lowering, common_dtype, lowers, rounded, wide
+from fusec.ir.graph import Value
+from fusec.ir.types import BOOL, F64, I64, DType
+
+UNARY = {
+    "neg", "abs", "floor", "ceil", "trunc", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1",
+    "log", "log1p", "log2", "tanh", "sigmoid", "erf", "sin", "cos",
+}  # fmt: skip
+SAME_ON_INTEGERS = {"floor", "ceil", "trunc", "round"}
+
+
+def _unary(low: Lowering, call: Call) -> Value:
+    op = call.target.split(".")[1]
+    x = low.operand(call["self"], call.out.dtype)
+    return x if op in SAME_ON_INTEGERS and not call.out.dtype.is_float else low.emit(op, x)
+
+
+for _name in UNARY:
+    lowers(f"aten.{_name}.default")(_unary)
+
+
+@lowers("aten.round.default")
+def _round(low: Lowering, call: Call) -> Value:
+    return _unary(low, call)
+
+
+@lowers("aten.sign.default", "aten.sgn.default")
+def _sign(low: Lowering, call: Call) -> Value:
+    x = low.operand(call["self"], call.out.dtype)
+    return x if call.out.dtype == BOOL else low.emit("sign", x)
+
+
+@lowers("aten.square.default")
+def _square(low: Lowering, call: Call) -> Value:
+    return low.pointwise("mul", call["self"], call["self"], dtype=call.out.dtype)
+
+
+@lowers("aten.relu.default")
+def _relu(low: Lowering, call: Call) -> Value:
+    return low.pointwise("maximum", call["self"], 0, dtype=call.out.dtype)
+
+
+def _arithmetic_dtype(call: Call, *arguments: Argument) -> DType:
+    """The result's type, or f32 where a half tensor meets a wider 0-d tensor, which eager does not round first."""
+    out = call.out.dtype
+    for a in arguments:
+        if isinstance(a, Value) and a.type.rank == 0 and out.is_float and a.dtype.is_float:  # type: ignore[union-attr]
+            if a.dtype.bytes > out.bytes:
+                return wide(out)
+    return out
+
+
+@lowers("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar",
+        "aten.subtract.Tensor", "aten.subtract.Scalar")  # fmt: skip
+def _add(low: Lowering, call: Call) -> Value:
+    return _sum(low, call, call["self"], call["other"], call.target.split(".")[1][:3])
+
+
+@lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
+def _rsub(low: Lowering, call: Call) -> Value:
+    return _sum(low, call, call["other"], call["self"], "sub")
+
+
+def _sum(low: Lowering, call: Call, a: Argument, b: Argument, op: str) -> Value:
+    out, alpha = call.out.dtype, call.get("alpha", 1)
+    if out == BOOL:
+        return low.pointwise("or", a, b, dtype=BOOL) if op == "add" else low.pointwise("xor", a, b, dtype=BOOL)
+    dtype = _arithmetic_dtype(call, a, b)
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return low.pointwise(op, a, b, dtype=dtype)
+    dtype = wide(out)
+    return low.pointwise(op, a, low.pointwise("mul", b, alpha, dtype=dtype), dtype=dtype)
+
+
+@lowers("aten.mul.Tensor", "aten.mul.Scalar", "aten.multiply.Tensor", "aten.multiply.Scalar")
+def _mul(low: Lowering, call: Call) -> Value:
+    op = "and" if call.out.dtype == BOOL else "mul"
+    return low.pointwise(op, call["self"], call["other"], dtype=_arithmetic_dtype(call, call["self"], call["other"]))
+
+
+@lowers("aten.div.Tensor", "aten.div.Scalar", "aten.div.Tensor_mode", "aten.div.Scalar_mode",
+        "aten.true_divide.Tensor", "aten.true_divide.Scalar")  # fmt: skip
+def _div(low: Lowering, call: Call) -> Value:
+    dtype, mode = call.out.dtype, call.get("rounding_mode")
+    a, b = call["self"], call["other"]
+    if mode is None:
+        return low.pointwise("div", a, b, dtype=_arithmetic_dtype(call, a, b))
+    if mode == "floor":
+        return low.pointwise("floor_divide", a, b, dtype=dtype)
+    if dtype.is_float:
+        return low.emit("trunc", low.pointwise("div", a, b, dtype=wide(dtype)))
+    x, y = low.operand(a, dtype), low.operand(b, dtype)
+    return low.emit("floor_divide", low.emit("sub", x, low.emit("fmod", x, y)), y)
+
+
+BINARY = {
+    "floor_divide": "floor_divide", "remainder": "remainder", "fmod": "fmod", "atan2": "atan2",
+    "maximum": "maximum", "minimum": "minimum",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+    "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right",
+    "__and__": "and", "__or__": "or", "__xor__": "xor", "__lshift__": "shift_left", "__rshift__": "shift_right",
+}  # fmt: skip
+
+
+def _binary(low: Lowering, call: Call) -> Value:
+    op = BINARY[call.target.split(".")[1]]
+    if call.out.dtype == BOOL:
+        op = {"maximum": "or", "minimum": "and"}.get(op, op)
+    return low.pointwise(op, call["self"], call["other"], dtype=call.out.dtype)
+
+
+for _name in BINARY:
+    lowers(*(f"aten.{_name}.{overload}" for overload in ("default", "Tensor", "Scalar")))(_binary)
+
+
+@lowers("aten.bitwise_not.default")
+def _bitwise_not(low: Lowering, call: Call) -> Value:
+    return low.pointwise("not", call["self"], dtype=call.out.dtype)
+
+
+LOGICAL = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
+
+
+def _logical(low: Lowering, call: Call) -> Value:
+    return low.pointwise(LOGICAL[call.target.split(".")[1]], call["self"], call["other"], dtype=BOOL)
+
+
+for _name in LOGICAL:
+    lowers(f"aten.{_name}.default")(_logical)
+
+
+@lowers("aten.logical_not.default")
+def _logical_not(low: Lowering, call: Call) -> Value:
+    return low.pointwise("not", call["self"], dtype=BOOL)
+
+
+def _compare(low: Lowering, call: Call) -> Value:
+    dtype = common_dtype(call, "self", "other")
+    return low.pointwise(call.target.split(".")[1], call["self"], rounded(call["other"], dtype), dtype=dtype)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_compare)
+
+
+def _float_class(low: Lowering, call: Call, op: str) -> Value:
+    x = call["self"]
+    if not x.dtype.is_float:
+        return low.emit("ne", x, x)
+    return low.emit(op, x)
+
+
+@lowers("aten.isnan.default")
+def _isnan(low: Lowering, call: Call) -> Value:
+    return _float_class(low, call, "isnan")
+
+
+@lowers("aten.isinf.default")
+def _isinf(low: Lowering, call: Call) -> Value:
+    return _float_class(low, call, "isinf")
+
+
+@lowers("aten.isfinite.default")
+def _isfinite(low: Lowering, call: Call) -> Value:
+    return low.emit("not", low.emit("or", _float_class(low, call, "isnan"), _float_class(low, call, "isinf")))
+
+
+@lowers("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
+def _pow(low: Lowering, call: Call) -> Value:
+    dtype = call.out.dtype
+    if dtype == BOOL:
+        raise ImportFailure("a power of truth values")
+    return low.pointwise("pow", call["self"], call["exponent"], dtype=dtype)
+
+
+@lowers("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
+def _where(low: Lowering, call: Call) -> Value:
+    dtype = call.out.dtype
+    branches = (low.operand(rounded(call[n], dtype), dtype) for n in ("self", "other"))
+    return low.emit("where", low.cast(call["condition"], BOOL), *branches)
+
+
+@lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def _masked_fill(low: Lowering, call: Call) -> Value:
+    dtype = call.out.dtype
+    value = low.operand(rounded(call["value"], dtype), dtype)
+    return low.emit("where", low.cast(call["mask"], BOOL), value, low.operand(call["self"], dtype))
+
+
+@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clamp_min.default", "aten.clamp_min.Tensor",
+        "aten.clamp_max.default", "aten.clamp_max.Tensor")  # fmt: skip
+def _clamp(low: Lowering, call: Call) -> Value:
+    dtype = call.out.dtype
+    x = low.operand(call["self"], dtype)
+    for op, bound in (("maximum", call.get("min")), ("minimum", call.get("max"))):
+        if bound is not None:
+            x = low.pointwise(op, x, rounded(bound, dtype), dtype=dtype)
+    return x
+
+
+@lowers("aten.addcmul.default", "aten.addcdiv.default")
+def _addcmul(low: Lowering, call: Call) -> Value:
+    dtype = wide(call.out.dtype)
+    op = "mul" if "addcmul" in call.target else "div"
+    term = low.pointwise(op, call["tensor1"], call["tensor2"], dtype=dtype)
+    if call["value"] != 1:
+        term = low.pointwise("mul", term, call["value"], dtype=dtype)
+    return low.pointwise("add", call["self"], term, dtype=dtype)
+
+
+@lowers("aten._to_copy.default", "prims.convert_element_type.default", "aten.to.dtype")
+def _to_copy(low: Lowering, call: Call) -> Value:
+    x: Any = call.get("self", call.get("a"))
+    if x.type.device != call.out.device:
+        raise ImportFailure("a copy between devices")
+    return low.cast(x, call.out.dtype)
+
+
+@lowers("aten.copy.default")
+def _copy(low: Lowering, call: Call) -> Value:
+    if call["src"].type.device != call.out.device:
+        raise ImportFailure("a copy between devices")
+    return low.expand(low.cast(call["src"], call.out.dtype), call.out.shape)
+
+
+@lowers("aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.contiguous.default",
+        "aten.lift_fresh.default", "aten.lift_fresh_copy.default", "prims.view_of.default")  # fmt: skip
+def _identity(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"] if "self" in call.arguments else call["a"]
+    return x
+
+
+@lowers("aten.arange.start_step", "aten.arange.default", "aten.arange.start", "prims.iota.default")
+def _arange(low: Lowering, call: Call) -> Value:
+    start, step = call.get("start", 0), call.get("step", 1)
+    integral = not any(isinstance(n, float) or isinstance(n, Value) for n in (start, step))
+    dtype = I64 if integral else F64
+    x = low.emit("iota", size=call.out.shape[0], dtype=dtype, device=low.device)
+    if step != 1:
+        x = low.pointwise("mul", x, step, dtype=dtype)
+    if start != 0:
+        x = low.pointwise("add", x, start, dtype=dtype)
+    return low.cast(x, call.out.dtype)
+
+
+@lowers("aten.full.default", "aten.full_like.default", "aten.new_full.default", "aten.scalar_tensor.default",
+        "aten.fill.Scalar", "aten.fill.Tensor")  # fmt: skip
+def _full(low: Lowering, call: Call) -> Value:
+    value = call.get("fill_value", call.get("value", call.get("s")))
+    return low.expand(low.operand(value, call.out.dtype), call.out.shape)
+
+
+@lowers("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.empty.memory_format",
+        "aten.empty_like.default", "aten.new_empty.default")  # fmt: skip
+def _zeros(low: Lowering, call: Call) -> Value:
+    # Of an empty tensor any content is right; zeros need no memory where they are only written over.
+    return low.expand(low.number(0, call.out.dtype), call.out.shape)
+
+
+@lowers("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
+def _ones(low: Lowering, call: Call) -> Value:
+    return low.expand(low.number(1, call.out.dtype), call.out.shape)
+
+
+@lowers("aten.tril.default", "aten.triu.default")
+def _triangle(low: Lowering, call: Call) -> Value:
+    *_, rows, cols = call.out.shape
+    row = low.reshape(low.emit("iota", size=rows, dtype=I64, device=low.device), (rows, 1))
+    column = low.emit("iota", size=cols, dtype=I64, device=low.device)
+    above = low.emit("sub", column, row)
+    op = "le" if "tril" in call.target else "ge"
+    kept = low.pointwise(op, above, call["diagonal"], dtype=I64)
+    dtype = call.out.dtype
+    return low.emit("where", kept, call["self"], low.number(0, dtype))

@@ -1,0 +1,65 @@
+"""Torch's symbolic sizes as plain sympy over the IR's own symbols."""
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+
+from fusec.errors import ImportFailure
+from fusec.ir.types import Size, simplify, symbol
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "FloorDiv": lambda a, b: sympy.floor(a / b),
+    "CeilDiv": lambda a, b: sympy.ceiling(a / b),
+    "CeilToInt": sympy.ceiling,
+    "FloorToInt": sympy.floor,
+    "CleanDiv": lambda a, b: a / b,
+    "TrueDiv": lambda a, b: a / b,
+    "IntTrueDiv": lambda a, b: a / b,
+    "FloatTrueDiv": lambda a, b: a / b,
+    "ToFloat": lambda a: a,
+    "Identity": lambda a: a,
+    "Mod": sympy.Mod,
+    "PythonMod": sympy.Mod,
+    "ModularIndexing": lambda a, b, m: sympy.Mod(sympy.floor(a / b), m),
+    "PowByNatural": lambda a, b: a**b,
+    "FloatPow": lambda a, b: a**b,
+    "Max": sympy.Max,
+    "Min": sympy.Min,
+    "TruncToInt": lambda a: sympy.Piecewise((sympy.floor(a), a >= 0), (sympy.ceiling(a), True)),
+    "OpaqueUnaryFn_sqrt": sympy.sqrt,
+    "OpaqueUnaryFn_exp": sympy.exp,
+    "OpaqueUnaryFn_log": sympy.log,
+    "Where": lambda c, a, b: sympy.Piecewise((a, c), (b, True)),
+}
+
+
+def to_size(value: Any) -> Size:
+    """An int or a symbolic int as a size: replacements of the shape environment applied, torch's functions gone."""
+    if isinstance(value, (int, float)):
+        return int(value) if value == int(value) else sympy.Float(value)
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return simplify(to_plain(value.node.expr))
+    raise ImportFailure(f"{value!r} is no size")
+
+
+def to_plain(expr: Any) -> Any:
+    """A sympy expression of torch over our symbols and sympy's own functions.
+
+    Raises:
+        ImportFailure: for a function without a plain meaning.
+    """
+    if isinstance(expr, (int, float)):
+        return sympy.sympify(expr)
+    if expr.is_Symbol:
+        return symbol(expr.name)
+    if not expr.args:
+        return expr
+    args = [to_plain(a) for a in expr.args]
+    if type(expr).__module__.startswith("sympy."):
+        return expr.func(*args)
+    function = _FUNCTIONS.get(type(expr).__name__)
+    if function is None:
+        raise ImportFailure(f"no plain form of the size {expr}", why=f"{type(expr).__name__} is unknown")
+    return function(*args)

@@ -1,0 +1,65 @@
+"""Where a node of a torch graph comes from: file, line, module path."""
+
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fusec.ir.graph import Source
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n?(?P<text>[^\n]*)')
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def source_of(node: Node) -> Source:
+    """The source of a node, from the metadata that Dynamo and AOTAutograd keep."""
+    file, line, text = _innermost(node.meta.get("stack_trace") or "")
+    return Source(file=file, line=line, module=_module_path(node), op=str(node.target), text=text)
+
+
+@lru_cache(maxsize=4096)
+def _innermost(stack_trace: str) -> tuple[str, int, str]:
+    """File, line and text of the innermost frame that is model code (not torch's own)."""
+    frames = [m.groupdict() for m in _FRAME.finditer(stack_trace)]
+    if not frames:
+        return "", 0, ""
+    own = [f for f in frames if not f["file"].startswith(_TORCH)]
+    frame = (own or frames)[-1]
+    return shorten(frame["file"]), int(frame["line"]), frame["text"].strip()
+
+
+@lru_cache(maxsize=1024)
+def shorten(file: str) -> str:
+    """A path from its package or project on, so that it reads the same on every machine."""
+    for root in ("site-packages/", "dist-packages/"):
+        if root in file:
+            return file.rpartition(root)[2]
+    here = os.getcwd() + os.sep
+    if file.startswith(here):
+        return file[len(here) :]
+    path = Path(file)
+    top = path.parent
+    while (top / "__init__.py").exists() and top != top.parent:
+        top = top.parent
+    return path.relative_to(top).as_posix() if path.is_absolute() else file
+
+
+def _module_path(node: Node) -> str:
+    stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = list(stack.values())[-1]
+    return readable_path(path[0] if isinstance(path, tuple) else str(path))
+
+
+@lru_cache(maxsize=4096)
+def readable_path(path: str) -> str:
+    """``L['self']._modules['layers']._modules['0'].mlp`` as ``layers.0.mlp``."""
+    path = re.sub(r"^L\[['\"]\w+['\"]\]\.?", "", path)
+    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+    parts = [p for p in path.split(".") if p and p not in ("_modules", "_orig_mod")]
+    return ".".join(parts)

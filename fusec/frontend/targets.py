@@ -1,0 +1,65 @@
+"""Questions that the importer asks of one torch node."""
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fusec.frontend.sizes import to_size
+
+NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+CHECKS = ("aten._assert_scalar", "aten.sym_constrain_range", "aten._assert_tensor_metadata")
+_COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "c10d_functional")
+
+
+def is_mutable(node: Node) -> bool:
+    """Whether the operation changes an operand."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def functional(node: Node) -> str:
+    """The name of the operation, or of its form that changes nothing."""
+    return str(node.target).replace("_.", ".") if is_mutable(node) else str(node.target)
+
+
+def number(fake: Any) -> Any:
+    """A number that the graph computes on sizes: an int, a float, a size, or None for a truth value."""
+    if isinstance(fake, bool):
+        return fake
+    if isinstance(fake, torch.SymBool):
+        return None
+    return fake if isinstance(fake, float) else to_size(fake)
+
+
+def fake_of(argument: Any) -> Any:
+    """What an argument of a torch node is as a fake tensor or number."""
+    if isinstance(argument, Node):
+        return argument.meta.get("val")
+    if isinstance(argument, (list, tuple)):
+        return [fake_of(a) for a in argument]
+    return argument
+
+
+def defines_symbol(node: Node) -> bool:
+    """Whether a number comes out of a tensor at run time."""
+    return isinstance(node.target, torch._ops.OpOverload) and any(
+        isinstance(a, Node) and isinstance(a.meta.get("val"), torch.Tensor) for a in node.args
+    ) and "sym_" not in str(node.target)  # fmt: skip
+
+
+def keeps_its_place(node: Node) -> bool:
+    """Whether a call must stay where it is: random numbers, collectives, checks, numbers read off tensors."""
+    target: Any = node.target
+    random = torch.Tag.nondeterministic_seeded in target.tags and not _without_dropout(node)
+    return random or target.namespace in _COLLECTIVES or not target._schema.returns or (
+        isinstance(node.meta.get("val"), NUMBERS)
+    )  # fmt: skip
+
+
+def _without_dropout(node: Node) -> bool:
+    """Whether an operation is random only by its dropout, and drops nothing."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return False
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return given.get("dropout_p", 0.0) == 0.0

@@ -1,0 +1,79 @@
+"""The private names of torch that fusec uses, in one place; each has a fallback or a test."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def _decline(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+@contextmanager
+def kept_whole(ops: tuple[Any, ...]) -> Iterator[bool]:
+    """Within it, tracing at inference leaves these composite operations whole; yields whether torch can do that.
+
+    Where the name is missing they arrive decomposed, which is right all the same. Not for training: the
+    gradients of an operation kept whole this way are silently None.
+    """
+    try:
+        from torch.export.exported_program import _override_composite_implicit_decomp
+    except ImportError:
+        logger.warning("this torch cannot keep composite operations whole; they are imported decomposed")
+        yield False
+        return
+    with _override_composite_implicit_decomp(dict.fromkeys(ops, _decline)):
+        yield True
+
+
+def decomposition_table(ops: list[Any]) -> dict[Any, Any]:
+    """Torch's own decompositions of these operations."""
+    from torch._decomp import get_decompositions
+
+    return dict(get_decompositions(ops))
+
+
+def compile_through_aot(gm: torch.fx.GraphModule, inputs: list[Any], **compilers: Any) -> Any:
+    """Run AOTAutograd on a Dynamo graph."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(**compilers)(gm, inputs)
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Within it, tensors are real and new traces have symbols of their own, although AOTAutograd is tracing."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily(), tracing(None):
+        yield
+
+
+def storage_key(value: Any) -> int | None:
+    """A number that two fake tensors have in common exactly when they share their storage."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
+def boxed(function: Any) -> Any:
+    """Tell AOTAutograd that the function takes its arguments in one list, which it clears."""
+
+    def call(args: list[Any]) -> Any:
+        return function(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def min_cut_partition(*args: Any, **kwargs: Any) -> Any:
+    """Split a joint graph so that little is saved between forward and backward."""
+    from functorch.compile import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(*args, **kwargs)

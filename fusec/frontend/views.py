@@ -1,0 +1,251 @@
+"""View and data-movement operations of ATen as reshape, permute, expand, slice and concat."""
+
+import sympy
+
+from fusec.errors import ImportFailure
+from fusec.frontend.lowering import Argument, Call, Lowering, lowers
+from fusec.frontend.sizes import to_size
+from fusec.ir.graph import Value
+from fusec.ir.types import Size, TensorType, product, same_shape, same_size, simplify
+
+
+@lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_copy.default",
+        "aten._reshape_alias.default", "aten.view_copy.default", "aten.squeeze.default", "aten.squeeze.dim",
+        "aten.squeeze.dims", "aten.unsqueeze.default", "aten.flatten.using_ints", "aten.unflatten.int",
+        "prims.squeeze.default", "prims.collapse_view.default", "prims.split_dim.default")  # fmt: skip
+def _reshape(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"] if "self" in call.arguments else call["a"]
+    return low.reshape(x, call.out.shape)
+
+
+@lowers("aten.permute.default", "prims.transpose.default")
+def _permute(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"] if "self" in call.arguments else call["a"]
+    dims = call["dims"] if "dims" in call.arguments else call["permutation"]
+    rank = len(x.shape)
+    return _permuted(low, x, tuple(d % rank for d in dims))
+
+
+@lowers("aten.t.default")
+def _t(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"]
+    return _permuted(low, x, tuple(reversed(range(len(x.shape)))))
+
+
+@lowers("aten.transpose.int")
+def _transpose(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"]
+    rank = len(x.shape)
+    if rank == 0:
+        return x
+    dims = list(range(rank))
+    a, b = call["dim0"] % rank, call["dim1"] % rank
+    dims[a], dims[b] = dims[b], dims[a]
+    return _permuted(low, x, tuple(dims))
+
+
+def _permuted(low: Lowering, x: Value, dims: tuple[int, ...]) -> Value:
+    return x if dims == tuple(range(len(dims))) else low.emit("permute", x, dims=dims)
+
+
+@lowers("aten.expand.default", "aten.expand_as.default", "prims.broadcast_in_dim.default")
+def _expand(low: Lowering, call: Call) -> Value:
+    if call.target.startswith("prims"):
+        x: Value = call["a"]
+        shape: list[Size] = [1] * len(call.out.shape)
+        for n, d in zip(x.shape, call["broadcast_dimensions"], strict=True):
+            shape[d] = n
+        return low.expand(low.reshape(x, tuple(shape)), call.out.shape)
+    return low.expand(call["self"], call.out.shape)
+
+
+@lowers("aten.repeat.default")
+def _repeat(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"]
+    repeats = list(call["repeats"])
+    shape = (1,) * (len(repeats) - len(x.shape)) + x.shape
+    split: list[Size] = [part for n in shape for part in (1, n)]
+    wanted: list[Size] = [part for r, n in zip(repeats, shape, strict=True) for part in (r, n)]
+    x = low.reshape(x, tuple(split))
+    return low.reshape(low.expand(x, tuple(wanted)), call.out.shape)
+
+
+@lowers("aten.slice.Tensor")
+def _slice(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"]
+    dim = call["dim"] % len(x.shape)
+    length = call.out.shape[dim]
+    start = first_index(call["start"], x, dim, call) if call["start"] is not None else 0
+    if isinstance(start, int) and isinstance(length, int) and length == 0:
+        start = 0
+    return low.slice(x, dim, start, length, call["step"])
+
+
+def first_index(start: Argument, x: Value, dim: int, call: Call | None = None) -> Size:
+    """A start index as eager reads it: counted from the end if negative, and clamped to the length."""
+    if isinstance(start, Value):
+        raise ImportFailure("a slice that starts at a number known only at run time")
+    n = x.shape[dim]
+    if isinstance(start, int):
+        start = start + n if start < 0 else start
+        if isinstance(start, int):
+            start = max(start, 0)
+            return min(start, n) if isinstance(n, int) else start
+    if start.is_nonnegative or same_size(start, n):
+        return start
+    if start.is_negative:
+        return start + n
+    # Eager's own answer can be read off the view that it made.
+    if call is not None and not same_size(stride := to_size(call.fakes["self"].stride(dim)), 0):
+        offset = to_size(call.fake_results[0].storage_offset()) - to_size(call.fakes["self"].storage_offset())
+        found = simplify(sympy.simplify(offset / stride))
+        if isinstance(found, int) or found.is_integer:
+            return found
+    raise ImportFailure(f"the sign of the start {start} is unknown")
+
+
+@lowers("aten.select.int")
+def _select(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"]
+    dim = call["dim"] % len(x.shape)
+    row = low.slice(x, dim, first_index(call["index"], x, dim, call), 1)
+    return low.reshape(row, call.out.shape)
+
+
+@lowers("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.split.sizes",
+        "aten.split_with_sizes_copy.default", "aten.split_copy.Tensor")  # fmt: skip
+def _split(low: Lowering, call: Call) -> list[Value | None]:
+    x: Value = call["self"]
+    dim, start = call["dim"] % len(x.shape), 0
+    parts: list[Value | None] = []
+    for ty in call.types:
+        assert isinstance(ty, TensorType)
+        parts.append(low.slice(x, dim, start, ty.shape[dim]))
+        start = start + ty.shape[dim]
+    return parts
+
+
+@lowers("aten.unbind.int")
+def _unbind(low: Lowering, call: Call) -> list[Value | None]:
+    x: Value = call["self"]
+    dim = call["dim"] % len(x.shape)
+    return [low.reshape(low.slice(x, dim, i, 1), ty.shape) for i, ty in enumerate(call.types)]  # type: ignore[union-attr]
+
+
+@lowers("aten.cat.default")
+def _cat(low: Lowering, call: Call) -> Value:
+    # An empty 1-d tensor may stand beside tensors of any rank; it adds nothing.
+    parts = [p for p in call["tensors"] if not (p.shape == (0,) and len(call.out.shape) != 1)]
+    return _joined(low, call, [low.cast(p, call.out.dtype) for p in parts])
+
+
+@lowers("aten.stack.default")
+def _stack(low: Lowering, call: Call) -> Value:
+    rank = len(call.out.shape)
+    dim = call["dim"] % rank
+    shape = tuple(1 if d == dim else n for d, n in enumerate(call.out.shape))
+    return _joined(low, call, [low.reshape(low.cast(p, call.out.dtype), shape) for p in call["tensors"]])
+
+
+def _joined(low: Lowering, call: Call, parts: list[Value]) -> Value:
+    rank = len(call.out.shape)
+    return parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=call["dim"] % rank - rank)
+
+
+@lowers("aten.roll.default")
+def _roll(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"]
+    dims, shifts = call["dims"], call["shifts"]
+    flat = not dims
+    if flat:
+        x, dims = low.reshape(x, (product(x.shape),)), [0]
+    for dim, shift in zip(dims, shifts, strict=True):
+        n = x.shape[dim]
+        if not isinstance(n, int) or not isinstance(shift, int):
+            raise ImportFailure("a roll by a symbolic number")
+        if n and shift % n:
+            cut, rank = n - shift % n, len(x.shape)
+            x = low.emit("concat", low.slice(x, dim, cut, n - cut), low.slice(x, dim, 0, cut), dim=dim % rank - rank)
+    return low.reshape(x, call.out.shape)
+
+
+def _zeros(low: Lowering, like: TensorType, dim: int, length: Size) -> list[Value]:
+    if length == 0:
+        return []
+    shape = tuple(length if d == dim else n for d, n in enumerate(like.shape))
+    return [low.expand(low.number(0, like.dtype), shape)]
+
+
+@lowers("aten.slice_backward.default", "aten.select_backward.default")
+def _slice_backward(low: Lowering, call: Call) -> Value:
+    grad: Value = call["grad_output"]
+    dim = call["dim"] % len(call.out.shape)
+    n = call.out.shape[dim]
+    if "select" in call.target:
+        grad = low.reshape(grad, tuple(1 if d == dim else m for d, m in enumerate(call.out.shape)))
+        start = call["index"]
+    else:
+        start = call["start"]
+        if call["step"] != 1:
+            raise ImportFailure("the gradient of a slice with a step")
+    if isinstance(start, Value):
+        raise ImportFailure("a slice that starts at a number known only at run time")
+    if isinstance(start, int) and start < 0:
+        start = start + n
+    if isinstance(start, int) and isinstance(n, int):
+        start = min(max(start, 0), n)
+    rest = n - start - grad.shape[dim]
+    parts = [*_zeros(low, call.out, dim, start), grad, *_zeros(low, call.out, dim, rest)]
+    return parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim - len(call.out.shape))
+
+
+@lowers("aten.slice_scatter.default")
+def _slice_scatter(low: Lowering, call: Call) -> Value:
+    x, source = call["self"], low.cast(call["src"], call.out.dtype)
+    if call["step"] != 1:
+        raise ImportFailure("a scattered slice with a step")
+    rank = len(x.shape)
+    dim = call["dim"] % rank
+    start, length = first_index(call["start"] or 0, x, dim), source.shape[dim]
+    if same_shape(source.shape, x.shape):
+        return source
+    end = start + length
+    parts = [low.slice(x, dim, 0, start)] if start != 0 else []
+    parts.append(source)
+    parts += [low.slice(x, dim, end, x.shape[dim] - end)] if not same_size(end, x.shape[dim]) else []
+    return low.emit("concat", *parts, dim=dim - rank)
+
+
+@lowers("aten.select_scatter.default")
+def _select_scatter(low: Lowering, call: Call) -> Value:
+    x = call["self"]
+    rank = len(x.shape)
+    dim = call["dim"] % rank
+    start = first_index(call["index"], x, dim)
+    row = low.reshape(call["src"], tuple(1 if d == dim else n for d, n in enumerate(x.shape)))
+    end = start + 1
+    parts = [low.slice(x, dim, 0, start)] if start != 0 else []
+    parts.append(row)
+    parts += [low.slice(x, dim, end, x.shape[dim] - end)] if not same_size(end, x.shape[dim]) else []
+    return parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim - rank)
+
+
+@lowers("aten.constant_pad_nd.default")
+def _pad(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"]
+    rank, pads = len(x.shape), call["pad"]
+    for i in range(len(pads) // 2):
+        dim = rank - 1 - i
+        parts: list[Value] = []
+        for amount in (pads[2 * i], None, pads[2 * i + 1]):
+            if amount is None:
+                parts.append(x)
+            elif not isinstance(amount, int):
+                raise ImportFailure("padding by a symbolic number")
+            elif amount > 0:
+                shape = tuple(amount if d == dim else n for d, n in enumerate(x.shape))
+                parts.append(low.expand(low.number(call["value"], x.dtype), shape))
+            elif amount < 0:
+                raise ImportFailure("negative padding")
+        x = parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim - rank)
+    return x

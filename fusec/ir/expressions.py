@@ -1,0 +1,25 @@
+"""The functions that sizes may be built from, by the names under which sympy prints them."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "floor": sympy.floor, "ceiling": sympy.ceiling, "Mod": sympy.Mod, "Max": sympy.Max, "Min": sympy.Min,
+    "Abs": sympy.Abs, "sqrt": sympy.sqrt,
+    "exp": sympy.exp, "log": sympy.log,
+}  # fmt: skip
+"""What the parser accepts; everything else in a size is +, -, *, / and **."""
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow,
+}  # fmt: skip
+
+
+def combine(sign: str, left: Any, right: Any) -> Any:
+    """Two sizes or numbers under an operator; a division stays exact."""
+    if sign == "/":
+        return sympy.sympify(left) / sympy.sympify(right)
+    return _OPERATORS[sign](left, right)

@@ -1,0 +1,328 @@
+"""Graph, Node and Value: the IR itself, and the only methods that change it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from fusec.errors import GraphError
+from fusec.ir.ops import OPS, Op, Trait
+from fusec.ir.types import DType, ScalarType, Size, TensorType, Type
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where in the model a node comes from."""
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    """Path of the module in the model: ``layers.0.self_attn.o_proj``."""
+    op: str = ""
+    """The operation the model called: ``aten.linear.default``."""
+    text: str = ""
+    """The source line itself."""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file else ""
+        return ", ".join(part for part in (self.module, place) if part)
+
+
+class Value:
+    """A graph input or one result of a node. Identity is equality."""
+
+    __slots__ = ("index", "name", "producer", "type", "users")
+
+    def __init__(self, type: Type, producer: "Node | None", index: int, name: str = "") -> None:
+        self.type = type
+        self.producer = producer
+        """The node that computes it; None for a graph input."""
+        self.index = index
+        """Position among the results of the producer, or among the graph inputs."""
+        self.name = name
+        """A hint for the printer."""
+        self.users: dict[Node, None] = {}
+        """The nodes that read it, in the order they came (an ordered set)."""
+
+    @property
+    def tensor(self) -> TensorType:
+        """Its type, which must be a tensor's."""
+        if not isinstance(self.type, TensorType):
+            raise GraphError(f"a tensor is expected, not {self.type}", where=repr(self))
+        return self.type
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Shape of the tensor."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the tensor."""
+        return self.tensor.dtype
+
+    def __repr__(self) -> str:
+        origin = self.producer.op.name if self.producer else "input"
+        return f"<Value {self.name or self.index}: {self.type} of {origin}>"
+
+
+class Node:
+    """One operation applied to values. Identity is equality."""
+
+    __slots__ = ("attributes", "op", "operands", "results", "sources")
+
+    def __init__(
+        self,
+        op: Op,
+        operands: Sequence[Value],
+        attributes: dict[str, Any],
+        types: Sequence[Type],
+        sources: tuple[Source, ...],
+    ) -> None:
+        self.op = op
+        self.operands = tuple(operands)
+        self.attributes = attributes
+        """Frozen values by name; a region has its ``body`` here."""
+        self.results = tuple(Value(type, self, i) for i, type in enumerate(types))
+        self.sources = sources
+
+    @property
+    def result(self) -> Value:
+        """Its only result."""
+        if len(self.results) != 1:
+            raise GraphError(f"{self.op.name} has {len(self.results)} results, not one")
+        return self.results[0]
+
+    @property
+    def users(self) -> list["Node"]:
+        """The nodes that read any of its results, each once."""
+        return list(dict.fromkeys(user for r in self.results for user in r.users))
+
+    @property
+    def body(self) -> "Graph":
+        """The body of a region."""
+        return self.attributes["body"]  # type: ignore[no-any-return]
+
+    def has(self, trait: Trait) -> bool:
+        """Whether its operation has the trait."""
+        return self.op.has(trait)
+
+    def is_op(self, *names: str) -> bool:
+        """Whether it applies one of these operations."""
+        return self.op.name in names
+
+    def __repr__(self) -> str:
+        return f"<Node {self.op.name}>"
+
+
+class Graph:
+    """A list of nodes in an order that respects data flow; inputs and outputs are values.
+
+    Only the methods below change a graph. New nodes are appended at the end; whoever adds nodes that earlier
+    ones read calls ``sort`` when the graph is whole again.
+    """
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.inputs: list[Value] = []
+        self.outputs: list[Value] = []
+        self.output_types: list[Type] = []
+        """What the caller is promised for each output, strides included."""
+        self._nodes: dict[Node, None] = {}
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes in order (a copy, safe to iterate while the graph changes)."""
+        return list(self._nodes)
+
+    def newest(self, count: int) -> list[Node]:
+        """The nodes appended last, in order."""
+        return list(islice(reversed(self._nodes), count))[::-1]
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._nodes
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def add_input(self, type: Type, name: str = "") -> Value:
+        """Append an input."""
+        value = Value(type, None, len(self.inputs), name or f"arg{len(self.inputs)}")
+        self.inputs.append(value)
+        return value
+
+    def add_node(
+        self,
+        op: str,
+        operands: Sequence[Value] = (),
+        attributes: dict[str, Any] | None = None,
+        *,
+        types: Sequence[Type] | None = None,
+        sources: tuple[Source, ...] = (),
+    ) -> Node:
+        """Append a node; its result types are inferred unless given.
+
+        Raises:
+            GraphError: where the operands do not fit the operation.
+        """
+        definition, attributes = OPS[op], attributes or {}
+        if types is None:
+            try:
+                types = definition.rule(tuple(v.type for v in operands), attributes)
+            except (TypeError, ValueError, KeyError) as reason:
+                raise GraphError(f"{op} does not fit its operands", where=str(sources[:1]), why=str(reason)) from reason
+        node = Node(definition, operands, attributes, types, sources)
+        for value in node.operands:
+            value.users[node] = None
+        self._nodes[node] = None
+        return node
+
+    def set_outputs(self, values: Sequence[Value], types: Sequence[Type] | None = None) -> None:
+        """Name the outputs; ``types`` is what the caller is promised, by default what the values have."""
+        self.outputs = list(values)
+        self.output_types = list(types) if types is not None else [v.type for v in values]
+
+    def replace_value(self, old: Value, new: Value) -> None:
+        """Let every reader of ``old`` read ``new`` instead (``new``'s own producer excepted).
+
+        Raises:
+            GraphError: where the two differ in element type, shape or device.
+        """
+        if old is new:
+            return
+        if isinstance(old.type, TensorType) and not old.type.same_values(new.type):
+            raise GraphError(f"{new!r} cannot replace {old!r}", why="element type, shape or device differ")
+        for user in list(old.users):
+            if user is not new.producer:
+                self.replace_operands(user, [new if v is old else v for v in user.operands])
+        self.outputs = [new if v is old else v for v in self.outputs]
+        new.name = new.name or old.name
+
+    def replace_operands(self, node: Node, operands: Sequence[Value]) -> None:
+        """Give a node other operands, and keep the use lists true."""
+        for value in node.operands:
+            value.users.pop(node, None)
+        node.operands = tuple(operands)
+        for value in node.operands:
+            value.users[node] = None
+
+    def erase(self, node: Node) -> None:
+        """Remove a node that nobody reads.
+
+        Raises:
+            GraphError: where a result has a user or is an output.
+        """
+        if any(r.users for r in node.results) or any(r in self.outputs for r in node.results):
+            raise GraphError(f"{node!r} still has users")
+        for value in node.operands:
+            value.users.pop(node, None)
+        del self._nodes[node]
+
+    def erase_dead(self, nodes: Iterable[Node] | None = None) -> int:
+        """Remove the nodes (of ``nodes``, by default all) whose results nobody reads and that have no effect."""
+        outputs = set(self.outputs)
+        count = 0
+        for node in reversed(list(self._nodes if nodes is None else nodes)):
+            if node in self._nodes and not node.has(Trait.WRITE | Trait.ORDERED):
+                if not any(r.users or r in outputs for r in node.results):
+                    self.erase(node)
+                    count += 1
+        return count
+
+    def sort(self) -> None:
+        """Restore an order that respects data flow, as near to the present one as possible.
+
+        Ordered nodes and writes keep their order among each other, and a write stays behind the nodes that
+        read the old value of its destination.
+
+        Raises:
+            GraphError: where the graph has a cycle.
+        """
+        placed: dict[Node, None] = {}
+        effects = [n for n in self._nodes if n.has(Trait.ORDERED | Trait.WRITE)]
+        earlier = {node: [previous] for previous, node in zip(effects, effects[1:], strict=False)}
+        position = {node: i for i, node in enumerate(self._nodes)}
+        for node in effects:
+            if node.has(Trait.WRITE):
+                readers = (user for user in node.operands[0].users if position[user] < position[node])
+                earlier.setdefault(node, []).extend(readers)
+        for root in self._nodes:
+            stack = [(root, False)]
+            on_path: set[Node] = set()
+            while stack:
+                node, done = stack.pop()
+                if node in placed:
+                    continue
+                if done:
+                    placed[node] = None
+                    on_path.discard(node)
+                    continue
+                if node in on_path:
+                    raise GraphError("the graph has a cycle", where=repr(node))
+                on_path.add(node)
+                stack.append((node, True))
+                before = [v.producer for v in node.operands if v.producer is not None]
+                before += earlier.get(node, [])
+                stack.extend((p, False) for p in reversed(before) if p in self._nodes and p not in placed)
+        self._nodes = placed
+
+    def reorder(self, nodes: Sequence[Node]) -> None:
+        """Give the nodes another order; ``sort`` then restores data flow where it was broken.
+
+        Raises:
+            GraphError: where ``nodes`` are not the nodes of the graph.
+        """
+        order = dict.fromkeys(nodes)
+        if order.keys() != self._nodes.keys():
+            raise GraphError("a new order must hold every node once")
+        self._nodes = order
+
+    def constant(self, value: float | int | bool, dtype: DType, device: str = "cpu") -> Value:
+        """A 0-d number."""
+        return self.add_node("constant", (), {"value": value, "dtype": dtype, "device": device}).result
+
+    def symbols(self) -> list[str]:
+        """Names of the size symbols its inputs mention, sorted."""
+        sizes: list[Size] = []
+        for value in self.inputs:
+            if isinstance(value.type, TensorType):
+                sizes += [*value.type.shape, *value.type.strides]
+            elif isinstance(value.type, ScalarType) and value.type.expr is not None:
+                sizes.append(value.type.expr)
+        return sorted({str(s) for n in sizes if not isinstance(n, int) for s in n.free_symbols})
+
+    def copy(self) -> "Graph":
+        """A deep copy; bodies of regions are shared, as nobody changes them in place."""
+        out = Graph(self.name)
+        to = {v: out.add_input(v.type, v.name) for v in self.inputs}
+        out.splice(self, to)
+        out.set_outputs([to[v] for v in self.outputs], self.output_types)
+        return out
+
+    def become(self, other: "Graph") -> None:
+        """Take over the contents of ``other``, which is given up by that."""
+        self.inputs, self.outputs, self.output_types = other.inputs, other.outputs, other.output_types
+        self._nodes = other._nodes
+
+    def splice(self, body: "Graph", to: dict[Value, Value], sources: tuple[Source, ...] = ()) -> dict[Value, Value]:
+        """Add copies of all nodes of ``body`` here; ``to`` maps its inputs to values and is filled with the rest."""
+        for node in body.nodes:
+            copy = self.add_node(
+                node.op.name,
+                [to[v] for v in node.operands],
+                dict(node.attributes),
+                types=[r.type for r in node.results],
+                sources=node.sources or sources,
+            )
+            for old, new in zip(node.results, copy.results, strict=True):
+                new.name = old.name
+                to[old] = new
+        return to
+
+    def __str__(self) -> str:
+        from fusec.ir.printer import print_graph
+
+        return print_graph(self)

@@ -1,0 +1,280 @@
+"""The operations of the IR: name, traits, type rule and meaning of each, in one table."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Flag, auto
+from typing import Any, TypeAlias
+
+import sympy
+
+from fusec.ir import types as t
+from fusec.ir.types import TensorType, Type
+
+Attributes: TypeAlias = dict[str, Any]
+"""Frozen values by name: numbers, strings, sizes, tuples of them, DType, and a Graph for a body."""
+TypeRule: TypeAlias = Callable[[tuple[Type, ...], Attributes], tuple[Type, ...]]
+
+
+class Trait(Flag):
+    """What the passes need to know of an operation."""
+
+    POINTWISE = auto()
+    """Each result element depends on the operand elements at the same (broadcast) position."""
+    REDUCTION = auto()
+    """Folds the dims in ``dims``; they stay, with length 1."""
+    CONTRACTION = auto()
+    VIEW = auto()
+    """Moves elements without computing; ``concat`` is one, although it needs memory."""
+    SOURCE = auto()
+    """Has no operands."""
+    WRITE = auto()
+    """Changes the storage of its first operand."""
+    ORDERED = auto()
+    """Keeps its place among the other ordered nodes; never merged, never dropped."""
+    REGION = auto()
+    OPAQUE = auto()
+    COMMUTATIVE = auto()
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation."""
+
+    name: str
+    traits: Trait
+    rule: TypeRule
+    """Operand types and attributes to result types; raises ValueError or TypeError where they do not fit."""
+    meaning: str
+    """The formula of one result element, for people; ``verify.interpreter`` holds the executable one."""
+    arity: int | None
+    """Number of operands; None where it varies."""
+    cost: int = 1
+    """Arithmetic per result element, in FLOPs (a transcendental function counts as its polynomial)."""
+
+    def has(self, trait: Trait) -> bool:
+        """Whether the operation has the trait."""
+        return bool(self.traits & trait)
+
+    def __repr__(self) -> str:
+        return f"Op({self.name})"
+
+
+def _tensors(types: tuple[Type, ...]) -> list[TensorType]:
+    for ty in types:
+        if not isinstance(ty, TensorType):
+            raise TypeError(f"a tensor is expected, not {ty}")
+    return list(types)  # type: ignore[arg-type]
+
+
+def _pointwise(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    tensors = _tensors(types)
+    if len({x.dtype for x in tensors}) != 1:
+        raise TypeError(f"operands have different element types: {', '.join(map(str, tensors))}")
+    shape = t.broadcast(*(x.shape for x in tensors))
+    for x in tensors:
+        if t.same_shape(x.shape, shape):
+            return (replace(x, shape=shape, strides=_dense_like(x)),)
+    return (tensors[0].with_shape(shape),)
+
+
+def _dense_like(x: TensorType) -> tuple[t.Size, ...]:
+    """Strides of a fresh result for ``x``: a permutation of row-major is kept, anything else becomes row-major."""
+    if x.is_contiguous or not all(isinstance(n, int) for n in x.shape + x.strides):
+        return t.contiguous_strides(x.shape)
+    order = sorted(range(x.rank), key=lambda d: (-int(x.strides[d]), d))
+    dense = t.contiguous_strides(tuple(x.shape[d] for d in order))
+    strides = [0] * x.rank
+    for d, stride in zip(order, dense, strict=True):
+        strides[d] = int(stride)
+    kept = all(strides[d] == x.strides[d] for d in range(x.rank) if x.shape[d] != 1)
+    return tuple(strides) if kept else t.contiguous_strides(x.shape)
+
+
+def _compare(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (result,) = _pointwise(types, attributes)
+    assert isinstance(result, TensorType)
+    return (result.with_dtype(t.BOOL),)
+
+
+def _where(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    condition, *branches = _tensors(types)
+    if condition.dtype != t.BOOL:
+        raise TypeError(f"the condition is {condition}, not bool")
+    (result,) = _pointwise((condition.with_dtype(branches[0].dtype), *branches), attributes)
+    return (result,)
+
+
+def _cast(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    return (replace(x, dtype=attributes["dtype"], strides=_dense_like(x)),)
+
+
+def _reduction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    dims = attributes["dims"]
+    if any(not -x.rank <= d < 0 for d in dims) or tuple(sorted(set(dims))) != dims:
+        raise ValueError(f"dims {dims} of {x}: negative, sorted and distinct dims are expected")
+    return (x.with_shape(tuple(1 if d - x.rank in dims else n for d, n in enumerate(x.shape))),)
+
+
+def _contraction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    tensors = _tensors(types)
+    terms, out = split_spec(attributes["spec"])
+    sizes: dict[str, t.Size] = {}
+    if len(terms) != len(tensors):
+        raise ValueError(f"spec {attributes['spec']} names {len(terms)} operands, not {len(tensors)}")
+    if len({x.dtype for x in tensors}) != 1:
+        raise TypeError(f"operands have different element types: {', '.join(map(str, tensors))}")
+    for term, x in zip(terms, tensors, strict=True):
+        if len(term) != x.rank:
+            raise ValueError(f"term {term} of spec {attributes['spec']} does not fit {x}")
+        for label, n in zip(term, x.shape, strict=True):
+            if not t.same_size(sizes.setdefault(label, n), n):
+                raise ValueError(f"label {label} of spec {attributes['spec']} is {sizes[label]} and {n}")
+    return (tensors[0].with_shape(tuple(sizes[label] for label in out)),)
+
+
+def split_spec(spec: str) -> tuple[list[str], str]:
+    """The operand terms and the result term of a contraction's ``spec``: ``ab,cb->ac`` gives ``[ab, cb], ac``."""
+    left, _, out = spec.partition("->")
+    return left.split(","), out
+
+
+def _same_count(a: t.Size, b: t.Size) -> bool:
+    """Whether two numbers of elements agree, a rounded-down quotient being taken for exact: eager has checked it."""
+    if t.same_size(a, b):
+        return True
+    exact = (sympy.sympify(n).replace(sympy.floor, lambda quotient: quotient) for n in (a, b))
+    return t.same_size(*map(t.simplify, exact))
+
+
+def _reshape(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    shape = attributes["shape"]
+    if not _same_count(t.product(shape), x.numel):
+        raise ValueError(f"{x} has not as many elements as {shape}")
+    return (x.with_shape(shape),)
+
+
+def _permute(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    dims = attributes["dims"]
+    if sorted(dims) != list(range(x.rank)):
+        raise ValueError(f"{dims} does not permute the dims of {x}")
+    return (replace(x, shape=tuple(x.shape[d] for d in dims), strides=tuple(x.strides[d] for d in dims)),)
+
+
+def _expand(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    shape = attributes["shape"]
+    if not t.same_shape(t.broadcast(x.shape, shape), shape):
+        raise ValueError(f"{x} does not expand to {shape}")
+    lead = len(shape) - x.rank
+    strides = tuple(
+        0 if d < lead or not t.same_size(x.shape[d - lead], n) else x.strides[d - lead] for d, n in enumerate(shape)
+    )
+    return (replace(x, shape=shape, strides=strides),)
+
+
+def _slice(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    d, start, stop, step = (attributes[k] for k in ("dim", "start", "stop", "step"))
+    if not -x.rank <= d < 0 or step < 1:
+        raise ValueError(f"slice dim {d} (negative is expected) or step {step} does not fit {x}")
+    shape, strides = list(x.shape), list(x.strides)
+    shape[d] = t.simplify(stop - start if step == 1 else -((start - stop) // step))
+    strides[d] = strides[d] * step
+    return (replace(x, shape=tuple(shape), strides=tuple(strides)),)
+
+
+def _concat(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    tensors = _tensors(types)
+    d, first = attributes["dim"], tensors[0]
+    if not -first.rank <= d < 0:
+        raise ValueError(f"concat dim {d} of {first}: a negative dim is expected")
+    for x in tensors[1:]:
+        same = x.rank == first.rank and x.dtype == first.dtype
+        rest = [t.same_size(a, b) for i, (a, b) in enumerate(zip(x.shape, first.shape)) if i - x.rank != d]
+        if not same or not all(rest):
+            raise ValueError(f"{x} does not concatenate with {first} along {d}")
+    shape = list(first.shape)
+    shape[d] = t.simplify(sum(x.shape[d] for x in tensors))
+    return (first.with_shape(tuple(shape)),)
+
+
+def _constant(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    return (TensorType(attributes["dtype"], (), (), attributes.get("device", "cpu")),)
+
+
+def _iota(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    return (TensorType(attributes["dtype"], (attributes["size"],), (1,), attributes.get("device", "cpu")),)
+
+
+def _write(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    destination, value, *index = _tensors(types)
+    if destination.dtype != value.dtype or len(index) > 1 or bool(index) != ("dim" in attributes):
+        raise TypeError(f"{value} cannot be written to {destination}")
+    if not index and not t.same_shape(destination.shape, value.shape):
+        raise ValueError(f"{value} has not the shape of {destination}")
+    return (destination,)
+
+
+def _declared(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    raise TypeError("opaque nodes and regions carry their result types; they are not inferred")
+
+
+OPS: dict[str, Op] = {}
+
+
+def _define(
+    traits: Trait, rule: TypeRule, arity: int | None, rows: dict[str, str | tuple[str, int]]
+) -> None:
+    for name, row in rows.items():
+        meaning, cost = row if isinstance(row, tuple) else (row, 1)
+        OPS[name] = Op(name, traits, rule, meaning, arity, cost)
+
+
+_define(Trait.POINTWISE, _pointwise, 1, {
+    "neg": "-x", "abs": "|x|", "sign": "sign(x), NaN for NaN", "floor": "⌊x⌋", "ceil": "⌈x⌉",
+    "round": "nearest integer, halves to even", "trunc": "towards zero",
+    "sqrt": ("√x", 8), "rsqrt": ("1/√x", 9), "reciprocal": ("1/x", 4),
+    "exp": ("eˣ", 16), "exp2": ("2ˣ", 14), "expm1": ("eˣ-1", 20), "log": ("ln x", 20), "log1p": ("ln(1+x)", 22),
+    "log2": ("log₂ x", 20), "tanh": ("tanh x", 24), "sigmoid": ("1/(1+e⁻ˣ)", 20), "erf": ("erf x", 28),
+    "sin": ("sin x", 24), "cos": ("cos x", 24), "not": "¬x (bitwise on integers)",
+})  # fmt: skip
+_define(Trait.POINTWISE, _compare, 1, {"isnan": "x is NaN", "isinf": "x is infinite"})
+_define(Trait.POINTWISE | Trait.COMMUTATIVE, _pointwise, 2, {
+    "add": "x+y", "mul": "x·y", "maximum": "max(x,y), NaN if either is", "minimum": "min(x,y), NaN if either is",
+    "and": "x∧y", "or": "x∨y", "xor": "x⊕y",
+})  # fmt: skip
+_define(Trait.POINTWISE, _pointwise, 2, {
+    "sub": "x-y", "div": ("x/y", 4), "pow": ("xʸ", 40), "atan2": ("angle of (y, x)", 40),
+    "floor_divide": ("⌊x/y⌋", 4), "remainder": ("x-y·⌊x/y⌋", 5), "fmod": ("x-y·trunc(x/y)", 5),
+    "shift_left": "x·2ʸ", "shift_right": "⌊x/2ʸ⌋",
+})  # fmt: skip
+_define(Trait.POINTWISE | Trait.COMMUTATIVE, _compare, 2, {"eq": "x=y", "ne": "x≠y"})
+_define(Trait.POINTWISE, _compare, 2, {"lt": "x<y", "le": "x≤y", "gt": "x>y", "ge": "x≥y"})
+_define(Trait.POINTWISE, _where, 3, {"where": "x if c else y"})
+_define(Trait.POINTWISE, _cast, 1, {"cast": "x as dtype, rounded to nearest even"})
+_define(Trait.REDUCTION, _reduction, 1, {
+    "sum": "Σ x", "prod": "Π x", "max": "max x, NaN if any is", "min": "min x, NaN if any is",
+})  # fmt: skip
+_define(Trait.CONTRACTION, _contraction, 2, {"contraction": ("Σ x·y over the labels that the result lacks", 2)})
+_define(Trait.VIEW, _reshape, 1, {"reshape": "the same elements in row-major order"})
+_define(Trait.VIEW, _permute, 1, {"permute": "dims reordered; dims[i] is the operand's dim"})
+_define(Trait.VIEW, _expand, 1, {"expand": "length-1 and missing leading dims repeated"})
+_define(Trait.VIEW, _slice, 1, {"slice": "elements start, start+step, … below stop along dim"})
+_define(Trait.VIEW, _concat, None, {"concat": "operands one after another along dim"})
+_define(Trait.SOURCE | Trait.POINTWISE, _constant, 0, {"constant": "the number in value, kept in full precision"})
+_define(Trait.SOURCE, _constant, 0, {"size": "the size in expr, as a number"})
+_define(Trait.SOURCE, _iota, 0, {"iota": "0, 1, … size-1"})
+_define(Trait.WRITE, _write, None, {
+    "write": "the first operand's storage takes the second (at the rows in the third along dim); its new value",
+})  # fmt: skip
+_define(Trait.OPAQUE, _declared, None, {"opaque": "a call of the ATen operation in target"})
+_define(Trait.OPAQUE | Trait.ORDERED, _declared, None, {"ordered": "an opaque call that keeps its place"})
+_define(Trait.REGION, _declared, None, {"region": "the body graph, as one"})
+
+# What reductions start from; the identity of max and min is the type's own least and greatest value.
+IDENTITY: dict[str, float] = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}

@@ -1,0 +1,205 @@
+"""The text of a graph: read like a paper, and parsed back by ``fusec.ir.parser`` into an equal graph.
+
+``%12: bf16[s0, 4096] = mul(%11, 0.5)   # layers.0.mlp, modeling_llama.py:271 (aten.mul.Tensor) "x = x * 0.5"``
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import sympy
+from sympy.printing.str import StrPrinter
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.sources import print_source, short_source, union_of_sources
+from fusec.ir.types import DTYPES, DType, OtherType, ScalarType, Size, TensorType, Type, contiguous_strides
+
+_INDENT = "  "
+_WIDTH = 100
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+
+
+Sources: TypeAlias = "bool | Literal['short']"
+"""Whether lines end with their places in the model: in full, which parses back, or short, which reads well."""
+
+
+def print_graph(graph: Graph, *, sources: Sources = True) -> str:
+    """The text of a graph; with ``sources`` in full it parses back to an equal graph."""
+    return f"graph {_print_body(graph, 0, sources)}\n"
+
+
+def print_node(node: Node, names: Mapping[Value, str], *, sources: Sources = True, depth: int = 0) -> str:
+    """The text of one node (of a region: all its lines); values missing in ``names`` print as ``%?``."""
+    pad = _INDENT * depth
+    results = ", ".join(f"%{names.get(r, '?')}: {print_type(r.type)}" for r in node.results)
+    operands = ", ".join(_operands(node, names))
+    attributes = {k: v for k, v in node.attributes.items() if not isinstance(v, Graph)}
+    shown = f" {{{', '.join(f'{k}={print_attribute(v)}' for k, v in attributes.items())}}}" if attributes else ""
+    line = f"{pad}{results}{' = ' if results else ''}{node.op.name}({operands}){shown}"
+    comment = _comment(node, sources) if sources else ""
+    body = node.attributes.get("body")
+    if isinstance(body, Graph):
+        return f"{line} {_print_body(body, depth, sources, comment)}"
+    return line + comment
+
+
+def name_values(graph: Graph) -> dict[Value, str]:
+    """A unique name for every value that the text names: its hint, or a number. Inlined constants have none."""
+    names: dict[Value, str] = {}
+    taken: set[str] = set()
+    outputs = set(graph.outputs)
+    unnamed: list[Value] = []
+    values = [*graph.inputs, *(r for n in graph.nodes if not is_inline(n, outputs) for r in n.results)]
+    for value in values:
+        if not _NAME.fullmatch(value.name):
+            unnamed.append(value)
+            continue
+        name, count = value.name, 0
+        while name in taken:
+            count += 1
+            name = f"{value.name}_{count}"
+        taken.add(name)
+        names[value] = name
+    names.update((value, str(i)) for i, value in enumerate(unnamed))
+    return names
+
+
+def is_inline(node: Node, outputs: Iterable[Value] = ()) -> bool:
+    """Whether a node is a plain number that is shown inside its readers, and has no line of its own."""
+    return (
+        node.op.name == "constant"
+        and type(node.attributes.get("value")) in (int, float, bool)
+        and node.attributes.keys() <= {"value", "dtype", "device"}
+        and bool(node.results[0].users)
+        and node.results[0] not in outputs
+    )
+
+
+@lru_cache(maxsize=8192)
+def print_type(type: Type) -> str:
+    """The text of a type: ``bf16[s0, 64] @(64, 1) cuda:0``; row-major strides and the CPU are not mentioned."""
+    if isinstance(type, ScalarType):
+        return type.kind if type.expr is None else f"{type.kind}({print_size(type.expr)})"
+    if isinstance(type, OtherType):
+        return f"other<{json.dumps(type.name)}>"
+    layout = "" if type.strides == contiguous_strides(type.shape) else f" @({_sizes(type.strides)})"
+    device = "" if type.device == "cpu" else f" {type.device}"
+    return f"{print_dtype(type.dtype)}[{_sizes(type.shape)}]{layout}{device}"
+
+
+def print_dtype(dtype: DType) -> str:
+    """The name of an element type; one that the IR does not compute on says its kind and width too."""
+    return dtype.name if DTYPES.get(dtype.name) == dtype else f"{dtype.name}<{dtype.kind}, {dtype.bytes}>"
+
+
+def print_size(size: Size) -> str:
+    """The text of a size."""
+    return str(size) if isinstance(size, int) else _print_expression(size)
+
+
+def print_attribute(value: Any) -> str:
+    """The text of an attribute's value; ``$0`` stands for operand 0 in the arguments of an opaque call."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, DType):
+        return print_dtype(value)
+    if isinstance(value, (TensorType, ScalarType, OtherType)):
+        return print_type(value)
+    if isinstance(value, tuple):
+        return _print_tuple(value)
+    if isinstance(value, Graph):
+        return f"<graph {value.name}>"
+    return _print_expression(value) if isinstance(value, sympy.Basic) else f"<{value!r}>"
+
+
+def _print_body(graph: Graph, depth: int, sources: Sources, comment: str = "") -> str:
+    names, outputs = name_values(graph), set(graph.outputs)
+    pad = _INDENT * (depth + 1)
+    inputs = [f"%{names[v]}: {print_type(v.type)}" for v in graph.inputs]
+    header = ", ".join(inputs)
+    if len(header) > _WIDTH:
+        header = f"\n{pad}{_INDENT}" + f",\n{pad}{_INDENT}".join(inputs) + f"\n{pad}"
+    name = graph.name if _NAME.fullmatch(graph.name) else json.dumps(graph.name)
+    lines = [f"{name}({header}) {{{comment}"]
+    lines += [
+        print_node(node, names, sources=sources, depth=depth + 1)
+        for node in graph.nodes
+        if not is_inline(node, outputs)
+    ]
+    lines += [f"{pad}return {', '.join(_returned(graph, names))}".rstrip(), _INDENT * depth + "}"]
+    return "\n".join(lines)
+
+
+def _returned(graph: Graph, names: Mapping[Value, str]) -> list[str]:
+    promised = [*graph.output_types, *(v.type for v in graph.outputs[len(graph.output_types) :])]
+    return [
+        f"%{names.get(value, '?')}" + ("" if type == value.type else f" as {print_type(type)}")
+        for value, type in zip(graph.outputs, promised, strict=False)
+    ]
+
+
+def number_context(op: str, operands: Iterable[Value | None]) -> TensorType | None:
+    """The type of the last tensor among the named operands (the condition of a ``where`` apart).
+
+    A number that stands among them has its element type and device, unless it says otherwise.
+    """
+    named = [None if v is None else v.type for v in operands]
+    tensors = [type for type in named[op == "where" :] if isinstance(type, TensorType)]
+    return tensors[-1] if tensors else None
+
+
+def _operands(node: Node, names: Mapping[Value, str]) -> list[str]:
+    context = number_context(node.op.name, (v if v in names else None for v in node.operands))
+    return [f"%{names[v]}" if v in names else _print_constant(v, context) for v in node.operands]
+
+
+def _print_constant(value: Value, context: TensorType | None) -> str:
+    """A number; it says its element type and device where they are not those of the last named tensor operand."""
+    producer = value.producer
+    if producer is None or not is_inline(producer):
+        return "%?"
+    number, dtype = print_attribute(producer.attributes["value"]), producer.attributes["dtype"]
+    device = producer.attributes.get("device", "cpu")
+    usual = context.device if context else "cpu"
+    place = "" if device == usual else f"@{device}"
+    return number if context and dtype == context.dtype and not place else f"{number}:{print_dtype(dtype)}{place}"
+
+
+def _print_tuple(value: tuple[Any, ...]) -> str:
+    if len(value) == 2 and value[0] == "%" and type(value[1]) is int and value[1] >= 0:
+        return f"${value[1]}"
+    if len(value) == 2 and value[0] == "list" and isinstance(value[1], tuple):
+        return f"[{', '.join(map(print_attribute, value[1]))}]"
+    return f"({', '.join(map(print_attribute, value))}{',' if len(value) == 1 else ''})"
+
+
+def _sizes(sizes: tuple[Size, ...]) -> str:
+    return ", ".join(map(print_size, sizes))
+
+
+class _Expressions(StrPrinter):  # type: ignore[misc]
+    """Sympy's own text, but with all the digits of a float."""
+
+    def _print_Float(self, expr: sympy.Float) -> str:
+        return repr(float(expr))
+
+
+@lru_cache(maxsize=8192)
+def _print_expression(expression: sympy.Basic) -> str:
+    return str(_Expressions().doprint(expression))
+
+
+def _comment(node: Node, sources: Sources) -> str:
+    body = node.attributes.get("body")
+    usual = union_of_sources(body) if isinstance(body, Graph) else ()
+    if node.sources == usual:
+        return ""
+    if sources == "short":
+        return f"   # {'; '.join(dict.fromkeys(map(short_source, node.sources)))}" if node.sources else ""
+    return f"   # {'; '.join(map(print_source, node.sources)) or '-'}"

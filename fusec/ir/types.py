@@ -1,0 +1,180 @@
+"""Types of values: element type, shape, strides and device, all frozen."""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import sympy
+
+Size: TypeAlias = int | sympy.Expr
+"""A length: an int, or a sympy expression over the symbols of the graph."""
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type."""
+
+    name: str
+    """As printed: ``bf16``."""
+    kind: str
+    """``float``, ``int``, ``bool`` or ``other`` (complex, float8, quantised: data that only opaque nodes touch)."""
+    bytes: int
+    """Size of one element in memory."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_float(self) -> bool:
+        """Whether arithmetic on it rounds."""
+        return self.kind == "float"
+
+
+F64, F32 = DType("f64", "float", 8), DType("f32", "float", 4)
+BF16, F16 = DType("bf16", "float", 2), DType("f16", "float", 2)
+I64, I32, I16, I8 = DType("i64", "int", 8), DType("i32", "int", 4), DType("i16", "int", 2), DType("i8", "int", 1)
+U8, BOOL = DType("u8", "int", 1), DType("bool", "bool", 1)
+DTYPES = {d.name: d for d in (F64, F32, BF16, F16, I64, I32, I16, I8, U8, BOOL)}
+
+
+def accumulation(dtype: DType) -> DType:
+    """The type that arithmetic on ``dtype`` is carried out in: half types compute in f32."""
+    return F32 if dtype in (BF16, F16) else dtype
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor: element type, shape, strides (in elements) and device (``cpu``, ``cuda:0``)."""
+
+    dtype: DType
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    device: str = "cpu"
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Size:
+        """Number of elements."""
+        return product(self.shape)
+
+    @property
+    def nbytes(self) -> Size:
+        """Bytes of its elements (not of its storage)."""
+        return self.numel * self.dtype.bytes
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps; strides of length-1 dims do not count."""
+        dense = contiguous_strides(self.shape)
+        return all(a == b or n == 1 for a, b, n in zip(self.strides, dense, self.shape, strict=True))
+
+    def with_shape(self, shape: tuple[Size, ...]) -> "TensorType":
+        """The same element type and device over a contiguous ``shape``."""
+        return replace(self, shape=shape, strides=contiguous_strides(shape))
+
+    def with_dtype(self, dtype: DType) -> "TensorType":
+        """The same layout with another element type."""
+        return replace(self, dtype=dtype)
+
+    def same_values(self, other: "Type") -> bool:
+        """Whether a value of ``other`` may stand for one of this type: all but the strides agree."""
+        return (
+            isinstance(other, TensorType)
+            and (self.dtype, self.device) == (other.dtype, other.device)
+            and same_shape(self.shape, other.shape)
+        )
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        layout = "" if self.is_contiguous else f" @({', '.join(map(str, self.strides))})"
+        device = "" if self.device == "cpu" else f" {self.device}"
+        return f"{self.dtype}[{dims}]{layout}{device}"
+
+
+@dataclass(frozen=True)
+class ScalarType:
+    """A Python number that is passed at run time; an ``int`` may carry the symbol it defines."""
+
+    kind: str
+    """``int``, ``float`` or ``bool``."""
+    expr: Size | None = None
+    """What is known of its value: the expression that other sizes mention."""
+
+    def __str__(self) -> str:
+        return self.kind if self.expr is None else f"{self.kind}({self.expr})"
+
+
+@dataclass(frozen=True)
+class OtherType:
+    """Anything else that only opaque nodes exchange: None, a tensor list, a complex tensor."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"other<{self.name}>"
+
+
+Type: TypeAlias = TensorType | ScalarType | OtherType
+
+
+def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Row-major strides in elements, as torch gives them (a length of 0 counts as 1)."""
+    strides: list[Size] = []
+    step: Size = 1
+    for n in reversed(shape):
+        strides.append(step)
+        step = step * (n if n != 0 else 1)
+    return tuple(reversed(strides))
+
+
+def product(sizes: tuple[Size, ...]) -> Size:
+    """The product of sizes; 1 for none."""
+    out: Size = 1
+    for n in sizes:
+        out = out * n
+    return simplify(out)
+
+
+def simplify(size: Size) -> Size:
+    """A normal form: expanded, and an int where it is one."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, sympy.Expr) and size.is_Symbol:
+        return size
+    size = sympy.expand(size)
+    return int(size) if size.is_Integer else size
+
+
+def same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal for every value of their symbols."""
+    return bool(a == b) or (not (isinstance(a, int) and isinstance(b, int)) and simplify(a - b) == 0)
+
+
+def same_shape(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
+    """Whether two shapes are equal for every value of their symbols."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def broadcast(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
+    """The shape that pointwise operands of these shapes broadcast to.
+
+    Raises:
+        ValueError: where two lengths differ and neither is 1.
+    """
+    rank = max(map(len, shapes), default=0)
+    out: list[Size] = [1] * rank
+    for shape in shapes:
+        for i, n in enumerate(shape, start=rank - len(shape)):
+            if out[i] == 1:
+                out[i] = n
+            elif n != 1 and not same_size(out[i], n):
+                raise ValueError(f"shapes do not broadcast: {shapes}")
+    return tuple(out)
+
+
+def symbol(name: str) -> sympy.Symbol:
+    """The symbol of that name, with the assumptions every size symbol has: a positive integer."""
+    return sympy.Symbol(name, integer=True, positive=True)

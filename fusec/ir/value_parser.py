@@ -1,0 +1,217 @@
+"""Reads types, sizes and attribute values, by recursive descent; no text is ever evaluated."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fusec.ir.expressions import FUNCTIONS, combine
+from fusec.ir.ops import OPS
+from fusec.ir.tokens import Cursor
+from fusec.ir.types import (
+    DTYPES,
+    DType,
+    OtherType,
+    ScalarType,
+    Size,
+    TensorType,
+    Type,
+    contiguous_strides,
+    symbol,
+)
+
+T = TypeVar("T")
+_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "inf": float("inf"), "nan": float("nan")}
+_SCALARS = ("int", "float", "bool")
+
+
+def parse_type(text: str) -> Type:
+    """The type that a text describes: ``bf16[s0, 64] @(1, s0)``."""
+    parser = ValueParser(text)
+    found = parser.type()
+    parser.end()
+    return found
+
+
+class ValueParser(Cursor):
+    """One method a rule of the grammar of types and attributes."""
+
+    # -- types ---------------------------------------------------------------------------------------------
+
+    def type(self) -> Type:
+        """A type."""
+        token = self.token
+        following = self.tokens[min(self.at + 1, len(self.tokens) - 1)].text
+        if token.text in _SCALARS and following != "[":
+            self.at += 1
+            if not self.accept("("):
+                return ScalarType(token.text)
+            size = self.size()
+            self.expect(")")
+            return ScalarType(token.text, size)
+        if token.text == "other" and following == "<":
+            self.at += 2
+            name = self.string()
+            self.expect(">")
+            return OtherType(name)
+        dtype = self.dtype()
+        self.expect("[")
+        return self.tensor(dtype)
+
+    def tensor(self, dtype: DType) -> TensorType:
+        """What follows the opening bracket of a tensor type."""
+        shape = tuple(self.listed(self.size, "]"))
+        strides = contiguous_strides(shape)
+        if self.accept("@"):
+            self.expect("(")
+            strides = tuple(self.listed(self.size, ")"))
+            if len(strides) != len(shape):
+                self.fail(f"{len(shape)} strides", self.tokens[self.at - 1])
+        is_device = self.token.kind == "word" and self.token.text not in OPS and self.token.text not in ("as", "return")
+        return TensorType(dtype, shape, strides, self.device() if is_device else "cpu")
+
+    def dtype(self) -> DType:
+        """An element type."""
+        token = self.token
+        name = self.take("word", "a type")
+        if self.accept("<"):
+            kind = self.take("word", "a kind of element")
+            self.expect(",")
+            width = int(self.take("number", "a number of bytes"))
+            self.expect(">")
+            return DType(name, kind, width)
+        if name not in DTYPES:
+            self.fail(f"a type ({', '.join(DTYPES)})", token)
+        return DTYPES[name]
+
+    def device(self) -> str:
+        """A device: ``cuda:0``."""
+        name = self.take("word", "a device")
+        return f"{name}:{self.take('number', 'the number of the device')}" if self.accept(":") else name
+
+    # -- attributes and sizes --------------------------------------------------------------------------------
+
+    def attribute(self) -> tuple[str, Any]:
+        """A name and its value."""
+        name = self.take("word", "the name of an attribute")
+        self.expect("=")
+        return name, self.attribute_value()
+
+    def attribute_value(self) -> Any:
+        """Any value that an attribute may have."""
+        token = self.token
+        following = self.tokens[min(self.at + 1, len(self.tokens) - 1)].text
+        if token.kind == "string":
+            return self.string()
+        if token.kind == "operand":
+            self.at += 1
+            return ("%", int(token.text[1:]))
+        if self.accept("["):
+            return ("list", tuple(self.listed(self.attribute_value, "]")))
+        if token.kind == "word" and token.text in _WORDS:
+            self.at += 1
+            return _WORDS[token.text]
+        if token.kind == "word" and (token.text in DTYPES or token.text in (*_SCALARS, "other") or following == "<"):
+            return self.type_or_dtype(following)
+        if token.text == "(" and (found := self.attempt(self.tuple)) is not None:
+            return found[0]
+        return self.expression()
+
+    def type_or_dtype(self, following: str) -> Any:
+        """What begins with the name of an element type or of a scalar."""
+        token = self.token
+        if token.text in DTYPES and following not in ("[", "<"):
+            self.at += 1
+            return DTYPES[token.text]
+        if token.text in (*_SCALARS, "other"):
+            return self.type()
+        dtype = self.dtype()
+        return self.tensor(dtype) if self.accept("[") else dtype
+
+    def tuple(self) -> "tuple[tuple[Any, ...]] | None":
+        """A tuple, boxed; None where the parenthesis turns out to belong to an expression."""
+        self.expect("(")
+        items: list[Any] = []
+        comma = True
+        while not self.accept(")"):
+            items.append(self.attribute_value())
+            comma = self.accept(",")
+            if not comma:
+                self.expect(")")
+                break
+        if len(items) == 1 and not comma:
+            return None
+        return None if self.token.text in ("*", "/", "+", "-", "**") else (tuple(items),)
+
+    def attempt(self, rule: Callable[[], T | None]) -> T | None:
+        """Try a rule; where it does not apply, stand where it began."""
+        start = self.at
+        found = rule()
+        if found is None:
+            self.at = start
+        return found
+
+    def string(self) -> str:
+        """A string in quotes."""
+        token = self.token
+        text = self.take("string", "a string")
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            self.fail("a string in JSON form", token)
+
+    def size(self) -> Size:
+        """A whole number or an expression."""
+        if self.token.kind == "number" and self.tokens[self.at + 1].text in (",", "]", ")"):
+            token = self.token
+            self.at += 1
+            if token.text.isdigit():
+                return int(token.text)
+            self.fail("a whole number", token)
+        return self.expression()
+
+    def expression(self) -> Any:
+        """A sum of products of powers."""
+        left = self.product()
+        while (sign := self.token.text) in ("+", "-"):
+            self.at += 1
+            left = self.combined(sign, left, self.product())
+        return left
+
+    def product(self) -> Any:
+        """A product of powers."""
+        left = self.unary()
+        while (sign := self.token.text) in ("*", "/"):
+            self.at += 1
+            left = self.combined(sign, left, self.unary())
+        return left
+
+    def unary(self) -> Any:
+        """A power, or one negated."""
+        if self.accept("-"):
+            return -self.unary()
+        left = self.atom()
+        return self.combined("**", left, self.unary()) if self.accept("**") else left
+
+    def combined(self, sign: str, left: Any, right: Any) -> Any:
+        """Two operands under their operator."""
+        try:
+            return combine(sign, left, right)
+        except (TypeError, ValueError):
+            self.fail("operands that can be combined", self.tokens[self.at - 1])
+
+    def atom(self) -> Any:
+        """A number, a symbol, a call or what stands in parentheses."""
+        token = self.token
+        if token.kind == "number":
+            self.at += 1
+            return int(token.text) if token.text.isdigit() else float(token.text)
+        if self.accept("("):
+            inner = self.expression()
+            self.expect(")")
+            return inner
+        name = self.take("word", "a number, a size symbol or an attribute's value")
+        if not self.accept("("):
+            return _WORDS[name] if name in ("inf", "nan") else symbol(name)
+        if name not in FUNCTIONS:
+            self.fail(f"a function of sizes ({', '.join(FUNCTIONS)})", token)
+        return FUNCTIONS[name](*self.listed(self.expression, ")"))

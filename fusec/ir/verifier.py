@@ -1,0 +1,223 @@
+"""Checks the invariants of a graph between passes, so that a broken one is reported where it was broken."""
+
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary, WeakSet
+
+import sympy
+
+from fusec.errors import GraphError
+from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.ops import OPS, Trait
+from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type, same_shape
+
+_ATTRIBUTE_KINDS = (int, float, str, type(None), sympy.Expr, DType, TensorType, ScalarType, OtherType)
+_ALIASING = ("reshape", "permute", "expand", "slice")
+_verified: "WeakSet[Graph]" = WeakSet()
+"""Bodies of regions found right: they are shared and never changed in place, so once is enough."""
+_judged: "WeakKeyDictionary[Graph, dict[Node, tuple[Any, ...]]]" = WeakKeyDictionary()
+"""What the type rule was last asked of each node: with symbolic sizes the rules take most of the time, and between
+two passes few nodes change."""
+
+
+def verify_graph(graph: Graph) -> None:
+    """Check a graph and the bodies of its regions.
+
+    Raises:
+        GraphError: that names the first node at fault.
+    """
+    _Verifier(graph).run()
+
+
+class _Verifier:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes = set(graph.nodes)
+        self.judged = _judged.get(graph, {})
+        self.defined: set[Value] = set()
+        self.roots: dict[Value, Value] = {}
+        """The value whose storage a view or a written value has."""
+        self.stale: set[Value] = set()
+        """Values whose storage has been written since they were defined."""
+
+    def run(self) -> None:
+        graph = self.graph
+        for i, value in enumerate(graph.inputs):
+            if value.producer is not None or value.index != i:
+                self.fail("an input does not know its place", None, f"{value!r} is input {i}")
+            self.check_users(value, None)
+        self.defined.update(graph.inputs)
+        if len(self.defined) != len(graph.inputs):
+            self.fail("an input is listed twice", None, "")
+        for node in graph.nodes:
+            self.check_operands(node)
+            self.check_attributes(node)
+            self.check_results(node)
+            self.check_effects(node)
+        self.check_outputs()
+        _judged[graph] = {node: self.judged[node] for node in self.nodes if node in self.judged}
+
+    def check_operands(self, node: Node) -> None:
+        if node.op is not OPS.get(node.op.name):
+            self.fail("an operation is not in the table", node, node.op.name)
+        if node.op.arity is not None and len(node.operands) != node.op.arity:
+            self.fail("the number of operands is wrong", node, f"{len(node.operands)}, not {node.op.arity}")
+        for i, value in enumerate(node.operands):
+            if value not in self.defined:
+                self.fail_undefined(node, i, value)
+            if node not in value.users:
+                self.fail("a use list lacks a reader", node, f"operand {i} does not know that it is read")
+            if value in self.stale and node is not value.producer:
+                self.fail(
+                    "a value is read after its storage was written", node, f"operand {i}; read it before the write"
+                )
+
+    def fail_undefined(self, node: Node, i: int, value: Value) -> NoReturn:
+        if value.producer in self.nodes:
+            self.fail("a value is used before it is defined", node, f"operand {i}, {value!r}; call graph.sort()")
+        self.fail("a value belongs to another graph", node, f"operand {i}, {value!r}")
+
+    def check_users(self, value: Value, node: Node | None) -> None:
+        for user in value.users:
+            if user not in self.nodes:
+                self.fail("a use list names a node that is not in the graph", node, f"{user!r} of {value!r}")
+            if value not in user.operands:
+                self.fail("a use list names a node that does not read the value", node, f"{user!r} of {value!r}")
+
+    def check_attributes(self, node: Node) -> None:
+        for name, value in node.attributes.items():
+            if name == "body" and isinstance(value, Graph):
+                continue
+            if not _is_allowed(value):
+                self.fail("an attribute has a value of a kind that is not allowed", node, f"{name}={value!r}")
+
+    def check_results(self, node: Node) -> None:
+        for i, value in enumerate(node.results):
+            if value.producer is not node or value.index != i:
+                self.fail("a result does not know its producer", node, repr(value))
+            self.check_users(value, node)
+        self.defined.update(node.results)
+        if node.has(Trait.REGION):
+            self.check_region(node)
+        elif not node.has(Trait.OPAQUE):
+            self.check_rule(node)
+
+    def check_rule(self, node: Node) -> None:
+        types = tuple([v.type for v in node.operands])
+        question = (types, tuple([r.type for r in node.results]), tuple(node.attributes.items()))
+        if self.judged.get(node) == question:
+            return
+        try:
+            expected = node.op.rule(types, node.attributes)
+        except (TypeError, ValueError, KeyError, AttributeError) as reason:
+            raise self.error("the operands do not fit the operation", node, f"{reason or type(reason)}") from reason
+        if len(expected) != len(node.results) or not all(map(_agree, expected, (r.type for r in node.results))):
+            found = ", ".join(str(r.type) for r in node.results)
+            self.fail(
+                "a result has not the type of its operation", node, f"{found}, not {', '.join(map(str, expected))}"
+            )
+        self.judged[node] = question
+
+    def check_region(self, node: Node) -> None:
+        body = node.attributes.get("body")
+        if not isinstance(body, Graph):
+            self.fail("a region has no body", node, "")
+        if not isinstance(node.attributes.get("fusion", ""), str) or node.attributes.get("kind") not in (
+            "declared",
+            "kernel",
+        ):
+            self.fail("a region is of no known kind", node, f"kind={node.attributes.get('kind')!r}")
+        for what, outer, inner in (("operand", node.operands, body.inputs), ("result", node.results, body.outputs)):
+            if len(outer) != len(inner):
+                self.fail(f"the number of {what}s differs from the body's", node, f"{len(outer)} and {len(inner)}")
+            for i, (a, b) in enumerate(zip(outer, inner, strict=True)):
+                if not _agree(a.type, b.type):
+                    self.fail(f"{what} {i} differs from the body's", node, f"{a.type} and {b.type}")
+        if body not in _verified:
+            try:
+                _Verifier(body).run()
+            except GraphError as reason:
+                raise self.error(f"in its body: {reason.what}", node, f"{reason.where}: {reason.why}") from reason
+            _verified.add(body)
+
+    def check_effects(self, node: Node) -> None:
+        """Follow storage through views, and let only the storage of graph inputs be written."""
+        if node.is_op(*_ALIASING):
+            self.roots[node.results[0]] = node.operands[0]
+        if node.is_op("write"):
+            self.check_destination(node, node.operands[0])
+            self.roots[node.results[0]] = node.operands[0]
+        elif node.has(Trait.REGION):
+            for index in written_inputs(node.body):
+                self.check_destination(node, node.operands[index])
+
+    def check_destination(self, node: Node, value: Value) -> None:
+        while value in self.roots:
+            self.stale.add(value)
+            value = self.roots[value]
+        self.stale.add(value)
+        if value.producer is not None:
+            self.fail("the destination of a write is not the storage of a graph input", node, repr(value))
+
+    def check_outputs(self) -> None:
+        graph = self.graph
+        if len(graph.outputs) != len(graph.output_types):
+            self.fail(
+                "outputs and their types differ in number", None, f"{len(graph.outputs)}, {len(graph.output_types)}"
+            )
+        for i, (value, type) in enumerate(zip(graph.outputs, graph.output_types, strict=True)):
+            if value not in self.defined:
+                self.fail("an output is not defined in the graph", value.producer, f"output {i}, {value!r}")
+            if not _agree(value.type, type):
+                self.fail(
+                    "an output has not the promised type", value.producer, f"output {i} is {value.type}, not {type}"
+                )
+
+    def fail(self, what: str, node: Node | None, why: str) -> NoReturn:
+        raise self.error(what, node, why)
+
+    def error(self, what: str, node: Node | None, why: str) -> GraphError:
+        """The error, with the node's text: the printer bears broken graphs."""
+        return GraphError(what, where=self.describe(node) if node else f"graph {self.graph.name}", why=why)
+
+    def describe(self, node: Node) -> str:
+        from fusec.ir.printer import name_values, print_node
+
+        try:
+            return print_node(node, name_values(self.graph)).partition("\n")[0]
+        except (AttributeError, TypeError, ValueError):
+            return f"{node!r} {_first(node.sources)}"
+
+
+def written_inputs(graph: Graph) -> list[int]:
+    """Positions of the inputs whose storage a graph writes, through views and nested regions too."""
+    found: set[Value] = set()
+    for node in graph.nodes:
+        if node.is_op("write"):
+            found.add(storage(node.operands[0]))
+        elif node.has(Trait.REGION):
+            found.update(storage(node.operands[i]) for i in written_inputs(node.body))
+    return [i for i, value in enumerate(graph.inputs) if value in found]
+
+
+def storage(value: Value) -> Value:
+    """The value whose storage this one has: itself, unless it is a view or the result of a write."""
+    while value.producer is not None and value.producer.is_op(*_ALIASING, "write"):
+        value = value.producer.operands[0]
+    return value
+
+
+def _is_allowed(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_allowed, value))
+    return isinstance(value, _ATTRIBUTE_KINDS)
+
+
+def _agree(a: Type, b: Type) -> bool:
+    """Whether two types hold the same values: element type and shape; layout and device are not judged here."""
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return a is b or (a.dtype == b.dtype and (a.shape == b.shape or same_shape(a.shape, b.shape)))
+    return type(a) is type(b) and (not isinstance(a, ScalarType) or a.kind == b.kind)  # type: ignore[union-attr]
+
+
+def _first(sources: tuple[Source, ...]) -> str:
+    return str(sources[0]) if sources else ""

@@ -1,0 +1,267 @@
+"""The passes of a compile as data: their order, their text form, their record, and the numbers of what they do."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Protocol
+
+from fusec.config import Config
+from fusec.errors import OptionError
+from fusec.ir.graph import Graph, Node, Source
+from fusec.remarks import Remarks
+from fusec.rewriting.matcher import MatchFailure
+
+
+class Pass(Protocol):
+    """A change of the graph: a frozen dataclass whose fields are its options."""
+
+    name: ClassVar[str]
+
+    def apply(self, graph: Graph, context: "Context") -> None:
+        """Change the graph in place."""
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass did to one graph."""
+
+    name: str
+    """Its text form, options included."""
+    seconds: float
+    changed: bool
+    before: str
+    """The graph as text; empty unless the compile keeps a record."""
+    after: str
+    applications: int
+    """How many rewrites it made."""
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Which applications are made: ``0..41,!17`` is 0 to 41 without 17; only exclusions means all others."""
+
+    wanted: tuple[tuple[int, int], ...] = ()
+    unwanted: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Selector":
+        """Read the text form.
+
+        Raises:
+            OptionError: where it is none.
+        """
+        chosen: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            found = re.fullmatch(r"(!?)(\d+)(?:\.\.(\d*))?", part)
+            if found is None:
+                raise OptionError(f"{part!r} selects no applications", fix="write it like '0..41,!17'")
+            no, first, last = found.groups()
+            end = int(first) if last is None else (int(last) if last else 2**63)
+            chosen[bool(no)].append((int(first), end))
+        return cls(tuple(chosen[0]), tuple(chosen[1]))
+
+    def allows(self, number: int) -> bool:
+        """Whether the application of that number is made."""
+        if any(a <= number <= b for a, b in self.unwanted):
+            return False
+        return not self.wanted or any(a <= number <= b for a, b in self.wanted)
+
+
+@dataclass
+class Context:
+    """What the passes of one compile share."""
+
+    config: Config = field(default_factory=Config)
+    remarks: Remarks = field(default_factory=Remarks)
+    records: list[PassRecord] = field(default_factory=list)
+    next_number: int = 0
+    """Number of the next application."""
+    pass_name: str = ""
+    """The pass that is running."""
+    failures: dict[Node, MatchFailure] = field(default_factory=dict)
+    """For each telling node that a pattern looked at, the attempt that came furthest."""
+
+    def __post_init__(self) -> None:
+        self._selector = Selector.parse(self.config.apply)
+        self._disabled = frozenset(filter(None, (n.strip() for n in self.config.disable.split(","))))
+
+    def allows(self, number: int, name: str) -> bool:
+        """Whether application ``number`` of the rewrite ``name`` may be made."""
+        return self.enabled(name) and self._selector.allows(number)
+
+    def enabled(self, name: str) -> bool:
+        """Whether a pass, fusion or rewrite is not disabled by name."""
+        return name not in self._disabled
+
+    @property
+    def disabled(self) -> frozenset[str]:
+        """Names that the configuration leaves out."""
+        return self._disabled
+
+    @property
+    def verifies(self) -> bool:
+        """Whether both sides of every application are to be compared."""
+        return self.config.verify
+
+    def disable(self, name: str, reason: str = "") -> None:
+        """Leave a rewrite that failed out for the rest of this compile."""
+        self._disabled |= {name}
+        self.remarks.add("failure", self.pass_name, f"{name} raised and is left out", subject=name, reason=reason)
+
+    def application(self, name: str, sources: Iterable[Source] = (), message: str = "", **figures: float | int | str) -> bool:
+        """Take the next number for an application of ``name``, leave its remark, and say whether to make it."""
+        number = self.next_number
+        self.next_number += 1
+        places = tuple(map(str, sources))
+        if self.allows(number, name):
+            self.remarks.add(
+                "passed", self.pass_name, message or name, subject=name, sources=places, application=number, figures=figures
+            )
+            return True
+        reason = "not selected by option 'apply'" if self.enabled(name) else "left out by option 'disable'"
+        self.remarks.add(
+            "missed", self.pass_name, message or name, subject=name, reason=reason, sources=places, application=number
+        )
+        return False
+
+    def near_miss(self, failure: MatchFailure) -> None:
+        """Remember an attempt that failed, if it is the best around its most telling node."""
+        if failure.anchor is None or failure.depth < 2 or 2 * failure.depth < failure.size:
+            return
+        known = self.failures.get(failure.anchor)
+        if known is None or known.depth * failure.size < failure.depth * known.size:
+            self.failures[failure.anchor] = failure
+
+    def report_near_misses(self, graph: Graph, limit: int = 40) -> None:
+        """A ``missed`` remark for every best attempt whose telling node no region has taken since."""
+        left = [(node, failure) for node, failure in self.failures.items() if node in graph]
+        for _, failure in left[:limit]:
+            self.remarks.add(
+                "missed", self.pass_name, f"{failure.fusion} nearly matched", subject=failure.fusion,
+                reason=str(failure), sources=tuple(map(str, failure.sources)),
+                figures={"depth": failure.depth, "size": failure.size},
+            )  # fmt: skip
+        self.failures.clear()
+
+    def agrees(self, name: str, before: Graph, after: Graph, exact: bool = True) -> bool:
+        """Under ``verify``: whether the two sides of an application mean the same; a difference is a failure remark."""
+        from fusec.verify.rewrites import check_rewrite
+
+        try:
+            verdict = check_rewrite(before, after, exact=exact)
+        except Exception as reason:  # the check itself failed: said, and the rewrite is kept
+            self.remarks.add("analysis", self.pass_name, f"{name} could not be verified", subject=name, reason=str(reason))
+            return True
+        if verdict.passed:
+            return True
+        number = self.next_number - 1
+        self.remarks.add(
+            "failure", self.pass_name, f"{name} changes the result", subject=name, reason=verdict.message, application=number
+        )
+        return False
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in order."""
+
+    passes: tuple[Pass, ...]
+
+    def run(self, graph: Graph, context: Context) -> None:
+        """Run every pass on the graph; one that raises is undone, reported and left out.
+
+        Raises:
+            Exception: whatever a pass raised, under ``strict``.
+        """
+        for step in self.passes:
+            if context.enabled(step.name):
+                _run_pass(step, graph, context)
+
+    def __str__(self) -> str:
+        return ",".join(map(describe, self.passes))
+
+    @classmethod
+    def parse(cls, text: str, known: Mapping[str, Callable[..., Pass]]) -> "Pipeline":
+        """Read ``canonicalize,raise{only=rms_norm},group``; ``known`` makes a pass from its options.
+
+        Raises:
+            OptionError: for an unknown pass or option.
+        """
+        passes = []
+        for name, options in _split(text):
+            if name not in known:
+                raise OptionError(f"unknown pass {name!r}", fix=f"one of {', '.join(known)}")
+            made = known[name]()
+            try:
+                passes.append(known[name](**{k: _value(made, k, v) for k, v in options.items()}))
+            except (TypeError, ValueError) as reason:
+                raise OptionError(f"pass {name!r} does not take {options}", why=str(reason)) from reason
+        return cls(tuple(passes))
+
+
+def describe(step: Pass) -> str:
+    """The text form of a pass: its name, and the options that differ from their defaults."""
+    parts = []
+    for f in _options(step):
+        value = getattr(step, f.name)
+        if value != f.default:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            parts.append(f"{f.name}={text}")
+    return step.name + ("{" + " ".join(parts) + "}" if parts else "")
+
+
+def _options(step: Pass) -> list[Any]:
+    return [f for f in fields(step) if f.init and f.metadata.get("option", True)]  # type: ignore[arg-type]
+
+
+def _value(step: Pass, name: str, text: str) -> Any:
+    for f in _options(step):
+        if f.name == name:
+            wanted = type(f.default)
+            return text.lower() in ("true", "1", "yes") if wanted is bool else wanted(text)
+    raise OptionError(f"pass {step.name!r} has no option {name!r}", fix=f"one of {[f.name for f in _options(step)]}")
+
+
+def _split(text: str) -> list[tuple[str, dict[str, str]]]:
+    found = []
+    rest = text.strip()
+    while rest:
+        step = re.match(r"\s*([\w-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)", rest)
+        if step is None:
+            raise OptionError(f"{rest!r} is no pipeline", fix="write it like 'canonicalize,raise{only=rms_norm}'")
+        options = dict(part.split("=", 1) if "=" in part else (part, "true") for part in (step.group(2) or "").split())
+        found.append((step.group(1), options))
+        rest = rest[step.end() :]
+    return found
+
+
+def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
+    from fusec.ir.verifier import verify_graph
+
+    saved, shape, first = graph.copy(), _structure(graph), context.next_number
+    before = str(graph) if context.config.record else ""
+    context.pass_name = step.name
+    start = time.perf_counter()
+    try:
+        step.apply(graph, context)
+        verify_graph(graph)
+    except Exception as reason:
+        if context.config.strict:
+            raise
+        graph.become(saved)
+        shape = _structure(graph)
+        text = f"{type(reason).__name__}: {reason}"
+        context.remarks.add("failure", step.name, f"pass {describe(step)} was undone", subject=step.name, reason=text)
+    seconds = time.perf_counter() - start
+    changed = _structure(graph) != shape
+    after = str(graph) if context.config.record and changed else before
+    context.records.append(
+        PassRecord(describe(step), seconds, changed, before, after, context.next_number - first)
+    )
+
+
+def _structure(graph: Graph) -> tuple[object, ...]:
+    nodes = tuple((id(n), tuple(map(id, n.operands))) for n in graph.nodes)
+    return (nodes, tuple(map(id, graph.outputs)))
+

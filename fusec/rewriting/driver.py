@@ -1,0 +1,233 @@
+"""The worklist driver of simplifications: local rules, looked up by operation, applied until none fits."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fusec.errors import FusecError
+from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.ops import Trait
+
+
+class Journal(Protocol):
+    """What a driver tells of its doings; the pipeline's context is one."""
+
+    @property
+    def verifies(self) -> bool:
+        """Whether both sides of every application are to be compared."""
+
+    def application(self, name: str, sources: Iterable[Source] = (), message: str = "") -> bool:
+        """Number an application, and say whether it may be made."""
+
+    def agrees(self, name: str, before: Graph, after: Graph, exact: bool = True) -> bool:
+        """Whether both sides mean the same."""
+
+    def enabled(self, name: str) -> bool:
+        """Whether a rewrite is not left out."""
+
+    def disable(self, name: str, reason: str = "") -> None:
+        """Leave a rewrite out from now on."""
+
+
+@dataclass(frozen=True)
+class Simplification:
+    """A local rule in code: given a node, the value that may stand for its result, or None."""
+
+    name: str
+    ops: tuple[str, ...]
+    """The operations it looks at."""
+    apply: Callable[[Graph, Node], Value | None]
+    exact: bool
+    """Whether both sides are equal bit for bit (signs of NaN aside)."""
+
+    @property
+    def meaning(self) -> str:
+        """The rule in words."""
+        return (self.apply.__doc__ or "").strip()
+
+
+def simplifies(*ops: str, exact: bool = True) -> Callable[[Callable[[Graph, Node], Value | None]], Simplification]:
+    """Declare a function to be the rule of that name for these operations."""
+
+    def declare(function: Callable[[Graph, Node], Value | None]) -> Simplification:
+        return Simplification(function.__name__.replace("_", "-"), ops, function, exact)
+
+    return declare
+
+
+def simplify_graph(graph: Graph, rules: Sequence[Simplification], journal: Journal | None = None) -> bool:
+    """Apply the rules until none fits; whether any did. Node order is restored, dead nodes are gone."""
+    return _Worklist(graph, rules, journal).run()
+
+
+class _Worklist:
+    def __init__(self, graph: Graph, rules: Sequence[Simplification], journal: Journal | None) -> None:
+        self.graph, self.journal = graph, journal
+        self.rules: dict[str, list[Simplification]] = {}
+        for rule in rules:
+            for op in rule.ops:
+                self.rules.setdefault(op, []).append(rule)
+        self.queue = deque(graph.nodes)
+        self.waiting = set(self.queue)
+        self.fresh = _fresh_outputs(graph)
+
+    def run(self) -> bool:
+        changed = False
+        while self.queue:
+            node = self.queue.popleft()
+            self.waiting.discard(node)
+            for rule in self.rules.get(node.op.name, ()):
+                if node in self.graph and self.apply(rule, node):
+                    changed = True
+                    break
+        if changed:
+            self.graph.sort()
+            self.graph.erase_dead()
+        return changed
+
+    def apply(self, rule: Simplification, node: Node) -> bool:
+        if self.journal is not None and not self.journal.enabled(rule.name):
+            return False
+        size = len(self.graph)
+        try:
+            value = rule.apply(self.graph, node)
+        except (FusecError, ValueError, TypeError, ArithmeticError) as reason:
+            self.graph.erase_dead(self.graph.newest(len(self.graph) - size))
+            if self.journal is None:
+                raise
+            self.journal.disable(rule.name, str(reason))
+            return False
+        if value is None:
+            return False
+        added = self.graph.newest(len(self.graph) - size)
+        if not self.may_stand(node, value) or not self.allowed(rule, node, value, added):
+            self.graph.erase_dead(added)
+            return False
+        self.commit(node, value, added)
+        return True
+
+    def may_stand(self, node: Node, value: Value) -> bool:
+        """A fresh output must not become another name of an input, or of another output."""
+        if node not in self.fresh or value.producer is None:
+            return node not in self.fresh
+        return value.producer not in self.fresh and not _is_alias(value)
+
+    def allowed(self, rule: Simplification, node: Node, value: Value, added: list[Node]) -> bool:
+        if self.journal is None:
+            return True
+        if not self.journal.application(rule.name, node.sources, rule.name):
+            return False
+        if not self.journal.verifies:
+            return True
+        before, after = neighbourhood(node, value, added)
+        return self.journal.agrees(rule.name, before, after, rule.exact)
+
+    def commit(self, node: Node, value: Value, added: list[Node]) -> None:
+        for new in added:
+            new.sources = new.sources or node.sources
+        if node in self.fresh and value.producer is not None:
+            self.fresh.add(value.producer)
+        touched = [*node.result.users, *added]
+        self.graph.replace_value(node.result, value)
+        touched += [] if value.producer is None else [value.producer]
+        touched += self.erase_dead(node)
+        for other in touched:
+            if other in self.graph and other not in self.waiting:
+                self.waiting.add(other)
+                self.queue.append(other)
+
+    def erase_dead(self, node: Node) -> list[Node]:
+        """Erase the node and what only it needed; the survivors that lost a user."""
+        survivors, stack = [], [node]
+        while stack:
+            dead = stack.pop()
+            if dead not in self.graph:
+                continue
+            used = any(r.users or r in self.graph.outputs for r in dead.results)
+            if used or dead.has(Trait.WRITE | Trait.ORDERED):
+                survivors.append(dead)
+                continue
+            before = [v.producer for v in dead.operands if v.producer is not None]
+            self.graph.erase(dead)
+            stack += before
+        return survivors
+
+
+def _is_alias(value: Value) -> bool:
+    """Whether its storage is that of a graph input."""
+    while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
+        value = value.producer.operands[0]
+    return value.producer is None
+
+
+def _fresh_outputs(graph: Graph) -> set[Node]:
+    """The nodes that make the storage of graph outputs."""
+    found = set()
+    for value in graph.outputs:
+        while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
+            value = value.producer.operands[0]
+        if value.producer is not None:
+            found.add(value.producer)
+    return found
+
+
+def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 5) -> tuple[Graph, Graph]:
+    """Both sides of a simplification as graphs of their own, over the values that both sides read."""
+    new = set(added)
+    edge = {v: None for n in added for v in n.operands if v.producer not in new}
+    if value.producer not in new:
+        edge[value] = None
+    inner: dict[Node, int] = {}
+
+    def collect(at: Node, left: int) -> None:
+        if inner.get(at, -1) >= left:
+            return
+        inner[at] = left
+        for v in at.operands:
+            if v.producer is None or (v in edge and not v.producer.is_op("constant")):
+                continue
+            if v.producer.has(Trait.OPAQUE | Trait.WRITE) or (left == 0 and v.producer.operands):
+                continue
+            collect(v.producer, left - 1)
+
+    collect(node, depth)
+    for v in edge:
+        if v.producer is not None and v.producer.is_op("constant", "size"):
+            inner[v.producer] = 0
+    reads = {v: None for n in inner for v in n.operands if v.producer not in inner}
+    leaves = list({v: None for v in [*edge, *reads] if v.producer not in inner})
+    before = cut(leaves, list(inner), [node.result])
+    after = cut(leaves, [*(n for n in inner if any(v.producer is n for v in [*edge])), *added], [value])
+    return before, after
+
+
+def cut(inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value], name: str = "graph") -> Graph:
+    """A new graph of copies of these nodes, between these inputs and outputs."""
+    graph = Graph(name)
+    to = {v: graph.add_input(v.type, v.name) for v in inputs}
+    wanted, placed = set(nodes), set()
+    stack = [v.producer for v in reversed(outputs) if v.producer is not None]
+    while stack:
+        node = stack[-1]
+        if node in placed or node not in wanted or all(r in to for r in node.results):
+            stack.pop()
+            continue
+        missing = [v.producer for v in node.operands if v not in to and v.producer in wanted and v.producer not in placed]
+        if missing:
+            stack += [n for n in missing if n is not None]
+            continue
+        stack.pop()
+        placed.add(node)
+        copy = graph.add_node(
+            node.op.name,
+            [to[v] for v in node.operands],
+            dict(node.attributes),
+            types=[r.type for r in node.results],
+            sources=node.sources,
+        )
+        for old, new in zip(node.results, copy.results, strict=True):
+            new.name = old.name
+            to.setdefault(old, new)
+    graph.set_outputs([to[v] for v in outputs])
+    return graph

@@ -1,0 +1,513 @@
+"""Matching: where a pattern graph occurs in a graph, what its variables stand for, or how far it got and why not."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from typing import Any, TypeAlias
+
+import sympy
+
+from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import F64, DType, Size, TensorType, same_size, simplify
+from fusec.rewriting.fusion import Clause
+
+Number: TypeAlias = "float | int | bool"
+
+
+@dataclass(eq=False)
+class Pattern:
+    """A canonical pattern graph and what its parts stand for."""
+
+    name: str
+    spelling: str
+    graph: Graph
+    tensors: dict[Value, str]
+    """Graph inputs and the parameters they stand for."""
+    leading: dict[Value, tuple[str, int]]
+    """For a graph input with a starred dim: its name, and how many dims it stands for here."""
+    scalars: dict[float, str]
+    """The numbers that stand for scalar parameters."""
+    returns: tuple[int, ...]
+    """For each graph output, its position in what the declaration returns."""
+    any_rank: bool
+    """Whether the starred dims may be of any number, as nothing in the pattern depends on it."""
+    clauses: Sequence[Clause] = ()
+
+    def __post_init__(self) -> None:
+        self.nodes = self.graph.nodes
+        self.size = sum(1 for n in self.nodes if not n.has(Trait.SOURCE))
+        self.root = _root(self.graph)
+        self.ops = {n.op.name for n in self.nodes if not n.has(Trait.SOURCE)}
+        weighed = [n for n in self.nodes if not n.has(Trait.SOURCE)]
+        self.anchor = max(weighed, key=_rarity) if weighed else None
+
+    @property
+    def anchor_op(self) -> str:
+        """The operation that tells this pattern best from others."""
+        return self.anchor.op.name if self.anchor else ""
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether it has an operation rare enough for an attempt that failed to be worth a remark."""
+        return self.anchor is not None and _rarity(self.anchor) >= _RARE.index("contraction")
+
+
+_RARE = (
+    "cast", "mul", "add", "sub", "reshape", "permute", "expand", "div", "neg", "slice", "where", "contraction", "sum",
+    "max", "concat", "exp", "region", "sqrt", "reciprocal", "sigmoid", "tanh", "rsqrt", "erf",
+)  # fmt: skip
+
+
+def _rarity(node: Node) -> int:
+    return _RARE.index(node.op.name) if node.op.name in _RARE else len(_RARE)
+
+
+def _root(graph: Graph) -> Value:
+    """The output from which most of the pattern can be reached."""
+    return max(graph.outputs, key=lambda v: len(_cone(v)))
+
+
+def _cone(value: Value) -> set[Node]:
+    found: set[Node] = set()
+    stack = [value.producer]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += [v.producer for v in node.operands]
+    return found
+
+
+@dataclass(frozen=True)
+class Match:
+    """One occurrence of a pattern."""
+
+    pattern: Pattern
+    nodes: dict[Node, Node]
+    """Pattern nodes and the nodes they stand for."""
+    values: dict[Value, Value]
+    """Pattern values and the values they stand for."""
+    scalars: dict[str, "Number | Value"]
+    sizes: dict[sympy.Symbol, Size]
+
+    def tensor(self, name: str) -> Value | None:
+        """What a tensor parameter stands for; None where it is absent."""
+        return next((self.values[v] for v, n in self.pattern.tensors.items() if n == name and v in self.values), None)
+
+    @property
+    def outputs(self) -> list[Value]:
+        """What the outputs of the pattern stand for."""
+        return [self.values[v] for v in self.pattern.graph.outputs]
+
+
+@dataclass(frozen=True)
+class MatchFailure:
+    """The best attempt of a match that failed."""
+
+    fusion: str
+    spelling: str
+    depth: int
+    """How many nodes fitted."""
+    size: int
+    """How many the pattern has."""
+    root: Node
+    anchor: Node | None
+    """What stood for the pattern's most telling node, if the attempt came that far."""
+    node: Node | None
+    """The node at fault."""
+    clause: str
+    """``operation``, ``attribute``, ``constant``, ``type``, ``shape``, ``users``, ``convex``, or a declared clause."""
+    expected: str
+    found: str
+    sources: tuple[Source, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.depth} of {self.size} operations fit (spelling {self.spelling}), then {self.clause}: "
+            f"expected {self.expected}, found {self.found}"
+        )
+
+
+
+
+@dataclass
+class _Attempt:
+    depth: int = -1
+    node: Node | None = None
+    clause: str = ""
+    expected: str = ""
+    found: str = ""
+    anchor: Node | None = None
+
+
+@dataclass
+class Matcher:
+    """One pattern, tried on the nodes of one graph."""
+
+    pattern: Pattern
+    graph: Graph
+    outputs: set[Value]
+    """The outputs of the graph."""
+    values: dict[Value, Value] = field(default_factory=dict)
+    nodes: dict[Node, Node] = field(default_factory=dict)
+    taken: dict[Node, Node] = field(default_factory=dict)
+    scalars: dict[str, "Number | Value"] = field(default_factory=dict)
+    sizes: dict[sympy.Symbol, Size] = field(default_factory=dict)
+    leading: dict[str, tuple[Size, ...]] = field(default_factory=dict)
+    due: list[tuple[sympy.Expr, "Size | Number", Node]] = field(default_factory=list)
+    """Sizes to compare once all symbols are bound."""
+
+    def match(self, root: Value) -> Match | MatchFailure:
+        """Match with the pattern's root at ``root``."""
+        for state in (self.values, self.nodes, self.taken, self.scalars, self.sizes, self.leading, self.due):
+            state.clear()
+        self.best, self.current = _Attempt(), root.producer
+        self.start = root.producer
+        if self.solve(((self.pattern.root, root), None)):
+            return Match(self.pattern, dict(self.nodes), dict(self.values), dict(self.scalars), dict(self.sizes))
+        at = self.best
+        assert root.producer is not None
+        sources = (at.node or root.producer).sources or root.producer.sources
+        return MatchFailure(
+            self.pattern.name, self.pattern.spelling, at.depth, self.pattern.size, root.producer, at.anchor, at.node,
+            at.clause, at.expected, at.found, sources,
+        )  # fmt: skip
+
+    def fail(self, node: Node | None, clause: str, expected: object, found: object) -> bool:
+        """Remember the attempt if none came further; False."""
+        depth = sum(1 for n in self.nodes if not n.has(Trait.SOURCE))
+        if depth > self.best.depth:
+            anchor = self.nodes.get(self.pattern.anchor) if self.pattern.anchor else None
+            self.best = _Attempt(depth, node, clause, str(expected), str(found), anchor)
+        return False
+
+    # Each step below binds, goes on with the remaining goals, and takes back what it bound if they fail.
+
+    def solve(self, goals: Any) -> bool:
+        """Whether the goals, a linked list of (pattern value, value), can all be met."""
+        if goals is None:
+            return self.finish()
+        (pattern, value), rest = goals
+        bound = self.values.get(pattern)
+        if bound is not None:
+            return self.solve(rest) if bound is value else self.fail(value.producer, "operation", "one value", "two")
+        if pattern in self.pattern.tensors:
+            return self.bind(pattern, value, rest)
+        assert pattern.producer is not None
+        if pattern.producer.is_op("constant", "size"):
+            return self.match_number(pattern, value, rest)
+        if value.producer is None:
+            return self.fail(None, "operation", pattern.producer.op.name, f"graph input {value.name}")
+        return self.match_node(pattern, value, rest)
+
+    def bind(self, pattern: Value, value: Value, rest: Any) -> bool:
+        if not isinstance(value.type, TensorType) or value.type.dtype != pattern.dtype:
+            return self.fail(value.producer, "type", pattern.type, value.type)
+        sizes, leading, due = dict(self.sizes), dict(self.leading), len(self.due)
+        if not self.fit_shape(pattern, value):
+            name = self.pattern.tensors[pattern]
+            self.fail(value.producer, "shape", f"{name}: {pattern.type}", value.type)
+        else:
+            self.values[pattern] = value
+            if self.solve(rest):
+                return True
+            del self.values[pattern]
+        self.sizes, self.leading = sizes, leading
+        del self.due[due:]
+        return False
+
+    def fit_shape(self, pattern: Value, value: Value) -> bool:
+        """Whether the shape of a value fits that of a parameter; binds size symbols."""
+        wanted, shape = pattern.shape, value.shape
+        name, count = self.pattern.leading.get(pattern, ("", 0))
+        if name and self.pattern.any_rank:
+            fixed = len(wanted) - count
+            if len(shape) < fixed:
+                return False
+            cut = len(shape) - fixed
+            if name in self.pattern_names() and not self.same_leading(name, shape[:cut]):
+                return False
+            wanted, shape = wanted[count:], shape[cut:]
+        if len(wanted) != len(shape):
+            return False
+        node = value.producer or self.start
+        assert node is not None
+        return all(self.unify(a, b, node) for a, b in zip(wanted, shape, strict=True))
+
+    def pattern_names(self) -> set[str]:
+        """The starred dims that must agree: those of the first parameter that has any."""
+        first = next(iter(self.pattern.leading.values()), ("", 0))[0]
+        return {first}
+
+    def same_leading(self, name: str, shape: tuple[Size, ...]) -> bool:
+        bound = self.leading.setdefault(name, shape)
+        return len(bound) == len(shape) and all(map(same_size, bound, shape))
+
+    def unify(self, pattern: Size, size: "Size | Number", node: Node) -> bool:
+        """Whether a size of the pattern can be this one; binds a symbol, puts an expression off."""
+        if isinstance(pattern, int):
+            return bool(pattern == size)
+        if pattern.is_Symbol:
+            bound = self.sizes.get(pattern)
+            if bound is None:
+                self.sizes[pattern] = size
+                return True
+            return same_size(bound, size)
+        self.due.append((pattern, size, node))
+        return True
+
+    def match_number(self, pattern: Value, value: Value, rest: Any) -> bool:
+        producer = pattern.producer
+        assert producer is not None
+        if producer.is_op("size"):
+            return self.match_size(producer, value, rest)
+        number = producer.attributes["value"]
+        name = self.pattern.scalars.get(abs(number)) if isinstance(number, float) else None
+        node = value.producer
+        constant = node is not None and node.is_op("constant")
+        if not constant and (name is None or not isinstance(value.type, TensorType) or value.shape != ()):
+            return self.fail(node, "constant", name or number, node.op.name if node else f"input {value.name}")
+        found: Number | Value = node.attributes["value"] if constant and node else value
+        if name is None:
+            if not same_number(number, found, pattern.dtype):  # type: ignore[arg-type]
+                return self.fail(node, "constant", number, found)
+            return self.with_number(producer, node, pattern, value, rest)
+        return self.with_scalar(name, number < 0, found, (producer, node, pattern, value, rest))
+
+    def with_scalar(self, name: str, negative: bool, found: "Number | Value", then: Any) -> bool:
+        producer, node, pattern, value, rest = then
+        if negative and isinstance(found, Value):
+            return self.fail(node, "constant", f"-{name}", "a value")
+        number = -found if negative and not isinstance(found, Value) else found
+        bound = self.scalars.get(name)
+        if bound is not None:
+            if bound is not number and bound != number:
+                return self.fail(node, "constant", f"{name}={bound}", number)
+            return self.with_number(producer, node, pattern, value, rest)
+        self.scalars[name] = number
+        if self.with_number(producer, node, pattern, value, rest):
+            return True
+        del self.scalars[name]
+        return False
+
+    def with_number(self, producer: Node, node: Node | None, pattern: Value, value: Value, rest: Any) -> bool:
+        self.values[pattern] = value
+        if node is not None and node.has(Trait.SOURCE):
+            self.nodes[producer] = node
+        if self.solve(rest):
+            return True
+        del self.values[pattern]
+        self.nodes.pop(producer, None)
+        return False
+
+    def match_size(self, producer: Node, value: Value, rest: Any) -> bool:
+        node = value.producer
+        if node is None or not node.is_op("constant", "size"):
+            return self.fail(node, "constant", f"size {producer.attributes['expr']}", node.op.name if node else "input")
+        found = node.attributes["value"] if node.is_op("constant") else node.attributes["expr"]
+        if isinstance(found, float) and found.is_integer():
+            found = int(found)
+        sizes, due = dict(self.sizes), len(self.due)
+        if self.unify(producer.attributes["expr"], found, node) and self.with_number(
+            producer, node, producer.result, value, rest
+        ):
+            return True
+        self.sizes = sizes
+        del self.due[due:]
+        return False
+
+    def match_node(self, pattern: Value, value: Value, rest: Any) -> bool:
+        wanted, node = pattern.producer, value.producer
+        assert wanted is not None and node is not None
+        if wanted.op is not node.op:
+            return self.fail(node, "operation", wanted.op.name, node.op.name)
+        same_count = len(wanted.operands) == len(node.operands) or wanted.is_op("region")
+        if node in self.taken or not same_count:
+            return self.fail(node, "operation", f"{len(wanted.operands)} operands", f"{len(node.operands)}")
+        sizes, scalars, due = dict(self.sizes), dict(self.scalars), len(self.due)
+        results = self.fit_attributes(wanted, node)
+        if results is not None and results.get(pattern) is value:
+            self.nodes[wanted], self.taken[node] = node, wanted
+            for p, v in results.items():
+                self.values[p] = v
+            for operands in _orders(wanted, node):
+                goals = rest
+                for goal in reversed(list(zip(wanted.operands, operands, strict=True))):
+                    goals = (goal, goals)
+                if self.solve(goals):
+                    return True
+            for p in results:
+                del self.values[p]
+            del self.nodes[wanted], self.taken[node]
+        self.sizes, self.scalars = sizes, scalars
+        del self.due[due:]
+        return False
+
+    def fit_attributes(self, wanted: Node, node: Node) -> dict[Value, Value] | None:
+        """Which results correspond, where the attributes fit; None (and a failure) where they do not."""
+        if wanted.is_op("region"):
+            return self.fit_region(wanted, node)
+        for key, value in wanted.attributes.items():
+            found = node.attributes.get(key)
+            if not self.fit_attribute(value, found, node):
+                self.fail(node, "attribute", f"{key}={value}", found)
+                return None
+        return dict(zip(wanted.results, node.results, strict=True))
+
+    def fit_attribute(self, wanted: Any, found: Any, node: Node) -> bool:
+        if isinstance(wanted, tuple):
+            same = isinstance(found, tuple) and len(wanted) == len(found)
+            return same and all(self.fit_attribute(a, b, node) for a, b in zip(wanted, found, strict=True))
+        if isinstance(wanted, sympy.Expr):
+            return isinstance(found, int | sympy.Expr) and self.unify(wanted, found, node)
+        return bool(wanted == found)
+
+    def fit_region(self, wanted: Node, node: Node) -> dict[Value, Value] | None:
+        """A declared region fits one of the same fusion with the same parameters."""
+        a, b = wanted.attributes, node.attributes
+        for key in ("fusion", "kind"):
+            if a.get(key) != b.get(key):
+                self.fail(node, "operation" if key == "fusion" else "attribute", a.get(key), b.get(key))
+                return None
+        if "parameters" not in a:
+            return None
+        known = dict(b["scalars"]) | dict(zip(b["parameters"], node.operands, strict=True))
+        if set(known) != {*a["parameters"], *dict(a["scalars"])}:
+            self.fail(node, "attribute", f"parameters {a['parameters']}", b["parameters"])
+            return None
+        for name, number in a["scalars"]:
+            scalar, found = self.pattern.scalars.get(abs(number)), known[name]
+            bound = self.scalars.setdefault(scalar, found) if scalar else number
+            if bound is not found and (isinstance(found, Value) or bound != found):
+                self.fail(node, "constant", f"{name}={bound}", found)
+                return None
+        position = {at: value for at, value in zip(b["returns"], node.results, strict=True)}
+        if any(at not in position for at in a["returns"]):
+            self.fail(node, "operation", f"results {a['returns']}", b["returns"])
+            return None
+        return {value: position[at] for at, value in zip(a["returns"], wanted.results, strict=True)}
+
+    def finish(self) -> bool:
+        """What can be told only at the end: other outputs, sizes, users, convexity, clauses."""
+        missing = next((v for v in self.pattern.graph.outputs if v not in self.values), None)
+        if missing is not None:
+            return any(self.solve(((missing, v), None)) for v in self.candidates(missing))
+        return self.sizes_agree() and self.users_agree() and self.is_convex() and self.clauses_hold()
+
+    def candidates(self, pattern: Value) -> Iterator[Value]:
+        """Values that a further output could stand for: those computed from what is bound."""
+        assert pattern.producer is not None
+        path, seen = [pattern.producer], {pattern.producer}
+        while path:
+            node = path.pop(0)
+            for operand in node.operands:
+                at = self.values.get(operand)
+                if at is not None and operand.producer is None:
+                    yield from _reached(at, node, pattern)
+                    return
+                if operand.producer is not None and operand.producer not in seen:
+                    seen.add(operand.producer)
+                    path.append(operand.producer)
+
+    def sizes_agree(self) -> bool:
+        for expr, size, node in self.due:
+            if not expr.free_symbols <= self.sizes.keys():
+                return self.fail(node, "attribute", f"size {expr}", size)
+            value = simplify(sympy.sympify(expr).subs(self.sizes))
+            if value != size and not same_size(value, size):
+                return self.fail(node, "attribute", f"size {expr} = {value}", size)
+        return True
+
+    def users_agree(self) -> bool:
+        leaving = {self.values[v] for v in self.pattern.graph.outputs}
+        for value in (self.values[v] for v in self.pattern.tensors if v in self.values):
+            if value.producer in self.taken and not self.may_repeat(value.producer):
+                return self.fail(value.producer, "users", "operands from outside", "one computed inside")
+        for node in self.taken:
+            if self.may_repeat(node):
+                continue
+            for result in node.results:
+                if result in leaving:
+                    continue
+                other = next((u for u in result.users if u not in self.taken), None)
+                if other is not None or result in self.outputs:
+                    where = f"also read by {other.op.name}" if other else "a graph output"
+                    return self.fail(node, "users", f"{node.op.name} read only inside", where)
+        return True
+
+    def may_repeat(self, node: Node) -> bool:
+        """Whether a node is so cheap that it may stay outside as well: a view, a cast or a number."""
+        return node.has(Trait.SOURCE) or node.is_op("cast") or (node.has(Trait.VIEW) and not node.is_op("concat"))
+
+    def is_convex(self) -> bool:
+        """Whether no path leaves the match and comes back."""
+        outputs = [self.values[v] for v in self.pattern.graph.outputs]
+        if len(outputs) == 1:
+            return True
+        leaving = {v.producer for v in outputs if any(u not in self.taken for u in v.users)}
+        seen: set[Node] = set()
+        stack = [v.producer for node in self.taken for v in node.operands if v.producer not in self.taken]
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            for v in node.operands:
+                if v.producer in leaving:
+                    return self.fail(node, "convex", "no way out and back in", f"{node.op.name} on such a way")
+                stack.append(v.producer)
+        return True
+
+    def clauses_hold(self) -> bool:
+        for clause in self.pattern.clauses:
+            arguments = {name: self.argument(name) for name in clause.parameters}
+            if not clause.predicate(**arguments):
+                shown = ", ".join(f"{k}: {v}" for k, v in arguments.items())
+                return self.fail(self.start, clause.name, clause.why or clause.name.replace("_", " "), shown)
+        return True
+
+    def argument(self, name: str) -> Any:
+        """What a clause sees of a parameter: the type of a tensor, the number of a scalar, None where absent."""
+        for pattern, known in self.pattern.tensors.items():
+            if known == name:
+                return self.values[pattern].type if pattern in self.values else None
+        found = self.scalars.get(name)
+        return found.type if isinstance(found, Value) else found
+
+
+def _orders(wanted: Node, node: Node) -> Iterator[tuple[Value, ...]]:
+    if wanted.is_op("region"):
+        known = dict(zip(node.attributes["parameters"], node.operands, strict=True))
+        yield tuple(known[name] for name in wanted.attributes["parameters"])
+        return
+    yield node.operands
+    if wanted.has(Trait.COMMUTATIVE) and node.operands[0] is not node.operands[1]:
+        yield node.operands[::-1]
+
+
+def _reached(start: Value, node: Node, pattern: Value) -> Iterator[Value]:
+    """Results of the root's operation, a few users down from a value."""
+    frontier, seen = [start], {start}
+    wanted = pattern.producer
+    assert wanted is not None
+    for _ in range(8):
+        following = [r for v in frontier for u in v.users for r in u.results if r not in seen]
+        seen.update(following)
+        yield from (r for r in following if r.producer is not None and r.producer.op is wanted.op)
+        frontier = following
+
+
+def same_number(a: Number, b: Number, dtype: DType) -> bool:
+    """Whether two constants are one in the type that the operation computes in."""
+    if a == b or (a != a and b != b):
+        return True
+    if not dtype.is_float or dtype == F64:
+        return False
+    try:
+        return bool(struct.pack("f", a) == struct.pack("f", b))
+    except OverflowError:
+        return False
+
+

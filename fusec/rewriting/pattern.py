@@ -1,0 +1,354 @@
+"""From a declaration to pattern graphs: traced, normalised and rewritten exactly as a model is."""
+
+import inspect
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, TypeAlias
+
+import sympy
+
+from fusec.errors import DeclarationError
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import DTYPES, DType, TensorType, contiguous_strides, symbol
+from fusec.rewriting.fusion import FUSIONS, Dims, Fusion, Parameter
+from fusec.rewriting.matcher import Pattern
+from fusec.rewriting.rule import REWRITES, Rewrite
+
+logger = logging.getLogger(__name__)
+
+Trace: TypeAlias = "Callable[[Callable[..., Any], Sequence[Any]], Graph]"
+Normalize: TypeAlias = "Callable[[Graph], None]"
+Declaration: TypeAlias = "Fusion[Any, Any] | Rewrite"
+
+MAX_BATCH = 3
+"""Patterns that depend on the number of starred dims are made for 0 to this many."""
+_FREE_RANK = 2
+"""Number of starred dims in a pattern that fits any number of them."""
+
+
+LEAVES: dict[str, tuple[str, ...]] = {
+    "erf": ("erf",), "tanh": ("tanh",), "gelu": ("erf", "tanh"), "sigmoid": ("sigmoid",), "silu": ("sigmoid",),
+    "softmax": ("exp",), "rsqrt": ("rsqrt",), "rms_norm": ("rsqrt", "sqrt"), "layer_norm": ("rsqrt", "sqrt"),
+    "cat": ("concat",), "chunk": ("slice",), "linear": ("contraction",), "relu": ("maximum",), "amax": ("max",),
+}  # fmt: skip
+"""For a function of torch: the operations of which it leaves at least one in a graph."""
+
+
+def can_occur(function: Callable[..., Any], ops: Collection[str]) -> bool:
+    """Whether a function could have been traced to these operations, by the names in its code."""
+    code = getattr(function, "__code__", None)
+    names = code.co_names if code is not None else ()
+    return all(any(op in ops for op in LEAVES[name]) for name in names if name in LEAVES)
+
+
+PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173, 179)
+
+
+class Sizes:
+    """Sample sizes: a different prime for every name, so that no two dims look alike."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.names: dict[str, int] = {}
+        self._primes = iter(PRIMES)
+
+    def of(self, name: str) -> int:
+        """The size of a named dim."""
+        if name not in self.names:
+            self.names[name] = next(self._primes)
+        return self.names[name]
+
+    def shape(self, dims: Dims, first: str) -> tuple[int, ...]:
+        """A sample shape; the starred dims of ``first`` have sizes, those of other names are 1."""
+        star = dims.variadic
+        lead = [self.of(f"*{i}") if star == first else 1 for i in range(self.batch)] if star else []
+        return (*lead, *(self.fixed(word) for word in dims.fixed))
+
+    def fixed(self, word: str) -> int:
+        """The sample size of a dim that is a name, a number or a multiple."""
+        factor, _, name = word.rpartition("*")
+        if name.isdigit():
+            return int(name)
+        return int(factor or 1) * self.of(name)
+
+
+def sentinel(index: int) -> float:
+    """The number that stands for the scalar parameter at ``index``: no model has it, and no arithmetic makes it."""
+    return (161 + 2 * index) / 512  # exact in every float type, so that no cast hides it
+
+
+@dataclass
+class PatternLibrary:
+    """The patterns of all declarations, made on demand and kept.
+
+    The tracer and the normaliser come from outside, so that nothing here depends on torch or on passes.
+    """
+
+    trace: Trace
+    normalize: Normalize
+    disabled: frozenset[str] = frozenset()
+    made: dict[tuple[Any, ...], Pattern | None] = field(default_factory=dict)
+    broken: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Fusions and spellings that cannot be patterns, and why."""
+
+    def patterns(self, declared: Declaration, dtype: DType, ops: Collection[str] = ()) -> Iterator[Pattern]:
+        """One pattern for every spelling and choice of optional operands, richest first, at the usual rank.
+
+        Spellings that cannot occur among these operations are not even traced.
+        """
+        seen: list[Any] = []
+        for present in choices(declared.parameters):
+            for spelling, function in spellings(declared).items():
+                if ops and not can_occur(function, ops):
+                    continue
+                try:
+                    pattern = self.pattern(declared, spelling, dtype, present, _FREE_RANK)
+                except DeclarationError as reason:
+                    self.broken[declared.name, spelling] = str(reason)
+                    continue
+                if pattern is None:
+                    continue
+                shape = _fingerprint(pattern)
+                if shape not in seen:
+                    seen.append(shape)
+                    yield pattern
+
+    def at_rank(self, pattern: Pattern, declared: Declaration, dtype: DType, rank: int) -> Pattern | None:
+        """The pattern with its root at another rank."""
+        if pattern.any_rank or rank == len(pattern.root.shape):
+            return pattern
+        batch = rank - len(pattern.root.shape) + _FREE_RANK
+        if not pattern.leading or not 0 <= batch <= MAX_BATCH:
+            return None
+        present = tuple(dict.fromkeys(pattern.tensors.values()))
+        return self.pattern(declared, pattern.spelling, dtype, present, batch)
+
+    def pattern(
+        self, declared: Declaration, spelling: str, dtype: DType, present: tuple[str, ...], batch: int
+    ) -> Pattern | None:
+        """One pattern; None where the declaration makes no sense for this type or rank.
+
+        Raises:
+            DeclarationError: where the declaration cannot be a pattern at all.
+        """
+        key = (declared.name, declared.module, spelling, dtype, present, batch)
+        if key not in self.made:
+            function = spellings(declared)[spelling]
+            graph, samples = self.traced(declared, function, dtype, present, batch)
+            self.made[key] = self.settle(declared, spelling, graph, samples)
+        return self.made[key]
+
+    def traced(
+        self, declared: Declaration, function: Callable[..., Any], dtype: DType, present: tuple[str, ...], batch: int
+    ) -> tuple[Graph, dict[str, Any]]:
+        """The plain graph of one side of a declaration, and the samples it was traced with."""
+        sizes = Sizes(batch)
+        samples = sample(declared.parameters, dtype, present, sizes)
+        names = [p.name for p in declared.parameters]
+        wanted = list(inspect.signature(function).parameters)
+
+        def called(*given: Any) -> Any:
+            bound = dict(zip(names, given, strict=True))
+            return function(*(bound[name] for name in wanted))
+
+        try:
+            graph = self.trace(called, [samples[name] for name in names])
+        except Exception as reason:
+            raise DeclarationError(
+                f"{declared.name} cannot be traced", where=f"{function.__module__}.{function.__qualname__}",
+                why=f"{type(reason).__name__}: {reason}",
+            ) from reason  # fmt: skip
+        symbolize(graph, sizes)
+        tensors = [n for n in names if samples[n] is not None and not isinstance(samples[n], float)]
+        for value, name in zip(graph.inputs, tensors, strict=True):
+            value.name = name
+        return graph, samples
+
+    def settle(self, declared: Declaration, spelling: str, graph: Graph, samples: dict[str, Any]) -> Pattern | None:
+        """Normalise a traced graph, find earlier fusions in it, and say what its parts stand for."""
+        from fusec.rewriting.application import apply_declared
+
+        tensors = {v: v.name for v in graph.inputs}
+        self.normalize(graph)
+        for earlier in before(declared):
+            if earlier.name not in self.disabled:
+                apply_declared(earlier, graph, self)
+        self.normalize(graph)
+        weighed = [n for n in graph.nodes if not n.has(Trait.SOURCE)]
+        if not weighed or any(v.producer is None for v in graph.outputs):
+            return None
+        if len(weighed) == 1 and weighed[0].is_op("region"):
+            logger.debug("%s, spelling %s, is %s", declared.name, spelling, weighed[0].attributes["fusion"])
+            return None
+        returns = tuple(range(len(graph.outputs)))
+        dims = {p.name: p.dims for p in declared.parameters if p.dims is not None}
+        batch = {v: dims[n].variadic for v, n in tensors.items()}
+        leading = {
+            v: (star, len(v.shape) - len(dims[tensors[v]].fixed)) for v, star in batch.items() if star
+        }
+        scalars = {n: name for name, n in samples.items() if isinstance(n, float)}
+        _check_scalars(declared, spelling, graph, scalars)
+        free = bool(leading) and _is_rank_free(graph, leading)
+        return Pattern(
+            declared.name, spelling, graph, tensors, leading, scalars, returns, free, tuple(declared.clauses)
+        )
+
+
+def spellings(declared: Declaration) -> dict[str, Callable[..., Any]]:
+    """The functions that write a declaration, by name; the declaration's own comes first."""
+    if isinstance(declared, Rewrite):
+        return {"before": declared.before}
+    return {"reference": declared.function} | declared.spellings
+
+
+def choices(parameters: Sequence[Parameter]) -> Iterator[tuple[str, ...]]:
+    """The sets of tensor parameters that may be present, largest first."""
+    names = [p.name for p in parameters if p.dims is not None]
+    optional = [p.name for p in parameters if p.optional]
+    for count in range(len(optional) + 1):
+        for absent in combinations(reversed(optional), count):
+            yield tuple(n for n in names if n not in absent)
+
+
+def before(declared: Declaration) -> list[Declaration]:
+    """What is looked for before a declaration: rewrites, then fusions declared earlier."""
+    rules: list[Declaration] = list(REWRITES.values())
+    if isinstance(declared, Rewrite):
+        return rules[: rules.index(declared)] if declared in rules else rules
+    fusions = ordered(FUSIONS.values())
+    return [*rules, *(fusions[: fusions.index(declared)] if declared in fusions else fusions)]
+
+
+RAISING = "fusec.passes.raising"
+BUILT_IN = "fusec.passes"
+
+
+def ordered(fusions: Any) -> list[Fusion[Any, Any]]:
+    """Fusions in the order they are looked for: meanings, built-in fusions, the user's own."""
+
+    def rank(f: Fusion[Any, Any]) -> int:
+        return 0 if f.module.startswith(RAISING) else 1 if f.module.startswith(BUILT_IN) else 2
+
+    return sorted(fusions, key=rank)
+
+
+def sample(parameters: Sequence[Parameter], dtype: DType, present: Sequence[str], sizes: Sizes) -> dict[str, Any]:
+    """Arguments to trace with: types of sampled sizes, sentinels for numbers, None for what is absent."""
+    first = next((p.dims.variadic for p in parameters if p.dims and p.dims.variadic and p.name in present), "")
+    found: dict[str, Any] = {}
+    for i, p in enumerate(parameters):
+        if p.dims is None:
+            found[p.name] = sentinel(i)
+        elif p.name not in present:
+            found[p.name] = None
+        else:
+            kind = DTYPES[p.dims.dtype] if p.dims.dtype else dtype
+            shape = sizes.shape(p.dims, first)
+            found[p.name] = TensorType(kind, shape, contiguous_strides(shape))
+    return found
+
+
+def symbolize(graph: Graph, sizes: Sizes) -> None:
+    """Turn the sample sizes of a traced graph, and multiples and products of them, into symbols of their names."""
+    symbols = {size: symbol(name.replace("*", "batch")) for name, size in sizes.names.items()}
+
+    def symbolic(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(symbolic, value))
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) < PRIMES[0]:
+            return value
+        for beyond in (0, 1, -1):  # the last element taken is one before the end of a slice with a step
+            expr, rest = 1, value + beyond
+            for prime, name in symbols.items():
+                while rest % prime == 0:
+                    expr, rest = expr * name, rest // prime
+            if expr != 1:
+                return expr * rest - beyond
+        return value
+
+    for value in [*graph.inputs, *(r for n in graph.nodes for r in n.results)]:
+        if isinstance(value.type, TensorType):
+            value.type = replace(value.type.with_shape(symbolic(value.type.shape)), device="cpu")
+    for node in graph.nodes:
+        if "device" in node.attributes:
+            node.attributes["device"] = "cpu"
+        number = node.attributes.get("value")
+        size = int(number) if isinstance(number, int | float) and not isinstance(number, bool) and number % 1 == 0 else 0
+        if not node.is_op("constant"):
+            node.attributes = {k: symbolic(v) for k, v in node.attributes.items()}
+        elif not isinstance(symbolic(size), int):
+            expr, dtype = symbolic(size), node.result.dtype
+            made = graph.add_node("size", (), {"expr": expr, "dtype": dtype, "device": "cpu"})
+            graph.replace_value(node.result, made.result)
+    graph.output_types = [v.type for v in graph.outputs]
+    graph.sort()
+
+
+def _check_scalars(declared: Declaration, spelling: str, graph: Graph, scalars: dict[float, str]) -> None:
+    seen = {abs(n.attributes["value"]) for n in graph.nodes if n.is_op("constant")}
+    seen |= {abs(n) for node in graph.nodes for _, n in node.attributes.get("scalars", ()) if isinstance(n, float)}
+    for number, name in scalars.items():
+        if number not in seen:
+            raise DeclarationError(
+                f"scalar {name!r} of {declared.name} does not reach its pattern", where=f"spelling {spelling}",
+                why="it was computed with, or rounded, before it met a tensor", fix="use it in tensor arithmetic as it is",
+            )  # fmt: skip
+
+
+def _is_rank_free(graph: Graph, leading: dict[Value, tuple[str, int]]) -> bool:
+    """Whether nothing in the pattern depends on the number of leading dims."""
+    batch_symbols = set()
+    for value, (_, count) in leading.items():
+        for n in value.shape[:count]:
+            batch_symbols |= set() if isinstance(n, int) else n.free_symbols
+    fixed = min(len(v.shape) - count for v, (_, count) in leading.items())
+
+    def trailing(node: Node) -> bool:
+        if node.has(Trait.POINTWISE | Trait.SOURCE):
+            return True
+        if node.is_op("slice", "concat"):
+            return -node.attributes["dim"] <= fixed
+        if node.has(Trait.REDUCTION):
+            return all(-d <= fixed for d in node.attributes["dims"])
+        return node.is_op("region")
+
+    return all(trailing(n) and not (_symbols(n.attributes) & batch_symbols) for n in graph.nodes)
+
+
+def _symbols(value: Any) -> set[sympy.Symbol]:
+    if isinstance(value, dict):
+        return set().union(*map(_symbols, value.values())) if value else set()
+    if isinstance(value, tuple):
+        return set().union(*map(_symbols, value)) if value else set()
+    return set(value.free_symbols) if isinstance(value, sympy.Expr) else set()
+
+
+def _fingerprint(pattern: Pattern) -> Any:
+    """Equal for patterns that match the same."""
+    number: dict[Value, int] = {}
+    rows: list[Any] = []
+    for value, name in pattern.tensors.items():
+        number[value] = len(number)
+        rows.append((name, str(value.type)))
+
+    def visit(value: Value) -> int:
+        if value in number:
+            return number[value]
+        node = value.producer
+        assert node is not None
+        operands = [visit(v) for v in node.operands]
+        if node.has(Trait.COMMUTATIVE):
+            operands.sort()
+        attributes = tuple((k, str(v)) for k, v in sorted(node.attributes.items()) if k not in ("body", "spelling"))
+        rows.append((node.op.name, tuple(operands), attributes))
+        for r in node.results:
+            number[r] = len(number)
+        return number[value]
+
+    roots = tuple(visit(v) for v in pattern.graph.outputs)
+    return (tuple(rows), roots)
+
+

@@ -1,0 +1,241 @@
+"""What a compiled model owes its user: numbers within the numeric rule, and everything else as eager has it."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_FEW_ELEMENTS = 1000
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """One output against the numeric rule."""
+
+    index: int
+    passed: bool
+    max_ratio: float
+    """Share of the allowed largest error that was used; above 1 is a failure. 0 for what must be exact and is."""
+    rms_ratio: float
+    """The same for the root mean square error."""
+    message: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """The worse of the two."""
+        return max(self.max_ratio, self.rms_ratio)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All outputs against the numeric rule."""
+
+    outputs: tuple[OutputComparison, ...]
+    message: str = ""
+    """Set where the outputs could not be compared one by one."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output keeps the rule."""
+        return not self.message and all(o.passed for o in self.outputs)
+
+    @property
+    def ratio(self) -> float:
+        """The largest share of its bound that an output uses."""
+        return max((o.ratio for o in self.outputs), default=0.0)
+
+    def __str__(self) -> str:
+        wrong = [f"output {o.index}: {o.message}" for o in self.outputs if not o.passed]
+        return self.message or "; ".join(wrong) or f"passes, {self.ratio:.2f} of the bound"
+
+
+def compare_outputs(eager: Any, compiled: Any, reference64: Any, dtype: torch.dtype | None = None) -> Comparison:
+    """Judge compiled outputs by how far they and eager's are from the float64 reference.
+
+    The rule, with R the reference, E eager, F compiled and u the unit roundoff of ``dtype`` (by default of each
+    output): ``max|F-R| <= 2·max|E-R| + 2u·max|R|`` and ``rms(F-R) <= 2·rms(E-R) + 2u·rms(R)``, with 3 in the place
+    of the first 2 of the latter under 1,000 elements. Integers, booleans, NaN positions and infinities are exact.
+
+    Args:
+        eager: outputs of the model as eager computes them, in any nesting.
+        compiled: outputs of the compiled model.
+        reference64: outputs of the model in float64 on the same, already rounded inputs and weights.
+        dtype: the element type that the model computes in.
+    """
+    e, f, r = (_leaves(x) for x in (eager, compiled, reference64))
+    if not len(e) == len(f) == len(r):
+        return Comparison((), f"eager has {len(e)} outputs, compiled {len(f)}, the reference {len(r)}")
+    return Comparison(tuple(_compare(i, *row, dtype) for i, row in enumerate(zip(e, f, r, strict=True))))
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance between 1 and the next number."""
+    return float(torch.finfo(dtype).eps) / 2
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    """Tensors and numbers, without gradients; complex numbers as pairs."""
+    tensors = [x.detach() if isinstance(x, Tensor) else x for x in pytree.tree_leaves(outputs) if x is not None]
+    return [torch.view_as_real(x) if isinstance(x, Tensor) and x.is_complex() else x for x in tensors]
+
+
+def _compare(index: int, eager: Any, compiled: Any, reference: Any, dtype: torch.dtype | None) -> OutputComparison:
+    def refuse(message: str) -> OutputComparison:
+        return OutputComparison(index, False, math.inf, math.inf, message)
+
+    if not isinstance(eager, Tensor):
+        return OutputComparison(index, True, 0.0, 0.0) if eager == compiled else refuse(f"{compiled}, not {eager}")
+    if not isinstance(compiled, Tensor) or compiled.shape != eager.shape or compiled.dtype != eager.dtype:
+        return refuse(f"{_describe(compiled)}, not {_describe(eager)}")
+    if not eager.is_floating_point():
+        wrong = int((eager != compiled).sum())
+        return (
+            refuse(f"{wrong} of {eager.numel()} elements differ, exactness is due")
+            if wrong
+            else OutputComparison(index, True, 0.0, 0.0)
+        )
+    e, f, r = (x.to(torch.float64) for x in (eager, compiled, reference))
+    if not torch.equal(e.isnan(), f.isnan()):
+        return refuse(f"NaN at {int(f.isnan().sum())} places, not {int(e.isnan().sum())}, or elsewhere")
+    special = ~e.isfinite() | ~f.isfinite()
+    if not bool(((e == f) | e.isnan() | ~special).all()):
+        return refuse("infinities differ")
+    kept = ~special & r.isfinite()
+    return _by_rule(index, e[kept], f[kept], r[kept], unit_roundoff(dtype or eager.dtype))
+
+
+def _by_rule(index: int, e: Tensor, f: Tensor, r: Tensor, u: float) -> OutputComparison:
+    if not e.numel():
+        return OutputComparison(index, True, 0.0, 0.0)
+    slack = 3 if e.numel() < _FEW_ELEMENTS else 2
+    max_ratio = _ratio(_max(f - r), 2 * _max(e - r) + 2 * u * _max(r))
+    rms_ratio = _ratio(_rms(f - r), slack * _rms(e - r) + 2 * u * _rms(r))
+    passed = max_ratio <= 1 and rms_ratio <= 1
+    message = (
+        "" if passed else f"error is {max_ratio:.2f} of the largest and {rms_ratio:.2f} of the mean that is allowed"
+    )
+    return OutputComparison(index, passed, max_ratio, rms_ratio, message)
+
+
+def _ratio(error: float, bound: float) -> float:
+    return 0.0 if error == 0 else math.inf if bound == 0 else error / bound
+
+
+def _max(x: Tensor) -> float:
+    return float(x.abs().max())
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def _describe(x: Any) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+
+
+# -- everything but the numbers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What a user can see of a tensor besides its numbers."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str
+    requires_grad: bool
+    aliases: tuple[int, ...]
+    """The inputs whose storage it shares."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call: its outputs, and what it left behind."""
+
+    outputs: list[Any]
+    facts: list[TensorFacts | None]
+    """Of each output; None for what is no tensor."""
+    structure: str
+    """How the outputs are nested."""
+    inputs: list[Tensor] = field(repr=False)
+    """The tensors it was given, as it left them."""
+    random_state: Tensor = field(repr=False)
+
+
+def observe(function: Callable[..., Any], arguments: Sequence[Any], seed: int = 0) -> Observation:
+    """Call a function on copies of the arguments (strides and aliases among them kept), and look at everything."""
+    copies = copy_arguments(arguments)
+    torch.manual_seed(seed)
+    outputs = function(*copies)
+    inputs = [x for x in pytree.tree_leaves(copies) if isinstance(x, Tensor)]
+    places: dict[int, list[int]] = {}
+    for i, x in enumerate(inputs):
+        places.setdefault(_storage(x), []).append(i)
+    leaves, structure = pytree.tree_flatten(outputs)
+    facts = [_facts(x, places) if isinstance(x, Tensor) else None for x in leaves]
+    return Observation(leaves, facts, str(structure), inputs, torch.get_rng_state())
+
+
+def contract_breaches(eager: Observation, compiled: Observation) -> list[str]:
+    """Where a compiled call differs from the eager one in anything but rounding, in words."""
+    breaches = []
+    if eager.structure != compiled.structure:
+        return [f"the outputs are nested as {compiled.structure}, not {eager.structure}"]
+    for i, (e, f) in enumerate(zip(eager.facts, compiled.facts, strict=True)):
+        breaches += [f"output {i}: {what}" for what in _differences(e, f)]
+    for i, (theirs, mine) in enumerate(zip(eager.inputs, compiled.inputs, strict=True)):
+        if theirs.dtype != mine.dtype or theirs.shape != mine.shape or not _near(theirs, mine):
+            breaches.append(f"input {i} is left with other values")
+    if not torch.equal(eager.random_state, compiled.random_state):
+        breaches.append("the random state is left elsewhere")
+    return breaches
+
+
+def copy_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Copies of all tensors, each with its strides; tensors that share storage still do."""
+    storages: dict[int, Tensor] = {}
+
+    def copy(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        whole = storages.get(_storage(x))
+        if whole is None:
+            flat = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.detach().untyped_storage())
+            whole = storages[_storage(x)] = flat.clone()
+        fresh = whole.view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset())
+        return fresh.detach().requires_grad_(x.requires_grad)
+
+    return list(pytree.tree_map(copy, list(arguments)))
+
+
+def _facts(x: Tensor, places: dict[int, list[int]]) -> TensorFacts:
+    aliases = tuple(places.get(_storage(x), ())) if x.numel() else ()
+    return TensorFacts(x.dtype, tuple(x.shape), x.stride(), str(x.device), x.requires_grad, aliases)
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _differences(eager: TensorFacts | None, compiled: TensorFacts | None) -> list[str]:
+    if eager is None or compiled is None:
+        return [] if eager is compiled else ["a tensor on one side only"]
+    return [
+        f"{name} is {mine}, not {theirs}"
+        for name, theirs, mine in ((n, getattr(eager, n), getattr(compiled, n)) for n in vars(eager))
+        if mine != theirs
+    ]
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding; what the rounding may be is judged by ``compare_outputs``."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    rtol = 32 * unit_roundoff(a.dtype)
+    scale = float(a.detach().abs().nan_to_num().max()) if a.numel() else 0.0
+    return torch.allclose(a.detach(), b.detach(), rtol=rtol, atol=rtol * scale, equal_nan=True)

@@ -1,0 +1,88 @@
+"""Arithmetic modulo a prime below 2³¹ on int64 tensors, so that a product of two residues fits."""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+PRIMES = (4197031, 243427799, 486855599, 973711199)
+"""Each divides the next one less one, so that exponents modulo one act on powers modulo the next; all are 7 modulo 8,
+so that -1 is no square and 2 is one."""
+BASES = (142494273, 4, 4)
+"""An element of order PRIMES[i] modulo PRIMES[i+1]."""
+LEVELS = len(PRIMES)
+_SMALL = 15
+"""Bits of the lower limb in a contraction: its products have 46 bits, so 2¹⁷ of them sum up without overflow."""
+
+
+def power(base: Tensor, exponent: Tensor, p: int) -> Tensor:
+    """base^exponent by squaring, elementwise; exponents are not negative."""
+    base, exponent = torch.broadcast_tensors(base, exponent)
+    result = torch.ones_like(base)
+    while bool((exponent > 0).any()):
+        result = torch.where(exponent % 2 == 1, result * base % p, result)
+        base, exponent = base * base % p, exponent // 2
+    return result
+
+
+def inverse(x: Tensor, p: int) -> Tensor:
+    """1/x by Fermat's little theorem; 0 stays 0."""
+    return power(x, torch.tensor(p - 2), p)
+
+
+def sqrt(x: Tensor, p: int) -> Tensor:
+    """A multiplicative map whose square is x where x has a square root, and -x otherwise."""
+    return power(x, torch.tensor((p + 1) // 4), p)
+
+
+def sign(x: Tensor, p: int) -> Tensor:
+    """The Legendre symbol: 1 for squares, -1 for the others, 0 for 0; multiplicative and odd, as the sign is."""
+    return power(x, torch.tensor((p - 1) // 2), p)
+
+
+def product(x: Tensor, dims: tuple[int, ...], p: int) -> Tensor:
+    """The product along dims, which stay with length 1."""
+    for d in dims:
+        total = (
+            torch.ones_like(x.select(d, 0))
+            if x.shape[d]
+            else x.new_ones([n for i, n in enumerate(x.shape) if i != x.ndim + d])
+        )
+        for i in range(x.shape[d]):
+            total = total * x.select(d, i) % p
+        x = total.unsqueeze(d)
+    return x
+
+
+def contract(spec: str, a: Tensor, b: Tensor, p: int) -> Tensor:
+    """An einsum of two operands, in two limbs of the first."""
+    high = torch.einsum(spec, a >> _SMALL, b) % p
+    low = torch.einsum(spec, a & ((1 << _SMALL) - 1), b) % p
+    return ((high << _SMALL) + low) % p
+
+
+def keyed(name: str, p: int, *operands: Tensor) -> Tensor:
+    """A hash of the operands under a name: no algebra holds of it, but that equal operands give equal results."""
+    mixed = torch.tensor(_key(name))
+    for x in operands:
+        mixed = _mix(mixed ^ (x * _odd_number(name)))
+    return (mixed & 0x7FFFFFFFFFFFFFFF) % p
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64; int64 wraps around."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _signed(0x94D049BB133111EB)
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def _key(name: str) -> int:
+    return _signed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
+
+
+def _odd_number(name: str) -> int:
+    return _key(f"{name} factor") | 1
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x

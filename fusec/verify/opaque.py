@@ -1,0 +1,80 @@
+"""Runs an opaque or ordered node: the call of a torch operation that its attributes describe."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from fusec.errors import GraphError
+from fusec.ir.graph import Node
+from fusec.ir.types import OtherType, ScalarType, TensorType
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.layout import laid_out
+from fusec.verify.sizes import evaluate_size
+
+
+def call_opaque(
+    node: Node, operands: Sequence[Any], symbols: Mapping[str, int], *, dtype: torch.dtype | None = None
+) -> list[Any]:
+    """The results of the call; ``dtype`` takes the place of every float type that the arguments name."""
+    tensors = []
+    layouts = node.attributes.get("operand_types") or (None,) * len(operands)
+    for value, datum, layout in zip(node.operands, operands, layouts, strict=True):
+        if isinstance(value.type, TensorType) and isinstance(datum, (int, float)):
+            kind = dtype if dtype is not None and value.type.dtype.is_float else torch_dtype(value.type.dtype)
+            datum = torch.full((), datum, dtype=kind, device=value.type.device)
+        tensors.append(laid_out(datum, layout, symbols))
+
+    def decode(template: Any) -> Any:
+        if isinstance(template, tuple):
+            return _decode_tuple(template, tensors, decode, dtype)
+        return evaluate_size(template, symbols) if isinstance(template, sympy.Expr) else template
+
+    arguments = [decode(a) for a in node.attributes.get("args", ())]
+    keywords = {name: decode(a) for name, a in node.attributes.get("kwargs", ())}
+    return _as_results(node, resolve(node.attributes["target"])(*arguments, **keywords))
+
+
+@functools.lru_cache(maxsize=1024)
+def resolve(target: str) -> Any:
+    """The torch operation of that name: ``aten.add.Tensor``, ``torchvision.nms.default``."""
+    found: Any = torch.ops
+    try:
+        for part in target.removeprefix("torch.ops.").split("."):
+            found = getattr(found, part)
+    except AttributeError as reason:
+        fix = "import the package that registers it"
+        raise GraphError(f"torch has no operation {target!r}", why=str(reason), fix=fix) from reason
+    return found
+
+
+def _decode_tuple(template: tuple[Any, ...], operands: Sequence[Any], decode: Any, dtype: torch.dtype | None) -> Any:
+    match template:
+        case ("%", int(index)):
+            return operands[index]
+        case ("torch", str(name)):
+            constant = getattr(torch, name)
+            is_float = isinstance(constant, torch.dtype) and constant.is_floating_point
+            return dtype if dtype is not None and is_float else constant
+        case ("device", str(name)):
+            return torch.device(name)
+        case ("list", tuple(items)):
+            return [decode(item) for item in items]
+    return tuple(decode(item) for item in template)
+
+
+def _as_results(node: Node, found: Any) -> list[Any]:
+    """What the call returned, one item for each result of the node."""
+    many = isinstance(found, (tuple, list))
+    if len(node.results) == 1 and not (many and len(found) == 1 and not isinstance(node.results[0].type, OtherType)):
+        return [found]
+    results = list(found) if many else [] if found is None else [found]
+    if len(results) != len(node.results):
+        raise GraphError(f"{node.attributes['target']} gave {len(results)} results, not {len(node.results)}")
+    return [_as_number(x, r.type) for x, r in zip(results, node.results, strict=True)]
+
+
+def _as_number(datum: Any, type: Any) -> Any:
+    return datum.item() if isinstance(type, ScalarType) and isinstance(datum, torch.Tensor) else datum

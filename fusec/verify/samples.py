@@ -1,0 +1,83 @@
+"""Inputs for a graph, drawn so that mistakes show: ordinary, positive, tiny, and with special values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusec.errors import GraphError
+from fusec.ir.graph import Graph, Value
+from fusec.ir.types import ScalarType, TensorType
+from fusec.verify import field
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.sizes import evaluate_size, evaluate_sizes
+
+ROUNDS: dict[str, tuple[str, ...]] = {
+    "float64": ("normal", "positive", "tiny", "large"),
+    "special values": ("NaN", "+inf", "-inf", "-0", "masked"),
+}
+"""``tiny`` lets an eps weigh; ``large`` lets an exponential overflow; ``positive`` keeps logarithms and roots from
+being NaN; ``masked`` has whole rows of -inf and False."""
+
+_SCALES = {"tiny": 1e-5, "large": 1e3}
+_SPECIAL = {"NaN": torch.nan, "+inf": torch.inf, "-inf": -torch.inf, "-0": -0.0}
+
+
+def float_inputs(graph: Graph, symbols: Mapping[str, int], round: str, seed: int) -> list[Any]:
+    """Inputs with every float in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return [_draw(value, symbols, round, generator) for value in graph.inputs]
+
+
+def field_inputs(graph: Graph, symbols: Mapping[str, int], seed: int) -> list[Any]:
+    """Inputs with field tensors in the place of float tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        field.draw(evaluate_sizes(v.type.shape, symbols), generator)
+        if isinstance(v.type, TensorType) and v.type.dtype.is_float
+        else _draw(v, symbols, "normal", generator)
+        for v in graph.inputs
+    ]
+
+
+def _draw(value: Value, symbols: Mapping[str, int], round: str, generator: torch.Generator) -> Any:
+    if isinstance(value.type, ScalarType):
+        return _draw_scalar(value.type, symbols)
+    if not isinstance(value.type, TensorType):
+        raise GraphError(f"no input of type {value.type} can be drawn")
+    shape, dtype = evaluate_sizes(value.type.shape, symbols), value.type.dtype
+    if dtype.is_float:
+        return _draw_floats(shape, round, generator)
+    if dtype.kind == "bool":
+        return _masked(torch.rand(shape, generator=generator) < 0.7, False, round)
+    if len(shape) == 1:
+        # Rows to write must differ from each other; positions should cover what they index.
+        return torch.randperm(shape[0], generator=generator).to(torch_dtype(dtype))
+    return torch.randint(0, 2, shape, generator=generator).to(torch_dtype(dtype))
+
+
+def _draw_scalar(type: ScalarType, symbols: Mapping[str, int]) -> Any:
+    if type.kind == "int":
+        return 2 if type.expr is None else evaluate_size(type.expr, symbols)
+    return 0.7 if type.kind == "float" else True
+
+
+def _draw_floats(shape: tuple[int, ...], round: str, generator: torch.Generator) -> Tensor:
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if round == "positive" or not shape:
+        # A 0-d float is an eps or a scale.
+        return x.abs() + 0.1
+    if round in _SCALES:
+        return x * _SCALES[round]
+    if round in _SPECIAL and x.numel():
+        place = int(torch.randint(0, x.numel(), (), generator=generator))
+        x.view(-1)[place] = _SPECIAL[round]
+    return _masked(x, -torch.inf, round)
+
+
+def _masked(x: Tensor, fill: float | bool, round: str) -> Tensor:
+    """In the round ``masked``, the first row is filled."""
+    if round == "masked" and x.ndim >= 2 and x.numel():
+        x.view(-1, x.shape[-1])[0] = fill
+    return x

@@ -1,0 +1,75 @@
+"""Symbols of sizes get their values from the inputs of a call."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+
+from fusec.errors import GraphError
+from fusec.ir.graph import Graph
+from fusec.ir.types import ScalarType, Size, TensorType
+
+
+def evaluate_size(expr: Size, symbols: Mapping[str, int]) -> int:
+    """The value of a size."""
+    if isinstance(expr, int):
+        return expr
+    if expr.is_Symbol and expr.name in symbols:
+        return symbols[expr.name]
+    value = expr.subs({s: symbols[s.name] for s in expr.free_symbols if s.name in symbols})
+    if not value.is_Integer:
+        unknown = ", ".join(sorted(map(str, value.free_symbols)))
+        raise GraphError(
+            f"size {expr} has no whole value", why=f"{unknown} is not known" if unknown else f"it is {value}"
+        )
+    return int(value)
+
+
+def evaluate_sizes(sizes: Sequence[Size], symbols: Mapping[str, int]) -> tuple[int, ...]:
+    """The values of several sizes."""
+    return tuple(n if isinstance(n, int) else evaluate_size(n, symbols) for n in sizes)
+
+
+def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
+    """The value of every symbol that the inputs' shapes, strides and numbers determine.
+
+    Raises:
+        GraphError: where an input contradicts the type it should have.
+    """
+    symbols: dict[str, int] = {}
+    derived: list[tuple[sympy.Expr, int]] = []
+    for expr, value, binding in _facts(graph, inputs):
+        if not isinstance(expr, int) and expr.is_Symbol:
+            if symbols.setdefault(expr.name, value) != value and binding:
+                raise GraphError(f"size {expr} is {symbols[expr.name]} and {value}", where=f"inputs of {graph.name}")
+        elif not isinstance(expr, int):
+            derived.append((expr, value))
+    for expr, value in derived:
+        unknown = [s for s in expr.free_symbols if s.name not in symbols]
+        if len(unknown) == 1:
+            (missing,) = unknown
+            known = expr.subs({s: symbols[s.name] for s in expr.free_symbols if s is not missing})
+            found = [n for n in sympy.solve(known - value, missing) if n.is_Integer and n > 0]
+            if found:
+                symbols[missing.name] = int(found[0])
+    return symbols
+
+
+def _facts(graph: Graph, inputs: Sequence[Any]) -> Iterator[tuple[Size, int, bool]]:
+    """Expressions with the values they have here, shapes before strides; the last tells whether they must agree."""
+    for value, datum in zip(graph.inputs, inputs, strict=True):
+        if isinstance(value.type, ScalarType) and value.type.expr is not None:
+            yield value.type.expr, int(datum), True
+        elif isinstance(value.type, TensorType) and value.type.rank:
+            shape = tuple(datum.shape)
+            fixed = [(n, m) for n, m in zip(value.type.shape, shape, strict=False) if isinstance(n, int)]
+            if len(shape) != value.type.rank or any(n != m for n, m in fixed):
+                raise GraphError(
+                    f"input {value.index} has shape {shape}", where=graph.name, why=f"{value.type} is expected"
+                )
+            for n, m in zip(value.type.shape, shape, strict=True):
+                yield n, m, True
+    for value, datum in zip(graph.inputs, inputs, strict=True):
+        if isinstance(value.type, TensorType) and value.type.rank:
+            for n, m in zip(value.type.strides, datum.stride(), strict=True):
+                yield n, m, False

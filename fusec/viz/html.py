@@ -1,0 +1,117 @@
+"""The page: template, style, script and data put into one file that needs no network."""
+
+import html
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fusec.debug.explain import Explanation, explain, explain_subjects
+from fusec.debug.subject import Subject
+from fusec.errors import FusecError
+from fusec.ir.graph import Graph, Node
+from fusec.viz.scene import Scene
+
+
+def view(model: Any, *inputs: Any, path: str | Path | None = None, title: str = "", **keywords: Any) -> str:
+    """Write the page of a model (compiled on sample inputs), of a compile or of a graph; returns its HTML.
+
+    Where a model has several graphs, the largest is drawn.
+    """
+    text = render(explain(model, *inputs, title=title, **keywords))
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text
+
+
+def render(explanation: Explanation) -> str:
+    """The page of an explanation."""
+    subject = max(explanation.subjects, key=lambda s: len(s.imported or s.final), default=None)
+    if subject is None:
+        return page_of(explanation.title, Scene(), [], None)
+    if len(explanation.subjects) > 1:
+        explanation = explain_subjects([subject], explanation.title)
+    numbers = {node: i for i, row in enumerate(explanation.kernels) for node in row.nodes}
+    reasons = {node: f.reason for f in explanation.fallbacks for node in f.nodes}
+
+    def facts(node: Node) -> dict[str, Any]:
+        out: dict[str, Any] = {"kernel": numbers[node]} if node in numbers else {}
+        return out | ({"reason": reasons[node]} if node in reasons else {})
+
+    scene, passes = Scene(), []
+    history = _history(subject)
+    for i, (name, graph, about) in enumerate(history):
+        state = None
+        if graph is not None:
+            scene.add_state(name, graph, facts if i == len(history) - 1 else lambda node: {})
+            state = len(scene.states) - 1
+        passes.append({"name": name, "state": state, **about})
+    return page_of(explanation.title, scene, passes, _report(explanation, scene) if subject.is_grouped else None)
+
+
+def _history(subject: Subject) -> list[tuple[str, Graph | None, dict[str, Any]]]:
+    """The graph at import and after every pass that changed it; passes without effect have no graph."""
+    from fusec.ir.parser import parse_graph
+
+    quiet: dict[str, Any] = {"seconds": None, "applications": 0}
+    out: list[tuple[str, Graph | None, dict[str, Any]]] = []
+    changing = [r for r in subject.records if r.changed and r.after]
+    if subject.imported is None and changing:
+        out.append(("import", parse_graph(changing[0].before), quiet))
+    elif subject.imported is not None:
+        out.append(("import", subject.imported, quiet))
+    last = changing[-1] if changing else None
+    for record in subject.records:
+        about = {"seconds": record.seconds, "applications": record.applications}
+        graph = None
+        if record is last and record.after == str(subject.final):
+            graph = subject.final
+        elif record.changed and record.after:
+            graph = parse_graph(record.after)
+        out.append((record.name, graph, about))
+    if not any(graph is subject.final for _, graph, _ in out):
+        out.append(("final" if out else subject.final.name, subject.final, quiet))
+    return out
+
+
+def _report(explanation: Explanation, scene: Scene) -> dict[str, Any]:
+    data = explanation.to_json()
+    shown = [row.nodes for row in explanation.kernels] + [row.nodes for row in explanation.fallbacks]
+    for row, nodes in zip([*data["kernels"], *data["fallbacks"]], shown, strict=True):
+        row["nodes"] = [scene.key(n) for n in nodes]
+    launches = data["launches"]
+    data["headline"] = [
+        (f"{explanation.imported_nodes:,} → {explanation.final_nodes:,}", "nodes"),
+        (sum(explanation.regions.values()), "fusions"),
+        (launches["generated"], "kernels"),
+        (launches["vendor"], "GEMMs"),
+        (launches["opaque"], "ATen calls"),
+    ]
+    data["coverage"] = {"bytes": data["coverage"]["bytes"], "FLOPs": data["coverage"]["flops"]}
+    return data
+
+
+def page_of(title: str, scene: Scene, passes: Sequence[dict[str, Any]], report: dict[str, Any] | None) -> str:
+    """Fill the template."""
+    data = {"title": title, "passes": list(passes), "report": report, **scene.to_json()}
+    part = {name: _part(f"page.{name}") for name in ("html", "css", "js")}
+    return Template(part["html"]).substitute(
+        title=html.escape(f"{title} · fusec"), style=part["css"], script=part["js"], data=embed(data)
+    )
+
+
+def embed(data: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever its strings hold."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _part(name: str) -> str:
+    text = resources.files("fusec.viz").joinpath("page").joinpath(name).read_text(encoding="utf-8")
+    if not text:
+        raise FusecError(f"part {name} of the page is missing", fix="install fusec again")
+    return text

@@ -1,0 +1,190 @@
+"""The data of the page: for each state of the graph its groups with their layouts, and the nodes, each kind once."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusec.debug.diff import diff_graphs
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.viz import labels
+from fusec.viz.layout import Layout, lay_out
+from fusec.viz.tree import Group, Tree, build_tree
+
+NODE_HEIGHT, GROUP_HEIGHT, PILL_HEIGHT = 38.0, 42.0, 20.0
+
+Facts = Callable[[Node], dict[str, Any]]
+"""What else the page shows of a node: its kernel, its remarks."""
+
+
+@dataclass
+class Scene:
+    """States of one graph through the passes, ready for the page."""
+
+    states: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """What is said of a node; shared by the states in which it is the same."""
+    _record_numbers: dict[str, int] = field(default_factory=dict)
+    _keys: dict[Node, int] = field(default_factory=dict)
+    _next_key: int = 0
+    _stands_for: dict[Value, Value] = field(default_factory=dict)
+    _last: Graph | None = None
+
+    def add_state(self, name: str, graph: Graph, facts: Facts = lambda node: {}, **about: Any) -> None:
+        """Append the graph as it is after a pass; nodes that it shares with the last state keep their keys."""
+        state: dict[str, Any] = {"name": name, "nodes": {}, "inputs": {}, "groups": {}, "added": [], "removed": []}
+        state.update(about)
+        pairs: dict[Node, Node] = {}
+        if self._last is not None:
+            diff = diff_graphs(self._last, graph)
+            pairs = diff.pairs
+            state["removed"] = [self._keys[n] for n in diff.removed]
+        for node in graph.nodes:
+            self._give_key(node, pairs)
+        if self._last is not None:
+            state["added"] = [self._keys[n] for n in diff.added]
+            state["rewired"] = [self._keys[n] for n in diff.rewired]
+        self._last = graph
+        tree = build_tree(graph)
+        state["root"] = self._add_group(state, tree.root, tree, "root")
+        self._add_nodes(state, graph, facts)
+        self.states.append(state)
+
+    def key(self, node: Node) -> int:
+        """The number of a node of the last state."""
+        return self._keys[node]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"states": self.states, "records": self.records}
+
+    def _give_key(self, node: Node, pairs: dict[Node, Node]) -> None:
+        old = pairs.get(node)
+        if old is not None:
+            self._keys[node] = self._keys[old]
+            if node.has(Trait.REGION):
+                for inner, before in zip(node.body.nodes, old.body.nodes, strict=False):
+                    self._give_key(inner, {inner: before} if before in self._keys else {})
+            return
+        self._keys[node] = self._next_key
+        self._next_key += 1
+        if node.has(Trait.REGION):
+            for inner in node.body.nodes:
+                self._give_key(inner, {})
+
+    def _add_nodes(self, state: dict[str, Any], graph: Graph, facts: Facts, prefix: str = "i") -> None:
+        for value in graph.inputs:
+            state["inputs"][f"{prefix}{value.index}"] = [self._name(value), str(value.type)]
+        for node in graph.nodes:
+            key = self._keys[node]
+            operands = [self._reference(v, prefix) for v in node.operands]
+            state["nodes"][key] = [self._record(node, facts), operands]
+            if node.has(Trait.REGION):
+                self._add_nodes(state, node.body, facts, f"r{key}i")
+
+    def _reference(self, value: Value, prefix: str) -> list[Any]:
+        return [self._keys[value.producer] if value.producer else f"{prefix}{value.index}", value.index]
+
+    def _record(self, node: Node, facts: Facts) -> int:
+        attributes = {k: labels.attribute_text(v) for k, v in node.attributes.items() if not isinstance(v, Graph)}
+        record = {
+            "op": node.op.name,
+            "meaning": node.op.meaning,
+            "label": labels.label(node),
+            "category": labels.category(node),
+            "types": [str(r.type) for r in node.results],
+            "attributes": attributes,
+            "sources": [[s.module, s.file, s.line, s.op, s.text] for s in node.sources],
+            **facts(node),
+        }
+        text = json.dumps(record, sort_keys=True, default=str)
+        if text not in self._record_numbers:
+            self._record_numbers[text] = len(self.records)
+            self.records.append(record)
+        return self._record_numbers[text]
+
+    def _add_group(
+        self, state: dict[str, Any], group: Group, tree: Tree, kind: str, key: int | None = None, prefix: str = "i"
+    ) -> str:
+        ends: list[Any] = [*group.inputs, *group.members]
+        ends += [_Exit(v) for v in group.outputs]
+        number: dict[Any, int] = {end: i for i, end in enumerate(ends) if not isinstance(end, _Exit)}
+        exits = {end.value: i for i, end in enumerate(ends) if isinstance(end, _Exit)}
+        boxes = [self._box(state, end, tree, prefix) for end in ends]
+        edges = [(number[a], exits[b] if isinstance(b, Value) else number[b]) for a, b in group.edges]
+        layout = lay_out([(box["w"], box["h"]) for box in boxes], edges)
+        identity = f"r{key}" if key is not None else f"m{group.path}"
+        count = len(ends) - len(group.inputs) - len(exits) if key is not None else group.nodes()
+        state["groups"][identity] = {
+            "name": group.name, "kind": kind, "count": count, "key": key, "boxes": boxes, **_plain(layout, len(boxes)),
+        }  # fmt: skip
+        return identity
+
+    def _box(self, state: dict[str, Any], end: Any, tree: Tree, prefix: str) -> dict[str, Any]:
+        if isinstance(end, Group):
+            identity = self._add_group(state, end, tree, "module", prefix=prefix)
+            return _sized(
+                {"t": "g", "g": identity, "l": labels.shorten(end.name)}, f"{end.nodes()} nodes", GROUP_HEIGHT
+            )
+        if isinstance(end, Node):
+            return self._node_box(state, end, tree)
+        value = end.value if isinstance(end, _Exit) else end
+        box = {"t": "o" if isinstance(end, _Exit) else "i", "v": self._reference(value, prefix)}
+        return _sized(box | {"l": self._name(value)}, "", PILL_HEIGHT)
+
+    def _name(self, value: Value) -> str:
+        """The name of a value; an unnamed input of a body is called like the operand that it stands for."""
+        while value.producer is None and value in self._stands_for and re.fullmatch(r"(arg)?\d*", value.name):
+            value = self._stands_for[value]
+        return labels.value_name(value)
+
+    def _node_box(self, state: dict[str, Any], node: Node, tree: Tree) -> dict[str, Any]:
+        key, text = self._keys[node], labels.label(node)
+        hint = tree.hints.get(node, "")
+        box: dict[str, Any] = {"t": "n", "k": key, "l": labels.shorten(f"{hint}: {text}" if hint else text)}
+        if node.has(Trait.REGION):
+            self._stands_for.update(zip(node.body.inputs, node.operands, strict=True))
+            body = build_tree(node.body, path=f"r{key}", modules=False)
+            body.root.name = text
+            box["g"] = self._add_group(state, body.root, body, "region", key, f"r{key}i")
+        kinds = ", ".join(labels.type_text(r) for r in node.results)
+        return _sized(box, labels.shorten(kinds), NODE_HEIGHT)
+
+
+@dataclass(frozen=True, eq=False)
+class _Exit:
+    """A border output; apart from the border input of the same value."""
+
+    value: Value
+
+
+def _sized(box: dict[str, Any], below: str, height: float) -> dict[str, Any]:
+    """Add the second line and the size; widths are estimates for the font of the page."""
+    room = 40.0 if "g" in box else 26.0
+    least = 176.0 if height == GROUP_HEIGHT else 92.0
+    width = max(len(box["l"]) * 7.5 + room, len(below) * 6.5 + room, least)
+    if height == PILL_HEIGHT:
+        width = len(box["l"]) * 6.4 + 20
+    return {**box, "s": below, "w": round(width), "h": height}
+
+
+def _plain(layout: Layout, boxes: int) -> dict[str, Any]:
+    """Numbers only; the page turns rows into coordinates when groups open."""
+    return {
+        "row": [s.row for s in layout.slots],
+        "x": [round(s.x) for s in layout.slots],
+        "heights": list(layout.heights),
+        "w": round(layout.width),
+        "edges": [[e.start, list(e.bends), e.stop, int(e.far)] for e in layout.edges],
+        "n": boxes,
+    }
+
+
+def states_of(names: Sequence[str], graphs: Sequence[Graph]) -> Scene:
+    """A scene of graphs one after another."""
+    scene = Scene()
+    for name, graph in zip(names, graphs, strict=True):
+        scene.add_state(name, graph)
+    return scene

@@ -1,0 +1,176 @@
+"""A graph as a tree of boxes: modules of the model, regions, nodes; and in each group the edges between its boxes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.viz.labels import is_number
+
+MANY_INPUTS = 24
+"""Up to here the body of a region shows every input."""
+
+
+@dataclass(eq=False)
+class Group:
+    """A module of the model, the body of a region, or the whole graph."""
+
+    path: str
+    """Where it is: ``layers.0.self_attn``; unique among the groups of one graph."""
+    name: str
+    parent: "Group | None" = None
+    members: "list[Group | Node]" = field(default_factory=list)
+    """In the order of the graph."""
+    inputs: list[Value] = field(default_factory=list)
+    """Values from outside that are drawn at its border."""
+    outputs: list[Value] = field(default_factory=list)
+    """Values of its own that are read outside."""
+    edges: "dict[tuple[Group | Node | Value, Group | Node | Value], None]" = field(default_factory=dict)
+    """Between members; a border input stands for itself, and so does a border output, as the second end."""
+
+    def nodes(self) -> int:
+        """Number of nodes in it, at any depth of modules."""
+        return sum(m.nodes() if isinstance(m, Group) else 1 for m in self.members)
+
+
+@dataclass
+class Tree:
+    """The groups of one graph."""
+
+    root: Group
+    home: dict[Node, Group]
+    """The group that shows a node."""
+    hints: dict[Node, str]
+    """Module name of a node that is alone in its module."""
+
+
+def build_tree(graph: Graph, path: str = "", modules: bool = True) -> Tree:
+    """Group the nodes by module path (or keep them flat), and find the edges inside each group."""
+    paths = _module_paths(graph) if modules else {}
+    root = Group(path, graph.name)
+    by_path: dict[tuple[str, ...], Group] = {(): root}
+    outputs = set(graph.outputs)
+    for node in graph.nodes:
+        if node.is_op("constant", "size") and not outputs.intersection(node.results):
+            continue
+        _group_at(by_path, paths.get(node, ())).members.append(node)
+    while len(root.members) == 1 and isinstance(root.members[0], Group):
+        root.members = root.members[0].members
+    for member in root.members:
+        if isinstance(member, Group):
+            member.parent = root
+    tree = Tree(root, {}, {})
+    _compress(root, tree)
+    few = not modules and len(graph.inputs) <= MANY_INPUTS
+    _connect(graph, tree, set(graph.inputs) if few else _shown_inputs(graph))
+    return tree
+
+
+def segments(module: str) -> tuple[str, ...]:
+    """The levels of a module path; an index belongs to its list: ``layers.0.mlp`` has two, ``layers.0`` and ``mlp``."""
+    out: list[str] = []
+    for part in module.split(".") if module else []:
+        if part.isdigit() and out:
+            out[-1] += "." + part
+        else:
+            out.append(part)
+    return tuple(out)
+
+
+def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
+    paths: dict[Node, tuple[str, ...]] = {}
+    for node in reversed(graph.nodes):
+        found = [segments(s.module) for s in node.sources if s.module]
+        if found:
+            paths[node] = _shared_start(found)
+        elif not node.sources:
+            # What a pass made without a source belongs where it is first read.
+            paths[node] = next((paths[u] for u in node.users if u in paths), ())
+    return paths
+
+
+def _shared_start(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False)))
+
+
+def _group_at(by_path: dict[tuple[str, ...], Group], path: tuple[str, ...]) -> Group:
+    if path not in by_path:
+        parent = _group_at(by_path, path[:-1])
+        prefix = by_path[()].path
+        by_path[path] = Group(".".join((prefix, *path) if prefix else path), path[-1], parent)
+        parent.members.append(by_path[path])
+    return by_path[path]
+
+
+def _compress(group: Group, tree: Tree) -> None:
+    """Merge a group with its only subgroup, and put a node that is alone into the parent."""
+    for i, member in enumerate(group.members):
+        name = ""
+        while isinstance(member, Group) and len(member.members) == 1:
+            name = f"{name}.{member.name}" if name else member.name
+            member = member.members[0]
+        group.members[i] = member
+        if isinstance(member, Group):
+            member.parent = group
+            member.name = f"{name}.{member.name}" if name else member.name
+            _compress(member, tree)
+        else:
+            tree.home[member] = group
+            if name:
+                tree.hints[member] = name
+
+
+def _connect(graph: Graph, tree: Tree, shown: set[Value]) -> None:
+    chains: dict[Group, tuple[Group, ...]] = {}
+    for value in graph.inputs:
+        if value in shown:
+            tree.root.inputs.append(value)
+    for node in graph.nodes:
+        if node not in tree.home:
+            continue
+        for value in node.operands:
+            if is_number(value) or (value.producer is None and value not in shown):
+                continue
+            _thread(tree, chains, value, node)
+    for value in graph.outputs:
+        if value.producer in tree.home or value in shown:
+            _thread(tree, chains, value, None)
+
+
+def _shown_inputs(graph: Graph) -> set[Value]:
+    """Inputs that get a box: a weight does not, as its readers have another operand to hang from."""
+    return {
+        v for v in graph.inputs
+        if not v.users or any(all(o is v or o.producer is None or is_number(o) for o in u.operands) for u in v.users)
+    }  # fmt: skip
+
+
+def _chain(chains: dict[Group, tuple[Group, ...]], group: Group) -> tuple[Group, ...]:
+    if group not in chains:
+        chains[group] = (*(_chain(chains, group.parent) if group.parent else ()), group)
+    return chains[group]
+
+
+def _thread(tree: Tree, chains: dict[Group, tuple[Group, ...]], value: Value, reader: Node | None) -> None:
+    """Draw a value from the node that makes it, out of its groups and into those of its reader."""
+    start, producer = tree.root, value.producer
+    if producer is not None:
+        start = tree.home[producer]
+    up = _chain(chains, start)
+    down = _chain(chains, tree.home[reader]) if reader is not None else (tree.root,)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(up, down, strict=False)))
+    end: Group | Node | Value = value if producer is None else producer
+    for group in reversed(up[shared:]):
+        if value not in group.outputs:
+            group.outputs.append(value)
+        group.edges[end, value] = None
+        end = group
+    for group, inner in zip(down[shared - 1 :], (*down[shared:], reader or value), strict=True):
+        if group is not down[shared - 1]:
+            if value not in group.inputs:
+                group.inputs.append(value)
+            end = value
+        if end is not inner:
+            group.edges[end, inner] = None
+    if reader is None and value not in tree.root.outputs:
+        tree.root.outputs.append(value)

@@ -1,0 +1,73 @@
+"""Weights that hide nothing: under those of a fresh model, tiny or trivial, a lost bias, scale or mask goes unseen."""
+
+import zlib
+
+import torch
+from torch import Tensor, nn
+
+OFFSET_NORMS = ("Gemma",)
+"""Families whose norms multiply by 1 + weight."""
+UNSCALED_ATTENTION = ("T5Attention",)
+"""Attention whose scores are not divided by √head: its q carries that scale, or every softmax would saturate."""
+QUERY_OR_KEY = ("q_proj", "k_proj", "q_b_proj", "query", "key", "q", "k")
+PACKED = ("c_attn", "qkv_proj")
+"""Projections to query, key and value at once."""
+
+
+@torch.no_grad()
+def redraw(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Redraw every parameter, by its name, its shape and the type of its module; gives the model back.
+
+    Matrices keep the variance (1/√fan_in; those of query and key are doubled, so that attention is sharp), embeddings
+    have a standard deviation of 1, norm scales are 1 + 0.2·randn, biases 0.2·randn. The draw of a parameter depends
+    on the seed and its name alone.
+    """
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        own = [*module.named_parameters(recurse=False)]
+        own += [(n, b) for n, b in module.named_buffers(recurse=False) if n.endswith("bias") and b.is_floating_point()]
+        for name, parameter in own:
+            if id(parameter) in seen:  # tied
+                continue
+            seen.add(id(parameter))
+            full = f"{path}.{name}"
+            draw = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{full}".encode()))
+            noise = torch.randn(parameter.shape, generator=draw)
+            parameter.copy_(_scaled(noise, name, path, module, model))
+    return model
+
+
+def _scaled(noise: Tensor, name: str, path: str, module: nn.Module, model: nn.Module) -> Tensor:
+    kind = type(module).__name__
+    if name.endswith("bias"):
+        return 0.2 * noise
+    if "Norm" in kind:
+        return 0.2 * noise + (0.0 if kind.startswith(OFFSET_NORMS) else 1.0)
+    if isinstance(module, nn.Embedding) or "embedding" in name or name.endswith("token"):
+        return noise
+    if noise.ndim < 2:
+        return 1.0 + 0.2 * noise
+    return _matrix(noise, path, module, model)
+
+
+def _matrix(noise: Tensor, path: str, module: nn.Module, model: nn.Module) -> Tensor:
+    outputs_last = type(module).__name__ == "Conv1D"  # transformers' GPT-2 keeps [in, out]
+    fan_in = noise.shape[0] if outputs_last else noise[0].numel() if noise.ndim == 4 else noise.shape[-1]
+    weight = noise / fan_in**0.5
+    leaf = path.rsplit(".", 1)[-1]
+    if leaf in QUERY_OR_KEY:
+        weight *= 2
+    if leaf in PACKED:
+        # With grouped heads the keys end earlier; the values, as many as the keys, are always the last.
+        weight.narrow(1 if outputs_last else 0, 0, _query_and_key_rows(path, weight, outputs_last, model)).mul_(2)
+    if leaf == "q" and type(model.get_submodule(path.rpartition(".")[0])).__name__ in UNSCALED_ATTENTION:
+        attention = model.get_submodule(path.rpartition(".")[0])
+        head = getattr(attention, "head", None) or attention.key_value_proj_dim
+        weight /= float(head) ** 0.5  # type: ignore[arg-type]
+    return weight
+
+
+def _query_and_key_rows(path: str, weight: Tensor, outputs_last: bool, model: nn.Module) -> int:
+    inputs, outputs = weight.shape if outputs_last else weight.shape[::-1]
+    values = (outputs - inputs) // 2  # holds where the queries are as wide as the model
+    return outputs - values

@@ -1,0 +1,42 @@
+"""Canonicalisation: after it, what means the same is spelled the same, so that one pattern finds it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fusec.ir.graph import Graph
+from fusec.passes.canonicalize import arithmetic, casts, contractions, numbers, slices, views
+from fusec.passes.canonicalize.subexpressions import merge_equal
+from fusec.pipeline import Context
+from fusec.rewriting.driver import Journal, Simplification, simplify_graph
+
+RULES: tuple[Simplification, ...] = (
+    *numbers.RULES,
+    *casts.RULES,
+    *arithmetic.RULES,
+    *views.RULES,
+    *slices.RULES,
+    *contractions.RULES,
+)
+
+_ROUNDS = 4
+"""Merging equal nodes can open new simplifications; this often it is tried."""
+
+
+def normalize(graph: Graph, journal: Journal | None = None) -> None:
+    """Bring a graph to its normal form. Patterns go through this very function."""
+    graph.erase_dead()
+    for _ in range(_ROUNDS):
+        simplify_graph(graph, RULES, journal)
+        if not merge_equal(graph):
+            break
+
+
+@dataclass(frozen=True)
+class Canonicalize:
+    """One spelling per meaning: algebra, casts, views, contractions, equal and dead computations."""
+
+    name: ClassVar[str] = "canonicalize"
+
+    def apply(self, graph: Graph, context: Context) -> None:
+        """Normalise the graph in place."""
+        normalize(graph, context)

@@ -1,0 +1,169 @@
+"""One spelling per meaning for arithmetic: constants to the right, neutral elements gone, one form for inverses."""
+
+import math
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.types import TensorType, same_shape
+from fusec.passes.canonicalize.numbers import number_of
+from fusec.rewriting.driver import simplifies
+
+
+def _same_type(value: Value, node: Node) -> Value | None:
+    """``value``, where it has the shape and element type of the node's result."""
+    result = node.result.type
+    return value if isinstance(result, TensorType) and result.same_values(value.type) else None
+
+
+def _like(graph: Graph, node: Node, op: str, *operands: Value) -> Value:
+    return graph.add_node(op, operands, types=[node.result.type]).result
+
+
+@simplifies("add", "mul", "maximum", "minimum", "and", "or", "xor", "eq", "ne")
+def constant_right(graph: Graph, node: Node) -> Value | None:
+    """c ∘ x = x ∘ c: the constant comes second."""
+    a, b = node.operands
+    if number_of(a) is None or number_of(b) is not None:
+        return None
+    return _like(graph, node, node.op.name, b, a)
+
+
+@simplifies("mul", "div", "pow", "floor_divide")
+def times_one(graph: Graph, node: Node) -> Value | None:
+    """x·1 = x/1 = x¹ = x."""
+    x, c = node.operands
+    if number_of(c) != 1 or (node.is_op("floor_divide") and x.dtype.is_float):
+        return None
+    return _same_type(x, node)
+
+
+@simplifies("add", "sub")
+def plus_zero(graph: Graph, node: Node) -> Value | None:
+    """x + (-0) = x - 0 = x; x + 0 only for integers, as it turns -0 into 0."""
+    x, c = node.operands
+    zero = number_of(c)
+    if zero is None or zero != 0:
+        return None
+    neutral_sign = 1.0 if node.is_op("sub") else -1.0
+    if x.dtype.is_float and math.copysign(1.0, zero) != neutral_sign:
+        return None
+    return _same_type(x, node)
+
+
+@simplifies("sub")
+def minus_constant(graph: Graph, node: Node) -> Value | None:
+    """x - c = x + (-c)."""
+    x, c = node.operands
+    n = number_of(c)
+    if n is None or n == 0 or not x.dtype.is_float:
+        return None
+    return _like(graph, node, "add", x, graph.constant(-n, c.dtype, c.tensor.device))
+
+
+@simplifies("add", "sub")
+def plus_negative(graph: Graph, node: Node) -> Value | None:
+    """x + (-y) = x - y, and x - (-y) = x + y."""
+    x, y = node.operands
+    if node.is_op("add") and x.producer is not None and x.producer.is_op("neg"):
+        x, y = y, x
+    if y.producer is None or not y.producer.is_op("neg") or not x.dtype.is_float:
+        return None
+    return _like(graph, node, "sub" if node.is_op("add") else "add", x, y.producer.operands[0])
+
+
+@simplifies("mul", "div")
+def times_minus_one(graph: Graph, node: Node) -> Value | None:
+    """x·(-1) = x/(-1) = -x."""
+    x, c = node.operands
+    if number_of(c) != -1 or _same_type(x, node) is None or not x.dtype.is_float:
+        return None
+    return _like(graph, node, "neg", x)
+
+
+@simplifies("neg", "not")
+def double_negation(graph: Graph, node: Node) -> Value | None:
+    """-(-x) = x, ¬¬x = x."""
+    (x,) = node.operands
+    if x.producer is None or x.producer.op is not node.op:
+        return None
+    return x.producer.operands[0]
+
+
+@simplifies("pow")
+def small_power(graph: Graph, node: Node) -> Value | None:
+    """x² = x·x and x³ = x·x·x, which is how eager computes them."""
+    x, c = node.operands
+    n = number_of(c)
+    if n not in (2, 3) or isinstance(n, bool) or not x.dtype.is_float:
+        return None
+    square = _like(graph, node, "mul", x, x)
+    return square if n == 2 else _like(graph, node, "mul", square, x)
+
+
+@simplifies("div")
+def divide_by_power_of_two(graph: Graph, node: Node) -> Value | None:
+    """x/2ᵏ = x·2⁻ᵏ; the division of a sum stays, as that is what a mean looks like."""
+    x, c = node.operands
+    n = number_of(c)
+    if n is None or not x.dtype.is_float or n in (0, 1, -1) or not math.isfinite(n):
+        return None
+    if x.producer is not None and x.producer.is_op("sum"):
+        return None
+    mantissa, exponent = math.frexp(n)
+    if abs(mantissa) != 0.5 or abs(exponent) > 100:
+        return None
+    return _like(graph, node, "mul", x, graph.constant(1.0 / n, c.dtype, c.tensor.device))
+
+
+@simplifies("div")
+def one_over(graph: Graph, node: Node) -> Value | None:
+    """1/x is the reciprocal."""
+    c, x = node.operands
+    if number_of(c) != 1 or number_of(x) is not None or not x.dtype.is_float or _same_type(x, node) is None:
+        return None
+    return _like(graph, node, "reciprocal", x)
+
+
+@simplifies("reciprocal", exact=False)
+def reciprocal_root(graph: Graph, node: Node) -> Value | None:
+    """1/√x is the reciprocal root: one rounding less."""
+    (x,) = node.operands
+    if x.producer is None or not x.producer.is_op("sqrt"):
+        return None
+    return _like(graph, node, "rsqrt", x.producer.operands[0])
+
+
+@simplifies("where")
+def settled_choice(graph: Graph, node: Node) -> Value | None:
+    """A choice whose condition is a number, or whose branches are one value."""
+    condition, a, b = node.operands
+    known = number_of(condition)
+    if a is not b and known is None:
+        return None
+    return _same_type(a if a is b or known else b, node)
+
+
+@simplifies("and", "or")
+def neutral_truth(graph: Graph, node: Node) -> Value | None:
+    """x ∧ true = x, x ∨ false = x."""
+    x, c = node.operands
+    known = number_of(c)
+    if known is None or x.dtype.kind != "bool" or bool(known) != node.is_op("and"):
+        return None
+    return _same_type(x, node)
+
+
+RULES = (
+    constant_right,
+    times_one,
+    plus_zero,
+    minus_constant,
+    plus_negative,
+    times_minus_one,
+    double_negation,
+    small_power,
+    divide_by_power_of_two,
+    one_over,
+    reciprocal_root,
+    settled_choice,
+    neutral_truth,
+)

@@ -1,0 +1,45 @@
+"""Casts that change no bit: removed; every other cast is honoured, as it rounds."""
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from fusec.rewriting.driver import simplifies
+
+_WIDER: dict[DType, tuple[DType, ...]] = {
+    BF16: (F32, F64),
+    F16: (F32, F64),
+    F32: (F64,),
+    BOOL: (BF16, F16, F32, F64, I64, I32, I16, I8, U8),
+    I8: (I16, I32, I64, BF16, F16, F32, F64),
+    U8: (I16, I32, I64, BF16, F16, F32, F64),
+    I16: (I32, I64, F32, F64),
+    I32: (I64, F64),
+}
+
+
+def holds_all(wide: DType, narrow: DType) -> bool:
+    """Whether ``wide`` represents every number of ``narrow``."""
+    return wide == narrow or wide in _WIDER.get(narrow, ())
+
+
+@simplifies("cast")
+def neutral_cast(graph: Graph, node: Node) -> Value | None:
+    """A cast to the type it has."""
+    (x,) = node.operands
+    return x if x.dtype == node.result.dtype else None
+
+
+@simplifies("cast")
+def cast_through_wider(graph: Graph, node: Node) -> Value | None:
+    """x → wider → t is x → t, as the first step loses nothing; f32 → bf16 → f32 rounds, and stays."""
+    (x,) = node.operands
+    if x.producer is None or not x.producer.is_op("cast"):
+        return None
+    origin = x.producer.operands[0]
+    if not holds_all(x.dtype, origin.dtype) or (x.dtype.is_float and not node.result.dtype.is_float):
+        return None
+    if origin.dtype == node.result.dtype:
+        return origin
+    return graph.add_node("cast", [origin], {"dtype": node.result.dtype}).result
+
+
+RULES = (neutral_cast, cast_through_wider)

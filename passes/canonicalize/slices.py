@@ -1,0 +1,89 @@
+"""Slices and concatenations that undo each other."""
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.types import Size, same_size, simplify
+from fusec.rewriting.driver import simplifies
+
+
+def _slice(graph: Graph, x: Value, dim: int, start: Size, stop: Size, step: int) -> Value:
+    return graph.add_node("slice", [x], {"dim": dim, "start": start, "stop": stop, "step": step}).result
+
+
+@simplifies("slice")
+def slice_of_slice(graph: Graph, node: Node) -> Value | None:
+    """Two slices along one dim are one, unless the first is a value in its own right that others read too."""
+    inner = node.operands[0].producer
+    if len(node.operands[0].users) != 1:
+        return None
+    if inner is None or not inner.is_op("slice") or inner.attributes["dim"] != node.attributes["dim"]:
+        return None
+    a, b = inner.attributes, node.attributes
+    if not isinstance(a["step"], int) or not isinstance(b["step"], int):
+        return None
+    start = simplify(a["start"] + b["start"] * a["step"])
+    stop = simplify(a["start"] + b["stop"] * a["step"])
+    if a["step"] != 1:
+        stop = simplify(stop - (a["step"] - 1))
+    return _slice(graph, inner.operands[0], b["dim"], start, stop, a["step"] * b["step"])
+
+
+@simplifies("slice")
+def slice_of_concat(graph: Graph, node: Node) -> Value | None:
+    """A slice that lies within one part of a concatenation is a slice of that part."""
+    inner, at = node.operands[0].producer, node.attributes
+    if inner is None or not inner.is_op("concat"):
+        return None
+    if inner.attributes["dim"] != at["dim"]:
+        return None
+    begin: Size = 0
+    for part in inner.operands:
+        end = simplify(begin + part.shape[at["dim"]])
+        start, stop = simplify(at["start"] - begin), simplify(at["stop"] - begin)
+        if _at_most(0, start) and _at_most(stop, simplify(end - begin)):
+            return _slice(graph, part, at["dim"], start, stop, at["step"])
+        begin = end
+    return None
+
+
+def _at_most(a: Size, b: Size) -> bool:
+    """Whether a ≤ b for all values of the symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a <= b
+    return same_size(a, b) or bool((b - a).is_nonnegative)
+
+
+@simplifies("concat")
+def concat_of_one(graph: Graph, node: Node) -> Value | None:
+    """The concatenation of one value is the value."""
+    return node.operands[0] if len(node.operands) == 1 else None
+
+
+@simplifies("concat")
+def concat_of_concat(graph: Graph, node: Node) -> Value | None:
+    """Nested concatenations along one dim are one."""
+    dim, parts = node.attributes["dim"], []
+    for part in node.operands:
+        inner = part.producer
+        nested = inner is not None and inner.is_op("concat") and inner.attributes["dim"] == dim
+        parts += inner.operands if nested and inner is not None and len(inner.result.users) == 1 else [part]
+    if len(parts) == len(node.operands):
+        return None
+    return graph.add_node("concat", parts, {"dim": dim}).result
+
+
+@simplifies("concat")
+def concat_of_neighbours(graph: Graph, node: Node) -> Value | None:
+    """Slices that follow each other are one slice."""
+    dim, parts = node.attributes["dim"], list(node.operands)
+    for i in range(len(parts) - 1):
+        a, b = parts[i].producer, parts[i + 1].producer
+        if a is None or b is None or not (a.is_op("slice") and b.is_op("slice")) or a.operands != b.operands:
+            continue
+        x, y = a.attributes, b.attributes
+        if (x["dim"], x["step"], y["dim"], y["step"]) == (dim, 1, dim, 1) and same_size(x["stop"], y["start"]):
+            joined = _slice(graph, a.operands[0], dim, x["start"], y["stop"], 1)
+            return graph.add_node("concat", [*parts[:i], joined, *parts[i + 2 :]], {"dim": dim}).result
+    return None
+
+
+RULES = (slice_of_slice, slice_of_concat, concat_of_one, concat_of_concat, concat_of_neighbours)

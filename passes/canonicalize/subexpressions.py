@@ -1,0 +1,70 @@
+"""Equal computations are done once; outputs that were apart in memory stay apart."""
+
+from collections.abc import Hashable
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+
+_KEPT = Trait.OPAQUE | Trait.ORDERED | Trait.WRITE | Trait.REGION
+
+
+def merge_equal(graph: Graph) -> int:
+    """Let one node stand for all that compute the same; how many went."""
+    seen: dict[Hashable, Node] = {}
+    position: dict[Value, int] = {v: i for i, v in enumerate(graph.inputs)}
+    written, returned = _written(graph), _returned(graph)
+    count = 0
+    for node in graph.nodes:
+        for r in node.results:
+            position[r] = len(position)
+        if node.has(_KEPT) or node in written:
+            continue
+        key = _key(node, position)
+        first = seen.setdefault(key, node)
+        if first is node:
+            continue
+        if node in returned:
+            if first in returned:
+                continue
+            returned.add(first)
+        graph.replace_value(node.result, first.result)
+        first.sources = tuple(dict.fromkeys((*first.sources, *node.sources)))[:8]
+        graph.erase(node)
+        count += 1
+    return count
+
+
+def _key(node: Node, position: dict[Value, int]) -> Hashable:
+    operands = [position[v] for v in node.operands]
+    if node.has(Trait.COMMUTATIVE):
+        operands.sort()
+    attributes = tuple((k, _exactly(v)) for k, v in sorted(node.attributes.items()))
+    return (node.op.name, tuple(operands), attributes)
+
+
+def _exactly(value: object) -> Hashable:
+    """1, 1.0, True, 0.0 and -0.0 are different constants; one NaN is as good as another."""
+    if isinstance(value, float | int):
+        return (type(value).__name__, repr(value))
+    return value  # type: ignore[return-value]
+
+
+def _roots(values: list[Value]) -> set[Node]:
+    found = set()
+    for value in values:
+        while value.producer is not None:
+            found.add(value.producer)
+            if not value.producer.has(Trait.VIEW) or value.producer.is_op("concat"):
+                break
+            value = value.producer.operands[0]
+    return found
+
+
+def _written(graph: Graph) -> set[Node]:
+    """What makes storage that is written to later: it must not be shared."""
+    return _roots([n.operands[0] for n in graph.nodes if n.has(Trait.WRITE)])
+
+
+def _returned(graph: Graph) -> set[Node]:
+    """What makes the storage of outputs."""
+    return {n for n in _roots(graph.outputs) if not n.has(Trait.VIEW) or n.is_op("concat")}

@@ -1,0 +1,140 @@
+"""Views: chains become one view, views that change nothing go, and broadcasting replaces explicit expansion."""
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import broadcast, same_shape
+from fusec.rewriting.driver import simplifies
+
+
+def _view(value: Value, op: str) -> Node | None:
+    """The producer of the value, where it is that view."""
+    return value.producer if value.producer is not None and value.producer.op.name == op else None
+
+
+@simplifies("reshape", "expand")
+def same_shape_view(graph: Graph, node: Node) -> Value | None:
+    """A reshape or an expansion to the shape it has."""
+    (x,) = node.operands
+    return x if same_shape(x.shape, node.result.shape) else None
+
+
+@simplifies("permute")
+def identity_permute(graph: Graph, node: Node) -> Value | None:
+    """A permutation that moves no dim."""
+    dims = node.attributes["dims"]
+    return node.operands[0] if dims == tuple(range(len(dims))) else None
+
+
+@simplifies("slice")
+def full_slice(graph: Graph, node: Node) -> Value | None:
+    """A slice that takes everything."""
+    (x,) = node.operands
+    if node.attributes["step"] != 1 or node.attributes["start"] != 0:
+        return None
+    return x if same_shape(x.shape, node.result.shape) else None
+
+
+@simplifies("reshape")
+def reshape_of_reshape(graph: Graph, node: Node) -> Value | None:
+    """The last of several reshapes decides."""
+    inner = _view(node.operands[0], "reshape")
+    return graph.add_node("reshape", inner.operands, dict(node.attributes)).result if inner else None
+
+
+@simplifies("permute")
+def permute_of_permute(graph: Graph, node: Node) -> Value | None:
+    """Two permutations are one."""
+    inner = _view(node.operands[0], "permute")
+    if inner is None:
+        return None
+    dims = tuple(inner.attributes["dims"][d] for d in node.attributes["dims"])
+    return graph.add_node("permute", inner.operands, {"dims": dims}).result
+
+
+@simplifies("expand")
+def expand_of_expand(graph: Graph, node: Node) -> Value | None:
+    """The last of several expansions decides."""
+    inner = _view(node.operands[0], "expand")
+    return graph.add_node("expand", inner.operands, dict(node.attributes)).result if inner else None
+
+
+@simplifies("permute")
+def permute_of_ones(graph: Graph, node: Node) -> Value | None:
+    """A permutation that moves only dims of length 1 keeps the order of the elements: a reshape."""
+    (x,) = node.operands
+    moved = [d for d in node.attributes["dims"] if x.shape[d] != 1]
+    if moved != sorted(moved) or 0 in x.shape:
+        return None
+    return graph.add_node("reshape", [x], {"shape": node.result.shape}).result
+
+
+_POINTWISE = (
+    "add", "sub", "mul", "div", "pow", "maximum", "minimum", "and", "or", "xor", "where", "atan2", "remainder",
+    "eq", "ne", "lt", "le", "gt", "ge",
+)  # fmt: skip
+
+
+@simplifies(*_POINTWISE)
+def implicit_broadcast(graph: Graph, node: Node) -> Value | None:
+    """An operand needs no expansion and no leading dims of length 1 where the operation broadcasts anyway."""
+    operands = [_unexpanded(v) for v in node.operands]
+    if all(a is b for a, b in zip(operands, node.operands, strict=True)):
+        return None
+    for keep in range(len(operands) + 1):
+        # Where nobody else brings the full shape, the first operands keep their expansion.
+        chosen = [*node.operands[:keep], *operands[keep:]]
+        if same_shape(broadcast(*(v.shape for v in chosen)), node.result.shape):
+            break
+    if all(a is b for a, b in zip(chosen, node.operands, strict=True)):
+        return None
+    return graph.add_node(node.op.name, chosen, dict(node.attributes), types=[node.result.type]).result
+
+
+def _unexpanded(value: Value) -> Value:
+    while value.producer is not None:
+        node = value.producer
+        if node.is_op("reshape"):
+            inner = node.operands[0].shape
+            lead = len(value.shape) - len(inner)
+            if lead <= 0 or any(n != 1 for n in value.shape[:lead]) or not same_shape(value.shape[lead:], inner):
+                return value
+        elif not node.is_op("expand"):
+            return value
+        value = node.operands[0]
+    return value
+
+
+_UNARY = tuple(
+    name for name in (
+        "neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "tanh", "sigmoid", "erf", "sin", "cos",
+        "not", "cast",
+    )
+)  # fmt: skip
+
+
+@simplifies(*_UNARY)
+def compute_before_expanding(graph: Graph, node: Node) -> Value | None:
+    """f(expand(x)) = expand(f(x)), which computes each element once."""
+    inner = _view(node.operands[0], "expand")
+    if inner is None or len(node.operands[0].users) != 1:
+        return None
+    computed = graph.add_node(node.op.name, inner.operands, dict(node.attributes)).result
+    return graph.add_node("expand", [computed], {"shape": node.result.shape}).result
+
+
+def is_view(value: Value) -> bool:
+    """Whether a value is a view that moves nothing in memory."""
+    return value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat")
+
+
+RULES = (
+    same_shape_view,
+    identity_permute,
+    full_slice,
+    reshape_of_reshape,
+    permute_of_permute,
+    expand_of_expand,
+    permute_of_ones,
+    implicit_broadcast,
+    compute_before_expanding,
+)

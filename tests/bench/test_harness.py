@@ -1,0 +1,104 @@
+"""The harness: pairing, the noise floor, and the refusal to measure on a busy machine; nothing depends on speed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from bench import compile_time, machine, speed, training
+from bench.harness import FLOOR, Measurement, Row, measure, table
+from bench.machine import measure_limits, wait_until_idle
+
+
+def test_rounds_are_interleaved_and_eager_runs_twice() -> None:
+    calls: list[str] = []
+    found = measure({"eager": lambda: calls.append("e"), "other": lambda: calls.append("o")}, rounds=3, call_ms=0.0)
+    assert "".join(calls[-9:]) == "eeo" * 3
+    assert [row.name for row in found.rows] == ["eager", FLOOR, "other"]
+    assert found.row("eager").ratio == 1.0 and found.noise >= 0
+
+
+def measured(ratio: float, spread: float = 0.01, others: float = 0.0) -> Measurement:
+    rows = [Row("eager", 1.0, 1.0, 0.0), Row(FLOOR, 1.0, 1.02, 0.01), Row("fusec", ratio, ratio, spread)]
+    return Measurement(rows, 10, others)
+
+
+def test_slower_means_beyond_the_noise() -> None:
+    assert measured(1.0).noise == pytest.approx(0.03)
+    assert not speed.is_slower(measured(1.02), "fusec")
+    assert speed.is_slower(measured(1.05), "fusec")
+    assert not speed.is_slower(measured(1.05, spread=0.1), "fusec")
+
+
+def test_a_disturbed_measurement_is_marked() -> None:
+    assert measured(1.0, others=0.5).disturbed and measured(1.0, others=0.5).to_json()["disturbed"]
+    assert not measured(1.0).disturbed
+    assert table("t", {"q": measured(0.5)}).row_count == 1
+
+
+def test_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    clock = iter(range(1000))
+
+    def busy() -> tuple[float, float]:
+        now = float(next(clock))
+        return now, now * 0.9
+
+    monkeypatch.setattr(machine, "_times", busy)
+    monkeypatch.setattr(machine, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
+    with pytest.raises(SystemExit, match="90% of the machine"):
+        wait_until_idle(patience=0.0)
+    assert wait_until_idle(allow_busy=True) == pytest.approx(0.9)
+    assert "THE MACHINE IS BUSY" in capsys.readouterr().err
+
+
+def test_idle_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
+    clock = iter(range(9))
+    monkeypatch.setattr(machine, "_times", lambda: (float(next(clock)), 0.0))
+    assert wait_until_idle() == 0.0
+
+
+def test_limits_are_positive() -> None:
+    limits = measure_limits(megabytes=1, size=32, seconds=0.001)
+    assert limits.keys() == {"read_gb_s", "gemm_float32_gflop_s", "gemm_bfloat16_gflop_s"}
+    assert all(value > 0 for value in limits.values())
+
+
+def test_own_seconds_are_those_of_the_compilers_that_aot_calls() -> None:
+    torch._dynamo.reset()
+    with compile_time.own_seconds() as spans:
+        torch.compile(lambda x: x * 2 + 1, backend="aot_eager")(torch.ones(3))
+    assert len(spans) == 1 and spans[0] >= 0
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * 3 + 1, backend="aot_eager")(torch.ones(3))
+    assert len(spans) == 1
+
+
+def test_compile_time_promises() -> None:
+    best = {
+        ("fusec", 12): {"own": 1.0, "seconds": 3.0},
+        ("fusec", 24): {"own": 1.3, "seconds": 5.0},
+        ("inductor", 12): {"own": 4.0, "seconds": 6.0},
+    }
+    assert list(compile_time._promises(best, [12, 24], ["fusec", "inductor"]).values()) == [True, True, False]
+
+
+def test_speed_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "measure_limits", dict)
+    file = tmp_path / "speed.json"
+    words = ["--models", "vit", "--dtypes", "float32", "--hidden", "64", "--layers", "1", "--peers", "aot_eager"]
+    speed.main([*words, "--tokens", "1", "--rounds", "2", "--allow-busy", "--json", str(file)])
+    assert list(json.loads(file.read_text())["measurements"]) == ["vit float32, 1 tokens"]
+
+
+def test_training_runs_end_to_end(tmp_path: Path) -> None:
+    file = tmp_path / "training.json"
+    words = ["--models", "llama", "--dtypes", "float32", "--steps", "2", "--backend", "aot_eager"]
+    assert training.main([*words, "--json", str(file)]) == 0
+    (found,) = json.loads(file.read_text())["models"]
+    assert len(found["losses"]) == 2 and found["drift"] <= training.TOLERANCE

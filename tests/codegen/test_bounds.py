@@ -1,0 +1,79 @@
+"""Bounds proofs: right kernels are proved for all sizes, and each planted overrun is found."""
+
+from dataclasses import replace
+
+import pytest
+import sympy
+
+from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.kernel import Buffer, Kernel, Load, Loop
+from fusec.ir.types import F32
+from tests.codegen.tile_programs import (
+    ROW,
+    J,
+    S,
+    column_sum,
+    layer_norm,
+    one,
+    pointwise,
+    softmax,
+    transpose,
+)
+
+KERNELS = [
+    softmax(3, 37), softmax(S, 37), softmax(S, 37, block=16), layer_norm(S, 45), column_sum(S, 33), column_sum(7, 33),
+    transpose(5, 3), one("neg", ["a"], F32, size=S * 7), pointwise([], [F32], S, [("a", F32)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_right_kernels_are_proved(kernel):
+    assert unproven_accesses(kernel) == []
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_a_buffer_short_by_one_is_found(kernel):
+    for number, buffer in enumerate(kernel.buffers):
+        short = (*kernel.buffers[:number], replace(buffer, numel=buffer.numel - 1), *kernel.buffers[number + 1 :])
+        found = unproven_accesses(replace(kernel, buffers=short))
+        assert found and all(access.statement.buffer == buffer.name for access in found)
+
+
+def loads(offset, numel, *loops):
+    body = (Load("x", "a", sympy.sympify(offset)),)
+    for axis, start, stop, kind in reversed(loops):
+        body = (Loop(axis, start, stop, 1 if kind != "tile" else 4, kind, body),)
+    return Kernel("k", "pointwise", (Buffer("a", F32, numel, "input"),), (), body)
+
+
+def test_reversed_order_and_negative_offsets():
+    assert not unproven_accesses(loads(S - 1 - ROW, S, ("i", 0, S, "grid")))
+    (access,) = unproven_accesses(loads(S - 2 - ROW, S, ("i", 0, S, "grid")))
+    assert "i in 0 … s0" in str(access)
+
+
+def test_triangular_ranges():
+    assert not unproven_accesses(loads(ROW * S + J, S * S, ("i", 0, S, "grid"), ("j", 0, ROW + 1, "tile")))
+    assert unproven_accesses(loads(ROW * S + J, S * S, ("i", 0, S, "grid"), ("j", 0, ROW + 2, "tile")))
+
+
+def test_rounded_quotients_count_as_not_negative():
+    half = sympy.floor(S / 2)
+    assert not unproven_accesses(loads(ROW, half + 3, ("i", 0, half + 3, "grid")))
+    assert unproven_accesses(loads(ROW, half, ("i", 0, half + 1, "grid")))
+
+
+def test_symbols_are_matched_by_name_whatever_they_assume():
+    plain = sympy.Symbol("s0")
+    assert not unproven_accesses(loads(sympy.Symbol("i") * plain, S * S, ("i", 0, plain, "serial")))
+
+
+def test_what_is_not_affine_is_not_claimed():
+    assert unproven_accesses(loads(sympy.Mod(ROW, 4), 4, ("i", 0, 8, "grid")))
+
+
+def test_limits_of_symbols_count():
+    kernel = loads(ROW * 8 + J, 512 * 8, ("i", 0, S, "grid"), ("j", 0, 8, "tile"))
+    assert unproven_accesses(kernel)
+    assert not unproven_accesses(kernel, {"s0": 512})
+    assert unproven_accesses(kernel, {"s0": 513})

@@ -1,0 +1,119 @@
+"""Kernel regions as the pipeline makes them: right in the interpreter, within their buffers, no spills on any chip."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusec.codegen.triton import TritonTarget, check_region
+from fusec.codegen.triton.check import RegionCheck
+from fusec.config import Config
+from fusec.debug.capture import capture_graphs
+from fusec.errors import ScheduleError
+from fusec.frontend import trace
+from fusec.ir.graph import Graph, Node
+from fusec.models.gpt2 import GPT2
+from fusec.models.gpt2 import PRESETS as GPT2_PRESETS
+from fusec.models.inputs import padded_mask, sample_tokens
+from fusec.models.llama import PRESETS as LLAMA_PRESETS
+from fusec.models.llama import Llama
+from fusec.passes import default_pipeline
+from fusec.pipeline import Context
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def kernel_regions(graph: Graph) -> list[Node]:
+    """The regions that the pipeline makes of a graph, for a target without matrix products of its own."""
+    config = Config(small_m=0)
+    default_pipeline(config, "triton").run(graph, Context(config))
+    return [node for node in graph if node.is_op("region")]
+
+
+def add_rms_norm(x, residual, weight):
+    hidden = x + residual
+    wide = hidden.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * scaled.to(x.dtype), hidden
+
+
+def gelu_layer_norm(x, weight, bias):
+    return F.layer_norm(F.gelu(x), (x.shape[-1],), weight, bias)
+
+
+def masked_softmax(scores, mask):
+    return torch.softmax(scores * 0.3 + mask, -1)
+
+
+def rotary(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def packed_swiglu(x):
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def column_mean(x):
+    return x.mean(0)
+
+
+FUNCTIONS = {
+    add_rms_norm: ((2, 5, 48), (2, 5, 48), (48,)),
+    gelu_layer_norm: ((6, 40), (40,), (40,)),
+    masked_softmax: ((2, 3, 7, 19), (2, 1, 7, 19)),
+    rotary: ((2, 3, 5, 16), (5, 16), (5, 16)),
+    packed_swiglu: ((7, 46),),
+    column_mean: ((9, 33),),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_functions(function, symbolic, dtype):
+    if symbolic and function is rotary:
+        pytest.skip("a concatenation along a dim of unknown size stays outside kernels")
+    inputs = [torch.randn(shape, dtype=dtype) for shape in FUNCTIONS[function]]
+    regions = kernel_regions(trace(function, inputs, symbolic=symbolic))
+    assert regions
+    for region in regions:
+        check = check_region(region, function.__name__)
+        assert check.ok, check
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_models(name, dynamic, dtype):
+    model = Llama(LLAMA_PRESETS["tiny"]) if name == "llama" else GPT2(GPT2_PRESETS["tiny"])
+    inputs = sample_tokens(100, 2, 9), padded_mask(2, 9, "left")
+    (graph,) = capture_graphs(model.to(dtype).eval(), inputs, dynamic=dynamic)
+    regions = kernel_regions(graph)
+    assert len(regions) > 4
+    for region in regions:
+        check = check_region(region, region.attributes["label"] or name)
+        assert check.ok, check
+
+
+def test_a_wrong_kernel_does_not_pass():
+    (region,) = kernel_regions(trace(packed_swiglu, [torch.randn(4, 8)], symbolic=False))
+    (other,) = kernel_regions(trace(lambda x: F.silu(x[:, 4:]) * x[:, :4], [torch.randn(4, 8)], symbolic=False))
+    from fusec.codegen.triton import check as module
+
+    kernel = TritonTarget().schedule(region, "swapped")
+    assert module._compare(kernel, region.body, 0).passed
+    comparison = module._compare(kernel, other.body, 0)
+    assert not comparison.passed
+    assert not RegionCheck(kernel, comparison, (), ()).ok
+
+
+def test_contractions_are_refused():
+    graph = Graph()
+    a, b = (graph.add_input(v.type) for v in trace(torch.matmul, [torch.randn(4, 4)] * 2, symbolic=False).inputs)
+    body = trace(torch.matmul, [torch.randn(4, 4)] * 2, symbolic=False)
+    types = [v.type for v in body.outputs]
+    node = graph.add_node("region", (a, b), {"fusion": "", "kind": "kernel", "body": body}, types=types)
+    with pytest.raises(ScheduleError):
+        check_region(node)

@@ -1,0 +1,85 @@
+"""What all tests share: expected texts in files, seeds, one thread, and a kernel cache of their own."""
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the expected texts anew instead of comparing")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile(
+        os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    versions = (f"{name} {metadata.version(name)}" for name in ("torch", "triton", "transformers"))
+    return f"fusec: {', '.join(versions)}; hypothesis profile {hypothesis.settings.get_current_profile_name()}"
+
+
+class WrittenText(str):
+    """Equal to everything, and writes down what it was compared with."""
+
+    path: Path
+
+    def __eq__(self, found: object) -> bool:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(str(found), encoding="utf-8")
+        return True
+
+    __hash__ = str.__hash__
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether expected texts are written instead of compared."""
+    return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, update_golden: bool) -> str:
+    """The expected text of this test: ``assert str(found) == golden``; ``make golden`` writes it."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in request.node.name)
+    path = GOLDEN / request.path.stem.removeprefix("test_") / f"{name}.txt"
+    if update_golden:
+        text = WrittenText()
+        text.path = path
+        return text
+    if not path.exists():
+        pytest.fail(f"no expected text {path.relative_to(GOLDEN)}; `make golden` writes it")
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels are built afresh in every run of the tests, once for all of its processes."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSEC_CACHE_DIR", str(shared / "kernels"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same random numbers, and one thread, in every test that uses torch."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # this test does not need it, and need not wait for its import
+        return
+    torch.manual_seed(0)
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)

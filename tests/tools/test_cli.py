@@ -1,0 +1,162 @@
+"""The command line on small graphs and models: what it writes, and its exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fusec.cli import app
+from fusec.ir.printer import print_graph
+from tests.tools.sample import decoder
+
+SCRIPT = """
+import torch
+
+class Norm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x, residual):
+        h = x + residual
+        return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+model = Norm()
+
+def inputs():
+    return torch.randn(4, 8), torch.randn(4, 8)
+"""
+
+
+def run(*args: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(args), input=stdin)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "norm.py").write_text(SCRIPT)
+    return str(tmp_path / "norm.py")
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    (tmp_path / "decoder.fir").write_text(print_graph(decoder(1)))
+    return str(tmp_path / "decoder.fir")
+
+
+def test_capture_writes_a_graph_that_opt_reads(script: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "norm.fir")
+    assert run("capture", script, "-o", path).exit_code == 0
+    assert "rsqrt" in Path(path).read_text()
+    result = run("opt", path, "--passes", "canonicalize")
+    assert result.exit_code == 0 and result.stdout.startswith("graph")
+
+
+def test_capture_to_standard_output_and_opt_from_standard_input(script: str) -> None:
+    text = run("capture", script).stdout
+    result = run("opt", "-", "--passes", "canonicalize", stdin=text)
+    assert result.exit_code == 0 and "return" in result.stdout
+
+
+def test_captured_training_has_two_graphs(script: str, tmp_path: Path) -> None:
+    result = run("capture", script, "--train", "-o", str(tmp_path / "t.fir"), "--json")
+    rows = json.loads(result.stdout)["graphs"]
+    assert len(rows) == 2 and all(Path(row["file"]).exists() for row in rows)
+
+
+def test_captured_sizes_are_symbols_when_dynamic(script: str) -> None:
+    assert "s" in run("capture", script, "--dynamic", "--no-sources").stdout.partition("f32[")[2][:3]
+
+
+def test_opt_prints_what_changed(graph: str) -> None:
+    result = run("opt", graph, "--print", "changed", "--filter", "canonicalize", "--timing")
+    assert result.exit_code == 0
+    assert "canonicalize" in result.stderr and "total" in result.stderr
+
+
+def test_opt_reports_as_json(graph: str) -> None:
+    report = json.loads(run("opt", graph, "--json").stdout)
+    assert report["passes"] and {"pass", "seconds", "changed", "applications"} <= report["passes"][0].keys()
+
+
+def test_opt_verifies_each_pass(graph: str) -> None:
+    report = json.loads(run("opt", graph, "--passes", "canonicalize", "--verify-each", "--json").stdout)
+    assert all(row.get("verified", True) for row in report["passes"])
+
+
+def test_no_application_is_made_where_none_is_selected(graph: str) -> None:
+    report = json.loads(run("opt", graph, "--apply", "!0..", "--json").stdout)
+    assert not any(r["kind"] == "passed" and r["application"] is not None for r in report["remarks"])
+
+
+def test_passes_are_listed() -> None:
+    assert "canonicalize" in run("opt", "--list-passes").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["opt", "GRAPH", "--passes", "canonicalise"], "did you mean canonicalize?"),
+        (["opt", "GRAPH", "--print", "chnged"], "did you mean changed?"),
+        (["opt", "GRAPH", "--remarks", "mised"], "did you mean missed"),
+        (["explain", "models:lama"], "did you mean llama?"),
+        (["explain", "models:llama/tyny"], "did you mean tiny?"),
+        (["view", "nothing"], "names no model"),
+        (["opt", "missing.fir"], "cannot read"),
+        (["explane", "x"], "explain"),
+    ],
+)
+def test_wrong_names_are_usage_errors_that_name_close_ones(graph: str, args: list[str], hint: str) -> None:
+    result = run(*[graph if a == "GRAPH" else a for a in args])
+    assert result.exit_code == 2 and hint in result.stderr
+
+
+def test_text_that_is_no_graph_is_a_usage_error() -> None:
+    assert run("opt", "-", stdin="not a graph").exit_code == 2
+
+
+def test_invalid_graph_ends_with_three() -> None:
+    text = print_graph(decoder(1)).replace("f32[16, 1] = rsqrt", "f32[16, 2] = rsqrt", 1)
+    assert run("opt", "-", stdin=text).exit_code == 3
+
+
+def test_script_without_model_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("inputs = ()")
+    result = run("capture", str(tmp_path / "empty.py"))
+    assert result.exit_code == 2 and "model" in result.stderr
+
+
+def test_script_that_raises_is_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("1 / 0")
+    assert run("capture", str(tmp_path / "bad.py")).exit_code == 4
+
+
+def test_explain_and_view_of_a_grouped_graph(tmp_path: Path) -> None:
+    path = tmp_path / "fused.fir"
+    path.write_text(print_graph(decoder(1, fused=True)))
+    data = json.loads(run("explain", str(path), "--json").stdout)
+    assert data["launches"]["generated"] == 3
+    assert run("explain", str(path), "--fail-under", "99.9").exit_code == 1
+    result = run("view", str(path), "-o", "-")
+    assert result.exit_code == 0 and result.stdout.startswith("<!doctype html>")
+
+
+def test_explain_and_view_of_a_model(script: str, tmp_path: Path) -> None:
+    data = json.loads(run("explain", script, "--json").stdout)
+    assert data["launches"]["generated"] == 1 and data["launches"]["opaque"] == 0
+    assert "bytes" in run("explain", script).stdout
+    assert "norm: 1 fusions" in run("explain", script, "--line").stdout
+    page = tmp_path / "norm.html"
+    assert run("view", script, "-o", str(page)).exit_code == 0
+    assert "add_rms_norm" in page.read_text(encoding="utf-8")
+
+
+def test_environment_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"python", "packages", "c++"} <= json.loads(run("env", "--json").stdout).keys()
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    (tmp_path / ("a" * 64 + ".so")).write_text("kernel")
+    (tmp_path / "thesis.txt").write_text("not ours")
+    assert json.loads(run("cache", "info", "--json").stdout)["files"] == 1
+    assert run("cache", "clear", "--yes").exit_code == 0
+    assert [f.name for f in tmp_path.iterdir()] == ["thesis.txt"]

@@ -1,0 +1,109 @@
+"""The page: one file, no network, nothing in it that a hostile name could run; the same nodes keep their keys."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from fusec.debug.explain import explain
+from fusec.ir.graph import Graph, Source
+from fusec.viz.html import embed, view
+from fusec.viz.scene import states_of
+from tests.tools.sample import HOSTILE, compiled, decoder, tensor
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found.group(1))  # type: ignore[no-any-return]
+
+
+def hostile_graph() -> Graph:
+    graph = Graph(HOSTILE)
+    x = graph.add_input(tensor(2, 3), HOSTILE)
+    at = (Source(HOSTILE, 1, f"layers.0.{HOSTILE}", HOSTILE, HOSTILE),)
+    call = {"target": HOSTILE, "args": (("%", 0), HOSTILE), "kwargs": ()}
+    y = graph.add_node("opaque", (x,), call, types=[tensor(2, 3)], sources=at).result
+    y.name = HOSTILE
+    z = graph.add_node("add", (x, y), sources=at).result
+    graph.set_outputs([z])
+    return graph
+
+
+def test_hostile_names_are_data_only() -> None:
+    page = view(hostile_graph(), title=HOSTILE)
+    assert "<img" not in page
+    assert page.count("<script") == page.count("</script") == 2
+    assert data_of(page)["title"] == HOSTILE
+    assert "innerHTML" not in page and "insertAdjacentHTML" not in page and "document.write" not in page
+
+
+def test_embedded_text_cannot_end_its_element() -> None:
+    text = embed({"a": "</script><!--\u2028&"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--\u2028&"}
+
+
+def test_page_needs_no_network() -> None:
+    page = view(compiled())
+    assert not re.search(r"https?:|//cdn|@import|url\(|fetch\(|XMLHttpRequest|<link|\bsrc=", page)
+    assert "default-src 'none'" in page
+
+
+def test_page_is_written(tmp_path: Path) -> None:
+    page = view(compiled(), path=tmp_path / "page.html", title="small")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    assert "<title>small · fusec</title>" in page
+
+
+def test_every_reference_of_the_page_resolves() -> None:
+    data = data_of(view(compiled(3)))
+    for state in data["states"]:
+        assert state["root"] in state["groups"]
+        for record, operands in state["nodes"].values():
+            assert 0 <= record < len(data["records"])
+            assert all(str(ref) in state["nodes"] or ref in state["inputs"] for ref, _ in operands)
+        for group in state["groups"].values():
+            slots = len(group["row"])
+            assert all(0 <= end < slots for a, bends, b, _ in group["edges"] for end in (a, *bends, b))
+            for box in group["boxes"]:
+                assert "g" not in box or box["g"] in state["groups"]
+                assert "k" not in box or str(box["k"]) in state["nodes"]
+    last = data["states"][-1]
+    assert all(str(k) in last["nodes"] for row in data["report"]["kernels"] for k in row["nodes"])
+    assert all(str(k) in last["nodes"] for k in last["added"])
+    assert all(str(k) in data["states"][-2]["nodes"] for k in last["removed"])
+
+
+def test_kernel_shows_its_source_and_its_model_lines() -> None:
+    data = data_of(view(compiled()))
+    row = next(k for k in data["report"]["kernels"] if k["name"] == "rms_norm")
+    assert "void rms_norm" in row["source"]
+    record = data["records"][data["states"][-1]["nodes"][str(row["nodes"][0])][0]]
+    assert data["report"]["kernels"][record["kernel"]]["name"] == "rms_norm"
+    assert record["sources"][0][:3] == ["model.layers.0.input_layernorm", "modeling_small.py", 12]
+
+
+def test_nodes_keep_their_keys_and_groups_their_layout_between_equal_states() -> None:
+    first, second = states_of(["a", "b"], [decoder(2), decoder(2)]).states
+    assert first["nodes"].keys() == second["nodes"].keys()
+    assert first["groups"] == second["groups"]
+    assert not second["added"] and not second["removed"] and not second["rewired"]
+
+
+def test_modules_are_groups_and_lone_nodes_are_not() -> None:
+    groups = states_of(["a"], [decoder(2)]).states[0]["groups"]
+    names = {g["name"] for g in groups.values()}
+    assert {"layers.0", "layers.1", "self_attn", "mlp"} <= names
+    assert "q_proj" not in names and "layers" not in names
+
+
+def test_graph_that_was_not_compiled_has_a_page_without_a_report() -> None:
+    data = data_of(view(decoder(1)))
+    assert data["report"] is None and len(data["states"]) == 1
+
+
+def test_thousands_of_nodes_stay_small() -> None:
+    page = view(explain(compiled(60)))
+    assert len(data_of(page)["states"][0]["nodes"]) > 1800
+    assert len(page) < 3_000_000
