@@ -11,8 +11,8 @@ from fusec.codegen.calls import write_call
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.program_text import ProgramText, Step, same_layout
 from fusec.codegen.python_sizes import size_text, sizes_text
-from fusec.codegen.target import Launchable, Target
-from fusec.codegen.vendor import write_contraction
+from fusec.codegen.target import DirectLaunchable, Launchable, Target
+from fusec.codegen.vendor import write_biased, write_contraction
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
@@ -81,7 +81,7 @@ def _build_kernels(graph: Graph, target: Target, context: Context) -> dict[Node,
     kernels: dict[tuple[Any, ...], Kernel] = {}
     names: dict[str, int] = {}
     for node in graph.nodes:
-        if not node.has(Trait.REGION):
+        if not node.has(Trait.REGION) or node.attributes["kind"] == "vendor":
             continue
         _settle_layouts(node)
         try:
@@ -192,6 +192,8 @@ class _Writer:
             self._launch(node, *self.kernels[node])
         elif node.is_op("contraction"):
             write_contraction(self.text, node)
+        elif node.has(Trait.REGION) and node.attributes["kind"] == "vendor":
+            write_biased(self.text, node)
         elif node.has(Trait.OPAQUE):
             write_call(self.text, node)
         elif node.has(Trait.SOURCE):
@@ -258,6 +260,9 @@ class _Writer:
             text.line(f"{name} = {allocation}")
             buffers.append(name)
         text.step("kernel", kernel.name, node.sources)
+        if isinstance(launchable, DirectLaunchable):
+            text.line(launchable.call_text(text.constant, buffers, kernel.symbols))
+            return
         symbols = "".join(f"{s}, " for s in kernel.symbols)
         text.line(f"{text.constant(launchable, kernel.name)}(({''.join(b + ', ' for b in buffers)}), ({symbols}))")
 
@@ -279,11 +284,10 @@ class _Writer:
             return
         options = f"dtype={text.constant(dtype, 'dtype')}, device={text.device(type.device)}"
         if node.is_op("size"):
-            function, argument = torch.full, f"(), {size_text(node.attributes['expr'])}"
+            call = f"{text.constant(torch.full, 'full')}((), {size_text(node.attributes['expr'])}, {options})"
         else:
-            function, argument = torch.arange, size_text(node.attributes["size"])
-        name = text.define(node.result, () if node.is_op("size") else (1,))
-        text.line(f"{name} = {text.constant(function, 'make')}({argument}, {options})")
+            call = f"{text.constant(torch.arange, 'arange')}({size_text(node.attributes['size'])}, {options})"
+        text.line(f"{text.define(node.result, type.strides)} = {call}")
 
     def _write(self, node: Node) -> None:
         text = self.text

@@ -1,7 +1,7 @@
 """What a target is to the rest: schedules regions, prints kernels, builds them into something that can be launched."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from fusec.codegen.kernel import Kernel
 from fusec.config import Config
@@ -18,6 +18,14 @@ class Launchable(Protocol):
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
         """Run it on tensors (inputs, then outputs; none for scratch) and the values of its symbols."""
+
+
+@runtime_checkable
+class DirectLaunchable(Protocol):
+    """A built kernel with a cheaper call than Python's, which the program spells out where it launches."""
+
+    def call_text(self, bind: Callable[[Any, str], str], buffers: Sequence[str], symbols: Sequence[str]) -> str:
+        """The call as text over variable names; ``bind`` gives the name of an object under a hint."""
 
 
 class Target(Protocol):

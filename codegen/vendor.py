@@ -15,7 +15,6 @@ def write_contraction(text: ProgramText, node: Node) -> None:
     """Append the lines that compute a contraction."""
     (a_term, b_term), out_term = split_spec(node.attributes["spec"])
     a, b = node.operands
-    text.step("vendor", "matmul", node.sources)
     batch = [x for x in out_term if x in a_term and x in b_term]
     rows = [x for x in out_term if x in a_term and x not in b_term]
     columns = [x for x in out_term if x in b_term and x not in a_term]
@@ -27,6 +26,7 @@ def write_contraction(text: ProgramText, node: Node) -> None:
         return
     if _is_linear(node, a_term, b_term, out_term):
         # One call, as eager makes it, without the views that the general form needs.
+        text.step("vendor", "linear", node.sources)
         name = text.define(node.result, None)
         function = text.constant(torch.nn.functional.linear, "linear")
         text.line(f"{name} = {function}({text.names[a]}, {text.names[b]})")
@@ -53,8 +53,21 @@ def write_contraction(text: ProgramText, node: Node) -> None:
     if not _is_whole(merged if batch else merged[1:], type.shape, strides):
         target = text.fresh()
         text.line(f"{target} = {_view(name, merged, batch)}")
+    text.step("vendor", "bmm" if batch else "mm", node.sources)
     function = text.constant(torch.bmm if batch else torch.mm, "matmul")
     text.line(f"{function}({left}, {right}, out={target})")
+
+
+def write_biased(text: ProgramText, region: Node) -> None:
+    """Append the call for a vendor region: rows times a weight, plus a bias."""
+    x, weight, bias = region.operands
+    product = region.body.nodes[0]
+    (a_term, b_term), _ = split_spec(product.attributes["spec"])
+    turned = ".t()" if b_term[0] == a_term[-1] else ""
+    text.step("vendor", "linear", region.sources)
+    name = text.define(region.result, None)
+    function = text.constant(torch.nn.functional.linear, "linear")
+    text.line(f"{name} = {function}({text.names[x]}, {text.names[weight]}{turned}, {text.names[bias]})")
 
 
 def _is_linear(node: Node, a_term: str, b_term: str, out_term: str) -> bool:
@@ -66,6 +79,7 @@ def _is_linear(node: Node, a_term: str, b_term: str, out_term: str) -> bool:
 def _write_einsum(text: ProgramText, node: Node) -> None:
     function = text.constant(torch.einsum, "einsum")
     a, b = (text.names[v] for v in node.operands)
+    text.step("vendor", "einsum", node.sources)
     name = text.define(node.result, None)
     text.line(f"{name} = {function}({node.attributes['spec']!r}, {a}, {b})")
 
@@ -121,4 +135,3 @@ def _merge(
                 return None
         out.append((length, stride))
     return out
-

@@ -190,7 +190,7 @@ def show_compiles(page: Path) -> None:
 def main() -> int:
     """Compile, check, time, and leave the report page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of timing; 0 leaves timing out")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of timing; 0 leaves timing out")
     parser.add_argument("--page", type=Path, default=Path("build/demo.html"), help="where the report page goes")
     parser.add_argument("--no-inductor", action="store_true", help="leave Inductor out")
     arguments = parser.parse_args()

@@ -10,7 +10,7 @@ from fusec.config import Config
 from fusec.errors import OptionError
 from fusec.ir.graph import Graph, Node, Source
 from fusec.remarks import Remarks
-from fusec.rewriting.matcher import MatchFailure
+from fusec.rewriting.match import MatchFailure
 
 
 class Pass(Protocol):
@@ -109,14 +109,22 @@ class Context:
         self._disabled |= {name}
         self.remarks.add("failure", self.pass_name, f"{name} raised and is left out", subject=name, reason=reason)
 
-    def application(self, name: str, sources: Iterable[Source] = (), message: str = "", **figures: float | int | str) -> bool:
+    def application(
+        self, name: str, sources: Iterable[Source] = (), message: str = "", **figures: float | int | str
+    ) -> bool:
         """Take the next number for an application of ``name``, leave its remark, and say whether to make it."""
         number = self.next_number
         self.next_number += 1
         places = tuple(map(str, sources))
         if self.allows(number, name):
             self.remarks.add(
-                "passed", self.pass_name, message or name, subject=name, sources=places, application=number, figures=figures
+                "passed",
+                self.pass_name,
+                message or name,
+                subject=name,
+                sources=places,
+                application=number,
+                figures=figures,
             )
             return True
         reason = "not selected by option 'apply'" if self.enabled(name) else "left out by option 'disable'"
@@ -151,13 +159,20 @@ class Context:
         try:
             verdict = check_rewrite(before, after, exact=exact)
         except Exception as reason:  # the check itself failed: said, and the rewrite is kept
-            self.remarks.add("analysis", self.pass_name, f"{name} could not be verified", subject=name, reason=str(reason))
+            self.remarks.add(
+                "analysis", self.pass_name, f"{name} could not be verified", subject=name, reason=str(reason)
+            )
             return True
         if verdict.passed:
             return True
         number = self.next_number - 1
         self.remarks.add(
-            "failure", self.pass_name, f"{name} changes the result", subject=name, reason=verdict.message, application=number
+            "failure",
+            self.pass_name,
+            f"{name} changes the result",
+            subject=name,
+            reason=verdict.message,
+            application=number,
         )
         return False
 
@@ -230,7 +245,10 @@ def _split(text: str) -> list[tuple[str, dict[str, str]]]:
         step = re.match(r"\s*([\w-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)", rest)
         if step is None:
             raise OptionError(f"{rest!r} is no pipeline", fix="write it like 'canonicalize,raise{only=rms_norm}'")
-        options = dict(part.split("=", 1) if "=" in part else (part, "true") for part in (step.group(2) or "").split())
+        options = {}
+        for part in (step.group(2) or "").split():
+            key, _, value = part.partition("=")
+            options[key] = value or "true"
         found.append((step.group(1), options))
         rest = rest[step.end() :]
     return found
@@ -256,12 +274,9 @@ def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
     seconds = time.perf_counter() - start
     changed = _structure(graph) != shape
     after = str(graph) if context.config.record and changed else before
-    context.records.append(
-        PassRecord(describe(step), seconds, changed, before, after, context.next_number - first)
-    )
+    context.records.append(PassRecord(describe(step), seconds, changed, before, after, context.next_number - first))
 
 
 def _structure(graph: Graph) -> tuple[object, ...]:
     nodes = tuple((id(n), tuple(map(id, n.operands))) for n in graph.nodes)
     return (nodes, tuple(map(id, graph.outputs)))
-

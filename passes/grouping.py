@@ -87,7 +87,7 @@ class _Grouping:
         if not all(isinstance(v.type, TensorType) and v.type.dtype.kind != "other" for v in (*node.operands, *node.results)):
             return False
         if node.is_op("concat"):
-            return True
+            return not self._verdict({node})
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node.result) and self._needs_copy(node)
         if node.has(Trait.CONTRACTION):
@@ -267,9 +267,13 @@ class _Grouping:
             if not given:
                 continue
             sources = tuple(dict.fromkeys(s for n in members for s in n.sources))
-            label = self._label(members)
+            product = self._biased_product(members)
+            if product is not None:
+                body, inputs = _biased_body(product, members[0])
+            label = "linear" if product is not None else self._label(members)
+            kind = "vendor" if product is not None else "kernel"
             region = graph.add_node(
-                "region", inputs, {"fusion": label, "kind": "kernel", "label": label, "body": body},
+                "region", inputs, {"fusion": label, "kind": kind, "label": label, "body": body},
                 types=[v.type for v in body.outputs], sources=sources,
             )  # fmt: skip
             made[members[0]] = region
@@ -283,6 +287,20 @@ class _Grouping:
         graph.reorder(order)
         graph.erase_dead()
         graph.sort()
+
+    def _biased_product(self, members: list[Node]) -> Node | None:
+        """The vendor's product that a lone addition of a bias belongs to: one call does both."""
+        if len(members) != 1 or not members[0].is_op("add"):
+            return None
+        for value, other in (members[0].operands, members[0].operands[::-1]):
+            node = value.producer
+            if node is None or not node.has(Trait.CONTRACTION) or node in self.unit or len(value.users) != 1:
+                continue
+            (left, right), out = split_spec(node.attributes["spec"])
+            is_linear = len(right) == 2 and out[-1] in right and out[:-1] == left[:-1] and left[-1] in right
+            if is_linear and value not in self.outputs and other.shape == node.result.shape[-1:] and other.producer is None:
+                return node
+        return None
 
     def _label(self, members: Iterable[Node]) -> str:
         """A readable name: the fusions and products in it, in order."""
@@ -303,6 +321,18 @@ class _Grouping:
             "passed", "group", f"{region.attributes['label']}: {len(members)} operations in one kernel",
             subject=region.attributes["label"], sources=tuple(map(str, sources[:8])), figures={"bytes_saved": str(saved)},
         )  # fmt: skip
+
+
+def _biased_body(product: Node, addition: Node) -> tuple[Graph, list[Value]]:
+    """A product and its bias on their own; the views before them stay outside."""
+    body = Graph()
+    bias = next(v for v in addition.operands if v is not product.result)
+    inputs = [*product.operands, bias]
+    x, weight, b = (body.add_input(v.type, v.name) for v in inputs)
+    made = body.add_node("contraction", (x, weight), dict(product.attributes), sources=product.sources).result
+    order = (made, b) if addition.operands[0] is product.result else (b, made)
+    body.set_outputs([body.add_node("add", order, types=[dense(addition.result.tensor)], sources=addition.sources).result])
+    return body, inputs
 
 
 def recomputation(nest: Nest) -> str:

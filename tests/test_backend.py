@@ -1,5 +1,6 @@
 """What torch.compile promises must hold for every executor: the interpreter, and the compiler itself."""
 
+import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -311,6 +312,72 @@ def test_a_cache_is_written_in_place(backend: Any) -> None:
     assert sorted(len(n.operands) for n in writes) == [2, 3]
 
 
+def test_a_slice_of_a_cache_is_written_in_place(backend: Any) -> None:
+    dynamo.reset()
+
+    def update(rows: Tensor, x: Tensor, start: int) -> Tensor:
+        rows[:, start : start + x.shape[1]] = x
+        return rows.sum(1)
+
+    found, expected = torch.zeros(2, 16, 4), torch.zeros(2, 16, 4)
+    compiled = torch.compile(update, backend=backend)
+    with torch.no_grad():
+        for start in (0, 3, 5):
+            x = torch.randn(2, 2, 4)
+            torch.testing.assert_close(compiled(found, x, start), update(expected, x, start))
+            torch.testing.assert_close(found, expected)
+    writes = [n for c in dynamo.compiled_graphs() for n in c.graph.nodes if n.is_op("write")]
+    assert {len(n.operands) for n in writes} == {3}
+
+
+def test_the_old_value_of_a_cache_may_be_read(backend: Any) -> None:
+    def update(rows: Tensor, x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        old, total = rows.clone(), rows.sum()
+        rows.index_copy_(0, index, x)
+        return old * 2, total, rows.mean(), rows.t(), old
+
+    check(backend, update, torch.randn(8, 4), torch.randn(2, 4), torch.tensor([1, 5]))
+
+
+def test_running_statistics(backend: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).train()
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):
+        x = torch.randn(5, 4)
+        found, expected = compiled(x), plain(x)
+        torch.testing.assert_close(found, expected)
+        found.square().sum().backward()
+        expected.square().sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
+    torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
+
+
+def test_inputs_that_share_storage(backend: Any) -> None:
+    def shift(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a.mul_(2), b + 1
+
+    found, expected = torch.arange(10.0), torch.arange(10.0)
+    with torch.no_grad():
+        same(torch.compile(shift, backend=backend)(found[:6], found[4:])[1], shift(expected[:6], expected[4:])[1])
+    assert torch.equal(found, expected)
+
+
+def test_generation_with_a_static_cache(backend: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=61, num_hidden_layers=1, max_position_embeddings=64, **sizes)
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokens = torch.randint(1, 60, (2, 5))
+    mask = torch.ones_like(tokens)
+    mask[1, :2] = 0
+    kwargs = {"attention_mask": mask, "max_new_tokens": 3, "do_sample": False, "cache_implementation": "static"}
+    expected = model.generate(tokens, **kwargs)
+    model.forward = torch.compile(model.forward, backend=backend, fullgraph=True)
+    assert torch.equal(model.generate(tokens, **kwargs), expected)
+    assert len(dynamo.compiled_graphs()) == 2
+
+
 def test_weights_may_change(backend: Any) -> None:
     model = Block()
     compiled, x = torch.compile(model, backend=backend), torch.randn(2, 8)
@@ -356,6 +423,18 @@ def test_modes_are_accepted(mode: str) -> None:
     assert bool((compiled(torch.zeros(3)) == 1).all())
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="this torch has no default backend")
+def test_it_may_be_the_default_backend() -> None:
+    torch._dynamo.reset()
+    torch.compiler.set_default_backend(dynamo.backend_with(interpret))
+    try:
+        assert bool((torch.compile(lambda x: x + 1)(torch.zeros(3)) == 1).all())
+        assert len(dynamo.compiled_graphs()) == 1
+    finally:
+        torch.compiler.set_default_backend(None)
+        torch._dynamo.reset()
+
+
 @pytest.mark.parametrize(
     ("options", "hint"), [({"verifi": True}, "verify"), ({"small_m": "16"}, "int"), ({"target": "cuda"}, "triton")]
 )
@@ -394,6 +473,17 @@ def test_a_higher_order_operation_falls_back() -> None:
     with torch.no_grad():
         for x in (torch.ones(3), -torch.ones(3)):
             torch.testing.assert_close(compiled(x), choose(x))
+    assert len(dynamo.fallbacks()) == 1
+    dynamo.reset()
+
+
+def test_a_size_known_only_at_run_time_falls_back() -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
+        compiled = torch.compile(lambda x: x[x > 0] * 2, backend=dynamo.backend_with(interpret), fullgraph=True)
+        for _ in range(2):
+            x = torch.randn(9)
+            torch.testing.assert_close(compiled(x), x[x > 0] * 2)
     assert len(dynamo.fallbacks()) == 1
     dynamo.reset()
 

@@ -1,11 +1,12 @@
 """Kernel text to a function that runs: compiled side by side, cached, each equal text built and loaded once."""
 
 import ctypes
+import functools
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,22 @@ class CppKernel:
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
         """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
         self.function(
-            (ctypes.c_void_p * len(buffers))(*[b.data_ptr() for b in buffers]), (ctypes.c_int64 * len(symbols))(*symbols)
+            (ctypes.c_void_p * len(buffers))(*[b.data_ptr() for b in buffers]),
+            (ctypes.c_int64 * len(symbols))(*symbols),
         )
+
+
+    def call_text(self, bind: Callable[[Any, str], str], buffers: Sequence[str], symbols: Sequence[str]) -> str:
+        """The same call without a Python frame and with the array types made once."""
+        pointers = ", ".join(f"{b}.data_ptr()" for b in buffers)
+        arguments = f"{bind(_array(ctypes.c_void_p, len(buffers)), 'pointers')}({pointers})"
+        sizes = f"{bind(_array(ctypes.c_int64, len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
+        return f"{bind(self.function, self.name)}({arguments}, {sizes})"
+
+
+@functools.cache
+def _array(element: Any, length: int) -> Any:
+    return element * length
 
 
 def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel | BuildError]:
@@ -76,7 +91,7 @@ def forget_loaded() -> None:
 
 
 def _header_text() -> str:
-    return "".join((_HERE / name).read_text() for name in ("vec.h", "functions.h"))
+    return "".join(path.read_text() for path in sorted(_HERE.glob("*.h")))
 
 
 def _anonymous(name: str, text: str) -> str:

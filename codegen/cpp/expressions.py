@@ -110,7 +110,8 @@ def _product(e: sympy.Expr) -> str:
 
 
 def _factor(e: sympy.Expr) -> str:
-    return f"({_print(e)})" if e.is_Add or (e.is_Integer and int(e) < 0) or not e.is_Integer and e.is_Number else _print(e)
+    bare = (not e.is_Add and not e.is_Number) or (e.is_Integer and int(e) >= 0)
+    return _print(e) if bare else f"({_print(e)})"
 
 
 def _rounded(e: sympy.Expr) -> str:

@@ -342,7 +342,9 @@ class _Printer:
         if lanes and s.op not in _BROADCASTING:
             # Overloads are chosen by exact type, so scalars beside a tile are spread first.
             operands = [
-                text if self._operand_lanes(o) or (s.op == "where" and i == 0) else f"{self._tile_type(d, lanes)}({text})"
+                text
+                if self._operand_lanes(o) or (s.op == "where" and i == 0)
+                else f"{self._tile_type(d, lanes)}({text})"
                 for i, (text, o, d) in enumerate(zip(operands, s.operands, dtypes, strict=True))
             ]
         result = t.BOOL if s.op in _COMPARISONS else s.dtype
@@ -394,7 +396,11 @@ class _Printer:
     def _dot(self, s: Dot) -> None:
         along = "k" if s.right.row_stride == 1 else "n"
         step = s.right.column_stride if along == "k" else s.right.row_stride
-        if s.left.column_stride != 1 or s.target.column_stride != 1 or 1 not in (s.right.row_stride, s.right.column_stride):
+        if (
+            s.left.column_stride != 1
+            or s.target.column_stride != 1
+            or 1 not in (s.right.row_stride, s.right.column_stride)
+        ):
             raise BuildError("a block of a matrix product whose operands are not dense", where=self.kernel.name)
 
         def matrix(m: Matrix, stride: t.Size) -> str:

@@ -43,6 +43,6 @@ def schedule_region(region: Node, name: str, lanes: int, whole_row: bool, small_
         symbols=(*symbols, "parts") if shape.kind == "contraction" else symbols,
         body=statements,
         work=work,
-        formula=print_graph(body),
+        formula=print_graph(body, sources=False),
         sources=region.sources,
     )

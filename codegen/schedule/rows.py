@@ -17,7 +17,8 @@ from fusec.ir.types import DType, Size, TensorType, accumulation
 # Recomputing something dearer than this in a second loop over the row costs more than keeping it in the cache.
 _DEAR = 8
 _MAX_SCRATCH = 16384
-_MAX_TILE = 65536
+# The longest row that a Triton program holds without spilling registers (sm_80, sm_90 and gfx942).
+_MAX_TILE = 16384
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,10 @@ class Rows:
 
     def _single_loop(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> bool:
         bounds = {bound for bound, reductions, _ in phases if reductions}
-        return len(bounds) == 1 and len(next(iter(bounds))) == 1 and isinstance(next(iter(bounds))[0].size, int)
+        if len(bounds) != 1 or len(next(iter(bounds))) != 1:
+            return False
+        size = next(iter(bounds))[0].size
+        return isinstance(size, int) and size <= _MAX_TILE
 
     def _whole_row(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> None:
         """One tile holds the row: everything is loaded once and reduced in place."""

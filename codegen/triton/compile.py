@@ -84,7 +84,7 @@ def _amd(name: str, chip: str, compiled: Any) -> Report:
         return int(found[1]) if found else 0
 
     spills = field("vgpr_spill_count") + field("sgpr_spill_count")
-    return Report(name, chip, field("vgpr_count"), spills, field("group_segment_fixed_size"), len(text))
+    return Report(name, chip, field("vgpr_count"), spills, compiled.metadata.shared, len(text))
 
 
 def _nvidia(name: str, chip: str, compiled: Any) -> Report:

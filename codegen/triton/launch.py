@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, TensorHandle
 
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.triton.printer import print_kernel
@@ -24,6 +24,7 @@ OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 
 
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+_REDUCTIONS: dict[str, Any] = {"add": np.sum, "product": np.prod, "max_or_nan": np.max, "min_or_nan": np.min}
 
 
 class TritonKernel:
@@ -62,9 +63,7 @@ class InterpretedKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel, interpreted=True)
-        function = define(kernel, self.source, decorate=_plain)
-        function.__globals__["add"] = tl.standard._sum_combine  # the interpreter knows it as numpy's sum
-        self._function = InterpretedFunction(function)
+        self._function = InterpretedFunction(define(kernel, self.source, decorate=_plain))
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """As ``TritonKernel``; bf16 tensors go through f32 copies, since the interpreter gets bf16 arithmetic wrong."""
@@ -74,7 +73,7 @@ class InterpretedKernel:
             return
         passed = [_flat(buffer) for buffer in buffers]
         widened = [b.float() if b.dtype == torch.bfloat16 else b for b in passed]
-        with np.errstate(all="ignore"), _typed_comparisons():
+        with np.errstate(all="ignore"), _repaired_interpreter():
             self._function[(programs,)](*widened, *symbols)
         for buffer, original, copy in zip(self.kernel.buffers, passed, widened, strict=True):
             if copy is not original and buffer.role in ("output", "update"):
@@ -109,22 +108,29 @@ def program_count(kernel: Kernel, symbols: Sequence[int]) -> int:
 
 
 @contextmanager
-def _typed_comparisons() -> Iterator[None]:
-    """Let the interpreter's comparisons give booleans.
+def _repaired_interpreter() -> Iterator[None]:
+    """Triton's interpreter with two of its methods replaced for the time of a launch.
 
-    It marks them with the type of what was compared, and so a scalar one turns into floats where it meets a tile.
+    Comparisons give booleans: it marks them with the type of what was compared, and so a scalar one turns into
+    floats where it meets a tile. Reductions with the prelude's functions go to numpy: it calls them lane by lane.
     """
-    original = InterpreterBuilder.binary_op
+    binary_op, generic_reduce = InterpreterBuilder.binary_op, ReduceOps.generic_reduce
 
-    def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
-        result = original(self, lhs, rhs, op)
+    def typed(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        result = binary_op(self, lhs, rhs, op)
         return TensorHandle(result.data, tl.int1) if op in _COMPARISONS else result
 
-    InterpreterBuilder.binary_op = binary_op
+    def whole(self: Any, inputs: Any) -> Any:
+        reduce = _REDUCTIONS.get(self.combine_fn.__name__)
+        if reduce is None or len(inputs) != 1:
+            return generic_reduce(self, inputs)
+        return [self.to_tensor(reduce(inputs[0].handle.data, axis=self.axis), inputs[0].dtype)]
+
+    InterpreterBuilder.binary_op, ReduceOps.generic_reduce = typed, whole
     try:
         yield
     finally:
-        InterpreterBuilder.binary_op = original
+        InterpreterBuilder.binary_op, ReduceOps.generic_reduce = binary_op, generic_reduce
 
 
 def _plain(function: Any) -> Any:

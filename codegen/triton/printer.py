@@ -69,6 +69,8 @@ class _Tile:
     block: str
     mask: str
     """Name of the lanes within the range; empty where all are."""
+    whole: bool
+    """Whether it holds the whole range."""
 
 
 class _Printer:
@@ -176,10 +178,10 @@ class _Printer:
 
     def _tiles(self, loop: Loop) -> Iterator[str]:
         axis, block = identifier(loop.axis), self.blocks[lanes_of(loop)]
-        tile = _Tile(axis, block, "" if _exact(loop) else f"mask_{axis}")
+        tile = _Tile(axis, block, "" if _exact(loop) else f"mask_{axis}", _covers(loop))
         lanes = f"tl.arange(0, {block})" + (".to(tl.int64)" if self.wide else "")
         limit = f"mask_{axis} = {axis} < {self._size(loop.stop, True)}"
-        if not _covers(loop):
+        if not tile.whole:
             first = f"{axis}_start"
             head = [f"{axis} = {first} + {lanes}", *([limit] if tile.mask else [])]
             yield from self._repeated(loop, f"range({self._bounds(loop)})", first, tile, head)
@@ -278,6 +280,11 @@ class _Printer:
         src = identifier(fold.src)
         self._mark(fold.dst, False)
         if fold.src not in self.accumulators and tile is not None:
+            if not tile.whole:
+                raise ScheduleError(
+                    f"kernel {self.kernel.name} folds {fold.src} inside a loop over several tiles",
+                    why="each fold would see a part of the row", fix="fold an accumulator after the loop",
+                )  # fmt: skip
             if fold.src not in self.tiles:
                 src = f"tl.broadcast_to({src}, ({tile.block},))"
             src = self._valid(src, fold.op, fold.dtype, tile) if tile.mask else src

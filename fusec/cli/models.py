@@ -21,6 +21,9 @@ PACKAGED = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama", "t5": "T5", "vit":
 SMALL = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "image_size": 32, "patch_size": 8,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 32,
+    "moe_intermediate_size": 32, "n_routed_experts": 8, "num_local_experts": 4, "num_experts": 8, "n_group": 2,
+    "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
 }  # fmt: skip
 """Sizes that a ``transformers`` architecture is cut down to, where it has them."""
@@ -81,11 +84,19 @@ def subjects(
 
     if not is_graph_file(spec):
         loaded = load(spec, batch, length)
-        found = compile_model(loaded.model, loaded.inputs, loaded.keywords, config=config, dynamic=dynamic, train=train)
-        return loaded.title, [subject_of(c, loaded.title) for c in found]
+        found = compile_model(
+            loaded.model,
+            loaded.inputs,
+            loaded.keywords,
+            config=config,
+            dynamic=dynamic,
+            train=train,
+            title=loaded.title,
+        )
+        return loaded.title, found
     graph = read_graph(spec)
     title = graph.name if spec == "-" else Path(spec).stem
-    if any(n.is_op("region") and n.attributes.get("kind") == "kernel" for n in graph.nodes):
+    if subject_of(graph).is_grouped:
         return title, [subject_of(graph, title)]
     from fusec.compiler import compile_graph
 

@@ -19,7 +19,7 @@ def view(
     train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
     batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
     length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
-    graph: Annotated[int, typer.Option(help="which graph, where there are several; by default the largest")] = -1,
+    graph: Annotated[int, typer.Option(help="this graph alone, where there are several")] = -1,
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
     """Write a page that shows the graph pass by pass, its kernels, and where each node comes from."""

@@ -6,8 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from fusec.config import Config
+from fusec.debug.subject import Subject, subject_of
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph
+from fusec.remarks import Remark
 
 
 class NothingCaptured(FusecError):
@@ -54,9 +56,16 @@ def compile_model(
     config: Config | None = None,
     dynamic: bool = False,
     train: bool = False,
-) -> list[Any]:
-    """The compiles that one call of the model leads to; they keep the graph before and after every pass."""
-    from fusec.dynamo import backend, compiled_graphs
+    title: str = "",
+) -> list[Subject]:
+    """The compiles that one call of the model leads to; they keep the graph before and after every pass.
+
+    Graphs that could not be compiled at all are remarks of the last one.
+
+    Raises:
+        NothingCaptured: where there is none.
+    """
+    from fusec.dynamo import backend, compiled_graphs, fallbacks
 
     default = asdict(Config())
     options = {k: v for k, v in asdict(config or Config()).items() if v != default[k]} | {"record": True}
@@ -65,9 +74,13 @@ def compile_model(
     def chosen(gm: Any, example_inputs: Any) -> Any:
         return backend(gm, example_inputs, mode=mode, options=options)
 
-    count = len(compiled_graphs())
+    count, failed = len(compiled_graphs()), len(fallbacks())
     _run(model, chosen, inputs, keywords or {}, dynamic, train)
-    return _checked(compiled_graphs()[count:])
+    found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:])]
+    what = "a whole graph runs through ATen"
+    failures = [Remark("failure", "compile", what, reason=reason) for reason in fallbacks()[failed:]]
+    found[-1].remarks = (*found[-1].remarks, *failures)
+    return found
 
 
 def _run(

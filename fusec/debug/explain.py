@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusec.debug.subject import Step, Subject, is_compiled, kind_of, subject_of
+from fusec.debug.subject import Step, Subject, is_compiled, is_vendor, kind_of, sources_of, subject_of
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import Size
@@ -140,8 +140,8 @@ def explain(model: Any, *inputs: Any, title: str = "", **keywords: Any) -> Expla
         return explain_subjects([subject_of(model, title)])
     from fusec.debug.capture import compile_model
 
-    found = compile_model(model, inputs, keywords)
-    return explain_subjects([subject_of(c) for c in found], title or type(model).__name__)
+    title = title or getattr(model, "__name__", type(model).__name__)
+    return explain_subjects(compile_model(model, inputs, keywords, title=title), title)
 
 
 def explain_subjects(subjects: Sequence[Subject], title: str = "") -> Explanation:
@@ -219,6 +219,8 @@ def node_name(node: Node) -> str:
         return str(node.attributes.get("target", node.op.name))
     if node.has(Trait.CONTRACTION):
         return f"{node.attributes['spec']}  {' × '.join(str(v.type) for v in node.operands)}"
+    if is_vendor(node):
+        return f"{node.attributes.get('label') or 'linear'}  {' × '.join(str(v.type) for v in node.operands[:2])}"
     return str(node.attributes.get("label") or node.attributes.get("fusion") or node.op.name)
 
 
@@ -281,7 +283,7 @@ def _usual_reason(node: Node) -> str:
 
 
 def _places(node: Node) -> tuple[str, ...]:
-    return tuple(filter(None, map(str, node.sources)))
+    return tuple(dict.fromkeys(filter(None, map(str, sources_of(node)))))
 
 
 def _symbols(graph: Graph) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusec.ir.graph import Graph, Node
+from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
 from fusec.pipeline import PassRecord
 from fusec.remarks import Remark
@@ -41,7 +41,7 @@ class Subject:
     @property
     def is_grouped(self) -> bool:
         """Whether its nodes have been joined into kernels."""
-        return bool(self.steps) or any(n.attributes.get("kind") == "kernel" for n in self.final.nodes)
+        return bool(self.steps) or any(n.attributes.get("kind") in ("kernel", "vendor") for n in self.final.nodes)
 
 
 def subject_of(compiled: Any, title: str = "") -> Subject:
@@ -71,25 +71,39 @@ def is_compiled(value: Any) -> bool:
 def _kernel_steps(compiled: Any) -> dict[Node, Step]:
     """The step of the program that each region became; the program takes the nodes in the order of the graph."""
     program = compiled.program
-    computes = Trait.REGION | Trait.POINTWISE | Trait.REDUCTION
-    ran = [n for n in compiled.graph.nodes if n.has(computes) and not n.has(Trait.SOURCE)]
     done = [s for s in getattr(program, "steps", ()) if s.kind in ("kernel", "interpreted")]
-    found = {}
-    for node, step in zip(ran, done, strict=False):
-        kernel = program.kernels.get(step.name) if step.kind == "kernel" else None
-        found[node] = Step(
-            step.name, program.texts.get(step.name, ""), kernel is not None, getattr(kernel, "formula", "")
-        )
+    found: dict[Node, Step] = {}
+    for node in compiled.graph.nodes:
+        if len(found) == len(done) or not node.has(Trait.REGION | Trait.POINTWISE | Trait.REDUCTION):
+            continue
+        step = done[len(found)]
+        if step.sources == node.sources and not node.has(Trait.SOURCE) and not is_vendor(node):
+            kernel = program.kernels.get(step.name) if step.kind == "kernel" else None
+            text, formula = program.texts.get(step.name, ""), getattr(kernel, "formula", "")
+            found[node] = Step(step.name, text, kernel is not None, formula)
     return found
+
+
+def is_vendor(node: Node) -> bool:
+    """Whether a library's matrix product does the work."""
+    return node.has(Trait.CONTRACTION) or (node.has(Trait.REGION) and node.attributes.get("kind") == "vendor")
+
+
+def sources_of(node: Node) -> tuple[Source, ...]:
+    """The places of a node; of a region those of what it computes, as one number may serve all layers."""
+    if not node.has(Trait.REGION):
+        return node.sources
+    inner = (s for n in node.body.nodes if not n.has(Trait.SOURCE) for s in sources_of(n))
+    return tuple(dict.fromkeys(inner)) or node.sources
 
 
 def kind_of(node: Node, subject: Subject) -> str:
     """Who runs a node of the final graph: ``generated``, ``vendor``, ``opaque``; ``""`` where nothing runs."""
+    if is_vendor(node):
+        return "vendor"
     if node.has(Trait.REGION):
         step = subject.steps.get(node, Step())
         return "generated" if step.generated else "opaque"
-    if node.has(Trait.CONTRACTION):
-        return "vendor"
     if node.is_op("constant", "size", "reshape", "permute", "expand", "slice"):
         return ""
     return "opaque"

@@ -64,10 +64,16 @@ def _is_update_in_place(node: Node, position: dict[Node, int]) -> bool:
     readers = [u for u in old.users if u is not node and u is not back[0]]
     storage = storage_key(old.meta.get("val"))
     return all(
-        position[u] < position[node] and u.op != "output" and not _shares(u, storage) for u in readers
+        position[u] < position[node] and u.op != "output" and (not _shares(u, storage) or _is_only_overwritten(u))
+        for u in readers
     ) and sum(u.target is _aten.copy_.default for u in old.users if u.args[0] is old) == 1  # fmt: skip
 
 
 def _shares(node: Node, storage: int | None) -> bool:
     fakes = node.meta.get("val")
     return any(storage_key(f) == storage for f in (fakes if isinstance(fakes, (list, tuple)) else [fakes]))
+
+
+def _is_only_overwritten(view: Node) -> bool:
+    """Whether nobody reads the view: it only says where new values go."""
+    return all(u.target is _aten.copy.default and u.args[0] is view and u.args[1] is not view for u in view.users)

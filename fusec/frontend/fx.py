@@ -129,6 +129,10 @@ class Importer:
 
     def _call(self, node: Node) -> None:
         fake = node.meta.get("val")
+        if node.meta.get("unbacked_bindings"):
+            raise ImportFailure(
+                f"{node.target} gives a size that is known only at run time", where=str(source_of(node))
+            )
         if node.target is operator.getitem:
             source = self.values[node.args[0]]  # type: ignore[index]
             self.values[node] = source[node.args[1]] if source is not None else None
@@ -195,7 +199,10 @@ class Importer:
                     self.old[leaf] = self._clone(kept)
             return self.low.emit("write", destination, value)
         if node in self.caches.folded:
-            return self.caches.lower(node, self.low, self.values)
+            try:
+                return self.caches.lower(node, self.low, self.values)
+            except ImportFailure as reason:  # the update is then made as a new value, and copied back
+                self.reasons[str(node.target)] = str(reason).splitlines()[0]
         return None
 
     def _expand(self, node: Node, flat: list[Any], types: list[Type]) -> list[Any] | None:

@@ -54,7 +54,7 @@ class Op:
 
     def has(self, trait: Trait) -> bool:
         """Whether the operation has the trait."""
-        return bool(self.traits & trait)
+        return self.traits._value_ & trait._value_ != 0  # a tenth of the time of Flag.__and__
 
     def __repr__(self) -> str:
         return f"Op({self.name})"

@@ -124,6 +124,7 @@ class _Verifier:
         if not isinstance(node.attributes.get("fusion", ""), str) or node.attributes.get("kind") not in (
             "declared",
             "kernel",
+            "vendor",
         ):
             self.fail("a region is of no known kind", node, f"kind={node.attributes.get('kind')!r}")
         for what, outer, inner in (("operand", node.operands, body.inputs), ("result", node.results, body.outputs)):

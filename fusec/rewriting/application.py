@@ -6,11 +6,11 @@ from typing import Any, Protocol
 import sympy
 
 from fusec.ir.graph import Graph, Node, Source, Value
-
 from fusec.ir.types import DType, TensorType
 from fusec.rewriting.driver import cut
 from fusec.rewriting.fusion import Fusion
-from fusec.rewriting.matcher import Match, Matcher, MatchFailure, Pattern
+from fusec.rewriting.match import Match, MatchFailure, Pattern
+from fusec.rewriting.matcher import Matcher
 from fusec.rewriting.pattern import Declaration, PatternLibrary
 from fusec.rewriting.rule import Rewrite
 

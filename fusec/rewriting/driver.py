@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fusec.errors import FusecError
 from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.ops import Trait
 
@@ -92,7 +91,7 @@ class _Worklist:
         size = len(self.graph)
         try:
             value = rule.apply(self.graph, node)
-        except (FusecError, ValueError, TypeError, ArithmeticError) as reason:
+        except Exception as reason:  # whatever a rule does, the model still compiles
             self.graph.erase_dead(self.graph.newest(len(self.graph) - size))
             if self.journal is None:
                 raise
@@ -213,7 +212,9 @@ def cut(inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value]
         if node in placed or node not in wanted or all(r in to for r in node.results):
             stack.pop()
             continue
-        missing = [v.producer for v in node.operands if v not in to and v.producer in wanted and v.producer not in placed]
+        missing = [
+            v.producer for v in node.operands if v not in to and v.producer in wanted and v.producer not in placed
+        ]
         if missing:
             stack += [n for n in missing if n is not None]
             continue

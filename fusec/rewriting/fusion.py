@@ -45,7 +45,9 @@ class Dims:
         """
         for i, word in enumerate(self.text.split()):
             if not re.fullmatch(r"(\*?[a-z_]\w*|\d+|\d+\*[a-z_]\w*)", word) or (word.startswith("*") and i):
-                raise DeclarationError(f"dim {word!r} of {self.text!r} is none", where=where, fix="like '*batch 2*half'")
+                raise DeclarationError(
+                    f"dim {word!r} of {self.text!r} is none", where=where, fix="like '*batch 2*half'"
+                )
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,10 @@ def fusion(function: Callable[P, R]) -> Fusion[P, R]:
     """
     name = function.__name__
     known = FUSIONS.get(name)
-    if known is not None and (known.module, known.function.__qualname__) != (function.__module__, function.__qualname__):
+    if known is not None and (known.module, known.function.__qualname__) != (
+        function.__module__,
+        function.__qualname__,
+    ):
         raise DeclarationError(f"fusion {name!r} is declared twice", where=f"{known.module} and {function.__module__}")
     declared = Fusion(name, function, read_parameters(function))
     declared.spellings["reference"] = function

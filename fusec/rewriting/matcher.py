@@ -1,135 +1,15 @@
-"""Matching: where a pattern graph occurs in a graph, what its variables stand for, or how far it got and why not."""
+"""The matcher: a rooted search with backtracking over commuted operands, which says how far it got and why not."""
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 
-from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import F64, DType, Size, TensorType, same_size, simplify
-from fusec.rewriting.fusion import Clause
-
-Number: TypeAlias = "float | int | bool"
-
-
-@dataclass(eq=False)
-class Pattern:
-    """A canonical pattern graph and what its parts stand for."""
-
-    name: str
-    spelling: str
-    graph: Graph
-    tensors: dict[Value, str]
-    """Graph inputs and the parameters they stand for."""
-    leading: dict[Value, tuple[str, int]]
-    """For a graph input with a starred dim: its name, and how many dims it stands for here."""
-    scalars: dict[float, str]
-    """The numbers that stand for scalar parameters."""
-    returns: tuple[int, ...]
-    """For each graph output, its position in what the declaration returns."""
-    any_rank: bool
-    """Whether the starred dims may be of any number, as nothing in the pattern depends on it."""
-    clauses: Sequence[Clause] = ()
-
-    def __post_init__(self) -> None:
-        self.nodes = self.graph.nodes
-        self.size = sum(1 for n in self.nodes if not n.has(Trait.SOURCE))
-        self.root = _root(self.graph)
-        self.ops = {n.op.name for n in self.nodes if not n.has(Trait.SOURCE)}
-        weighed = [n for n in self.nodes if not n.has(Trait.SOURCE)]
-        self.anchor = max(weighed, key=_rarity) if weighed else None
-
-    @property
-    def anchor_op(self) -> str:
-        """The operation that tells this pattern best from others."""
-        return self.anchor.op.name if self.anchor else ""
-
-    @property
-    def is_telling(self) -> bool:
-        """Whether it has an operation rare enough for an attempt that failed to be worth a remark."""
-        return self.anchor is not None and _rarity(self.anchor) >= _RARE.index("contraction")
-
-
-_RARE = (
-    "cast", "mul", "add", "sub", "reshape", "permute", "expand", "div", "neg", "slice", "where", "contraction", "sum",
-    "max", "concat", "exp", "region", "sqrt", "reciprocal", "sigmoid", "tanh", "rsqrt", "erf",
-)  # fmt: skip
-
-
-def _rarity(node: Node) -> int:
-    return _RARE.index(node.op.name) if node.op.name in _RARE else len(_RARE)
-
-
-def _root(graph: Graph) -> Value:
-    """The output from which most of the pattern can be reached."""
-    return max(graph.outputs, key=lambda v: len(_cone(v)))
-
-
-def _cone(value: Value) -> set[Node]:
-    found: set[Node] = set()
-    stack = [value.producer]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            stack += [v.producer for v in node.operands]
-    return found
-
-
-@dataclass(frozen=True)
-class Match:
-    """One occurrence of a pattern."""
-
-    pattern: Pattern
-    nodes: dict[Node, Node]
-    """Pattern nodes and the nodes they stand for."""
-    values: dict[Value, Value]
-    """Pattern values and the values they stand for."""
-    scalars: dict[str, "Number | Value"]
-    sizes: dict[sympy.Symbol, Size]
-
-    def tensor(self, name: str) -> Value | None:
-        """What a tensor parameter stands for; None where it is absent."""
-        return next((self.values[v] for v, n in self.pattern.tensors.items() if n == name and v in self.values), None)
-
-    @property
-    def outputs(self) -> list[Value]:
-        """What the outputs of the pattern stand for."""
-        return [self.values[v] for v in self.pattern.graph.outputs]
-
-
-@dataclass(frozen=True)
-class MatchFailure:
-    """The best attempt of a match that failed."""
-
-    fusion: str
-    spelling: str
-    depth: int
-    """How many nodes fitted."""
-    size: int
-    """How many the pattern has."""
-    root: Node
-    anchor: Node | None
-    """What stood for the pattern's most telling node, if the attempt came that far."""
-    node: Node | None
-    """The node at fault."""
-    clause: str
-    """``operation``, ``attribute``, ``constant``, ``type``, ``shape``, ``users``, ``convex``, or a declared clause."""
-    expected: str
-    found: str
-    sources: tuple[Source, ...] = ()
-
-    def __str__(self) -> str:
-        return (
-            f"{self.depth} of {self.size} operations fit (spelling {self.spelling}), then {self.clause}: "
-            f"expected {self.expected}, found {self.found}"
-        )
-
-
+from fusec.ir.types import Size, TensorType, same_size, simplify
+from fusec.rewriting.match import Match, MatchFailure, Number, Pattern, same_number
 
 
 @dataclass
@@ -203,6 +83,7 @@ class Matcher:
         return self.match_node(pattern, value, rest)
 
     def bind(self, pattern: Value, value: Value, rest: Any) -> bool:
+        """Let a parameter stand for a value."""
         if not isinstance(value.type, TensorType) or value.type.dtype != pattern.dtype:
             return self.fail(value.producer, "type", pattern.type, value.type)
         sizes, leading, due = dict(self.sizes), dict(self.leading), len(self.due)
@@ -242,6 +123,7 @@ class Matcher:
         return {first}
 
     def same_leading(self, name: str, shape: tuple[Size, ...]) -> bool:
+        """Whether starred dims are those bound before."""
         bound = self.leading.setdefault(name, shape)
         return len(bound) == len(shape) and all(map(same_size, bound, shape))
 
@@ -259,6 +141,7 @@ class Matcher:
         return True
 
     def match_number(self, pattern: Value, value: Value, rest: Any) -> bool:
+        """A constant or a size of the pattern."""
         producer = pattern.producer
         assert producer is not None
         if producer.is_op("size"):
@@ -277,6 +160,7 @@ class Matcher:
         return self.with_scalar(name, number < 0, found, (producer, node, pattern, value, rest))
 
     def with_scalar(self, name: str, negative: bool, found: "Number | Value", then: Any) -> bool:
+        """Bind a scalar parameter, then go on."""
         producer, node, pattern, value, rest = then
         if negative and isinstance(found, Value):
             return self.fail(node, "constant", f"-{name}", "a value")
@@ -293,6 +177,7 @@ class Matcher:
         return False
 
     def with_number(self, producer: Node, node: Node | None, pattern: Value, value: Value, rest: Any) -> bool:
+        """Take a number as fitting, then go on."""
         self.values[pattern] = value
         if node is not None and node.has(Trait.SOURCE):
             self.nodes[producer] = node
@@ -303,6 +188,7 @@ class Matcher:
         return False
 
     def match_size(self, producer: Node, value: Value, rest: Any) -> bool:
+        """A size of the pattern, as a size or as the number it has here."""
         node = value.producer
         if node is None or not node.is_op("constant", "size"):
             return self.fail(node, "constant", f"size {producer.attributes['expr']}", node.op.name if node else "input")
@@ -319,6 +205,7 @@ class Matcher:
         return False
 
     def match_node(self, pattern: Value, value: Value, rest: Any) -> bool:
+        """An operation of the pattern, in any order its operands may have."""
         wanted, node = pattern.producer, value.producer
         assert wanted is not None and node is not None
         if wanted.op is not node.op:
@@ -357,6 +244,7 @@ class Matcher:
         return dict(zip(wanted.results, node.results, strict=True))
 
     def fit_attribute(self, wanted: Any, found: Any, node: Node) -> bool:
+        """Whether an attribute fits; sizes in it are unified."""
         if isinstance(wanted, tuple):
             same = isinstance(found, tuple) and len(wanted) == len(found)
             return same and all(self.fit_attribute(a, b, node) for a, b in zip(wanted, found, strict=True))
@@ -412,6 +300,7 @@ class Matcher:
                     path.append(operand.producer)
 
     def sizes_agree(self) -> bool:
+        """Whether the sizes that were put off are what the bound symbols make them."""
         for expr, size, node in self.due:
             if not expr.free_symbols <= self.sizes.keys():
                 return self.fail(node, "attribute", f"size {expr}", size)
@@ -421,6 +310,7 @@ class Matcher:
         return True
 
     def users_agree(self) -> bool:
+        """Whether nobody outside reads an intermediate, and no parameter is computed inside."""
         leaving = {self.values[v] for v in self.pattern.graph.outputs}
         for value in (self.values[v] for v in self.pattern.tensors if v in self.values):
             if value.producer in self.taken and not self.may_repeat(value.producer):
@@ -461,6 +351,7 @@ class Matcher:
         return True
 
     def clauses_hold(self) -> bool:
+        """Whether the declared clauses hold."""
         for clause in self.pattern.clauses:
             arguments = {name: self.argument(name) for name in clause.parameters}
             if not clause.predicate(**arguments):
@@ -497,17 +388,3 @@ def _reached(start: Value, node: Node, pattern: Value) -> Iterator[Value]:
         seen.update(following)
         yield from (r for r in following if r.producer is not None and r.producer.op is wanted.op)
         frontier = following
-
-
-def same_number(a: Number, b: Number, dtype: DType) -> bool:
-    """Whether two constants are one in the type that the operation computes in."""
-    if a == b or (a != a and b != b):
-        return True
-    if not dtype.is_float or dtype == F64:
-        return False
-    try:
-        return bool(struct.pack("f", a) == struct.pack("f", b))
-    except OverflowError:
-        return False
-
-

@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -12,10 +12,11 @@ import sympy
 from fusec.errors import DeclarationError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import DTYPES, DType, TensorType, contiguous_strides, symbol
-from fusec.rewriting.fusion import FUSIONS, Dims, Fusion, Parameter
-from fusec.rewriting.matcher import Pattern
+from fusec.ir.types import DType
+from fusec.rewriting.fusion import FUSIONS, Fusion, Parameter
+from fusec.rewriting.match import Pattern
 from fusec.rewriting.rule import REWRITES, Rewrite
+from fusec.rewriting.sampling import Sizes, sample, symbolize
 
 logger = logging.getLogger(__name__)
 
@@ -42,42 +43,6 @@ def can_occur(function: Callable[..., Any], ops: Collection[str]) -> bool:
     code = getattr(function, "__code__", None)
     names = code.co_names if code is not None else ()
     return all(any(op in ops for op in LEAVES[name]) for name in names if name in LEAVES)
-
-
-PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173, 179)
-
-
-class Sizes:
-    """Sample sizes: a different prime for every name, so that no two dims look alike."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.names: dict[str, int] = {}
-        self._primes = iter(PRIMES)
-
-    def of(self, name: str) -> int:
-        """The size of a named dim."""
-        if name not in self.names:
-            self.names[name] = next(self._primes)
-        return self.names[name]
-
-    def shape(self, dims: Dims, first: str) -> tuple[int, ...]:
-        """A sample shape; the starred dims of ``first`` have sizes, those of other names are 1."""
-        star = dims.variadic
-        lead = [self.of(f"*{i}") if star == first else 1 for i in range(self.batch)] if star else []
-        return (*lead, *(self.fixed(word) for word in dims.fixed))
-
-    def fixed(self, word: str) -> int:
-        """The sample size of a dim that is a name, a number or a multiple."""
-        factor, _, name = word.rpartition("*")
-        if name.isdigit():
-            return int(name)
-        return int(factor or 1) * self.of(name)
-
-
-def sentinel(index: int) -> float:
-    """The number that stands for the scalar parameter at ``index``: no model has it, and no arithmetic makes it."""
-    return (161 + 2 * index) / 512  # exact in every float type, so that no cast hides it
 
 
 @dataclass
@@ -186,9 +151,7 @@ class PatternLibrary:
         returns = tuple(range(len(graph.outputs)))
         dims = {p.name: p.dims for p in declared.parameters if p.dims is not None}
         batch = {v: dims[n].variadic for v, n in tensors.items()}
-        leading = {
-            v: (star, len(v.shape) - len(dims[tensors[v]].fixed)) for v, star in batch.items() if star
-        }
+        leading = {v: (star, len(v.shape) - len(dims[tensors[v]].fixed)) for v, star in batch.items() if star}
         scalars = {n: name for name, n in samples.items() if isinstance(n, float)}
         _check_scalars(declared, spelling, graph, scalars)
         free = bool(leading) and _is_rank_free(graph, leading)
@@ -235,58 +198,6 @@ def ordered(fusions: Any) -> list[Fusion[Any, Any]]:
     return sorted(fusions, key=rank)
 
 
-def sample(parameters: Sequence[Parameter], dtype: DType, present: Sequence[str], sizes: Sizes) -> dict[str, Any]:
-    """Arguments to trace with: types of sampled sizes, sentinels for numbers, None for what is absent."""
-    first = next((p.dims.variadic for p in parameters if p.dims and p.dims.variadic and p.name in present), "")
-    found: dict[str, Any] = {}
-    for i, p in enumerate(parameters):
-        if p.dims is None:
-            found[p.name] = sentinel(i)
-        elif p.name not in present:
-            found[p.name] = None
-        else:
-            kind = DTYPES[p.dims.dtype] if p.dims.dtype else dtype
-            shape = sizes.shape(p.dims, first)
-            found[p.name] = TensorType(kind, shape, contiguous_strides(shape))
-    return found
-
-
-def symbolize(graph: Graph, sizes: Sizes) -> None:
-    """Turn the sample sizes of a traced graph, and multiples and products of them, into symbols of their names."""
-    symbols = {size: symbol(name.replace("*", "batch")) for name, size in sizes.names.items()}
-
-    def symbolic(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(symbolic, value))
-        if isinstance(value, bool) or not isinstance(value, int) or abs(value) < PRIMES[0]:
-            return value
-        for beyond in (0, 1, -1):  # the last element taken is one before the end of a slice with a step
-            expr, rest = 1, value + beyond
-            for prime, name in symbols.items():
-                while rest % prime == 0:
-                    expr, rest = expr * name, rest // prime
-            if expr != 1:
-                return expr * rest - beyond
-        return value
-
-    for value in [*graph.inputs, *(r for n in graph.nodes for r in n.results)]:
-        if isinstance(value.type, TensorType):
-            value.type = replace(value.type.with_shape(symbolic(value.type.shape)), device="cpu")
-    for node in graph.nodes:
-        if "device" in node.attributes:
-            node.attributes["device"] = "cpu"
-        number = node.attributes.get("value")
-        size = int(number) if isinstance(number, int | float) and not isinstance(number, bool) and number % 1 == 0 else 0
-        if not node.is_op("constant"):
-            node.attributes = {k: symbolic(v) for k, v in node.attributes.items()}
-        elif not isinstance(symbolic(size), int):
-            expr, dtype = symbolic(size), node.result.dtype
-            made = graph.add_node("size", (), {"expr": expr, "dtype": dtype, "device": "cpu"})
-            graph.replace_value(node.result, made.result)
-    graph.output_types = [v.type for v in graph.outputs]
-    graph.sort()
-
-
 def _check_scalars(declared: Declaration, spelling: str, graph: Graph, scalars: dict[float, str]) -> None:
     seen = {abs(n.attributes["value"]) for n in graph.nodes if n.is_op("constant")}
     seen |= {abs(n) for node in graph.nodes for _, n in node.attributes.get("scalars", ()) if isinstance(n, float)}
@@ -300,7 +211,7 @@ def _check_scalars(declared: Declaration, spelling: str, graph: Graph, scalars: 
 
 def _is_rank_free(graph: Graph, leading: dict[Value, tuple[str, int]]) -> bool:
     """Whether nothing in the pattern depends on the number of leading dims."""
-    batch_symbols = set()
+    batch_symbols: set[sympy.Symbol] = set()
     for value, (_, count) in leading.items():
         for n in value.shape[:count]:
             batch_symbols |= set() if isinstance(n, int) else n.free_symbols
@@ -350,5 +261,3 @@ def _fingerprint(pattern: Pattern) -> Any:
 
     roots = tuple(visit(v) for v in pattern.graph.outputs)
     return (tuple(rows), roots)
-
-

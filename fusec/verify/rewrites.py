@@ -54,6 +54,11 @@ class Verdict:
     def __bool__(self) -> bool:
         return self.passed
 
+    @property
+    def undecided(self) -> bool:
+        """It did not pass, yet nothing was found wrong: the graphs could not be run."""
+        return not self.passed and all(r.state != "differ" for r in self.results)
+
 
 def check_rewrite(before: Graph, after: Graph, exact: bool = True, seed: int = 0) -> Verdict:
     """Judge whether ``after`` may take the place of ``before``; both have the same inputs and outputs.

@@ -16,10 +16,7 @@ from fusec.viz.scene import Scene
 
 
 def view(model: Any, *inputs: Any, path: str | Path | None = None, title: str = "", **keywords: Any) -> str:
-    """Write the page of a model (compiled on sample inputs), of a compile or of a graph; returns its HTML.
-
-    Where a model has several graphs, the largest is drawn.
-    """
+    """Write the page of a model (compiled on sample inputs), of a compile or of a graph; returns its HTML."""
     text = render(explain(model, *inputs, title=title, **keywords))
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
@@ -27,12 +24,16 @@ def view(model: Any, *inputs: Any, path: str | Path | None = None, title: str = 
 
 
 def render(explanation: Explanation) -> str:
-    """The page of an explanation."""
-    subject = max(explanation.subjects, key=lambda s: len(s.imported or s.final), default=None)
-    if subject is None:
-        return page_of(explanation.title, Scene(), [], None)
-    if len(explanation.subjects) > 1:
-        explanation = explain_subjects([subject], explanation.title)
+    """The page of an explanation, the largest of its graphs first."""
+    subjects = sorted(explanation.subjects, key=lambda s: -len(s.imported or s.final))
+    if len(subjects) == 1:
+        return page_of(explanation.title, [_graph_data(explanation)])
+    parts = [explain_subjects([subject], explanation.title) for subject in subjects]
+    return page_of(explanation.title, [_graph_data(part) for part in parts])
+
+
+def _graph_data(explanation: Explanation) -> dict[str, Any]:
+    (subject,) = explanation.subjects
     numbers = {node: i for i, row in enumerate(explanation.kernels) for node in row.nodes}
     reasons = {node: f.reason for f in explanation.fallbacks for node in f.nodes}
 
@@ -48,7 +49,8 @@ def render(explanation: Explanation) -> str:
             scene.add_state(name, graph, facts if i == len(history) - 1 else lambda node: {})
             state = len(scene.states) - 1
         passes.append({"name": name, "state": state, **about})
-    return page_of(explanation.title, scene, passes, _report(explanation, scene) if subject.is_grouped else None)
+    report = _report(explanation, scene) if subject.is_grouped else None
+    return {"name": subject.final.name, "passes": passes, "report": report, **scene.to_json()}
 
 
 def _history(subject: Subject) -> list[tuple[str, Graph | None, dict[str, Any]]]:
@@ -93,12 +95,14 @@ def _report(explanation: Explanation, scene: Scene) -> dict[str, Any]:
     return data
 
 
-def page_of(title: str, scene: Scene, passes: Sequence[dict[str, Any]], report: dict[str, Any] | None) -> str:
+def page_of(title: str, graphs: Sequence[dict[str, Any]]) -> str:
     """Fill the template."""
-    data = {"title": title, "passes": list(passes), "report": report, **scene.to_json()}
     part = {name: _part(f"page.{name}") for name in ("html", "css", "js")}
     return Template(part["html"]).substitute(
-        title=html.escape(f"{title} · fusec"), style=part["css"], script=part["js"], data=embed(data)
+        title=html.escape(f"{title} · fusec"),
+        style=part["css"],
+        script=part["js"],
+        data=embed({"title": title, "graphs": list(graphs)}),
     )
 
 

@@ -71,7 +71,7 @@ def value_name(value: Value) -> str:
 def category(node: Node) -> str:
     """The class of colours."""
     if node.has(Trait.REGION):
-        return "kernel" if node.attributes.get("kind") == "kernel" else "declared"
+        return {"kernel": "kernel", "vendor": "contraction"}.get(str(node.attributes.get("kind")), "declared")
     for trait, name in (
         (Trait.OPAQUE, "opaque"), (Trait.WRITE, "write"), (Trait.CONTRACTION, "contraction"),
         (Trait.REDUCTION, "reduction"), (Trait.SOURCE, "source"), (Trait.VIEW, "view"),

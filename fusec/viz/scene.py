@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.debug.diff import diff_graphs
+from fusec.debug.subject import sources_of
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.viz import labels
@@ -96,7 +97,7 @@ class Scene:
             "category": labels.category(node),
             "types": [str(r.type) for r in node.results],
             "attributes": attributes,
-            "sources": [[s.module, s.file, s.line, s.op, s.text] for s in node.sources],
+            "sources": [[s.module, s.file, s.line, s.op, s.text] for s in sources_of(node)],
             **facts(node),
         }
         text = json.dumps(record, sort_keys=True, default=str)

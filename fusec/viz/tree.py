@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from fusec.debug.subject import sources_of
 from fusec.ir.graph import Graph, Node, Value
 from fusec.viz.labels import is_number
 
@@ -80,7 +81,7 @@ def segments(module: str) -> tuple[str, ...]:
 def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
     paths: dict[Node, tuple[str, ...]] = {}
     for node in reversed(graph.nodes):
-        found = [segments(s.module) for s in node.sources if s.module]
+        found = [segments(s.module) for s in sources_of(node) if s.module]
         if found:
             paths[node] = _shared_start(found)
         elif not node.sources:

@@ -3,7 +3,7 @@
 import math
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import TensorType, same_shape
+from fusec.ir.types import TensorType
 from fusec.passes.canonicalize.numbers import number_of
 from fusec.rewriting.driver import simplifies
 

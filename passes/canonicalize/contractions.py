@@ -15,7 +15,7 @@ def canonical_spec(spec: str) -> str:
     for label in "".join(terms):
         if label not in names:
             names[label] = _LETTERS[25 - (len(names) - len(out))]
-    rename = [''.join(names[label] for label in term) for term in [*terms, out]]
+    rename = ["".join(names[label] for label in term) for term in [*terms, out]]
     return ",".join(rename[:-1]) + "->" + rename[-1]
 
 

@@ -82,7 +82,7 @@ def _fold(op: str, numbers: list[Number], dtype: DType) -> Number | None:
 
 @simplifies("cast")
 def cast_of_number(graph: Graph, node: Node) -> Value | None:
-    """A cast number is the number, rounded to the type it had and then to the type it gets."""
+    """A cast number is the number, where no rounding changes it."""
     (x,) = node.operands
     n = number_of(x)
     dtype = node.result.dtype
@@ -90,7 +90,10 @@ def cast_of_number(graph: Graph, node: Node) -> Value | None:
         return None
     if dtype.kind == "int" and x.dtype.is_float:
         return None
-    return graph.constant(rounded(rounded(n, x.dtype), dtype), dtype, x.tensor.device)
+    # From f64 to f32 the number stays as precise as it is: whoever uses it rounds it to f32.
+    if rounded(rounded(n, x.dtype), dtype) != n and (x.dtype, dtype) != (F64, F32):
+        return None
+    return graph.constant(n if dtype.is_float else rounded(n, dtype), dtype, x.tensor.device)
 
 
 RULES = (constant_folding, cast_of_number)

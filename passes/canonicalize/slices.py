@@ -47,9 +47,8 @@ def slice_of_concat(graph: Graph, node: Node) -> Value | None:
 
 def _at_most(a: Size, b: Size) -> bool:
     """Whether a ≤ b for all values of the symbols."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a <= b
-    return same_size(a, b) or bool((b - a).is_nonnegative)
+    difference = simplify(b - a)
+    return difference >= 0 if isinstance(difference, int) else bool(difference.is_nonnegative)
 
 
 @simplifies("concat")
@@ -61,7 +60,8 @@ def concat_of_one(graph: Graph, node: Node) -> Value | None:
 @simplifies("concat")
 def concat_of_concat(graph: Graph, node: Node) -> Value | None:
     """Nested concatenations along one dim are one."""
-    dim, parts = node.attributes["dim"], []
+    dim = node.attributes["dim"]
+    parts: list[Value] = []
     for part in node.operands:
         inner = part.producer
         nested = inner is not None and inner.is_op("concat") and inner.attributes["dim"] == dim

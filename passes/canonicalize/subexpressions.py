@@ -46,7 +46,8 @@ def _exactly(value: object) -> Hashable:
     """1, 1.0, True, 0.0 and -0.0 are different constants; one NaN is as good as another."""
     if isinstance(value, float | int):
         return (type(value).__name__, repr(value))
-    return value  # type: ignore[return-value]
+    assert isinstance(value, Hashable)
+    return value
 
 
 def _roots(values: list[Value]) -> set[Node]:

@@ -26,9 +26,7 @@ def add_offset_rms_norm(x: Rows, residual: Rows, weight: Row, eps: float) -> tup
 
 
 @fusion
-def add_layer_norm(
-    x: Rows, residual: Rows, weight: Row | None, bias: Row | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_layer_norm(x: Rows, residual: Rows, weight: Row | None, bias: Row | None, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then shift and scale each row to mean 0 and variance 1."""
     h = x + residual
     return layer_norm(h, weight, bias, eps), h

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from fusec.rewriting.fusion import Dims, fusion
 
-Any = Annotated[Tensor, Dims("*batch cols")]
+Rows = Annotated[Tensor, Dims("*batch cols")]
 
 
 @fusion
-def gelu(x: Any) -> Tensor:
+def gelu(x: Rows) -> Tensor:
     """x·Φ(x), with Φ the normal distribution."""
     return F.gelu(x)
 
@@ -31,7 +31,7 @@ def times_inverse_root_two(x: Tensor) -> Tensor:
 
 
 @fusion
-def gelu_tanh(x: Any) -> Tensor:
+def gelu_tanh(x: Rows) -> Tensor:
     """Gelu by the tanh of a cubic polynomial."""
     return F.gelu(x, approximate="tanh")
 
@@ -49,13 +49,13 @@ def factored(x: Tensor) -> Tensor:
 
 
 @fusion
-def gelu_quick(x: Any) -> Tensor:
+def gelu_quick(x: Rows) -> Tensor:
     """Gelu by a logistic curve."""
     return x * torch.sigmoid(1.702 * x)
 
 
 @fusion
-def silu(x: Any) -> Tensor:
+def silu(x: Rows) -> Tensor:
     """x times its logistic curve."""
     return F.silu(x)
 
@@ -70,3 +70,9 @@ def times_sigmoid(x: Tensor) -> Tensor:
 def over_exponential(x: Tensor) -> Tensor:
     """As a quotient."""
     return x / (1.0 + torch.exp(-x))
+
+
+@fusion
+def gelu_tanh_scaled(x: Rows, slope: float) -> Tensor:
+    """Gelu by the tanh of a cubic polynomial, with √(2/π) as a number of its own."""
+    return 0.5 * x * (1.0 + torch.tanh(slope * (x + 0.044715 * torch.pow(x, 3.0))))

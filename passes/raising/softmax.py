@@ -44,10 +44,10 @@ def masked_upcast(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     return upcast(x * scale + mask)
 
 
-@scaled_masked_softmax.spelling
-def divided(x: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Scores divided by a number."""
-    return softmax(x / scale + mask)
+@fusion
+def divided_masked_softmax(x: Rows, mask: Mask, divisor: float) -> Tensor:
+    """Softmax of divided scores with an additive mask."""
+    return softmax(x / divisor + mask)
 
 
 @fusion
@@ -62,9 +62,9 @@ def filled_softmax(x: Rows, mask: Kept, fill: float) -> Tensor:
     return softmax(x.masked_fill(mask, fill))
 
 
-@filled_softmax.spelling
-def chosen(x: Tensor, mask: Tensor, fill: float) -> Tensor:
-    """The mask says what stays."""
+@fusion
+def chosen_softmax(x: Rows, mask: Kept, fill: float) -> Tensor:
+    """Softmax of scores that are replaced by a number where the mask is not set."""
     return softmax(torch.where(mask, x, fill))
 
 
@@ -74,7 +74,7 @@ def scaled_softmax(x: Rows, scale: float) -> Tensor:
     return softmax(x * scale)
 
 
-@scaled_softmax.spelling
-def divided_scores(x: Tensor, scale: float) -> Tensor:
-    """Scores divided by a number."""
-    return softmax(x / scale)
+@fusion
+def divided_softmax(x: Rows, divisor: float) -> Tensor:
+    """Softmax of divided scores."""
+    return softmax(x / divisor)

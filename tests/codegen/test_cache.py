@@ -98,7 +98,8 @@ def test_a_corrupt_kernel_is_rebuilt(tmp_path: Path) -> None:
     from fusec.codegen.cpp import build as module
     from fusec.errors import BuildError
 
-    text = '#include "vec.h"\nextern "C" EXPORT void one(void* const* buffers, const int64_t*) { *(float*)buffers[0] = 1; }\n'
+    signature = 'extern "C" EXPORT void one(void* const* buffers, const int64_t*)'
+    text = f'#include "vec.h"\n{signature} {{ *(float*)buffers[0] = 1; }}\n'
     config = Config(cache_dir=str(tmp_path / "cache"))
     (first,) = module.build([("one", text)], config)
     (library,) = (tmp_path / "cache").glob("*.so")

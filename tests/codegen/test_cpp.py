@@ -162,8 +162,9 @@ def test_every_reduction_folds(config: Config) -> None:
     n, kernels = symbol("n"), []
     for op in ("sum", "prod", "max", "min"):
         for dtype in (F32, F64, I64):
-            body = (Init("acc", op, dtype, True), Loop("j", 0, n, LANES, "tile", (
-                Load("v", "x", j), Update("acc", op, ("v",)))), Fold("r", op, "acc", dtype), Store("y", sympy.Integer(0), "r"))  # fmt: skip
+            loop = Loop("j", 0, n, LANES, "tile", (Load("v", "x", j), Update("acc", op, ("v",))))
+            zero = sympy.Integer(0)
+            body = (Init("acc", op, dtype, True), loop, Fold("r", op, "acc", dtype), Store("y", zero, "r"))
             buffers = (Buffer("x", dtype, n, "input"), Buffer("y", dtype, 1, "output"))
             kernels.append(Kernel(f"{op}_{dtype}", "row", buffers, ("n",), body))
     for kernel in built(config, *kernels):
@@ -173,7 +174,7 @@ def test_every_reduction_folds(config: Config) -> None:
             x = torch.randint(1, 3, (count,)).to(theirs) if op == "prod" else torch.randn(count).mul(50).to(theirs)
             y = torch.zeros(1, dtype=theirs)
             kernel((x, y), (count,))
-            expected = {"sum": x.sum, "prod": x.prod, "max": x.max, "min": x.min}[op]()
+            expected = getattr(x, op)()
             torch.testing.assert_close(y[0], expected.to(theirs), rtol=1e-5, atol=1e-5)
             if op in ("max", "min") and theirs.is_floating_point:
                 x[count // 2] = torch.nan
@@ -222,11 +223,19 @@ def test_names_of_functions_and_keywords_are_free(config: Config) -> None:
     torch.testing.assert_close(y, x.exp())
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype", "text"),
-    [(1e-6, F32, "1e-06f"), (2, F32, "2.0f"), (float("-inf"), F32, "-__builtin_inff()"), (3.5e38, F32, "__builtin_inff()"),
-     (True, BOOL, "true"), (-3, I64, "int64_t(-3)"), (0.1, F64, "0.1"), (float("nan"), F64, '__builtin_nan("")')],
-)  # fmt: skip
+LITERALS: list[tuple[float, DType, str]] = [
+    (1e-6, F32, "1e-06f"),
+    (2, F32, "2.0f"),
+    (float("-inf"), F32, "-__builtin_inff()"),
+    (3.5e38, F32, "__builtin_inff()"),
+    (True, BOOL, "true"),
+    (-3, I64, "int64_t(-3)"),
+    (0.1, F64, "0.1"),
+    (float("nan"), F64, '__builtin_nan("")'),
+]
+
+
+@pytest.mark.parametrize(("value", "dtype", "text"), LITERALS)
 def test_literals(value: float, dtype: DType, text: str) -> None:
     assert print_constant(Constant(value), dtype) == text
 
@@ -236,7 +245,12 @@ def test_sizes_evaluate_as_sympy_does() -> None:
     for e in (s * 3 - n, -s + 4, sympy.floor(s / 3), sympy.Mod(s, n), (s * n) / 2 + sympy.Rational(1, 2) * s,
               sympy.Max(s, n, 4), sympy.ceiling(s / 4), s**2, sympy.Integer(2) ** 40):  # fmt: skip
         text = print_size(e).replace("<int64_t>", "").replace("LL", "")
-        functions = {"floor_divide": lambda a, b: a // b, "remainder": lambda a, b: a % b, "minimum": min, "maximum": max}
+        functions = {
+            "floor_divide": lambda a, b: a // b,
+            "remainder": lambda a, b: a % b,
+            "minimum": min,
+            "maximum": max,
+        }
         for a, b in ((12, 4), (6, 3)):
             assert int(eval(text, functions, {"s": a, "n": b})) == e.subs({s: a, n: b}), text
 

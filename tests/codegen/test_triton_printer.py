@@ -6,7 +6,7 @@ import pytest
 import sympy
 import torch
 
-from fusec.codegen.kernel import Buffer, Compute, Constant, Kernel, Load, Loop, Store
+from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Kernel, Load, Loop, Store
 from fusec.codegen.triton.launch import InterpretedKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.sizes import size_text
@@ -343,6 +343,9 @@ def test_what_triton_cannot_hold_is_refused():
         print_kernel(scratch)
     with pytest.raises(ScheduleError, match="power of two"):
         print_kernel(pointwise([], [], 10, [], block=48))
+    part = Loop("j", 0, 20, 8, "tile", (Load("x", "a", J), Fold("r", "max", "x", F32)))
+    with pytest.raises(ScheduleError, match="several tiles"):
+        print_kernel(Kernel("k", "row", (Buffer("a", F32, 20, "input"),), (), (part,)))
     inner = Loop("j", 0, 8, 8, "tile", (Loop("g", 0, 8, 8, "tile", ()),))
     with pytest.raises(ScheduleError, match="two dimensions"):
         print_kernel(Kernel("k", "row", (), (), (inner,)))

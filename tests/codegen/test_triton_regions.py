@@ -1,5 +1,7 @@
 """Kernel regions as the pipeline makes them: right in the interpreter, within their buffers, no spills on any chip."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from fusec.debug.capture import capture_graphs
 from fusec.errors import ScheduleError
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
+from fusec.ir.printer import print_graph
 from fusec.models.gpt2 import GPT2
 from fusec.models.gpt2 import PRESETS as GPT2_PRESETS
 from fusec.models.inputs import padded_mask, sample_tokens
@@ -27,6 +30,12 @@ def kernel_regions(graph: Graph) -> list[Node]:
     config = Config(small_m=0)
     default_pipeline(config, "triton").run(graph, Context(config))
     return [node for node in graph if node.is_op("region")]
+
+
+def different(region: Node) -> str:
+    """The text of a region without names and places: equal layers have equal regions."""
+    lines = print_graph(region.body).splitlines()
+    return re.sub(r"%\w*[a-z]\w*", "%", "\n".join(line.partition("#")[0] for line in lines))
 
 
 def add_rms_norm(x, residual, weight):
@@ -83,16 +92,14 @@ def test_functions(function, symbolic, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name, dynamic, dtype", [("llama", False, torch.bfloat16), ("gpt2", True, torch.float32)])
 def test_models(name, dynamic, dtype):
     model = Llama(LLAMA_PRESETS["tiny"]) if name == "llama" else GPT2(GPT2_PRESETS["tiny"])
     inputs = sample_tokens(100, 2, 9), padded_mask(2, 9, "left")
     (graph,) = capture_graphs(model.to(dtype).eval(), inputs, dynamic=dynamic)
-    regions = kernel_regions(graph)
+    regions = {different(region): region for region in kernel_regions(graph)}
     assert len(regions) > 4
-    for region in regions:
+    for region in regions.values():
         check = check_region(region, region.attributes["label"] or name)
         assert check.ok, check
 

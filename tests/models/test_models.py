@@ -199,3 +199,15 @@ def test_presets_build(module: Any) -> None:
     for name, size in sizes.items():
         if name in published_sizes and not (module is bert and name == "base"):
             assert abs(size / published_sizes[name] - 1) < 0.02, (name, size)
+
+
+def test_decode_compiles_once_without_breaks(llama_pair: tuple[llama.Llama, nn.Module]) -> None:
+    ours, _ = llama_pair
+    tokens = sample_tokens(512, 1, 5)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="eager", fullgraph=True, dynamic=False)
+    cache, expected = ours.new_cache(1, 8), ours(tokens)
+    steps = [compiled(tokens[:, i : i + 1], cache=cache) for i in range(2)]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        steps += [compiled(tokens[:, i : i + 1], cache=cache) for i in range(2, 5)]
+    assert_equal_where_real(torch.cat(steps, 1), expected, torch.ones(1, 5))

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fusec.debug.explain import explain
+from fusec.debug.explain import explain, explain_subjects
+from fusec.debug.subject import subject_of
 from fusec.ir.graph import Graph, Source
 from fusec.viz.html import embed, view
 from fusec.viz.scene import states_of
@@ -15,7 +16,8 @@ from tests.tools.sample import HOSTILE, compiled, decoder, tensor
 def data_of(page: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    return json.loads(found.group(1))  # type: ignore[no-any-return]
+    data = json.loads(found.group(1))
+    return {"title": data["title"], **data["graphs"][0]}
 
 
 def hostile_graph() -> Graph:
@@ -96,6 +98,14 @@ def test_modules_are_groups_and_lone_nodes_are_not() -> None:
     names = {g["name"] for g in groups.values()}
     assert {"layers.0", "layers.1", "self_attn", "mlp"} <= names
     assert "q_proj" not in names and "layers" not in names
+
+
+def test_every_graph_of_a_model_is_on_the_page() -> None:
+    page = view(explain_subjects([subject_of(compiled(1)), subject_of(compiled(2))], "two graphs"))
+    found = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    sizes = [len(g["states"][0]["nodes"]) for g in json.loads(found.group(1))["graphs"]]
+    assert len(sizes) == 2 and sizes[0] > sizes[1]
 
 
 def test_graph_that_was_not_compiled_has_a_page_without_a_report() -> None:

@@ -1,6 +1,9 @@
 "use strict";
 // Every text from the graph reaches the page through textContent or the canvas, never as HTML.
-const page = JSON.parse(document.getElementById("data").textContent);
+const everything = JSON.parse(document.getElementById("data").textContent);
+const wish = new URLSearchParams(location.hash.slice(1));
+const graphNumber = Math.max(0, Math.min(everything.graphs.length - 1, Number(wish.get("graph") || 0)));
+const page = everything.graphs[graphNumber];
 const { states, records, report } = page;
 const $ = id => document.getElementById(id);
 const canvas = $("canvas"), pen = canvas.getContext("2d");
@@ -466,7 +469,7 @@ const lists = {
     return report.fallbacks.map(f => row("opaque", f.count > 1 ? `${brief(f.name)}  ×${f.count}` : brief(f.name), amount(f.bytes, "B"), [f.reason, ...f.sources.slice(0, 1)].filter(Boolean).join(" · "), null, f.nodes[0], f.nodes));
   },
   Misses() { return report.near_misses.map(remarkRow); },
-  Remarks() { return report.remarks.map(remarkRow); },
+  Remarks() { return [...report.remarks].sort((a, b) => (b.kind === "failure") - (a.kind === "failure")).map(remarkRow); },
 };
 function remarkRow(r) {
   const out = row("", r.message, r.figures && r.figures.count > 1 ? `×${r.figures.count}` : "", [r.reason, r.sources[0]].filter(Boolean).join(" · "), null, null, null);
@@ -493,7 +496,12 @@ function tab(name) {
   if (all.length > most) $("list").append(el("div", { className: "empty", textContent: `… and ${all.length - most} more` }));
 }
 function header() {
-  $("name").textContent = page.title; $("name").title = page.title;
+  $("name").textContent = everything.title; $("name").title = everything.title;
+  if (everything.graphs.length > 1) { // each graph is a page of its own: what is open in one means nothing in another
+    const choice = el("select", { title: "Graphs of this model", ariaLabel: "Graph", onchange: () => { location.hash = `graph=${choice.value}`; location.reload(); } },
+      everything.graphs.map((g, i) => el("option", { value: i, selected: i === graphNumber, textContent: `${g.name} ${i + 1} of ${everything.graphs.length}, ${plural(Object.keys(g.states[0].nodes).length, "node")}` })));
+    $("name").after(choice);
+  }
   if (!report) { $("left").remove(); document.querySelector("main").style.gridTemplateColumns = "minmax(0, 1fr) auto"; return; }
   for (const [value, name] of report.headline) $("figures").append(el("div", { className: "figure" }, el("b", { textContent: typeof value === "number" ? value.toLocaleString("en") : value }), el("span", { textContent: name })));
   for (const [name, shares] of Object.entries(report.coverage)) {
@@ -604,7 +612,6 @@ $("theme").onclick = theme;
 
 // ---- Start
 
-const wish = new URLSearchParams(location.hash.slice(1));
 document.documentElement.dataset.theme = wish.get("theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 palette(); header(); timeline(); legend(); resize();
 if (wish.has("state")) at = Math.max(0, Math.min(states.length - 1, Number(wish.get("state"))));

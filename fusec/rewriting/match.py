@@ -1,0 +1,141 @@
+"""Patterns, matches, and matches that failed."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import sympy
+
+from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import F64, DType, Size
+from fusec.rewriting.fusion import Clause
+
+Number: TypeAlias = "float | int | bool"
+
+
+@dataclass(eq=False)
+class Pattern:
+    """A canonical pattern graph and what its parts stand for."""
+
+    name: str
+    spelling: str
+    graph: Graph
+    tensors: dict[Value, str]
+    """Graph inputs and the parameters they stand for."""
+    leading: dict[Value, tuple[str, int]]
+    """For a graph input with a starred dim: its name, and how many dims it stands for here."""
+    scalars: dict[float, str]
+    """The numbers that stand for scalar parameters."""
+    returns: tuple[int, ...]
+    """For each graph output, its position in what the declaration returns."""
+    any_rank: bool
+    """Whether the starred dims may be of any number, as nothing in the pattern depends on it."""
+    clauses: Sequence[Clause] = ()
+
+    def __post_init__(self) -> None:
+        self.nodes = self.graph.nodes
+        self.size = sum(1 for n in self.nodes if not n.has(Trait.SOURCE))
+        self.root = _root(self.graph)
+        self.ops = {n.op.name for n in self.nodes if not n.has(Trait.SOURCE)}
+        weighed = [n for n in self.nodes if not n.has(Trait.SOURCE)]
+        self.anchor = max(weighed, key=_rarity) if weighed else None
+
+    @property
+    def anchor_op(self) -> str:
+        """The operation that tells this pattern best from others."""
+        return self.anchor.op.name if self.anchor else ""
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether it has an operation rare enough for an attempt that failed to be worth a remark."""
+        return self.anchor is not None and _rarity(self.anchor) >= _RARE.index("contraction")
+
+
+_RARE = (
+    "cast", "mul", "add", "sub", "reshape", "permute", "expand", "div", "neg", "slice", "where", "contraction", "sum",
+    "max", "concat", "exp", "region", "sqrt", "reciprocal", "sigmoid", "tanh", "rsqrt", "erf",
+)  # fmt: skip
+
+
+def _rarity(node: Node) -> int:
+    return _RARE.index(node.op.name) if node.op.name in _RARE else len(_RARE)
+
+
+def _root(graph: Graph) -> Value:
+    """The output from which most of the pattern can be reached."""
+    return max(graph.outputs, key=lambda v: len(_cone(v)))
+
+
+def _cone(value: Value) -> set[Node]:
+    found: set[Node] = set()
+    stack = [value.producer]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += [v.producer for v in node.operands]
+    return found
+
+
+@dataclass(frozen=True)
+class Match:
+    """One occurrence of a pattern."""
+
+    pattern: Pattern
+    nodes: dict[Node, Node]
+    """Pattern nodes and the nodes they stand for."""
+    values: dict[Value, Value]
+    """Pattern values and the values they stand for."""
+    scalars: dict[str, "Number | Value"]
+    sizes: dict[sympy.Symbol, Size]
+
+    def tensor(self, name: str) -> Value | None:
+        """What a tensor parameter stands for; None where it is absent."""
+        return next((self.values[v] for v, n in self.pattern.tensors.items() if n == name and v in self.values), None)
+
+    @property
+    def outputs(self) -> list[Value]:
+        """What the outputs of the pattern stand for."""
+        return [self.values[v] for v in self.pattern.graph.outputs]
+
+
+@dataclass(frozen=True)
+class MatchFailure:
+    """The best attempt of a match that failed."""
+
+    fusion: str
+    spelling: str
+    depth: int
+    """How many nodes fitted."""
+    size: int
+    """How many the pattern has."""
+    root: Node
+    anchor: Node | None
+    """What stood for the pattern's most telling node, if the attempt came that far."""
+    node: Node | None
+    """The node at fault."""
+    clause: str
+    """``operation``, ``attribute``, ``constant``, ``type``, ``shape``, ``users``, ``convex``, or a declared clause."""
+    expected: str
+    found: str
+    sources: tuple[Source, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.depth} of {self.size} operations fit (spelling {self.spelling}), then {self.clause}: "
+            f"expected {self.expected}, found {self.found}"
+        )
+
+
+def same_number(a: Number, b: Number, dtype: DType) -> bool:
+    """Whether two constants are one in the type that the operation computes in."""
+    if a == b or (a != a and b != b):
+        return True
+    if not dtype.is_float or dtype == F64:
+        return False
+    try:
+        return bool(struct.pack("f", a) == struct.pack("f", b))
+    except OverflowError:
+        return False

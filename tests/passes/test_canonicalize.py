@@ -1,0 +1,277 @@
+"""Canonicalisation: each rule keeps the meaning, leaves what would change a bit, and gives one form."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fusec.config import Config
+from fusec.frontend import trace
+from fusec.ir.graph import Graph
+from fusec.ir.parser import parse_graph
+from fusec.ir.types import BF16, F16, F32
+from fusec.passes.canonicalize import RULES, normalize
+from fusec.passes.canonicalize.contractions import canonical_spec
+from fusec.passes.canonicalize.numbers import rounded
+from fusec.pipeline import Context
+from fusec.rewriting.driver import simplify_graph
+from fusec.verify.interpreter import evaluate
+
+
+def row(body: str, inputs: str = "%x: f32[3, 4]") -> Graph:
+    return parse_graph(f"graph g({inputs}) {{\n{body}\n}}\n")
+
+
+CASES: dict[str, tuple[str, str, list[str]]] = {
+    "constant-folding": ("%x: f32[3, 4]", "%a: f32[] = add(1.5:f32, 2.0:f32)\n%r: f32[3, 4] = mul(%x, %a)", ["mul"]),
+    "cast-of-number": (
+        "%x: bf16[3, 4]",
+        '%c: f32[] = constant() {value=0.125, dtype=f32, device="cpu"}\n'
+        "%a: bf16[] = cast(%c) {dtype=bf16}\n%r: bf16[3, 4] = mul(%x, %a)",
+        ["mul"],
+    ),
+    "neutral-cast": ("%x: f32[3, 4]", "%a: f32[3, 4] = cast(%x) {dtype=f32}\n%r: f32[3, 4] = exp(%a)", ["exp"]),
+    "cast-through-wider": (
+        "%x: bf16[3, 4]",
+        "%a: f32[3, 4] = cast(%x) {dtype=f32}\n%b: bf16[3, 4] = cast(%a) {dtype=bf16}\n%r: bf16[3, 4] = exp(%b)",
+        ["exp"],
+    ),
+    "constant-right": ("%x: f32[3, 4]", "%r: f32[3, 4] = add(2.0, %x)", ["add"]),
+    "times-one": ("%x: f32[3, 4]", "%a: f32[3, 4] = mul(%x, 1.0)\n%r: f32[3, 4] = exp(%a)", ["exp"]),
+    "plus-zero": ("%x: f32[3, 4]", "%a: f32[3, 4] = sub(%x, 0.0)\n%r: f32[3, 4] = exp(%a)", ["exp"]),
+    "minus-constant": ("%x: f32[3, 4]", "%r: f32[3, 4] = sub(%x, 0.1)", ["add"]),
+    "plus-negative": (
+        "%x: f32[3, 4]",
+        "%a: f32[3, 4] = neg(%x)\n%b: f32[3, 4] = exp(%x)\n%r: f32[3, 4] = add(%a, %b)",
+        ["exp", "sub"],
+    ),
+    "times-minus-one": ("%x: f32[3, 4]", "%r: f32[3, 4] = mul(%x, -1.0)", ["neg"]),
+    "double-negation": (
+        "%x: f32[3, 4]",
+        "%a: f32[3, 4] = neg(%x)\n%b: f32[3, 4] = neg(%a)\n%r: f32[3, 4] = exp(%b)",
+        ["exp"],
+    ),
+    "small-power": ("%x: f32[3, 4]", "%r: f32[3, 4] = pow(%x, 3.0)", ["mul", "mul"]),
+    "divide-by-power-of-two": ("%x: f32[3, 4]", "%r: f32[3, 4] = div(%x, 8.0)", ["mul"]),
+    "one-over": ("%x: f32[3, 4]", "%r: f32[3, 4] = div(1.0, %x)", ["reciprocal"]),
+    "reciprocal-root": ("%x: f32[3, 4]", "%a: f32[3, 4] = sqrt(%x)\n%r: f32[3, 4] = reciprocal(%a)", ["rsqrt"]),
+    "settled-choice": (
+        "%x: f32[3, 4], %m: bool[3, 4]",
+        "%a: f32[3, 4] = where(%m, %x, %x)\n%r: f32[3, 4] = exp(%a)",
+        ["exp"],
+    ),
+    "neutral-truth": (
+        "%m: bool[3, 4]",
+        '%c: bool[] = constant() {value=true, dtype=bool, device="cpu"}\n'
+        "%a: bool[3, 4] = and(%m, %c)\n%r: bool[3, 4] = not(%a)",
+        ["not"],
+    ),
+    "same-shape-view": (
+        "%x: f32[3, 4]",
+        "%a: f32[3, 4] = reshape(%x) {shape=(3, 4)}\n%r: f32[3, 4] = exp(%a)",
+        ["exp"],
+    ),
+    "identity-permute": (
+        "%x: f32[3, 4]",
+        "%a: f32[3, 4] = permute(%x) {dims=(0, 1)}\n%r: f32[3, 4] = exp(%a)",
+        ["exp"],
+    ),
+    "full-slice": (
+        "%x: f32[3, 4]",
+        "%a: f32[3, 4] = slice(%x) {dim=-1, start=0, stop=4, step=1}\n%r: f32[3, 4] = exp(%a)",
+        ["exp"],
+    ),
+    "reshape-of-reshape": (
+        "%x: f32[3, 4]",
+        "%a: f32[12] = reshape(%x) {shape=(12,)}\n%r: f32[2, 6] = reshape(%a) {shape=(2, 6)}",
+        ["reshape"],
+    ),
+    "permute-of-permute": (
+        "%x: f32[3, 4, 5]",
+        "%a: f32[5, 3, 4] @(1, 20, 5) = permute(%x) {dims=(2, 0, 1)}\n"
+        "%r: f32[4, 5, 3] @(5, 1, 20) = permute(%a) {dims=(2, 0, 1)}",
+        ["permute"],
+    ),
+    "expand-of-expand": (
+        "%x: f32[1, 4]",
+        "%a: f32[3, 4] @(0, 1) = expand(%x) {shape=(3, 4)}\n%r: f32[2, 3, 4] @(0, 0, 1) = expand(%a) {shape=(2, 3, 4)}",
+        ["expand"],
+    ),
+    "permute-of-ones": ("%x: f32[3, 1, 4]", "%r: f32[1, 3, 4] @(4, 4, 1) = permute(%x) {dims=(1, 0, 2)}", ["reshape"]),
+    "implicit-broadcast": (
+        "%x: f32[3, 4], %y: f32[4]",
+        "%a: f32[3, 4] @(0, 1) = expand(%y) {shape=(3, 4)}\n%r: f32[3, 4] = add(%x, %a)",
+        ["add"],
+    ),
+    "compute-before-expanding": (
+        "%y: f32[4]",
+        "%a: f32[3, 4] @(0, 1) = expand(%y) {shape=(3, 4)}\n%r: f32[3, 4] = exp(%a)",
+        ["exp", "expand"],
+    ),
+    "slice-of-slice": (
+        "%x: f32[3, 12]",
+        "%a: f32[3, 5] @(12, 2) = slice(%x) {dim=-1, start=1, stop=11, step=2}\n"
+        "%r: f32[3, 2] @(12, 4) = slice(%a) {dim=-1, start=1, stop=5, step=2}",
+        ["slice"],
+    ),
+    "slice-of-concat": (
+        "%x: f32[3, 4], %y: f32[3, 5]",
+        "%a: f32[3, 9] = concat(%x, %y) {dim=-1}\n%r: f32[3, 2] @(9, 1) = slice(%a) {dim=-1, start=5, stop=7, step=1}",
+        ["slice"],
+    ),
+    "concat-of-one": ("%x: f32[3, 4]", "%a: f32[3, 4] = concat(%x) {dim=-1}\n%r: f32[3, 4] = exp(%a)", ["exp"]),
+    "concat-of-concat": (
+        "%x: f32[3, 4]",
+        "%e: f32[3, 4] = exp(%x)\n%a: f32[3, 8] = concat(%x, %e) {dim=-1}\n%r: f32[3, 12] = concat(%a, %x) {dim=-1}",
+        ["exp", "concat"],
+    ),
+    "concat-of-neighbours": (
+        "%x: f32[3, 6]",
+        "%a: f32[3, 2] @(6, 1) = slice(%x) {dim=-1, start=1, stop=3, step=1}\n"
+        "%b: f32[3, 2] @(6, 1) = slice(%x) {dim=-1, start=3, stop=5, step=1}\n%c: f32[3, 4] = concat(%a, %b) {dim=-1}\n"
+        "%r: f32[3, 4] = exp(%c)",
+        ["slice", "exp"],
+    ),
+    "canonical-labels": (
+        "%x: f32[3, 4], %w: f32[5, 4]",
+        '%r: f32[3, 5] = contraction(%x, %w) {spec="mk,nk->mn"}',
+        ["contraction"],
+    ),
+    "permuted-operand": (
+        "%x: f32[3, 4], %w: f32[4, 5]",
+        '%a: f32[5, 4] @(1, 5) = permute(%w) {dims=(1, 0)}\n%r: f32[3, 5] = contraction(%x, %a) {spec="az,bz->ab"}',
+        ["contraction"],
+    ),
+    "flattened-rows": (
+        "%x: f32[2, 3, 4], %w: f32[5, 4]",
+        '%a: f32[6, 4] = reshape(%x) {shape=(6, 4)}\n%b: f32[6, 5] = contraction(%a, %w) {spec="az,bz->ab"}\n'
+        "%r: f32[2, 3, 5] = reshape(%b) {shape=(2, 3, 5)}",
+        ["contraction"],
+    ),
+    "flattened-operands": (
+        "%x: f32[2, 3, 4], %w: f32[4]",
+        "%a: f32[6, 4] = reshape(%x) {shape=(6, 4)}\n%b: f32[6, 4] = add(%a, %w)\n"
+        "%r: f32[2, 3, 4] = reshape(%b) {shape=(2, 3, 4)}",
+        ["add"],
+    ),
+}
+
+
+def graph_of(name: str) -> Graph:
+    inputs, body, _ = CASES[name]
+    return row(body + "\nreturn %r", inputs)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {r.name for r in RULES} == set(CASES)
+    assert all(r.meaning for r in RULES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_applies_and_keeps_the_meaning(name: str) -> None:
+    graph, context = graph_of(name), Context(Config(verify=True))
+    normalize(graph, context)
+    assert name in {r.subject for r in context.remarks.of("passed")}
+    assert not context.remarks.of("failure"), [str(r) for r in context.remarks.of("failure")]
+    assert [n.op.name for n in graph.nodes if not n.is_op("constant")] == CASES[name][2]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_results_are_bitwise_those_of_before(name: str) -> None:
+    graph = graph_of(name)
+    rule = next(r for r in RULES if r.name == name)
+    inputs = [_sample(v.type) for v in graph.inputs]
+    before = evaluate(graph, inputs)
+    normalize(graph)
+    after = evaluate(graph, inputs)
+    for a, b in zip(before, after, strict=True):
+        assert torch.allclose(a, b, equal_nan=True) if not rule.exact else torch.equal(a, b)
+
+
+def _sample(ty: Any) -> torch.Tensor:
+    kinds = {"f32": torch.float32, "bf16": torch.bfloat16, "bool": torch.bool}
+    x = torch.randn([int(n) for n in ty.shape], generator=torch.Generator().manual_seed(1)).abs() + 0.5
+    return x > 1 if ty.dtype.name == "bool" else x.to(kinds[ty.dtype.name])
+
+
+LEFT_ALONE = {
+    "x + 0 turns -0 into 0": "%r: f32[3, 4] = add(%x, 0.0)",
+    "f32 to bf16 and back rounds": "%a: bf16[3, 4] = cast(%x) {dtype=bf16}\n%r: f32[3, 4] = cast(%a) {dtype=f32}",
+    "x / 3 is not x times a third": "%r: f32[3, 4] = div(%x, 3.0)",
+    "the square root of a power is not the same at -inf": "%r: f32[3, 4] = pow(%x, 0.5)",
+    "a mean stays a division": "%a: f32[3, 1] = sum(%x) {dims=(-1,)}\n%r: f32[3, 1] = div(%a, 4.0)",
+}
+
+
+@pytest.mark.parametrize("why", LEFT_ALONE)
+def test_what_would_change_a_bit_is_left(why: str) -> None:
+    graph = row(LEFT_ALONE[why] + "\nreturn %r")
+    before = str(graph)
+    normalize(graph)
+    assert str(graph) == before
+
+
+def test_an_output_is_never_another_name_of_an_input_or_output() -> None:
+    graph = row("%a: f32[3, 4] = mul(%x, 1.0)\n%b: f32[3, 4] = exp(%x)\n%c: f32[3, 4] = exp(%x)\nreturn %a, %b, %c")
+    normalize(graph)
+    assert len(set(graph.outputs)) == 3
+    assert graph.inputs[0] not in graph.outputs
+
+
+def test_storage_that_is_written_to_is_not_shared() -> None:
+    graph = row(
+        "%a: f32[3, 4] = exp(%x)\n%b: f32[3, 4] = exp(%x)\n%c: f32[3, 4] = tanh(%x)\n"
+        "%w: f32[3, 4] = write(%a, %c)\n%v: f32[3, 4] = write(%b, %x)\nreturn %w, %v"
+    )
+    normalize(graph)
+    assert sum(n.is_op("exp") for n in graph.nodes) == 2
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        lambda x, w, b: torch.nn.functional.linear(x, w, b),
+        lambda x, w, b: torch.addmm(b, x.reshape(-1, 8), w.t()).view(2, 3, 5),
+        lambda x, w, b: (x.reshape(6, 8) @ w.transpose(0, 1)).reshape(2, 3, 5) + b,
+        lambda x, w, b: torch.matmul(x, w.t()) + b.expand(2, 3, 5),
+        lambda x, w, b: b + torch.matmul(x, w.permute(1, 0).contiguous()),
+    ],
+)
+def test_a_linear_layer_has_one_form(spelled: Callable[..., Any]) -> None:
+    graph = trace(spelled, [torch.randn(2, 3, 8), torch.randn(5, 8), torch.randn(5)], symbolic=False)
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == ["contraction", "add"]
+    assert graph.nodes[0].attributes["spec"] == "abz,cz->abc"
+
+
+def test_labels() -> None:
+    assert canonical_spec("mk,nk->mn") == "az,bz->ab"
+    assert canonical_spec("bhqd,bhkd->bhqk") == "abcz,abdz->abcd"
+    assert canonical_spec("xyk,zyk->xz") == "azy,bzy->ab"
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(F32, torch.float32), (BF16, torch.bfloat16), (F16, torch.float16)])
+def test_rounding_is_torchs(dtype: Any, kind: torch.dtype) -> None:
+    for x in (0.1, 1 / 3, 1e-9, 65519.0, 3.0e38, -2.7182818, 1.00390625, 1.01171875):
+        assert rounded(x, dtype) == torch.tensor(x, dtype=torch.float64).to(kind).item()
+
+
+def test_a_vetoed_application_is_not_made() -> None:
+    graph = graph_of("double-negation")
+    context = Context(Config(apply="!0"))
+    normalize(graph, context)
+    assert [n.op.name for n in graph.nodes] == ["neg", "neg", "exp"]
+    assert "not selected" in context.remarks[0].reason
+
+
+def test_a_rule_that_raises_is_left_out() -> None:
+    from fusec.rewriting.driver import Simplification
+
+    def broken(graph: Graph, node: Any) -> None:
+        raise KeyError("a bug")
+
+    context = Context()
+    simplify_graph(graph_of("one-over"), [Simplification("broken", ("div",), broken, True)], context)
+    (failure,) = context.remarks.of("failure")
+    assert "broken" in failure.message

@@ -1,0 +1,155 @@
+"""Declarations: what they accept, what they refuse, and that clauses, rewrites and user fusions take effect."""
+
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusec import passes
+from fusec.config import Config
+from fusec.errors import DeclarationError
+from fusec.frontend import trace
+from fusec.ir.graph import Graph
+from fusec.ir.types import TensorType
+from fusec.passes.canonicalize import normalize
+from fusec.passes.patterns import trace_types
+from fusec.pipeline import Context
+from fusec.rewriting.application import apply_declared
+from fusec.rewriting.fusion import FUSIONS, Dims, fusion
+from fusec.rewriting.pattern import PatternLibrary
+from fusec.rewriting.rule import REWRITES, rewrite
+from fusec.verify.declarations import regions_named
+
+Rows = Annotated[Tensor, Dims("*batch cols")]
+
+
+@pytest.fixture(autouse=True)
+def own_registry():  # type: ignore[no-untyped-def]
+    passes.declare_all()
+    fusions, rewrites = dict(FUSIONS), dict(REWRITES)
+    yield
+    for registry, saved in ((FUSIONS, fusions), (REWRITES, rewrites)):
+        registry.clear()  # type: ignore[attr-defined]
+        registry.update(saved)  # type: ignore[arg-type]
+
+
+def normal(function: Any, *samples: Any) -> Graph:
+    graph = trace(function, samples, symbolic=False)
+    normalize(graph)
+    return graph
+
+
+def library() -> PatternLibrary:
+    return PatternLibrary(trace_types, normalize)
+
+
+def test_a_clause_decides_and_explains() -> None:
+    @fusion
+    def squared_exponential(x: Rows) -> Tensor:
+        """exp(x)²"""
+        return torch.exp(x) * torch.exp(x)
+
+    @squared_exponential.where
+    def rows_are_short(x: TensorType) -> bool:
+        """A row fits one register."""
+        return isinstance(x.shape[-1], int) and x.shape[-1] <= 8
+
+    for cols, count in ((8, 1), (9, 0)):
+        context = Context()
+        graph = normal(squared_exponential.function, torch.randn(3, cols))
+        assert apply_declared(squared_exponential, graph, library(), context) == count
+        assert bool(context.failures) == (not count)
+    (missed,) = context.failures.values()
+    assert missed.clause == "rows_are_short"
+    assert "fits one register" in missed.expected
+    assert "f32[3, 9]" in missed.found
+
+
+def test_a_scalar_is_a_variable_and_its_value_is_kept() -> None:
+    @fusion
+    def shifted_tanh(x: Rows, shift: float) -> Tensor:
+        """tanh(x - shift)"""
+        return torch.tanh(x - shift)
+
+    graph = normal(lambda x: torch.tanh(x - 0.75), torch.randn(3, 5))
+    assert apply_declared(shifted_tanh, graph, library()) == 1
+    (region,) = regions_named(graph, "shifted_tanh")
+    assert region.attributes["scalars"] == (("shift", 0.75),)
+
+
+def test_results_that_nobody_reads_are_left_out() -> None:
+    @fusion
+    def sum_and_sine(x: Rows, y: Rows) -> tuple[Tensor, Tensor]:
+        """sin(x + y), and x + y"""
+        h = x + y
+        return torch.sin(h), h
+
+    for used, returns in ((False, (0,)), (True, (0, 1))):
+        graph = normal(
+            lambda x, y, used=used: (torch.sin(x + y), x + y) if used else torch.sin(x + y),
+            torch.randn(3, 5),
+            torch.randn(3, 5),
+        )
+        assert apply_declared(sum_and_sine, graph, library()) == 1
+        assert regions_named(graph, "sum_and_sine")[0].attributes["returns"] == returns
+
+
+def test_a_user_fusion_builds_on_the_built_in_ones() -> None:
+    @fusion
+    def squared_norm(x: Rows, weight: Annotated[Tensor, Dims("cols")], eps: float) -> Tensor:
+        """The square of an RMS norm."""
+        h = FUSIONS["rms_norm"](x, weight, eps)
+        return h * h
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        y = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)) * w
+        return y * y
+
+    graph = trace(model, [torch.randn(4, 8), torch.randn(8)], symbolic=False)
+    context = Context(Config(disable="group"))
+    passes.default_pipeline(context.config).run(graph, context)
+    (region,) = regions_named(graph, "squared_norm")
+    assert regions_named(region.body, "rms_norm")
+
+
+def test_an_identity_is_applied_from_left_to_right() -> None:
+    @rewrite
+    def exponential_of_sum(x: Rows, y: Rows) -> Tensor:
+        """eˣ·eʸ = eˣ⁺ʸ"""
+        return torch.exp(x) * torch.exp(y)
+
+    @exponential_of_sum.to
+    def _(y: Rows, x: Rows) -> Tensor:
+        return torch.exp(x + y)
+
+    graph = normal(lambda a, b: torch.exp(a) * torch.exp(b), torch.randn(3, 5), torch.randn(3, 5))
+    assert apply_declared(exponential_of_sum, graph, library()) == 1
+    assert [n.op.name for n in graph.nodes] == ["add", "exp"]
+
+
+def test_what_is_declared_wrongly_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="no dims"):
+        fusion(lambda x: x)
+
+    @fusion
+    def twice(x: Rows) -> Tensor:
+        """2x"""
+        return x + x
+
+    with pytest.raises(DeclarationError, match="unknown"):
+        twice.where(lambda weight: True)
+    with pytest.raises(DeclarationError, match="takes"):
+        twice.spelling(lambda y: y)  # type: ignore[misc]
+
+
+def test_a_scalar_that_is_lost_is_an_error() -> None:
+    @fusion
+    def lost(x: Rows, eps: float) -> Tensor:
+        """x·eps², computed before it meets x."""
+        return torch.exp(x * (eps * eps))
+
+    made = library()
+    graph = normal(lambda x: torch.exp(x * 0.25), torch.randn(2, 3))
+    assert apply_declared(lost, graph, made) == 0
+    assert "does not reach" in made.broken["lost", "reference"]

@@ -1,0 +1,108 @@
+"""Pipelines: their text form, their record, numbered applications, and passes that fail."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from fusec import passes
+from fusec.config import Config
+from fusec.errors import OptionError
+from fusec.ir.graph import Graph
+from fusec.ir.types import F32, TensorType, contiguous_strides
+from fusec.pipeline import Context, Pipeline, Selector
+
+
+def small_graph() -> Graph:
+    graph = Graph()
+    x = graph.add_input(TensorType(F32, (4, 8), contiguous_strides((4, 8))), "x")
+    half = graph.add_node("div", [x, graph.constant(2.0, F32)]).result
+    graph.set_outputs([graph.add_node("exp", [half]).result])
+    return graph
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """Changes the graph, then raises."""
+
+    name: ClassVar[str] = "breaks"
+
+    def apply(self, graph: Graph, context: Context) -> None:
+        graph.set_outputs([graph.inputs[0]])
+        graph.erase_dead()
+        raise RuntimeError("a bug")
+
+
+def test_the_text_form_reads_back() -> None:
+    text = "canonicalize,raise{only=rms_norm+silu},fuse"
+    pipeline = Pipeline.parse(text, passes.known_passes())
+    assert str(pipeline) == text
+    assert str(Pipeline.parse(str(pipeline), passes.known_passes())) == text
+
+
+@pytest.mark.parametrize("text", ["canonicalise", "raise{sole=x}", "raise{", "canonicalize raise"])
+def test_a_wrong_text_form_is_refused(text: str) -> None:
+    with pytest.raises(OptionError):
+        Pipeline.parse(text, passes.known_passes())
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("", [0, 1, 5, 9]),
+        ("0..4", [0, 1]),
+        ("!1", [0, 5, 9]),
+        ("0..,!5", [0, 1, 9]),
+        ("1,9", [1, 9]),
+        ("0..9,!1..5", [0, 9]),
+    ],
+)
+def test_selectors(text: str, allowed: list[int]) -> None:
+    selector = Selector.parse(text)
+    assert [n for n in (0, 1, 5, 9) if selector.allows(n)] == allowed
+
+
+def test_a_wrong_selector_is_refused() -> None:
+    with pytest.raises(OptionError, match="selects no"):
+        Context(Config(apply="1-4"))
+
+
+def test_a_pass_that_raises_is_undone_and_reported() -> None:
+    graph, context = small_graph(), Context()
+    before = str(graph)
+    Pipeline((Breaks(),)).run(graph, context)
+    assert str(graph) == before
+    assert [r.subject for r in context.remarks.of("failure")] == ["breaks"]
+    assert not context.records[0].changed
+    with pytest.raises(RuntimeError):
+        Pipeline((Breaks(),)).run(small_graph(), Context(Config(strict=True)))
+
+
+def test_the_record_has_both_sides() -> None:
+    graph, context = small_graph(), Context(Config(record=True))
+    Pipeline.parse("canonicalize,canonicalize", passes.known_passes()).run(graph, context)
+    first, second = context.records
+    assert first.changed
+    assert "div" in first.before
+    assert "div" not in first.after
+    assert first.applications == 1
+    assert not second.changed
+    assert second.before == first.after
+
+
+def test_a_disabled_pass_does_not_run() -> None:
+    context = Context(Config(disable="canonicalize"))
+    Pipeline.parse("canonicalize", passes.known_passes()).run(small_graph(), context)
+    assert context.records == []
+
+
+def test_a_disabled_fusion_is_left_out() -> None:
+    config = Config(disable="silu,group")
+    graph = Graph()
+    x = graph.add_input(TensorType(F32, (4, 8), contiguous_strides((4, 8))), "x")
+    gate = graph.add_node("sigmoid", [x]).result
+    graph.set_outputs([graph.add_node("mul", [x, gate]).result])
+    for chosen, regions in ((Config(disable="group"), 1), (config, 0)):
+        changed, context = graph.copy(), Context(chosen)
+        passes.default_pipeline(chosen).run(changed, context)
+        assert sum(n.is_op("region") for n in changed.nodes) == regions
