@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from fusec.debug.explain import explain
     from fusec.rewriting.fusion import Dims, fusion
     from fusec.rewriting.rule import rewrite
+    from fusec.viz.html import view
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Dims", "explain", "fusion", "rewrite"]
+__all__ = ["Config", "Dims", "explain", "fusion", "rewrite", "view"]
 
 _HOMES = {
     "Config": "fusec.config",
@@ -21,6 +22,7 @@ _HOMES = {
     "explain": "fusec.debug.explain",
     "fusion": "fusec.rewriting.fusion",
     "rewrite": "fusec.rewriting.rule",
+    "view": "fusec.viz.html",
 }
 
 

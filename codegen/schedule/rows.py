@@ -70,7 +70,7 @@ class Rows:
         lane = self._lane_among([a for dim in self.nest.axes for a in dim])
         shared = [a for dim in self.nest.axes for a in dim if all(a in output_axes(o) for o in outputs)]
         outer = [a for a in shared if a is not lane]
-        if lane is None or outer or lane not in shared:
+        if lane is None or outer or any(output_axes(o) != {lane} for o in outputs):
             self.emitter.levels[0].axes = frozenset(outer)
             self.stores(outputs)
             return self._grid(outer)

@@ -56,6 +56,8 @@ def _contraction(
             raise ScheduleError("a contraction whose right operand is not a plain matrix, or with other rows")
         if not c.bound or c in inside or not (left.axes.issuperset(c.bound) and right.axes.issuperset(c.bound)):
             raise ScheduleError("a contraction over nothing, or one below another")
+        if right.axes <= set(c.bound):
+            raise ScheduleError("a contraction with a single column")
         if any(not isinstance(a.size, int) for a in (*c.axes, *c.bound)):
             raise ScheduleError("a contraction over a range that is not known")
         if not any(stride(right, a) == 1 for a in (c.bound[-1], *(a for a in right.axes if a not in c.bound))):

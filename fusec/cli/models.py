@@ -162,6 +162,8 @@ def _small_sizes(config: Any) -> dict[str, Any]:
     names = set(config.to_dict()) | set(getattr(config, "attribute_map", {}))
     wanted = SMALL_T5 if "d_kv" in names else SMALL
     sizes = {k: v for k, v in {**SMALL, **wanted}.items() if k in names}
+    if "kv_lora_rank" in sizes:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]  # latent attention gives each head its own
     return {k: v for k, v in sizes.items() if wanted is SMALL or k in SMALL_T5 or "size" in k or "token" in k}
 
 

@@ -95,6 +95,7 @@ class Fusion(Generic[P, R]):
         return inspect.getdoc(self.function) or ""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the declared function."""
         return self.function(*args, **kwargs)
 
     def spelling(self, function: Callable[P, R]) -> Callable[P, R]:

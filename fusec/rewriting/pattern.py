@@ -99,9 +99,9 @@ class PatternLibrary:
         Raises:
             DeclarationError: where the declaration cannot be a pattern at all.
         """
-        key = (declared.name, declared.module, spelling, dtype, present, batch)
+        function = spellings(declared)[spelling]
+        key = (declared.name, function, dtype, present, batch, tuple(REWRITES))
         if key not in self.made:
-            function = spellings(declared)[spelling]
             graph, samples = self.traced(declared, function, dtype, present, batch)
             self.made[key] = self.settle(declared, spelling, graph, samples)
         return self.made[key]
@@ -205,7 +205,7 @@ def _check_scalars(declared: Declaration, spelling: str, graph: Graph, scalars: 
         if number not in seen:
             raise DeclarationError(
                 f"scalar {name!r} of {declared.name} does not reach its pattern", where=f"spelling {spelling}",
-                why="it was computed with, or rounded, before it met a tensor", fix="use it in tensor arithmetic as it is",
+                why="it was computed with, or rounded, before it met a tensor", fix="use it in tensor arithmetic as is",
             )  # fmt: skip
 
 

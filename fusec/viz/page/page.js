@@ -445,7 +445,7 @@ function details() {
   add(el("span", { className: `tag ${r.category}`, textContent: r.category }), " ", marks.has(box.k) ? el("span", { className: "tag", textContent: marks.get(box.k) }) : "",
     el("h2", { textContent: r.label }), el("div", { className: "note", textContent: r.op === "region" ? "" : r.meaning }));
   const kernel = r.kernel !== undefined && report ? report.kernels[r.kernel] : null;
-  if (kernel) add(el("p", {}, el("b", { textContent: kernel.name }), el("span", { className: "note", textContent: `   ${[kernel.launches > 1 ? `one of ${kernel.launches} launches` : "", amount(kernel.bytes_each, "B"), amount(kernel.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })), kernel.formula ? el("div", { className: "source" }, el("code", { textContent: kernel.formula })) : "");
+  if (kernel) add(el("p", {}, el("b", { textContent: kernel.name }), el("span", { className: "note", textContent: `   ${[kernel.launches > 1 ? `one of ${kernel.launches} launches` : "", amount(kernel.bytes_each, "B"), amount(kernel.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })));
   if (r.reason) add(el("p", { className: "note", textContent: r.reason }));
   add(el("h3", { textContent: "Values" }), el("table", {}, r.types.map((t, i) => el("tr", {}, el("td", { textContent: r.types.length > 1 ? `result ${i}` : "result" }), el("td", { textContent: t }))), operands.map((o, i) => endRow(`operand ${i}`, o))));
   const attributes = Object.entries(r.attributes);
@@ -454,6 +454,7 @@ function details() {
   const places_ = new Set(r.sources.map(sourceText));
   const said = report ? report.remarks.filter(x => (x.sources || []).some(s => places_.has(s))) : [];
   if (said.length) add(el("h3", { textContent: `Remarks (${said.length})` }), said.slice(0, 60).map(remarkBlock));
+  if (kernel && kernel.formula) add(el("h3", { textContent: "What it computes" }), code(kernel.formula));
   if (kernel && kernel.source) {
     add(el("h3", {}, "Kernel source", el("button", { className: "copy", textContent: "copy", onclick: () => navigator.clipboard && navigator.clipboard.writeText(kernel.source) })), code(kernel.source));
   }
