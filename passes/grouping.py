@@ -32,6 +32,7 @@ class Group:
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
         labels = open_regions(graph)
+        graph.erase_dead()
         _Grouping(graph, context, labels, self.small_m).run()
 
 

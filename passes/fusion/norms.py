@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fusec.passes.raising.norms import layer_norm, offset_rms_norm, rms_norm
 from fusec.rewriting.fusion import Dims, fusion
 
 Rows = Annotated[Tensor, Dims("*batch cols")]
@@ -15,18 +16,20 @@ Row = Annotated[Tensor, Dims("cols")]
 def add_rms_norm(x: Rows, residual: Rows, weight: Row | None, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then scale each row by its reciprocal root mean square."""
     h = x + residual
-    return rms_norm(h, weight, eps), h
+    return F.rms_norm(h, (h.shape[-1],), weight, eps), h
 
 
 @fusion
 def add_offset_rms_norm(x: Rows, residual: Rows, weight: Row, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then normalise with a weight stored as its distance from one."""
     h = x + residual
-    return offset_rms_norm(h, weight, eps), h
+    wide = h.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (normed * (1.0 + weight.float())).to(h.dtype), h
 
 
 @fusion
 def add_layer_norm(x: Rows, residual: Rows, weight: Row | None, bias: Row | None, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then shift and scale each row to mean 0 and variance 1."""
     h = x + residual
-    return layer_norm(h, weight, bias, eps), h
+    return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
