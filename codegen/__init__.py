@@ -22,7 +22,7 @@ TARGETS = {"cpp": "fusec.codegen.cpp:CppTarget", "triton": "fusec.codegen.triton
 def target_named(name: str) -> "Target":
     """The target of that name."""
     module, _, attribute = TARGETS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)()  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module), attribute)()
 
 
 def targets() -> dict[str, "Target"]:

@@ -68,7 +68,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Index:
-    """``dst`` = the value of an affine expression of axes and symbols, as i64; a tile where it mentions the tile axis."""
+    """``dst`` = the value of an affine expression of axes and symbols, as i64; a tile if it mentions the tile axis."""
 
     dst: str
     value: sympy.Expr
@@ -87,7 +87,10 @@ class Init:
 
 @dataclass(frozen=True)
 class Update:
-    """``acc = op(acc, value)``; two values for ``sum`` mean ``acc += value[0]·value[1]``. Lanes beyond the end do nothing."""
+    """``acc = op(acc, value)``; two values for ``sum`` mean ``acc += value[0]·value[1]``.
+
+    Lanes beyond the end do nothing.
+    """
 
     acc: str
     op: str

@@ -16,6 +16,7 @@ from fusec.codegen.vendor import write_biased, write_contraction
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
+from fusec.ir.structure import structure
 from fusec.ir.types import TensorType, same_size
 from fusec.pipeline import Context
 from fusec.verify.dtypes import torch_dtype
@@ -80,20 +81,25 @@ def _build_kernels(graph: Graph, target: Target, context: Context) -> dict[Node,
     scheduled: dict[Node, Kernel] = {}
     kernels: dict[tuple[Any, ...], Kernel] = {}
     names: dict[str, int] = {}
+    equal: dict[tuple[Any, ...], Kernel] = {}
     for node in graph.nodes:
         if not node.has(Trait.REGION) or node.attributes["kind"] == "vendor":
             continue
         _settle_layouts(node)
+        key = structure(node.body)
+        if key in equal:
+            scheduled[node] = equal[key]
+            continue
         try:
             kernel = target.schedule(node, _kernel_name(node))
         except FusecError as reason:
             _report(context, node, "has no kernel and runs through ATen", reason)
             continue
-        structure = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work)
-        if structure not in kernels:
+        tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work)
+        if tile_program not in kernels:
             count = names[kernel.name] = names.get(kernel.name, 0) + 1
-            kernels[structure] = kernel if count == 1 else replace(kernel, name=f"{kernel.name}_{count}")
-        scheduled[node] = kernels[structure]
+            kernels[tile_program] = kernel if count == 1 else replace(kernel, name=f"{kernel.name}_{count}")
+        scheduled[node] = equal[key] = kernels[tile_program]
     distinct = list(kernels.values())
     launchables = _launchables(distinct, target, context)
     found: dict[Node, tuple[Kernel, Launchable]] = {}

@@ -57,9 +57,8 @@ class Config:
                 raise OptionError(f"unknown option {name!r}", fix=f"use {_close(name, known)}")
             wanted = type(known[name].default)
             if type(value) is not wanted:
-                raise OptionError(
-                    f"option {name!r} is {value!r}", why=f"it takes a {wanted.__name__}", fix=known[name].metadata["doc"]
-                )
+                why, doc = f"it takes a {wanted.__name__}", known[name].metadata["doc"]
+                raise OptionError(f"option {name!r} is {value!r}", why=why, fix=doc)
         return replace(config, **(dict(options or {}) | ({"mode": mode} if mode else {})))
 
     @classmethod

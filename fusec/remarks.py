@@ -14,7 +14,7 @@ class Remark:
     """One decision."""
 
     kind: Kind
-    """``passed``: done; ``missed``: could have been; ``failure``: went wrong, and was left out; ``analysis``: a fact."""
+    """``passed``: done; ``missed``: could have been; ``failure``: went wrong, was left out; ``analysis``: a fact."""
     pass_name: str
     message: str
     """What was decided, in one line."""

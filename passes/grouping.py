@@ -13,12 +13,15 @@ from fusec.analysis.uses import base, joining_closes_circle
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.ops import Trait, split_spec
+from fusec.ir.structure import structure
 from fusec.ir.types import Size, TensorType
 from fusec.pipeline import Context
 
 # Arithmetic that costs about as much as moving one byte (a core's share of bandwidth against its throughput).
 _FLOPS_PER_BYTE = 8
 _MAX_NODES = 160
+# Arithmetic that hides behind the load of its operand, however often it is repeated.
+_CHEAP = 2
 
 
 @dataclass(frozen=True)
@@ -360,7 +363,7 @@ def recomputation(nest: Nest) -> str:
         numel = _number(value.tensor.numel)
         saved = 2 * numel * value.dtype.bytes
         cost = items[value].node.op.cost if items[value].kind == "pointwise" else 64
-        if (count - numel) * cost > _FLOPS_PER_BYTE * saved:
+        if cost > _CHEAP and (count - numel) * cost > _FLOPS_PER_BYTE * saved:
             name = items[value].node.op.name
             return f"{name} would be computed {count / numel:.0f} times over"
     return ""
@@ -379,16 +382,3 @@ def _evaluations(item: Located, nested: Sequence[Axis]) -> float:
 def _number(size: Size) -> float:
     """A size as a number; symbols count as something middling."""
     return float(size) if isinstance(size, int) else float(size.subs({s: 97 for s in size.free_symbols}))
-
-
-def structure(body: Graph) -> tuple[object, ...]:
-    """A key that two bodies share exactly if they compute the same on the same types."""
-    numbers: dict[Value, int] = {v: i for i, v in enumerate(body.inputs)}
-    key: list[object] = [v.type for v in body.inputs]
-    for node in body.nodes:
-        key.append((node.op.name, tuple(numbers[v] for v in node.operands), tuple(sorted(node.attributes.items(), key=str))))
-        for result in node.results:
-            numbers[result] = len(numbers)
-            key.append(result.type)
-    key.append(tuple(numbers[v] for v in body.outputs))
-    return tuple(key)

@@ -34,7 +34,8 @@ def schedule_region(region: Node, name: str, lanes: int, whole_row: bool, small_
     if whole_row and emitter.scratch:
         raise ScheduleError("the kernel needs scratch memory")
     symbols = region_symbols(region, statements)
-    work = max((product(v.shape) for v in (*body.inputs, *body.outputs)), key=lambda n: n if isinstance(n, int) else 1e12)
+    numels = (product(v.shape) for v in (*body.inputs, *body.outputs))
+    work = max(numels, key=lambda n: n if isinstance(n, int) else 1e12)
     outputs = [b for b in emitter.outputs if b.role == "output"]
     return Kernel(
         name=name,

@@ -210,19 +210,24 @@ class Rows:
             for r, name in accumulators.items():
                 self.emitter.define(r, name)
             if not reductions:
-                self.stores(outputs)
+                self.stores(outputs, tiled=False)
 
     # Stores.
 
-    def stores(self, outputs: Iterable[Output]) -> None:
-        """Store outputs in loops over whatever axes are not open yet, those over the same axes together."""
+    def stores(self, outputs: Iterable[Output], tiled: bool = True) -> None:
+        """Store outputs in loops over whatever axes are not open yet, those over the same axes together.
+
+        Args:
+            outputs: what to store.
+            tiled: whether the innermost of these loops goes in tiles; not where a tile loop is open already.
+        """
         opened = self.emitter.levels[-1].axes
         groups: dict[tuple[Axis, ...], list[Output]] = {}
         for output in outputs:
             missing = [a for dim in self.nest.axes for a in dim if a in output_axes(output) and a not in opened]
             groups.setdefault(tuple(missing), []).append(output)
         for missing, members in groups.items():
-            lane = self._lane_among(missing)
+            lane = self._lane_among(missing) if tiled else None
             with ExitStack() as loops:
                 for axis in missing:
                     if axis is not lane:

@@ -120,8 +120,10 @@ class _Part:
 
 @dataclass
 class _Cuts:
-    """How the axes were cut so far, by the role that made them: ``d2`` is a dim of the root, ``d2/i`` the inner
-    part of its factorisation, ``d2@32`` its segment from 32 on."""
+    """How the axes were cut so far, by the role that made them.
+
+    ``d2`` is a dim of the root, ``d2/i`` the inner part of its factorisation, ``d2@32`` its segment from 32 on.
+    """
 
     factors: dict[str, Size] = field(default_factory=dict)
     segments: dict[str, list[int]] = field(default_factory=dict)
@@ -280,9 +282,9 @@ class _Locator:
 
     def _cut(self, position: Affine, point: int) -> None:
         """Ask for the axis of ``position`` to be cut where its value reaches ``point``."""
-        axis, coefficient = max(position.terms, key=lambda term: term[1])  # type: ignore[arg-type,return-value]
+        axis, coefficient = max(position.terms, key=lambda term: term[1])  # type: ignore[return-value]
         steps, rest = divmod(point - int(position.offset), int(coefficient))
-        if rest or len(position.terms) > 1 and steps >= axis.size:
+        if rest or (len(position.terms) > 1 and steps >= axis.size):
             raise NotAffine("a concatenation that cuts across two loops")
         raise Unaligned(axis, segment=steps)
 

@@ -1,8 +1,13 @@
 """Bytes and arithmetic of nodes and values, as expressions over the sizes."""
 
+from collections.abc import Iterable
+
 from fusec.ir.graph import Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, product, simplify
+
+
+_LOOKUPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")
 
 
 def touched_bytes(value: Value) -> Size:
@@ -20,10 +25,18 @@ def moved_bytes(node: Node) -> Size:
         return 0
     if node.has(Trait.WRITE):
         return simplify(2 * touched_bytes(node.operands[1]))
-    out: Size = 0
-    for value in (*dict.fromkeys(node.operands), *node.results):
-        out = out + touched_bytes(value)
-    return simplify(out)
+    if is_lookup(node):
+        return simplify(2 * _sum(node.results) + _sum(node.operands[1:]))
+    return simplify(_sum((*dict.fromkeys(node.operands), *node.results)))
+
+
+def is_lookup(node: Node) -> bool:
+    """Whether a node takes places out of its first operand, so that it reads those and not the whole table."""
+    return node.has(Trait.OPAQUE) and str(node.attributes.get("target", "")).startswith(_LOOKUPS)
+
+
+def _sum(values: Iterable[Value]) -> Size:
+    return sum((touched_bytes(value) for value in values), start=0)
 
 
 def flops(node: Node) -> Size:

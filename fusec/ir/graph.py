@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from fusec.errors import GraphError
@@ -101,7 +101,7 @@ class Node:
     @property
     def body(self) -> "Graph":
         """The body of a region."""
-        return self.attributes["body"]  # type: ignore[no-any-return]
+        return self.attributes["body"]
 
     def has(self, trait: Trait) -> bool:
         """Whether its operation has the trait."""
@@ -243,7 +243,7 @@ class Graph:
         """
         placed: dict[Node, None] = {}
         effects = [n for n in self._nodes if n.has(Trait.ORDERED | Trait.WRITE)]
-        earlier = {node: [previous] for previous, node in zip(effects, effects[1:], strict=False)}
+        earlier = {node: [previous] for previous, node in pairwise(effects)}
         position = {node: i for i, node in enumerate(self._nodes)}
         for node in effects:
             if node.has(Trait.WRITE):

@@ -195,8 +195,8 @@ def _concat(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]
         raise ValueError(f"concat dim {d} of {first}: a negative dim is expected")
     for x in tensors[1:]:
         same = x.rank == first.rank and x.dtype == first.dtype
-        rest = [t.same_size(a, b) for i, (a, b) in enumerate(zip(x.shape, first.shape)) if i - x.rank != d]
-        if not same or not all(rest):
+        pairs = zip(x.shape, first.shape, strict=True) if same else ()
+        if not same or not all(t.same_size(a, b) for i, (a, b) in enumerate(pairs) if i - x.rank != d):
             raise ValueError(f"{x} does not concatenate with {first} along {d}")
     shape = list(first.shape)
     shape[d] = t.simplify(sum(x.shape[d] for x in tensors))
