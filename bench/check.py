@@ -11,15 +11,21 @@ from bench.families import Family, Inputs, Sizes
 from bench.numerics import cast_inputs, cast_parameters, reference_outputs, tensors_of
 from bench.peers import Backend, Runner, compiled_with
 from bench.routing import Routed, flips, scores_and_choices, unfounded_choices
+from fusec.debug.report import summarize
+from fusec.debug.subject import is_compiled
 from fusec.models.inputs import Padding
 from fusec.verify.contract import Comparison, compare_outputs
 
 Shape = tuple[int, int, Padding]
 SHAPES: dict[str, list[Shape]] = {
-    "static": [(1, 13, "none"), (3, 16, "left"), (3, 16, "right")],
+    "static": [(1, 13, "none"), (3, 40, "left"), (3, 16, "right")],
     "dynamic": [(2, 11, "left"), (3, 17, "right"), (4, 9, "left")],
 }
 """Batch, length and side of the padding, per mode."""
+MOST_LEFT = {"flops": 0.01, "bytes": 0.05}
+"""Largest shares of calls into ATen other than attention, lookups and arithmetic on indices."""
+LEAST_GENERATED = 0.95
+"""Least share of generated kernels in activation traffic outside GEMMs, attention and lookups."""
 
 
 @dataclass
@@ -37,10 +43,17 @@ class Result:
     breaks: list[str] = field(default_factory=list)
     flips: int = 0
     """Tokens that got other experts than in the reference, all on ties."""
+    dense: bool = True
+    """Whether no router chooses experts; only then is coverage promised."""
     summaries: list[dict[str, Any]] = field(default_factory=list)
     """What fusec says of each graph: kernels, regions, coverage, fallbacks."""
     left_to_aten: list[str] = field(default_factory=list)
     """Why whole graphs were."""
+
+    @property
+    def uncovered(self) -> str:
+        """The promise on coverage that a graph breaks; "" where none does."""
+        return next(filter(None, map(_broken_promise, self.summaries if self.dense else [])), "")
 
     @property
     def differs(self) -> bool:
@@ -49,12 +62,23 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether the rule held and Dynamo found one graph."""
-        return not (self.reason or self.error) and self.ratio <= 1.0 and not self.breaks
+        """Whether the rule held, Dynamo found one graph, and coverage is what is promised."""
+        held = not (self.reason or self.error) and self.ratio <= 1.0
+        return held and not self.breaks and not self.left_to_aten and not self.uncovered
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self) | {"passed": self.passed}
+        return asdict(self) | {"passed": self.passed, "uncovered": self.uncovered}
+
+
+def _broken_promise(summary: dict[str, Any]) -> str:
+    left, generated = summary["left"], summary["activations"]
+    for unit, most in MOST_LEFT.items():
+        if left[unit] > most:
+            return f"{left[unit]:.1%} of the {unit} are left to ATen, which should be at most {most:.0%}"
+    if generated < LEAST_GENERATED:
+        return f"{generated:.1%} of activation traffic is in generated kernels, which should be {LEAST_GENERATED:.0%}"
+    return ""
 
 
 def check(
@@ -69,7 +93,7 @@ def check(
     """Compile and compare; an exception is a result too."""
     from torch._dynamo.utils import counters
 
-    result = Result(family.name, str(dtype).removeprefix("torch."), mode)
+    result = Result(family.name, str(dtype).removeprefix("torch."), mode, dense=not family.routed)
     torch._dynamo.reset()
     counters.clear()
     model = cast_parameters(family.build(Sizes(), attention, seed), dtype)
@@ -83,7 +107,7 @@ def check(
     result.graphs = counters["stats"]["unique_graphs"]
     result.breaks = [" ".join(str(reason).split())[:200] for reason in counters["graph_break"]]
     if dynamo := sys.modules.get("fusec.dynamo"):
-        result.summaries = [compiled.summary() for compiled in dynamo.compiled_graphs() if hasattr(compiled, "summary")]
+        result.summaries = [summarize(graph) for graph in dynamo.compiled_graphs() if is_compiled(graph)]
         result.left_to_aten = list(dynamo.fallbacks())
     return result
 

@@ -17,6 +17,7 @@ from bench.faults import FAULTS, planted
 from bench.harness import progress, report
 from bench.peers import backend_named
 from bench.record import write_result
+from fusec.debug.explain import KINDS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -63,6 +64,7 @@ def run_check(options: argparse.Namespace) -> list[Result]:
         for family, dtype, mode in cases:
             bar.update(task, description=f"{family.name} {dtype} {mode}")
             results.append(check(family, dtype, mode, backend, options.attention, options.seed))
+            bar.console.print(summary_text(results[-1]), highlight=False, soft_wrap=True)
             bar.advance(task)
     return results
 
@@ -70,20 +72,22 @@ def run_check(options: argparse.Namespace) -> list[Result]:
 def check_table(results: list[Result]) -> Table:
     """One line per model."""
     shown = Table(title="The numeric rule: error over its bound, at most 1")
-    for column in ("model", "", "worst ratio", "graphs", "regions", "kernels", "bytes g/v/o", "FLOPs g/v/o"):
+    for column in ("model", "", "worst ratio", "graphs", "regions", "kernels", "bytes", "FLOPs", "activations"):
         shown.add_column(column, no_wrap=True)
     shown.add_column("left to ATen")
     for name in dict.fromkeys(result.model for result in results):
         shown.add_row(*_line(name, [result for result in results if result.model == name]))
-    shown.caption = "g/v/o: share in generated kernels, in vendor GEMMs, in opaque ATen calls"
+    shown.caption = (
+        "kernels, bytes, FLOPs: generated / vendor GEMMs / ATen calls, of the graph that moves most; activations: "
+        "share of generated kernels in the traffic of computed floats outside GEMMs, attention and lookups"
+    )
     return shown
 
 
 def _line(name: str, results: list[Result]) -> list[str]:
-    summaries = [summary for result in results for summary in result.summaries]
-    first = summaries[0] if summaries else {}
-    fallen = list(dict.fromkeys(str(item) for summary in summaries for item in summary.get("fallbacks", ())))
-    fallen += list(dict.fromkeys(reason for result in results for reason in result.left_to_aten))
+    summary = largest(results)
+    fallen = dict.fromkeys(name for result in results for one in result.summaries for name in one["fallbacks"])
+    whole = dict.fromkeys(reason for result in results for reason in result.left_to_aten)
     verdict = "[green]pass[/]" if all(result.passed for result in results) else "[red]FAIL[/]"
     flips = sum(result.flips for result in results)
     return [
@@ -91,28 +95,39 @@ def _line(name: str, results: list[Result]) -> list[str]:
         verdict,
         f"{max(result.ratio for result in results):.3f}" + (f" ({flips} ties)" if flips else ""),
         str(max(result.graphs for result in results)),
-        _count(first.get("regions", "-")),
-        _count(first.get("kernels", "-")),
-        _shares(first.get("coverage", {}), "bytes"),
-        _shares(first.get("coverage", {}), "flops"),
-        ", ".join(fallen) or "-",
+        *_figures(summary),
+        ", ".join([*(word.removeprefix("aten.").removesuffix(".default") for word in fallen), *whole]) or "-",
     ]
 
 
-def _count(value: Any) -> str:
-    return str(len(value)) if isinstance(value, list | tuple | dict) else str(value)
+def largest(results: list[Result]) -> dict[str, Any]:
+    """What fusec says of the graph that moves most: there shares mean something."""
+    return max((s for result in results for s in result.summaries), key=lambda s: sum(s["bytes"].values()), default={})
 
 
-def _shares(coverage: dict[str, Any], unit: str) -> str:
-    """From ``{"generated": {"bytes": …, "flops": …}, "vendor": …, "opaque": …}``, counts or shares."""
-    parts = [float(coverage.get(kind, {}).get(unit, 0)) for kind in ("generated", "vendor", "opaque")]
-    total = sum(parts)
-    return " / ".join(f"{part / total:.0%}" for part in parts) if total else "-"
+def _figures(summary: dict[str, Any]) -> list[str]:
+    """The cells of regions, kernels, coverage three ways in bytes and FLOPs, and generated share of activations."""
+    if not summary:
+        return ["-"] * 5
+    kernels = "/".join(str(summary["kernels"][kind]) for kind in KINDS)
+    shares = (" / ".join(f"{summary['coverage'][unit][kind]:.0%}" for kind in KINDS) for unit in ("bytes", "flops"))
+    return [str(sum(summary["regions"].values())), kernels, *shares, f"{summary['activations']:.1%}"]
+
+
+def summary_text(result: Result) -> str:
+    """One result in a line, printed as soon as it is there."""
+    mark = "[green]pass[/]" if result.passed else "[red]FAIL[/]"
+    regions, kernels, moved, work, activations = _figures(largest([result]))
+    return (
+        f"{mark} {result.model:12} {result.dtype:9} {result.mode:8} ratio {result.ratio:.3f}  regions {regions}  "
+        f"kernels {kernels}  bytes {moved}  FLOPs {work}  activations {activations}"
+    )
 
 
 def why_failed(result: Result) -> str:
     """In one line."""
-    reasons = [result.error, result.reason, *(f"graph break: {reason}" for reason in result.breaks)]
+    reasons = [result.error, result.reason, result.uncovered, *(f"graph break: {reason}" for reason in result.breaks)]
+    reasons += [f"a whole graph is left to ATen: {reason}" for reason in result.left_to_aten]
     return "; ".join(filter(None, reasons)) or f"{result.ratio:.2f} times the bound"
 
 

@@ -28,7 +28,7 @@ def backend_named(name: str) -> Backend:
 def _interpreter() -> Backend:
     from fusec.dynamo import backend_with, interpreted
 
-    return backend_with(lambda graph, config: SimpleNamespace(program=interpreted(graph), summary=dict))
+    return backend_with(lambda graph, config: SimpleNamespace(program=interpreted(graph)))
 
 
 def eager(model: nn.Module) -> Runner:

@@ -6,7 +6,6 @@ from fusec.ir.graph import Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, product, simplify
 
-
 _LOOKUPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")
 
 
@@ -27,7 +26,12 @@ def moved_bytes(node: Node) -> Size:
         return simplify(2 * touched_bytes(node.operands[1]))
     if is_lookup(node):
         return simplify(2 * _sum(node.results) + _sum(node.operands[1:]))
-    return simplify(_sum((*dict.fromkeys(node.operands), *node.results)))
+    return _sum((*dict.fromkeys(node.operands), *node.results))
+
+
+def is_attention(node: Node) -> bool:
+    """Whether a node is a whole attention, left to ATen."""
+    return node.has(Trait.OPAQUE) and "attention" in str(node.attributes.get("target", ""))
 
 
 def is_lookup(node: Node) -> bool:
@@ -36,7 +40,7 @@ def is_lookup(node: Node) -> bool:
 
 
 def _sum(values: Iterable[Value]) -> Size:
-    return sum((touched_bytes(value) for value in values), start=0)
+    return simplify(sum((touched_bytes(value) for value in values), start=0))
 
 
 def flops(node: Node) -> Size:
@@ -49,7 +53,7 @@ def flops(node: Node) -> Size:
         return node.operands[0].tensor.numel
     if node.has(Trait.POINTWISE):
         return simplify(node.result.tensor.numel * node.op.cost)
-    if node.has(Trait.OPAQUE) and "attention" in str(node.attributes.get("target", "")):
+    if is_attention(node):
         return _attention(node)
     return 0
 

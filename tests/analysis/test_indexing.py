@@ -1,0 +1,89 @@
+"""Located regions: views vanish, cuts appear where they are needed, and impossible nests are refused."""
+
+from typing import Any
+
+import pytest
+
+from fusec.analysis.indexing import locate
+from fusec.analysis.kinds import classify
+from fusec.errors import ScheduleError
+from fusec.ir.graph import Graph, Value
+from fusec.ir.types import F32, Size, TensorType, contiguous_strides, symbol
+
+
+class Body(Graph):
+    """A graph that is quick to write."""
+
+    def tensor(self, *shape: Size) -> Value:
+        return self.add_input(TensorType(F32, shape, contiguous_strides(shape)))
+
+    def do(self, op: str, *operands: Value, **attributes: Any) -> Value:
+        return self.add_node(op, operands, attributes).result
+
+
+def rotary(body: Body, x: Value, cos: Value, sin: Value, half: int) -> Value:
+    low = body.do("slice", x, dim=-1, start=0, stop=half, step=1)
+    high = body.do("slice", x, dim=-1, start=half, stop=2 * half, step=1)
+    turned = body.do("concat", body.do("neg", high), low, dim=-1)
+    return body.do("add", body.do("mul", x, cos), body.do("mul", turned, sin))
+
+
+def test_rotary_embedding_is_two_segments_over_one_axis() -> None:
+    body = Body()
+    x, cos, sin = body.tensor(2, 4, 8, 64), body.tensor(1, 1, 8, 64), body.tensor(1, 1, 8, 64)
+    body.set_outputs([rotary(body, x, cos, sin, 32)])
+    nest = locate(body)
+    assert len(nest.outputs) == 2
+    assert len(nest.axes[3]) == 1
+    assert nest.axes[3][0].size == 32
+    assert classify(nest).kind == "pointwise"
+
+
+def test_heads_split_out_of_a_row() -> None:
+    body = Body()
+    s = symbol("s0")
+    x = body.tensor(s, 8, 256)
+    heads = body.do("permute", body.do("reshape", x, shape=(s, 8, 4, 64)), dims=(0, 2, 1, 3))
+    merged = body.do("reshape", body.do("permute", body.do("exp", heads), dims=(0, 2, 1, 3)), shape=(s, 8, 256))
+    body.set_outputs([merged])
+    nest = locate(body)
+    assert [axis.size for axis in nest.axes[2]] == [4, 64]
+    assert all(item.kind in ("load", "pointwise") for item in nest.walk())
+
+
+def test_two_reductions_over_a_row_share_its_loop() -> None:
+    body = Body()
+    x = body.tensor(6, 40)
+    mean = body.do("sum", x, dims=(-1,))
+    centred = body.do("sub", x, mean)
+    body.set_outputs([body.do("div", centred, body.do("sum", body.do("mul", centred, centred), dims=(-1,)))])
+    shape = classify(locate(body))
+    assert shape.kind == "row"
+    assert len({r.bound for r in shape.reductions}) == 1
+    assert [axis.size for axis in shape.rows] == [6]
+
+
+def test_reductions_over_different_rows_are_refused() -> None:
+    body = Body()
+    x = body.tensor(6, 40)
+    both = body.do("add", body.do("sum", x, dims=(-1,)), body.do("sum", x, dims=(-2,)))
+    body.set_outputs([both])
+    with pytest.raises(ScheduleError, match="different rows"):
+        classify(locate(body))
+
+
+def test_a_product_above_a_product_is_refused() -> None:
+    body = Body()
+    x, w, v = body.tensor(2, 16), body.tensor(32, 16), body.tensor(8, 32)
+    hidden = body.do("contraction", x, w, spec="az,bz->ab")
+    body.set_outputs([body.do("contraction", hidden, v, spec="az,bz->ab")])
+    with pytest.raises(ScheduleError):
+        classify(locate(body), 16)
+
+
+def test_concat_along_an_unknown_dim_is_refused() -> None:
+    body = Body()
+    s = symbol("s0")
+    body.set_outputs([body.do("concat", body.tensor(2, s), body.tensor(2, 3), dim=-1)])
+    with pytest.raises(ScheduleError):
+        locate(body)

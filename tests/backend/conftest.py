@@ -1,0 +1,19 @@
+"""What torch.compile promises must hold for every executor: the interpreter, and the compiler itself."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fusec import dynamo
+from tests.backend.agreement import interpret
+
+
+@pytest.fixture(params=["interpreter", "compiler"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    torch._dynamo.reset()
+    dynamo.reset()
+    torch.manual_seed(0)
+    yield dynamo.backend if request.param == "compiler" else dynamo.backend_with(interpret)
+    assert dynamo.fallbacks() == []
+    torch._dynamo.reset()

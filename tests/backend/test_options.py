@@ -1,0 +1,97 @@
+"""Modes, options, and what happens where a graph cannot be compiled."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusec import dynamo
+from fusec.errors import OptionError
+from tests.backend.agreement import Block, interpret
+
+
+def test_the_incoming_graph_is_not_changed() -> None:
+    seen = []
+
+    def watch(gm: Any, inputs: Any) -> Any:
+        before = gm.code
+        run = dynamo.backend_with(interpret)(gm, inputs)
+        seen.append((before, gm.code))
+        return run
+
+    with torch.no_grad():
+        torch.compile(Block(), backend=watch)(torch.randn(2, 8))
+    assert seen and all(before == after for before, after in seen)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes_are_accepted(mode: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x + 1, backend=dynamo.backend_with(interpret), mode=mode)
+    assert bool((compiled(torch.zeros(3)) == 1).all())
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="this torch has no default backend")
+def test_it_may_be_the_default_backend() -> None:
+    torch._dynamo.reset()
+    torch.compiler.set_default_backend(dynamo.backend_with(interpret))
+    try:
+        assert bool((torch.compile(lambda x: x + 1)(torch.zeros(3)) == 1).all())
+        assert len(dynamo.compiled_graphs()) == 1
+    finally:
+        torch.compiler.set_default_backend(None)
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"), [({"verifi": True}, "verify"), ({"small_m": "16"}, "int"), ({"target": "cuda"}, "triton")]
+)
+def test_wrong_options_are_errors(options: dict[str, Any], hint: str) -> None:
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=hint) as caught:
+        torch.compile(lambda x: x + 1, backend=dynamo.backend_with(interpret), options=options)(torch.zeros(3))
+    assert isinstance(caught.value, OptionError) or "OptionError" in str(caught.value)
+
+
+def test_a_compiler_that_raises_leaves_the_model_running() -> None:
+    torch._dynamo.reset()
+    dynamo.reset()
+
+    def broken(graph: Any, config: Any) -> Any:
+        raise RuntimeError("planted")
+
+    model, x = Block(), torch.randn(2, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend=dynamo.backend_with(broken))(x), model(x))
+        torch._dynamo.reset()
+        assert dynamo.fallbacks() == []
+        strict = torch.compile(model, backend=dynamo.backend_with(broken), options={"strict": True})
+        with pytest.raises(Exception, match="planted"):
+            strict(x)
+
+
+def test_a_higher_order_operation_falls_back() -> None:
+    torch._dynamo.reset()
+    dynamo.reset()
+
+    def choose(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    compiled = torch.compile(choose, backend=dynamo.backend_with(interpret))
+    with torch.no_grad():
+        for x in (torch.ones(3), -torch.ones(3)):
+            torch.testing.assert_close(compiled(x), choose(x))
+    assert len(dynamo.fallbacks()) == 1
+    dynamo.reset()
+
+
+def test_a_size_known_only_at_run_time_falls_back() -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
+        compiled = torch.compile(lambda x: x[x > 0] * 2, backend=dynamo.backend_with(interpret), fullgraph=True)
+        for _ in range(2):
+            x = torch.randn(9)
+            torch.testing.assert_close(compiled(x), x[x > 0] * 2)
+    assert len(dynamo.fallbacks()) == 1
+    dynamo.reset()

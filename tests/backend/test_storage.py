@@ -1,0 +1,154 @@
+"""What a compiled call does to storage: changes in place, views, copies, caches and weights."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusec import dynamo
+from tests.backend.agreement import Block, check, same
+
+
+def test_inputs_are_changed_in_place(backend: Any) -> None:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        y[0] = 7
+        return x * 2
+
+    check(backend, step, torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_a_view_of_an_input_is_changed(backend: Any) -> None:
+    def step(x: Tensor) -> Tensor:
+        x.t()[1].mul_(3)
+        return x + 1
+
+    check(backend, step, torch.randn(3, 4))
+
+
+def test_the_old_value_survives_a_change(backend: Any) -> None:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        old = x.clone()
+        x.mul_(2)
+        return old, x + old
+
+    check(backend, step, torch.randn(3, 4))
+
+
+def test_a_copy_does_not_share_storage(backend: Any) -> None:
+    compiled = torch.compile(lambda x: (x.clone(), x.contiguous().clone(), x * 1.0), backend=backend)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        outputs = compiled(x)
+    pointers = {t.untyped_storage().data_ptr() for t in (x, *outputs)}
+    assert len(pointers) == 4
+
+
+def test_a_view_shares_storage(backend: Any) -> None:
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        turned, part, itself = torch.compile(lambda x: (x.t(), x[1:, 2], x), backend=backend)(x)
+    assert itself is x
+    x.fill_(5)
+    assert bool((turned == 5).all()) and bool((part == 5).all())
+
+
+def test_two_outputs_of_equal_value_are_apart(backend: Any) -> None:
+    with torch.no_grad():
+        a, b = torch.compile(lambda x: (x + 1, x + 1), backend=backend)(torch.zeros(4))
+    a.fill_(9)
+    assert bool((b == 1).all())
+
+
+class Cache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(1, 2, 16, 4))
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        self.rows.index_copy_(2, position, x)
+        position.add_(1)
+        return (self.rows * 2).sum(2)
+
+
+def test_a_cache_is_written_in_place(backend: Any) -> None:
+    dynamo.reset()
+    plain, cached = Cache(), Cache()
+    compiled, storage = torch.compile(cached, backend=backend), cached.rows.data_ptr()
+    positions = torch.tensor([3]), torch.tensor([3])
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(1, 2, 1, 4)
+            torch.testing.assert_close(compiled(x, positions[0]), plain(x, positions[1]))
+            same((cached.rows, positions[0]), (plain.rows, positions[1]))
+    assert cached.rows.data_ptr() == storage
+    writes = [n for n in dynamo.compiled_graphs()[0].graph.nodes if n.is_op("write")]
+    assert sorted(len(n.operands) for n in writes) == [2, 3]
+
+
+def test_a_slice_of_a_cache_is_written_in_place(backend: Any) -> None:
+    dynamo.reset()
+
+    def update(rows: Tensor, x: Tensor, start: int) -> Tensor:
+        rows[:, start : start + x.shape[1]] = x
+        return rows.sum(1)
+
+    found, expected = torch.zeros(2, 16, 4), torch.zeros(2, 16, 4)
+    compiled = torch.compile(update, backend=backend)
+    with torch.no_grad():
+        for start in (0, 3, 5):
+            x = torch.randn(2, 2, 4)
+            torch.testing.assert_close(compiled(found, x, start), update(expected, x, start))
+            torch.testing.assert_close(found, expected)
+    writes = [n for c in dynamo.compiled_graphs() for n in c.graph.nodes if n.is_op("write")]
+    assert {len(n.operands) for n in writes} == {3}
+
+
+def test_the_old_value_of_a_cache_may_be_read(backend: Any) -> None:
+    def update(rows: Tensor, x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        old, total = rows.clone(), rows.sum()
+        rows.index_copy_(0, index, x)
+        return old * 2, total, rows.mean(), rows.t(), old
+
+    check(backend, update, torch.randn(8, 4), torch.randn(2, 4), torch.tensor([1, 5]))
+
+
+def test_inputs_that_share_storage(backend: Any) -> None:
+    def shift(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a.mul_(2), b + 1
+
+    found, expected = torch.arange(10.0), torch.arange(10.0)
+    with torch.no_grad():
+        same(torch.compile(shift, backend=backend)(found[:6], found[4:])[1], shift(expected[:6], expected[4:])[1])
+    assert torch.equal(found, expected)
+
+
+def test_generation_with_a_static_cache(backend: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=61, num_hidden_layers=1, max_position_embeddings=64, **sizes)
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokens = torch.randint(1, 60, (2, 5))
+    mask = torch.ones_like(tokens)
+    mask[1, :2] = 0
+    kwargs = {"attention_mask": mask, "max_new_tokens": 3, "do_sample": False, "cache_implementation": "static"}
+    expected = model.generate(tokens, **kwargs)
+    model.forward = torch.compile(model.forward, backend=backend, fullgraph=True)
+    assert torch.equal(model.generate(tokens, **kwargs), expected)
+    assert len(dynamo.compiled_graphs()) == 2
+
+
+def test_weights_may_change(backend: Any) -> None:
+    model = Block()
+    compiled, x = torch.compile(model, backend=backend), torch.randn(2, 8)
+    with torch.no_grad():
+        compiled(x)
+        model.up.weight.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x))
+        model.up.weight.data = torch.randn(24, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+        model.load_state_dict(Block().state_dict())
+        torch.testing.assert_close(compiled(x), model(x))
+        model.down.weight = nn.Parameter(torch.randn(8, 24))
+        torch.testing.assert_close(compiled(x), model(x))

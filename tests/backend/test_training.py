@@ -1,0 +1,94 @@
+"""Gradients, optimizers, random numbers and running statistics through the backend."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.backend.agreement import Block, check
+
+
+def test_gradients(backend: Any) -> None:
+    model, x = Block(), torch.randn(2, 5, 8, requires_grad=True)
+    model(x).square().mean().backward()
+    expected = [x.grad, *(p.grad for p in model.parameters())]
+    x.grad = None
+    model.zero_grad()
+    torch.compile(model, backend=backend)(x).square().mean().backward()
+    found = [x.grad, *(p.grad for p in model.parameters())]
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_through_attention(backend: Any) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    inputs = [torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3)]
+    expected = torch.autograd.grad(attend(*inputs).sum(), inputs)
+    found = torch.autograd.grad(torch.compile(attend, backend=backend)(*inputs).sum(), inputs)
+    torch.testing.assert_close(found, expected)
+
+
+def test_requires_grad_of_outputs(backend: Any) -> None:
+    x = torch.randn(3, requires_grad=True)
+    check(backend, lambda x: (x * 2, (x * 2).detach(), x.detach() > 0), x, grad=True)
+
+
+def test_a_training_loop_follows_eager(backend: Any) -> None:
+    def losses(compiled: bool) -> list[float]:
+        torch.manual_seed(1)
+        model = Block()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        run = torch.compile(model, backend=backend) if compiled else model
+        x, out = torch.randn(4, 8), []
+        for _ in range(5):
+            loss = (run(x) - x.flip(0)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            out.append(loss.item())
+        return out
+
+    assert losses(True) == pytest.approx(losses(False), rel=1e-5)
+
+
+def test_random_numbers_are_eagers(backend: Any) -> None:
+    def draw(x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5) + torch.randn(3) + torch.rand_like(x)
+
+    x = torch.randn(3)
+    compiled = torch.compile(draw, backend=backend)
+    for _ in range(2):
+        torch.manual_seed(3)
+        expected, state = draw(x), torch.get_rng_state()
+        torch.manual_seed(3)
+        torch.testing.assert_close(compiled(x), expected)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_in_training(backend: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train()
+    x = torch.randn(5, 4)
+    torch.manual_seed(3)
+    model(x).sum().backward()
+    expected = model[0].weight.grad
+    model.zero_grad()
+    torch.manual_seed(3)
+    torch.compile(model, backend=backend)(x).sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, expected)
+
+
+def test_running_statistics(backend: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).train()
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):
+        x = torch.randn(5, 4)
+        found, expected = compiled(x), plain(x)
+        torch.testing.assert_close(found, expected)
+        found.square().sum().backward()
+        expected.square().sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
+    torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))

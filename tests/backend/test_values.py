@@ -1,0 +1,97 @@
+"""What a compiled call returns: values, element types and strides, for inputs of any kind."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusec import dynamo
+from tests.backend.agreement import Block, check, interpret, same
+
+
+def test_a_block(backend: Any) -> None:
+    check(backend, Block(), torch.randn(2, 5, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_contract_holds_in_both_types(backend: Any, dtype: torch.dtype) -> None:
+    x, w = torch.randn(4, 3, dtype=dtype), torch.randn(3, 5, dtype=dtype)
+    check(backend, lambda x, w: torch.softmax(x @ w, -1).sum(0), x, w)
+
+
+def test_outputs_may_be_numbers_and_none(backend: Any) -> None:
+    check(backend, lambda x: (None, x + 1, x.shape[0], 2.5), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [lambda x: x.t(), lambda x: x[::2, 1:], lambda x: x[:, :1].expand(6, 6), lambda x: x.as_strided((3, 3), (1, 2), 5)],
+    ids=["transposed", "sliced", "expanded", "overlapping"],
+)
+def test_inputs_of_any_layout(backend: Any, layout: Any) -> None:
+    x = layout(torch.randn(6, 6))
+    compiled = torch.compile(lambda x: (x * 2, x.sum(-1), x.transpose(0, 1) @ x, x.reshape(-1) + 1), backend=backend)
+    with torch.no_grad():
+        same(compiled(x), (x * 2, x.sum(-1), x.transpose(0, 1) @ x, x.reshape(-1) + 1))
+
+
+def test_strides_of_outputs(backend: Any) -> None:
+    def outputs(x: Tensor) -> tuple[Tensor, ...]:
+        turned = x.permute(2, 0, 1)
+        return turned + 1, (turned + 1).contiguous(), turned.exp().transpose(0, 1), (x + 1)[:, ::2]
+
+    check(backend, outputs, torch.randn(2, 3, 4))
+
+
+def test_a_channels_last_input(backend: Any) -> None:
+    check(backend, lambda x: torch.relu(x) * 2, torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last))
+
+
+def test_lifted_constants(backend: Any) -> None:
+    check(backend, lambda x: x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor(0.1), torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1, 4), (4, 1), (1, 1), (0, 0)])
+def test_sizes_zero_and_one(backend: Any, shape: tuple[int, int]) -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return torch.softmax(x, -1), nn.functional.linear(x, w), x.sum(0), nn.functional.layer_norm(x, x.shape[-1:])
+
+    check(backend, f, torch.randn(shape), torch.randn(3, shape[1]))
+
+
+def test_a_0d_tensor(backend: Any) -> None:
+    check(backend, lambda x, y: (x * y, x.sum() + 1, y.exp()), torch.randn(3), torch.tensor(2.0))
+
+
+def test_special_values(backend: Any) -> None:
+    x = torch.tensor([[1.0, float("nan"), 3.0], [float("inf"), -float("inf"), 0.0], [-0.0, 1e38, -1e38]])
+    check(backend, lambda x: (torch.softmax(x, -1), x.amax(-1), x.clamp(-1, 1), torch.relu(x), x.isnan(), x / x), x)
+
+
+def test_inference_mode_and_autocast(backend: Any) -> None:
+    model, x = Block(), torch.randn(2, 8)
+    compiled = torch.compile(model, backend=backend)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), model(x))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compiled(x), model(x), rtol=0.02, atol=0.02)
+
+
+def test_composite_operations_stay_whole_at_inference() -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def keep(graph: Any, config: Any) -> Any:
+        graphs.append(graph)
+        return interpret(graph, config)
+
+    def attend(q: Tensor, w: Tensor) -> Tensor:
+        q = nn.functional.linear(q, w)
+        return nn.functional.scaled_dot_product_attention(q, q @ w, q)
+
+    with torch.no_grad():
+        torch.compile(attend, backend=dynamo.backend_with(keep))(torch.randn(1, 2, 5, 4), torch.randn(4, 4))
+    ops = [n.attributes.get("target", n.op.name) for n in graphs[0].nodes]
+    assert ops == ["contraction", "contraction", "aten.scaled_dot_product_attention.default"]
+    assert all(n.sources[0].file.endswith("test_values.py") and n.sources[0].line for n in graphs[0].nodes)

@@ -1,0 +1,96 @@
+"""What becomes one kernel, what does not, and why."""
+
+from typing import Any
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import F32, Size, TensorType, contiguous_strides
+from fusec.ir.verifier import verify_graph
+from fusec.passes.grouping import Group
+from fusec.pipeline import Context
+
+
+class Model(Graph):
+    """A graph that is quick to write."""
+
+    def tensor(self, *shape: Size) -> Value:
+        return self.add_input(TensorType(F32, shape, contiguous_strides(shape)))
+
+    def do(self, op: str, *operands: Value, **attributes: Any) -> Value:
+        return self.add_node(op, operands, attributes).result
+
+    def call(self, value: Value) -> Value:
+        attributes = {"target": "aten.cumsum.default", "args": (("%", 0), -1), "operand_types": (value.type,)}
+        return self.add_node("opaque", [value], attributes, types=[value.type]).result
+
+    def norm(self, x: Value) -> Value:
+        total = self.do("sum", self.do("mul", x, x), dims=(-1,))
+        return self.do("mul", x, self.do("rsqrt", total))
+
+    def group(self, *outputs: Value) -> list[Node]:
+        self.set_outputs(outputs)
+        self.context = Context()
+        Group().apply(self, self.context)
+        verify_graph(self)
+        return [n for n in self.nodes if n.has(Trait.REGION)]
+
+    def reasons(self) -> str:
+        return "; ".join(r.reason for r in self.context.remarks.of("missed"))
+
+
+def test_residual_and_norm_are_one_kernel_with_two_results() -> None:
+    m = Model()
+    h = m.do("add", m.tensor(40, 64), m.tensor(40, 64))
+    (region,) = m.group(m.norm(h), h)
+    assert len(region.results) == 2
+
+
+def test_few_rows_take_norm_products_and_gate_into_one_kernel() -> None:
+    m = Model()
+    x, gate, up = m.tensor(2, 64), m.tensor(128, 64), m.tensor(128, 64)
+    normed = m.norm(x)
+    g, u = (m.do("contraction", normed, w, spec="az,bz->ab") for w in (gate, up))
+    (region,) = m.group(m.do("mul", m.do("sigmoid", g), u))
+    assert sum(n.is_op("contraction") for n in region.body.nodes) == 2
+
+
+def test_many_rows_leave_the_product_to_the_vendor_with_its_bias() -> None:
+    m = Model()
+    product = m.do("contraction", m.tensor(100, 64), m.tensor(32, 64), spec="az,bz->ab")
+    (region,) = m.group(m.do("add", product, m.tensor(32)))
+    assert region.attributes["kind"] == "vendor"
+
+
+def test_a_table_is_not_recomputed_for_every_head() -> None:
+    m = Model()
+    angles = m.tensor(1, 1, 100, 64)
+    regions = m.group(m.do("mul", m.tensor(2, 8, 100, 64), m.do("cos", angles)))
+    assert len(regions) == 2
+    assert "times over" in m.reasons()
+
+
+def test_a_kernel_never_waits_for_itself() -> None:
+    m = Model()
+    h = m.do("exp", m.tensor(8, 64))
+    regions = m.group(m.do("add", m.call(h), h))
+    assert len(regions) == 2
+    assert "a kernel between them" in m.reasons()
+
+
+def test_what_reads_a_cache_before_its_write_stays_before_it() -> None:
+    m = Model()
+    cache, new = m.tensor(8, 64), m.tensor(8, 64)
+    before = m.do("exp", cache)
+    written = m.do("write", cache, m.do("neg", new))
+    regions = m.group(m.do("add", before, m.do("sin", written)))
+    order = m.nodes
+    write = next(n for n in order if n.is_op("write"))
+    reader = next(r for r in regions if cache in r.operands)
+    assert order.index(reader) < order.index(write)
+
+
+def test_views_before_an_opaque_call_cost_nothing() -> None:
+    m = Model()
+    x = m.do("exp", m.tensor(2, 8, 64))
+    heads = m.do("permute", m.do("reshape", x, shape=(2, 8, 4, 16)), dims=(0, 2, 1, 3))
+    assert len(m.group(m.call(heads))) == 1
