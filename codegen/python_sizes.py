@@ -21,7 +21,7 @@ def _text(e: sympy.Expr) -> str:
         return repr(int(e))
     if e.is_Symbol:
         return str(e)
-    name, parts = type(e).__name__, [_text(a) if a.is_Symbol or a.is_Integer else f"({_text(a)})" for a in e.args]
+    name = type(e).__name__
     if name in ("floor", "ceiling"):
         numerator, denominator = sympy.fraction(sympy.together(e.args[0]))
         sign = "-" if name == "ceiling" else ""
@@ -30,6 +30,8 @@ def _text(e: sympy.Expr) -> str:
         numerator, denominator = sympy.fraction(sympy.together(e))
         if denominator != 1:
             return f"({_text(numerator)}) // ({_text(denominator)})"
+    parts = [_text(a) if a.is_Symbol or a.is_Integer else f"({_text(a)})" for a in e.args]
+    if e.is_Add or e.is_Mul:
         return (" + " if e.is_Add else " * ").join(parts)
     if e.is_Pow and e.exp.is_Integer and int(e.exp) > 0:
         return f"{parts[0]} ** {int(e.exp)}"

@@ -88,7 +88,8 @@ class _Grouping:
     # What may be grouped.
 
     def _computes(self, node: Node) -> bool:
-        if not all(isinstance(v.type, TensorType) and v.type.dtype.kind != "other" for v in (*node.operands, *node.results)):
+        types = (v.type for v in (*node.operands, *node.results))
+        if not all(isinstance(t, TensorType) and t.dtype.kind != "other" for t in types):
             return False
         if node.is_op("concat"):
             return not self._verdict({node})
@@ -210,7 +211,7 @@ class _Grouping:
         return any(n.result.tensor.numel == numel or n.operands[0].tensor.numel == numel for n in second)
 
     def _verdict(self, nodes: set[Node]) -> str:
-        body, inputs, _ = self._body(nodes)
+        body, _, _ = self._body(nodes)
         key = structure(body)
         found = self.verdicts.get(key)
         if found is None:
@@ -302,7 +303,8 @@ class _Grouping:
                 continue
             (left, right), out = split_spec(node.attributes["spec"])
             is_linear = len(right) == 2 and out[-1] in right and out[:-1] == left[:-1] and left[-1] in right
-            if is_linear and value not in self.outputs and other.shape == node.result.shape[-1:] and other.producer is None:
+            is_bias = other.shape == node.result.shape[-1:] and other.producer is None
+            if is_linear and is_bias and value not in self.outputs:
                 return node
         return None
 
@@ -321,10 +323,15 @@ class _Grouping:
         for value in inside:
             if all(r in members for r in self._readers(value)) and value not in self.outputs:
                 saved = saved + 2 * touched_bytes(value)
+        label = region.attributes["label"]
         self.context.remarks.add(
-            "passed", "group", f"{region.attributes['label']}: {len(members)} operations in one kernel",
-            subject=region.attributes["label"], sources=tuple(map(str, sources[:8])), figures={"bytes_saved": str(saved)},
-        )  # fmt: skip
+            "passed",
+            "group",
+            f"{label}: {len(members)} operations in one kernel",
+            subject=label,
+            sources=tuple(map(str, sources[:8])),
+            figures={"bytes_saved": str(saved)},
+        )
 
 
 def _biased_body(product: Node, addition: Node) -> tuple[Graph, list[Value]]:
@@ -335,7 +342,8 @@ def _biased_body(product: Node, addition: Node) -> tuple[Graph, list[Value]]:
     x, weight, b = (body.add_input(v.type, v.name) for v in inputs)
     made = body.add_node("contraction", (x, weight), dict(product.attributes), sources=product.sources).result
     order = (made, b) if addition.operands[0] is product.result else (b, made)
-    body.set_outputs([body.add_node("add", order, types=[dense(addition.result.tensor)], sources=addition.sources).result])
+    biased = body.add_node("add", order, types=[dense(addition.result.tensor)], sources=addition.sources)
+    body.set_outputs([biased.result])
     return body, inputs
 
 
@@ -357,7 +365,8 @@ def recomputation(nest: Nest) -> str:
             seen.add(item)
             stack.extend(item.operands)
             if item.kind in ("pointwise", "reduction", "contraction"):
-                evaluations[item.value] = evaluations.get(item.value, 0.0) + _evaluations(item, () if item in prologue or item.kind == "contraction" else nested)
+                loops = () if item in prologue or item.kind == "contraction" else nested
+                evaluations[item.value] = evaluations.get(item.value, 0.0) + _evaluations(item, loops)
                 items[item.value] = item
     for value, count in evaluations.items():
         numel = _number(value.tensor.numel)

@@ -4,6 +4,7 @@ Each thread computes the left operand (with whatever prologue it has) into its o
 the weight's rows in turn: dot products with accumulators in registers, then the epilogue on the block.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -160,7 +161,8 @@ class _Contraction:
         """Blocks of the only column axis there is."""
         n = _static(axis)
         size = max(8, min(64, n // 64 * 8))
-        if any(stride(c.operands[1], axis) == 1 and stride(c.operands[1], c.bound[-1]) != 1 for c in self._products(results)):
+        weights = ((c.operands[1], c.bound[-1]) for c in self._products(results))
+        if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
         start = sympy.Symbol("block", integer=True, nonnegative=True) * size
         stop = start + size if n % size == 0 else sympy.Min(start + size, n)
@@ -196,8 +198,8 @@ class _Contraction:
     def _dots(self, contraction: Located, left: _Left, block: "_Block | None") -> None:
         """All products of one contraction in the block, into scratch; the epilogue reads them there."""
         emitter = self.emitter
-        opened = emitter.levels[-1].axes
-        inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in self.rows + tuple(opened)]
+        taken = {*self.rows, *emitter.levels[-1].axes}
+        inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
         sizes = [block[3]] if block else [_static(a) for a in inner]
@@ -207,9 +209,7 @@ class _Contraction:
             offset = offset + emitter.axis_symbol(axis) * step
         if block:
             offset = sympy.expand(offset - block[1])
-        count = 1
-        for n in (*(_static(a) for a in self.rows), *sizes):
-            count *= n
+        count = math.prod((*(_static(a) for a in self.rows), *sizes))
         dtype = accumulation(contraction.dtype)
         target = emitter.add_scratch(dtype, count, "product")
         emitter.kept[contraction] = (target, offset)

@@ -17,6 +17,8 @@ from fusec.ir.types import DType, Size, TensorType, accumulation
 # Recomputing something dearer than this in a second loop over the row costs more than keeping it in the cache.
 _DEAR = 8
 _MAX_SCRATCH = 16384
+# Additions in one chain: longer sums are made of runs of this length.
+_RUN = 128
 # The longest row that a Triton program holds without spilling registers (sm_80, sm_90 and gfx942).
 _MAX_TILE = 16384
 
@@ -50,8 +52,11 @@ class Rows:
         self.strides = unit_strides(nest, emitter.output_types)
         self.wanted: dict[Located, tuple[sympy.Expr, int]] = {}
         """Values to be kept in scratch once computed: where, and how many elements a row has."""
+        self.in_columns = False
+        """Whether lanes run along what stays, inside which the reductions loop."""
 
     def run(self) -> tuple[Statement, ...]:
+        """The statements of the whole nest."""
         for axis in (*self.shape.rows, *(a for dim in self.nest.axes for a in dim)):
             self.emitter.axis_name(axis)
         if self.shape.kind == "pointwise":
@@ -122,27 +127,65 @@ class Rows:
         return [*phases, ((), [], pending)]
 
     def _reduce(self, bound: tuple[Axis, ...], reductions: list[Located], outputs: list[Output]) -> None:
-        emitter, lane = self.emitter, self._lane_among(bound)
-        accumulators = {r: emitter.fresh("acc") for r in reductions}
-        for r, name in accumulators.items():
-            emitter.inner.append(Init(name, _fold(r), _accumulator(r), lane is not None))
-        with ExitStack() as loops:
-            for axis in bound:
-                if axis is not lane:
-                    loops.enter_context(emitter.loop(axis, "serial"))
+        """The loops over one set of columns, with lanes along one of them unless a tile loop is open already."""
+        emitter, lane = self.emitter, None if self.in_columns else self._lane_among(bound)
+        nest = [*(a for a in bound if a is not lane), *([lane] if lane else ())]
+        position, block = self._run_length(nest, lane, reductions)
+        totals = self._accumulators(reductions, tiled=self.in_columns or (lane is not None and not block))
+        with ExitStack() as runs:
+            start: Size = 0
+            for axis in nest[:position]:
+                runs.enter_context(emitter.loop(axis, "serial"))
+            if block:
+                name, axis = f"{emitter.axis_name(nest[position])}_run", nest[position]
+                start = sympy.Symbol(name, integer=True, nonnegative=True) * block
+                count = (axis.size + block - 1) // block if isinstance(axis.size, int) else _ceiling(axis.size, block)
+                runs.enter_context(emitter.repeat(name, 0, count, 1))
+            parts = self._accumulators(reductions, tiled=self.in_columns or lane is not None) if block else totals
+            with ExitStack() as loops:
+                for axis in nest[position:]:
+                    cut = block != 0 and axis is nest[position]
+                    bounds = (start, sympy.Min(start + block, axis.size)) if cut else (0, axis.size)
+                    kind, step = ("tile", self._lanes((lane,))) if axis is lane else ("serial", 1)
+                    loops.enter_context(emitter.loop(axis, kind, step, *bounds))
+                for r, name in parts.items():
+                    emitter.inner.append(Update(name, _fold(r), self._addends(r)))
+                    emitter.operations += 1
+                self._put(outputs)
+                if not self.in_columns:
+                    self._keep()
             if lane is not None:
-                loops.enter_context(emitter.loop(lane, "tile", self._lanes((lane,))))
-            for r, name in accumulators.items():
-                emitter.inner.append(Update(name, _fold(r), self._addends(r)))
-                emitter.operations += 1
-            self._put(outputs)
-            self._keep()
-        for r, name in accumulators.items():
-            if lane is not None:
-                total = emitter.fresh("r")
-                emitter.inner.append(Fold(total, _fold(r), name, _accumulator(r)))
-                name = total
+                parts = {r: self._folded(r, name) for r, name in parts.items()}
+            for r, name in parts.items() if block else ():
+                emitter.inner.append(Update(totals[r], _fold(r), (name,)))
+        for r, name in (totals if block else parts).items():
             emitter.define(r, name)
+
+    def _accumulators(self, reductions: list[Located], tiled: bool) -> dict[Located, str]:
+        names = {r: self.emitter.fresh("acc") for r in reductions}
+        self.emitter.inner.extend(Init(name, _fold(r), _accumulator(r), tiled) for r, name in names.items())
+        return names
+
+    def _folded(self, reduction: Located, accumulator: str) -> str:
+        total = self.emitter.fresh("r")
+        self.emitter.inner.append(Fold(total, _fold(reduction), accumulator, _accumulator(reduction)))
+        return total
+
+    def _run_length(self, nest: list[Axis], lane: Axis | None, reductions: list[Located]) -> tuple[int, int]:
+        """Where a long sum is cut into runs that are added up on their own: error grows with the longest chain.
+
+        Returns:
+            Which loop of the nest is cut, and in pieces of what length; a length of 0 for no cut.
+        """
+        room = _RUN
+        if any(r.node.is_op("sum") and r.dtype.is_float for r in reductions):
+            for position, axis in reversed(list(enumerate(nest))):
+                lanes = self._lanes((axis,)) if axis is lane else 1
+                steps = (axis.size + lanes - 1) // lanes if isinstance(axis.size, int) else room + 1
+                if steps > room:
+                    return position, room * lanes
+                room //= max(steps, 1)
+        return 0, 0
 
     def _addends(self, reduction: Located) -> tuple[Operand, ...]:
         """What is added per element: the two factors of a product that nobody else wants, so that they fuse."""
@@ -195,21 +238,11 @@ class Rows:
         return self._blocks(lane, outer, self._column_phases)
 
     def _column_phases(self) -> None:
+        self.in_columns = True
         for bound, reductions, outputs in self._phases():
-            accumulators = {r: self.emitter.fresh("acc") for r in reductions}
-            for r, name in accumulators.items():
-                self.emitter.inner.append(Init(name, _fold(r), _accumulator(r), True))
-            with ExitStack() as loops:
-                for axis in bound:
-                    loops.enter_context(self.emitter.loop(axis, "serial"))
-                for r, name in accumulators.items():
-                    self.emitter.inner.append(Update(name, _fold(r), self._addends(r)))
-                    self.emitter.operations += 1
-                if reductions:
-                    self._put(outputs)
-            for r, name in accumulators.items():
-                self.emitter.define(r, name)
-            if not reductions:
+            if reductions:
+                self._reduce(bound, reductions, outputs)
+            else:
                 self.stores(outputs, tiled=False)
 
     # Stores.
@@ -224,8 +257,8 @@ class Rows:
         opened = self.emitter.levels[-1].axes
         groups: dict[tuple[Axis, ...], list[Output]] = {}
         for output in outputs:
-            missing = [a for dim in self.nest.axes for a in dim if a in output_axes(output) and a not in opened]
-            groups.setdefault(tuple(missing), []).append(output)
+            missing = tuple(a for dim in self.nest.axes for a in dim if a in output_axes(output) and a not in opened)
+            groups.setdefault(missing, []).append(output)
         for missing, members in groups.items():
             lane = self._lane_among(missing) if tiled else None
             with ExitStack() as loops:
@@ -247,7 +280,7 @@ class Rows:
             return
         rows = frozenset(self.shape.rows)
         uses: Counter[Located] = Counter()
-        for bound, reductions, outputs in phases:
+        for _, reductions, outputs in phases:
             roots = [r.operands[0] for r in reductions] + [o.root for o in outputs]
             seen = set(_columns_below(roots, rows))
             uses.update(seen)

@@ -282,7 +282,7 @@ class _Locator:
 
     def _cut(self, position: Affine, point: int) -> None:
         """Ask for the axis of ``position`` to be cut where its value reaches ``point``."""
-        axis, coefficient = max(position.terms, key=lambda term: term[1])  # type: ignore[return-value]
+        axis, coefficient = max(position.terms, key=lambda term: term[1])
         steps, rest = divmod(point - int(position.offset), int(coefficient))
         if rest or (len(position.terms) > 1 and steps >= axis.size):
             raise NotAffine("a concatenation that cuts across two loops")

@@ -8,7 +8,8 @@ def structure(body: Graph) -> tuple[object, ...]:
     numbers: dict[Value, int] = {v: i for i, v in enumerate(body.inputs)}
     key: list[object] = [v.type for v in body.inputs]
     for node in body.nodes:
-        key.append((node.op.name, tuple(numbers[v] for v in node.operands), tuple(sorted(node.attributes.items(), key=str))))
+        attributes = tuple(sorted(node.attributes.items(), key=str))
+        key.append((node.op.name, tuple(numbers[v] for v in node.operands), attributes))
         for result in node.results:
             numbers[result] = len(numbers)
             key.append(result.type)

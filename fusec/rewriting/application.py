@@ -242,8 +242,8 @@ def _substituted(value: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
     return value
 
 
-def occurrences(declared: Declaration, graph: Graph, library: PatternLibrary) -> Iterator[Match]:
-    """The matches of a declaration, with nothing replaced; they may overlap."""
+def attempts(declared: Declaration, graph: Graph, library: PatternLibrary) -> Iterator[Match | MatchFailure]:
+    """What becomes of every attempt to match a declaration, with nothing replaced; matches may overlap."""
     outputs = set(graph.outputs)
     for dtype in _float_types(graph):
         for pattern in library.patterns(declared, dtype):
@@ -253,6 +253,5 @@ def occurrences(declared: Declaration, graph: Graph, library: PatternLibrary) ->
                     continue
                 value = _root_value(root, pattern)
                 fitting = library.at_rank(pattern, declared, dtype, len(value.shape)) if value is not None else None
-                found = Matcher(fitting, graph, outputs).match(value) if fitting and value is not None else None
-                if isinstance(found, Match):
-                    yield found
+                if fitting is not None and value is not None:
+                    yield Matcher(fitting, graph, outputs).match(value)

@@ -1,17 +1,61 @@
 """Derived checks of a declared fusion: its spellings agree, and its pattern is found wherever it should be."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 
+from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import BF16, F32, DType, TensorType
-from fusec.rewriting.fusion import Dims, Fusion, Parameter
+from fusec.ir.types import BF16, DTYPES, F32, DType, TensorType
+from fusec.rewriting.fusion import Clause, Dims, Fusion, Parameter
 from fusec.rewriting.pattern import choices
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.rewrites import check_rewrite
 
-_TORCH = {F32: torch.float32, BF16: torch.bfloat16}
+
+@dataclass(frozen=True)
+class Draw:
+    """What the arguments of a declaration are drawn as."""
+
+    dtype: DType = F32
+    sizes: tuple[int, ...] = (5, 7, 11, 13)
+    """Of the named dims, in order of appearance."""
+    numbers: tuple[float, ...] = ()
+    """Of the scalar parameters, in order; random ones where there are none."""
+
+
+_SIZES = ((5, 7, 11, 13), (8, 16, 32, 64), (13, 11, 7, 5), (64, 32, 16, 8), (16, 16, 16, 16), (1, 1, 1, 1),
+          (128, 256, 512, 1024), (1024, 512, 256, 128), (2048, 2048, 2048, 2048))  # fmt: skip
+_NUMBERS = ((), (1.5, 2.5, 3.5, 4.5), (4.5, 3.5, 2.5, 1.5), (-1.5, -2.5, -3.5, -4.5), (1e-6, 1e-5, 1e-4, 1e-3),
+            (300.0, 500.0, 700.0, 900.0), (1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 2.0, 2.0), (0.0, 0.0, 0.0, 0.0))  # fmt: skip
+
+
+def draws(dtypes: Sequence[DType] = (F32,)) -> Iterator[Draw]:
+    """What to try where a clause decides, the usual first; what differs from it in one way comes before the rest."""
+    everything = list(product(dtypes, _SIZES, _NUMBERS))
+    usual = everything[0]
+    everything.sort(key=lambda drawn: sum(a != b for a, b in zip(drawn, usual, strict=True)))
+    yield from (Draw(*drawn) for drawn in everything)
+
+
+def accepted(declared: Fusion[Any, Any], dtype: DType = F32) -> Draw | None:
+    """The first draw that satisfies every clause, if there is one."""
+    return next((d for d in draws((dtype,)) if all(holds(c, declared, d) for c in declared.clauses)), None)
+
+
+def holds(clause: Clause, declared: Fusion[Any, Any], draw: Draw) -> bool:
+    """What a clause says of the arguments of a draw."""
+    seen = {}
+    for p, argument in zip(declared.parameters, sample_arguments(declared.parameters, draw=draw), strict=True):
+        if isinstance(argument, torch.Tensor):
+            dtype = DTYPES[p.dims.dtype] if p.dims is not None and p.dims.dtype else draw.dtype
+            argument = TensorType(dtype, tuple(argument.shape), argument.stride())
+        seen[p.name] = argument
+    return bool(clause.predicate(**{name: seen[name] for name in clause.parameters}))
 
 
 def sample_arguments(
@@ -20,17 +64,20 @@ def sample_arguments(
     present: Sequence[str] | None = None,
     seed: int = 0,
     batch: tuple[int, ...] = (2, 3),
+    draw: Draw | None = None,
 ) -> list[Any]:
     """Random arguments of small, distinct sizes for a declaration; None for operands that are not present."""
+    draw = draw or Draw(dtype)
     generator = torch.Generator().manual_seed(seed)
     sizes: dict[str, int] = {}
+    numbers = iter(draw.numbers)
     first = next((p.dims.variadic for p in parameters if p.dims and p.dims.variadic), "")
 
     def size(word: str) -> int:
         factor, _, name = word.rpartition("*")
         if name.isdigit():
             return int(name)
-        return int(factor or 1) * sizes.setdefault(name, (5, 7, 11, 13)[len(sizes) % 4])
+        return int(factor or 1) * sizes.setdefault(name, draw.sizes[len(sizes) % len(draw.sizes)])
 
     def tensor(dims: Dims) -> torch.Tensor:
         lead = batch if dims.variadic == first else (1,) * len(batch)
@@ -38,31 +85,51 @@ def sample_arguments(
         x = torch.randn(shape, generator=generator)
         if dims.dtype == "bool":
             return x > 0
-        return x.to(_TORCH[dtype])
+        return x.to(torch_dtype(DTYPES[dims.dtype] if dims.dtype else draw.dtype))
+
+    def number() -> float:
+        # Exact in every float type, so that it matters not where a spelling rounds it.
+        return next(numbers, (32 + int(torch.randint(64, (), generator=generator))) / 256)
 
     given: list[Any] = []
     for p in parameters:
         if p.dims is None:
-            given.append(0.125 + 0.25 * torch.rand((), generator=generator).item())
+            given.append(number())
         else:
             given.append(tensor(p.dims) if present is None or p.name in present else None)
     return given
 
 
-def spellings_that_differ(declared: Fusion[Any, Any], dtype: DType = F32, tolerance: float = 1e-5) -> list[str]:
-    """The spellings whose results are not those of the declaration, on random arguments."""
+def spellings_that_differ(declared: Fusion[Any, Any], draw: Draw, tolerance: float = 1e-5) -> list[str]:
+    """The spellings whose results are not those of the declaration, and where.
+
+    They are run as they are on random arguments, which shows what they round; and their graphs as a rewrite is
+    judged, in float64 and on special values.
+    """
     wrong = []
     for present in choices(declared.parameters):
-        arguments = sample_arguments(declared.parameters, dtype, present)
+        arguments = sample_arguments(declared.parameters, present=present, draw=draw)
         wanted = _as_list(declared.function(*arguments))
+        graph = trace(declared.function, arguments, symbolic=False)
         for name, function in declared.spellings.items():
             found = _as_list(function(*arguments))
-            close = len(found) == len(wanted) and all(
-                a.dtype == b.dtype and torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance)
-                for a, b in zip(found, wanted, strict=True)
-            )
-            wrong += [] if close else [f"{name}({', '.join(present)})"]
+            why = _difference(wanted, found, tolerance)
+            if not why and function is not declared.function:
+                verdict = check_rewrite(graph, trace(function, arguments, symbolic=False), exact=False)
+                why = "" if verdict else verdict.message
+            wrong += [f"{name}({', '.join(present)}): {why}"] if why else []
     return wrong
+
+
+def _difference(wanted: list[torch.Tensor], found: list[torch.Tensor], tolerance: float) -> str:
+    if len(found) != len(wanted):
+        return f"{len(found)} results, not {len(wanted)}"
+    for i, (a, b) in enumerate(zip(wanted, found, strict=True)):
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return f"result {i} is {b.dtype} {list(b.shape)}, not {a.dtype} {list(a.shape)}"
+        if not torch.allclose(b.double(), a.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
+            return f"result {i} is off by {float((a.double() - b.double()).abs().nan_to_num().max()):.3g}"
+    return ""
 
 
 def in_company(function: Callable[..., Any]) -> Callable[..., Any]:

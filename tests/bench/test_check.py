@@ -11,10 +11,11 @@ import torch
 pytest.importorskip("transformers")
 
 from bench import models as command
-from bench.check import check
+from bench.check import Result, check
 from bench.families import FAMILIES, chosen
 from bench.faults import FAULTS, Fault, planted
 from bench.numerics import Float64, cast_parameters, reference_outputs, tensors_of
+from bench.peers import backend_named
 from bench.routing import Routed, flips, routers_of, scores_and_choices, unfounded_choices
 
 SHAPE = [(2, 11, "left")]
@@ -92,6 +93,27 @@ def test_command_writes_what_it_found(tmp_path: Path, capsys: Any) -> None:
     assert found["passed"] and found["check"][0]["model"] == "vit" and found["seed"] == 0
     assert {"commit", "versions", "cpu", "python"} <= found.keys()
     assert "pass" in capsys.readouterr().out
+
+
+def test_broken_promise_of_coverage_fails() -> None:
+    kept = {"left": {"flops": 0.0, "bytes": 0.04}, "activations": 0.96}
+    result = Result("llama", "float32", "static", ratio=0.5, summaries=[kept])
+    assert result.passed
+    for left in ({"flops": 0.02, "bytes": 0.0}, {"flops": 0.0, "bytes": 0.06}):
+        result.summaries = [kept, kept | {"left": left}]
+        assert not result.passed and "left to ATen" in command.why_failed(result) and not result.differs
+    result.summaries = [kept, kept | {"activations": 0.9}]
+    assert not result.passed and "activation" in command.why_failed(result)
+    result.dense = False
+    assert result.passed
+
+
+def test_check_reports_coverage_of_the_compiler() -> None:
+    result = check(FAMILIES["vit"], torch.float32, "static", backend_named("fusec"), shapes=[(1, 4, "none")])
+    assert result.passed, (result.reason, result.error, result.uncovered)
+    figures = command.largest([result])
+    assert figures["kernels"]["generated"] > 0 and figures["activations"] == 1.0
+    assert "activations 100.0%" in command.summary_text(result)
 
 
 def test_unknown_model_is_refused() -> None:

@@ -29,7 +29,7 @@ def kernel_regions(graph: Graph) -> list[Node]:
     """The regions that the pipeline makes of a graph, for a target without matrix products of its own."""
     config = Config(small_m=0)
     default_pipeline(config, "triton").run(graph, Context(config))
-    return [node for node in graph if node.is_op("region")]
+    return [node for node in graph if node.is_op("region") and node.attributes["kind"] == "kernel"]
 
 
 def different(region: Node) -> str:

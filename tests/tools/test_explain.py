@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from fusec.debug.explain import explain
-from fusec.debug.report import summarize, summary_line
+from fusec.debug.report import activations_generated, left_to_aten, summarize, summary_line
 from fusec.debug.tables import amount
-from tests.tools.sample import compiled, decoder
+from fusec.ir.graph import Graph
+from tests.tools.sample import HIDDEN, ROWS, compiled, decoder
 
 
 def test_counts_and_coverage() -> None:
@@ -57,3 +60,18 @@ def test_bare_graph() -> None:
 
 def test_amounts() -> None:
     assert [amount(n, "B") for n in (0, 999, 1500, 2_000_000)] == ["0 B", "999 B", "1.5 kB", "2 MB"]
+
+
+def test_what_is_left_to_aten() -> None:
+    explanation = explain(compiled(2))
+    # The sample leaves its additions to ATen: four of them, each reading twice and writing once.
+    added = 4 * 3 * ROWS * HIDDEN * 4
+    total = sum(row.bytes for row in explanation.kernels)
+    assert left_to_aten(explanation)["bytes"] == pytest.approx(added / total)
+    generated = sum(row.bytes for row in explanation.kernels if row.kind == "generated") - 4 * HIDDEN * 4  # weights
+    assert activations_generated(explanation) == pytest.approx(generated / (generated + added))
+
+
+def test_nothing_counts_as_fully_covered() -> None:
+    explanation = explain(Graph())
+    assert left_to_aten(explanation) == {"bytes": 0.0, "flops": 0.0} and activations_generated(explanation) == 1.0

@@ -1,0 +1,179 @@
+"""Are the Triton kernels of whole models right, and do they compile for real chips without spills? No GPU is needed.
+
+``python -m bench.triton_kernels [--full]``: every pointwise and row kernel of the models, each structure once, under the
+numeric rule in Triton's interpreter, its bounds proved, and compiled for NVIDIA's and AMD's chips.
+"""
+
+import argparse
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from bench.families import FAMILIES, Family, Sizes, chosen
+from bench.harness import progress, report
+from bench.numerics import cast_inputs, cast_parameters
+from bench.record import write_result
+from fusec.config import Config
+from fusec.ir.graph import Node
+
+SAMPLE = "llama,gemma3,gpt2,bert"
+"""Between them: both norms, gated and plain activations, rotary embedding, learned positions."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHAPE = (2, 9)
+"""Tokens of a sample: Triton's interpreter runs program by program."""
+
+
+@dataclass
+class Row:
+    """One structure of kernel and what was found about it."""
+
+    label: str
+    dtype: str
+    models: list[str]
+    """Those that have it."""
+    places: int
+    """How often it occurs in them."""
+    ratio: float = 0.0
+    problem: str = ""
+    chips: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Registers and spills by chip."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is right, proved within its buffers, and compiled without spills."""
+        return not self.problem
+
+
+def main(words: list[str] | None = None) -> int:
+    """Check every kernel; the exit status is 1 when any fails."""
+    options = _parser().parse_args(words)
+    warnings.filterwarnings("ignore", module="torch._dynamo")
+    families = chosen("" if options.full else options.models)
+    rows = run(families, options)
+    console = report(options.width)
+    console.print(_table(rows))
+    for row in (row for row in rows if not row.passed):
+        console.print(f"[red]{row.label} {row.dtype}[/] in {', '.join(row.models)}: {row.problem}", highlight=False)
+    content = {
+        "models": [family.name for family in families],
+        "chips": options.chips.split(","),
+        "hidden": options.hidden,
+        "kernels": [asdict(row) | {"passed": row.passed} for row in rows],
+        "passed": all(row.passed for row in rows) and bool(rows),
+    }
+    console.print(f"written to {write_result('triton_kernels', options.seed, content, options.json)}", style="dim")
+    return int(not content["passed"])
+
+
+def run(families: list[Family], options: argparse.Namespace) -> list[Row]:
+    """Gather the distinct kernels of all models, then check them one by one."""
+    found: dict[tuple[object, ...], tuple[Row, Node]] = {}
+    dtypes = options.dtypes.split(",")
+    with progress() as bar:
+        task = bar.add_task("capture", total=len(families) * len(dtypes))
+        for family in families:
+            for dtype in dtypes:
+                bar.update(task, description=f"capture {family.name} {dtype}")
+                _gather(family, dtype, options, found)
+                bar.advance(task)
+        task = bar.add_task("check", total=len(found))
+        for row, region in found.values():
+            bar.update(task, description=f"{row.label} {row.dtype}")
+            _check(row, region, options)
+            mark = "[green]pass[/]" if row.passed else "[red]FAIL[/]"
+            line = f"{mark} {row.dtype:8} {row.ratio:6.3f}  {row.label} ({', '.join(row.models)})"
+            bar.console.print(line, highlight=False, soft_wrap=True)
+            bar.advance(task)
+    return [row for row, _ in found.values()]
+
+
+def kernel_regions(family: Family, dtype: torch.dtype, hidden: int, seed: int = 0) -> list[Node]:
+    """The kernels that the pipeline makes of a model at inference where the target is Triton."""
+    from fusec.debug.capture import capture_graphs
+    from fusec.passes import default_pipeline
+    from fusec.pipeline import Context
+
+    torch._dynamo.reset()  # or a second model of a class might be captured with symbols
+    model = cast_parameters(family.build(Sizes(hidden), seed=seed), dtype)
+    regions = []
+    for graph in capture_graphs(model, (), cast_inputs(family.sample(*SHAPE, "left", seed), dtype)):
+        config = Config()
+        default_pipeline(config, "triton").run(graph, Context(config))
+        regions += [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
+    return regions
+
+
+def _gather(
+    family: Family, dtype: str, options: argparse.Namespace, found: dict[tuple[object, ...], tuple[Row, Node]]
+) -> None:
+    from fusec.ir.structure import structure
+
+    for region in kernel_regions(family, DTYPES[dtype], options.hidden, options.seed):
+        key = structure(region.body)
+        row, _ = found.setdefault(key, (Row(str(region.attributes["label"]), dtype, [], 0), region))
+        row.places += 1
+        row.models += [family.name] if family.name not in row.models else []
+
+
+def _check(row: Row, region: Node, options: argparse.Namespace) -> None:
+    from fusec.codegen.triton.check import check_region
+
+    name = "".join(c if c.isalnum() else "_" for c in row.label)
+    try:
+        outcome = check_region(region, name, options.chips.split(","), options.seed)
+    except Exception as reason:  # one kernel that fails must not hide the others
+        row.problem = " ".join(f"{type(reason).__name__}: {reason}".split())[:400]
+        return
+    row.ratio = outcome.comparison.ratio
+    row.chips = {r.chip: {"registers": r.registers, "spills": r.spills} for r in outcome.reports}
+    row.problem = "" if outcome.ok else str(outcome)
+
+
+def _table(rows: list[Row]) -> Table:
+    """One line per model and dtype."""
+    passed = sum(row.passed for row in rows)
+    shown = Table(title=f"Triton kernels: {passed} of {len(rows)} distinct ones pass")
+    for column in ("model", "dtype", "", "distinct kernels", "worst ratio", "most registers", "spills"):
+        shown.add_column(column)
+    for model in dict.fromkeys(name for row in rows for name in row.models):
+        for dtype in dict.fromkeys(row.dtype for row in rows):
+            mine = [row for row in rows if model in row.models and row.dtype == dtype]
+            if mine:
+                shown.add_row(model, dtype, *_cells(mine))
+    return shown
+
+
+def _cells(rows: list[Row]) -> list[str]:
+    verdict = "[green]pass[/]" if all(row.passed for row in rows) else "[red]FAIL[/]"
+    most: dict[str, int] = {}
+    for row in rows:
+        for chip, taken in row.chips.items():
+            most[chip] = max(most.get(chip, 0), taken["registers"])
+    spills = sum(taken["spills"] for row in rows for taken in row.chips.values())
+    registers = ", ".join(f"{chip} {count}" for chip, count in most.items())
+    return [verdict, str(len(rows)), f"{max(row.ratio for row in rows):.3f}", registers, str(spills)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    from fusec.codegen.triton.check import DEFAULT_CHIPS
+
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.triton_kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--models", default=SAMPLE, metavar="A,B", help=f"of {', '.join(FAMILIES)}; by default {SAMPLE}")
+    add("--full", action="store_true", help="every model")
+    add("--dtypes", default=",".join(DTYPES), metavar="A,B")
+    add("--chips", default=",".join(DEFAULT_CHIPS), metavar="A,B", help="what to compile for")
+    add("--hidden", type=int, default=128, help="width of the models")
+    add("--seed", type=int, default=0)
+    add("--json", default="", metavar="FILE", help="by default bench/results/triton_kernels.json")
+    add("--width", type=int, default=None, help="of the table")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,270 @@
+"""Tests that a declared fusion gets for its declaration alone: of its spellings, its pattern and its kernels.
+
+In a test file: ``test_my_fusions = derived_tests(my_module)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from fusec import passes
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.frontend import trace
+from fusec.ir.graph import Graph
+from fusec.ir.ops import Trait
+from fusec.ir.types import BF16, DTYPES, F32, DType
+from fusec.pipeline import Context, Pipeline
+from fusec.rewriting.application import attempts
+from fusec.rewriting.fusion import Fusion
+from fusec.rewriting.match import Match, MatchFailure, Pattern
+from fusec.rewriting.matcher import Matcher
+from fusec.rewriting.pattern import before, choices
+from fusec.rewriting.sampling import Sizes, symbolize
+from fusec.verify import declarations as derived
+from fusec.verify.contract import compare_outputs
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.interpreter import evaluate
+
+AnyFusion: TypeAlias = "Fusion[Any, Any]"
+Check: TypeAlias = "Callable[[AnyFusion], Iterator[str]]"
+"""Says in words what is wrong with a fusion; nothing where all is well."""
+
+_TOLERANCE = {F32: 1e-4, BF16: 5e-2}
+_BATCH = (101, 103)
+"""Sizes of the starred dims that become symbols: no other size is a multiple of them."""
+_CLAUSE_TRIALS = 8
+
+
+def derived_tests(*sources: ModuleType | AnyFusion, checks: Sequence[Check] = ()) -> Callable[..., None]:
+    """A test for pytest, parametrized with every fusion and every check.
+
+    Args:
+        sources: fusions, and modules of which all fusions are taken.
+        checks: by default ``CHECKS``.
+
+    Raises:
+        ValueError: where there is no fusion among the sources.
+    """
+    import pytest
+
+    fusions = [f for source in sources for f in _fusions_of(source)]
+    if not fusions:
+        raise ValueError("no fusion is declared there")
+
+    @pytest.mark.parametrize("check", checks or CHECKS, ids=lambda c: c.__name__)
+    @pytest.mark.parametrize("declared", fusions, ids=lambda f: f.name)
+    def test(declared: AnyFusion, check: Check) -> None:
+        wrong = list(check(declared))
+        assert not wrong, "\n".join([f"{declared.name}: {check.__doc__}", *wrong])
+
+    return test
+
+
+def _fusions_of(source: ModuleType | AnyFusion) -> list[AnyFusion]:
+    if isinstance(source, Fusion):
+        return [source]
+    return [f for f in vars(source).values() if isinstance(f, Fusion) and f.module == source.__name__]
+
+
+# -- the pattern ------------------------------------------------------------------------------------------------
+
+
+def is_a_pattern(declared: AnyFusion) -> Iterator[str]:
+    """The declaration and every spelling can be traced, for f32 and bf16; some draw satisfies every clause."""
+    library = passes.pattern_library()
+    for dtype in (F32, BF16):
+        if not list(library.patterns(declared, dtype)):
+            yield f"no pattern in {dtype}: one operation only, or what an earlier fusion computes"
+        if derived.accepted(declared, dtype) is None:
+            yield f"no arguments that were tried in {dtype} satisfy its clauses"
+    yield from (f"{spelling}: {why}" for (name, spelling), why in library.broken.items() if name == declared.name)
+
+
+def spellings_agree(declared: AnyFusion) -> Iterator[str]:
+    """Every spelling computes what the declaration computes."""
+    for dtype in (F32, BF16):
+        yield from derived.spellings_that_differ(declared, _draw(declared, dtype), _TOLERANCE[dtype])
+
+
+def every_spelling_is_found(declared: AnyFusion) -> Iterator[str]:
+    """Each spelling is found inside a larger graph, with and without its optional operands."""
+    for spelling, dtype, absent in product(declared.spellings, (F32, BF16), (False, True)):
+        graph = _larger_graph(declared, dtype, spelling, absent)
+        yield from _not_found(declared, graph, f"{spelling}, {dtype}{', optional operands absent' * absent}")
+
+
+def disguises_do_not_hide_it(declared: AnyFusion) -> Iterator[str]:
+    """It is found with commuted operands, and where its operands come through views and casts."""
+    for dtype, disguise in product((F32, BF16), (derived.commute, derived.wrap_in_views)):
+        graph = _larger_graph(declared, dtype)
+        disguise(graph)
+        yield from _not_found(declared, graph, f"{disguise.__name__}, {dtype}")
+
+
+def symbolic_sizes_do_not_hide_it(declared: AnyFusion) -> Iterator[str]:
+    """It is found where the sizes of the starred dims are not known."""
+    graph = _larger_graph(declared, F32, batch=_BATCH)
+    sizes = Sizes(len(_BATCH))
+    sizes.names = dict(zip(("batch", "length"), _BATCH, strict=True))
+    symbolize(graph, sizes)
+    if any(p.dims and p.dims.variadic for p in declared.parameters) and not graph.symbols():
+        yield "no symbol is in the graph"
+    yield from _not_found(declared, graph, "symbolic")
+
+
+def a_region_keeps_the_results(declared: AnyFusion) -> Iterator[str]:
+    """Both sides of the rewrite into a region agree: over a finite field, in float64 and on special values."""
+    graph = _larger_graph(declared, F32)
+    context = _rewrite(declared, graph, verify=True)
+    if not derived.regions_named(graph, declared.name):
+        yield "; ".join(f"{r}: {r.reason}" for r in context.remarks.of("failure")) or "it was not found"
+
+
+def other_readers_prevent_it(declared: AnyFusion) -> Iterator[str]:
+    """It is not found where something else reads an intermediate."""
+    pattern = _pattern(declared)
+    if not isinstance(_match(pattern, pattern.graph.copy()), Match):
+        yield "the pattern does not match itself"
+    for i, value in enumerate(derived.interior_values(pattern.graph)):
+        graph = pattern.graph.copy()
+        graph.set_outputs([*graph.outputs, derived.interior_values(graph)[i]])
+        yield from _found_or_other(_match(pattern, graph), "users", f"another reader of {value.name or i}")
+
+
+def other_constants_prevent_it(declared: AnyFusion) -> Iterator[str]:
+    """It is not found where a constant of it has another value."""
+    pattern = _pattern(declared)
+    for i, node in enumerate(pattern.graph.nodes):
+        if node.is_op("constant") and abs(node.attributes["value"]) not in pattern.scalars:
+            graph = pattern.graph.copy()
+            graph.nodes[i].attributes["value"] = node.attributes["value"] * 1.5 + 1
+            yield from _found_or_other(_match(pattern, graph), "constant", f"not {node.attributes['value']}")
+
+
+def other_axes_prevent_it(declared: AnyFusion) -> Iterator[str]:
+    """It is not found where it reduces along another axis."""
+    pattern = _pattern(declared)
+    for i, node in enumerate(pattern.graph.nodes):
+        if node.has(Trait.REDUCTION):
+            graph = pattern.graph.copy()
+            graph.nodes[i].attributes["dims"] = (-2,)
+            if isinstance(_match(pattern, graph), Match):
+                yield f"found with {node.op.name} along dim -2"
+
+
+def every_clause_refuses(declared: AnyFusion) -> Iterator[str]:
+    """For every clause there are arguments that it refuses, and the attempt to match says so."""
+    for clause in declared.clauses:
+        refused = (d for d in derived.draws(tuple(_TOLERANCE)) if not derived.holds(clause, declared, d))
+        for _, draw in zip(range(_CLAUSE_TRIALS), refused, strict=False):
+            graph = trace(derived.in_company(declared.function), _arguments(declared, draw), symbolic=False)
+            _rewrite(declared, graph)
+            if derived.regions_named(graph, declared.name):
+                yield f"{clause.name} refuses {draw}, and yet it is found"
+            failed = (a for a in attempts(declared, graph, passes.pattern_library()) if isinstance(a, MatchFailure))
+            if any(failure.clause == clause.name for failure in failed):
+                break
+        else:
+            yield f"{clause.name} refused nothing that was tried"
+
+
+# -- the kernels ------------------------------------------------------------------------------------------------
+
+
+def cpp_kernels_are_right(declared: AnyFusion) -> Iterator[str]:
+    """Its C++ kernel keeps the numeric rule against the interpreter."""
+    for dtype, symbolic in product((F32, BF16), (False, True)):
+        yield from _wrong_kernels(declared, "cpp", dtype, symbolic)
+
+
+def triton_kernels_are_right(declared: AnyFusion) -> Iterator[str]:
+    """Its Triton kernel keeps the numeric rule, run by Triton's interpreter; matrix products are the vendor's there."""
+    for dtype in (F32, BF16):
+        yield from _wrong_kernels(declared, "triton", dtype)
+
+
+PATTERN_CHECKS: tuple[Check, ...] = (
+    is_a_pattern, spellings_agree, every_spelling_is_found, disguises_do_not_hide_it, symbolic_sizes_do_not_hide_it,
+    a_region_keeps_the_results, other_readers_prevent_it, other_constants_prevent_it, other_axes_prevent_it,
+    every_clause_refuses,
+)  # fmt: skip
+KERNEL_CHECKS: tuple[Check, ...] = (cpp_kernels_are_right, triton_kernels_are_right)
+CHECKS = PATTERN_CHECKS + KERNEL_CHECKS
+
+
+def _wrong_kernels(declared: AnyFusion, target: str, dtype: DType, symbolic: bool = False) -> Iterator[str]:
+    case = f"{dtype}{', symbolic' * symbolic}"
+    arguments = _arguments(declared, _draw(declared, dtype))
+    graph = trace(declared.function, arguments, symbolic=symbolic)
+    compiled = compile_graph(graph, Config(target=target))
+    steps = compiled.program.steps
+    yield from (f"{case}: {r}: {r.reason}" for r in compiled.remarks.of("failure"))
+    if not any(step.kind == "kernel" for step in steps):
+        yield f"{case}: no kernel is generated, only {', '.join(str(s.name) for s in steps)}"
+    tensors = [a for a in arguments if not isinstance(a, float | None)]
+    eager = evaluate(graph, tensors)
+    reference = evaluate(graph, tensors, dtype=torch_dtype(DTYPES["f64"]))
+    comparison = compare_outputs(eager, compiled.program(list(tensors)), reference)
+    if not comparison.passed:
+        yield f"{case}: {comparison}"
+
+
+# -- what the checks are made of --------------------------------------------------------------------------------
+
+
+def _draw(declared: AnyFusion, dtype: DType) -> derived.Draw:
+    return derived.accepted(declared, dtype) or derived.Draw(dtype)
+
+
+def _arguments(declared: AnyFusion, draw: derived.Draw, absent: bool = False, **options: Any) -> list[Any]:
+    present = list(choices(declared.parameters))[-1 if absent else 0]
+    return derived.sample_arguments(declared.parameters, present=present, draw=draw, **options)
+
+
+def _larger_graph(
+    declared: AnyFusion,
+    dtype: DType,
+    spelling: str = "reference",
+    absent: bool = False,
+    batch: tuple[int, int] = (2, 3),
+) -> Graph:
+    arguments = _arguments(declared, _draw(declared, dtype), absent, batch=batch)
+    return trace(derived.in_company(declared.spellings[spelling]), arguments, symbolic=False)
+
+
+def _rewrite(declared: AnyFusion, graph: Graph, verify: bool = False) -> Context:
+    """Run what is looked for before a fusion, and the fusion itself."""
+    context = Context(Config(verify=verify))
+    known = passes.known_passes()
+    names = "+".join(f.name for f in (*before(declared), declared))
+    Pipeline((known["canonicalize"](), known["raise"](), known["fuse"](only=names))).run(graph, context)
+    return context
+
+
+def _not_found(declared: AnyFusion, graph: Graph, case: str) -> Iterator[str]:
+    context = _rewrite(declared, graph)
+    yield from (f"{case}: {r}: {r.reason}" for r in context.remarks.of("failure"))
+    if not derived.regions_named(graph, declared.name):
+        yield f"{case}: not found in\n{graph}"
+
+
+def _pattern(declared: AnyFusion) -> Pattern:
+    """Its first pattern, without its clauses: sizes and numbers of a pattern are made up."""
+    return replace(next(passes.pattern_library().patterns(declared, F32)), clauses=())
+
+
+def _match(pattern: Pattern, graph: Graph) -> Match | MatchFailure:
+    root = graph.outputs[pattern.graph.outputs.index(pattern.root)]
+    return Matcher(pattern, graph, set(graph.outputs)).match(root)
+
+
+def _found_or_other(found: Match | MatchFailure, clause: str, case: str) -> Iterator[str]:
+    if isinstance(found, Match):
+        yield f"{case}: found"
+    elif found.clause != clause:
+        yield f"{case}: not found for another reason: {found}"

@@ -1,0 +1,25 @@
+"""The graphs of transformers' models after all passes, for the tests that look at what is left of them."""
+
+import torch
+
+from bench.families import FAMILIES, Sizes
+from bench.numerics import cast_inputs, cast_parameters
+from fusec.config import Config
+from fusec.debug.capture import capture_graphs
+from fusec.ir.graph import Graph
+from fusec.passes import default_pipeline
+from fusec.pipeline import Context
+
+
+def optimized(
+    family: str, batch: int, length: int, dtype: torch.dtype = torch.float32, hidden: int = 64
+) -> list[Graph]:
+    """The graphs of a model of two layers at inference; nothing is built."""
+    model = cast_parameters(FAMILIES[family].build(Sizes(hidden=hidden)), dtype)
+    inputs = cast_inputs(FAMILIES[family].sample(batch, length, "none"), dtype)
+    torch._dynamo.reset()  # or a second shape of a family would be captured with symbols
+    graphs = capture_graphs(model, (), inputs)
+    for graph in graphs:
+        config = Config()
+        default_pipeline(config).run(graph, Context(config))
+    return graphs

@@ -1,0 +1,29 @@
+"""Between the calls of attention a layer is generated kernels only, where it has so few rows that products are too."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from fusec.analysis.memory import is_attention
+from fusec.debug.explain import node_name
+from fusec.debug.subject import kind_of, subject_of
+from tests.golden_models import optimized
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("hidden", [64, 1024])
+@pytest.mark.parametrize("length", [1, 8, 16])
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_only_generated_kernels_between_attentions(family: str, length: int, hidden: int, dtype: torch.dtype) -> None:
+    (graph,) = optimized(family, 1, length, dtype, hidden)
+    nodes = list(graph)
+    calls = [place for place, node in enumerate(nodes) if is_attention(node)]
+    assert len(calls) == 2  # one for each layer
+    kinds = {node: kind_of(node, subject_of(graph)) for node in nodes}
+    for first, second in pairwise([*calls, len(nodes)]):
+        between = nodes[first + 1 : second]
+        assert any(kinds[node] == "generated" for node in between)
+        assert not [node_name(node) for node in between if kinds[node] not in ("generated", "")]

@@ -1,0 +1,32 @@
+"""How many kernels each model of transformers takes, and the bytes they move: to see what a change does."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from bench.families import FAMILIES
+from fusec.analysis.memory import moved_bytes
+from fusec.debug.explain import KINDS
+from fusec.debug.subject import kind_of, subject_of
+from fusec.ir.graph import Graph
+from tests.golden_models import optimized
+
+
+def line(family: str, graphs: list[Graph]) -> str:
+    """Launches and bytes of one model, by kind."""
+    launches, moved = Counter[str](), Counter[str]()
+    for graph in graphs:
+        for node in graph:
+            if kind := kind_of(node, subject_of(graph)):
+                launches[kind] += 1
+                moved[kind] += int(moved_bytes(node))
+    cells = [f"{launches[kind]:3} {kind} {moved[kind]:9,} B" for kind in KINDS]
+    return "  ".join([f"{family:11}", *cells, f"together {sum(moved.values()):9,} B"])
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (3, 40)], ids=lambda shape: f"{shape[0]}x{shape[1]}")
+def test_kernels_and_bytes(shape: tuple[int, int], golden: str) -> None:
+    lines = [line(family, optimized(family, *shape)) for family in FAMILIES]
+    assert "\n".join([*lines, ""]) == golden
