@@ -11,7 +11,8 @@ SOURCES := fusec passes codegen models tests bench examples
 
 # Two test processes with one thread each beat one process with two.
 WORKERS ?= 2
-FAST := $(wildcard $(addprefix tests/,ir passes rewriting test_layout.py test_packaging.py test_readme.py verify))
+FAST := $(addprefix tests/,analysis ir passes rewriting test_fusions.py test_layout.py test_packaging.py test_pipeline.py \
+	test_readme.py verify)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .PHONY: help demo test check verify fix golden clean

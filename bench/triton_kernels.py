@@ -1,23 +1,29 @@
 """Are the Triton kernels of whole models right, and do they compile for real chips without spills? No GPU is needed.
 
-``python -m bench.triton_kernels [--full]``: every pointwise and row kernel of the models, each structure once, under the
-numeric rule in Triton's interpreter, its bounds proved, and compiled for NVIDIA's and AMD's chips.
+``python -m bench.triton_kernels [--full]``: every pointwise and row kernel of the models, each structure once, on
+what it gets in the model: the numeric rule in Triton's interpreter, its bounds proved, and
+compiled for NVIDIA's and AMD's chips.
 """
 
 import argparse
 import warnings
 from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from rich.table import Table
+from torch import nn
 
-from bench.families import FAMILIES, Family, Sizes, chosen
+from bench.families import FAMILIES, Family, Inputs, Sizes, chosen
 from bench.harness import progress, report
 from bench.numerics import cast_inputs, cast_parameters
 from bench.record import write_result
 from fusec.config import Config
-from fusec.ir.graph import Node
+from fusec.dynamo import backend_with, interpreted
+from fusec.ir.graph import Graph, Node
+from fusec.ir.structure import structure
+from fusec.verify.interpreter import evaluate
 
 SAMPLE = "llama,gemma3,gpt2,bert"
 """Between them: both norms, gated and plain activations, rotary embedding, learned positions."""
@@ -47,6 +53,10 @@ class Row:
         return not self.problem
 
 
+Found = dict[tuple[object, ...], tuple[Row, Node, list[Any]]]
+"""By structure: what is reported, a region that has it, and what it takes."""
+
+
 def main(words: list[str] | None = None) -> int:
     """Check every kernel; the exit status is 1 when any fails."""
     options = _parser().parse_args(words)
@@ -70,7 +80,7 @@ def main(words: list[str] | None = None) -> int:
 
 def run(families: list[Family], options: argparse.Namespace) -> list[Row]:
     """Gather the distinct kernels of all models, then check them one by one."""
-    found: dict[tuple[object, ...], tuple[Row, Node]] = {}
+    found: Found = {}
     dtypes = options.dtypes.split(",")
     with progress() as bar:
         task = bar.add_task("capture", total=len(families) * len(dtypes))
@@ -80,50 +90,67 @@ def run(families: list[Family], options: argparse.Namespace) -> list[Row]:
                 _gather(family, dtype, options, found)
                 bar.advance(task)
         task = bar.add_task("check", total=len(found))
-        for row, region in found.values():
+        for row, region, inputs in found.values():
             bar.update(task, description=f"{row.label} {row.dtype}")
-            _check(row, region, options)
+            _check(row, region, inputs, options)
             mark = "[green]pass[/]" if row.passed else "[red]FAIL[/]"
             line = f"{mark} {row.dtype:8} {row.ratio:6.3f}  {row.label} ({', '.join(row.models)})"
             bar.console.print(line, highlight=False, soft_wrap=True)
             bar.advance(task)
-    return [row for row, _ in found.values()]
+    return [row for row, *_ in found.values()]
 
 
-def kernel_regions(family: Family, dtype: torch.dtype, hidden: int, seed: int = 0) -> list[Node]:
-    """The kernels that the pipeline makes of a model at inference where the target is Triton."""
-    from fusec.debug.capture import capture_graphs
+def kernel_regions(family: Family, dtype: torch.dtype, hidden: int, seed: int = 0) -> list[tuple[Node, list[Any]]]:
+    """The kernels that the pipeline makes of a model where the target is Triton, with what they get at inference."""
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
-    torch._dynamo.reset()  # or a second model of a class might be captured with symbols
     model = cast_parameters(family.build(Sizes(hidden), seed=seed), dtype)
-    regions = []
-    for graph in capture_graphs(model, (), cast_inputs(family.sample(*SHAPE, "left", seed), dtype)):
+    found = []
+    for graph, arguments in _captured(model, cast_inputs(family.sample(*SHAPE, "left", seed), dtype)):
         config = Config()
         default_pipeline(config, "triton").run(graph, Context(config))
-        regions += [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
-    return regions
+        regions = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
+        values = list(dict.fromkeys(v for region in regions for v in region.operands))
+        graph.set_outputs(values)
+        numbers = dict(zip(values, evaluate(graph, arguments), strict=True))
+        found += [(region, [numbers[v] for v in region.operands]) for region in regions]
+    return found
 
 
-def _gather(
-    family: Family, dtype: str, options: argparse.Namespace, found: dict[tuple[object, ...], tuple[Row, Node]]
-) -> None:
-    from fusec.ir.structure import structure
+def _captured(model: nn.Module, inputs: Inputs) -> list[tuple[Graph, list[Any]]]:
+    """The graphs of a model as imported, and what they are called with."""
+    kept: list[tuple[Graph, list[Any]]] = []
 
-    for region in kernel_regions(family, DTYPES[dtype], options.hidden, options.seed):
+    def keep(graph: Graph, config: Config) -> Any:
+        run = interpreted(graph)
+
+        def program(arguments: list[Any]) -> list[Any]:
+            kept.append((graph.copy(), list(arguments)))
+            return run(arguments)
+
+        return SimpleNamespace(program=program)
+
+    torch._dynamo.reset()  # or a second model of a class might be captured with symbols
+    with torch.no_grad():
+        torch.compile(model, backend=backend_with(keep), dynamic=False)(**inputs)
+    return kept
+
+
+def _gather(family: Family, dtype: str, options: argparse.Namespace, found: Found) -> None:
+    for region, inputs in kernel_regions(family, DTYPES[dtype], options.hidden, options.seed):
         key = structure(region.body)
-        row, _ = found.setdefault(key, (Row(str(region.attributes["label"]), dtype, [], 0), region))
+        row, *_ = found.setdefault(key, (Row(str(region.attributes["label"]), dtype, [], 0), region, inputs))
         row.places += 1
         row.models += [family.name] if family.name not in row.models else []
 
 
-def _check(row: Row, region: Node, options: argparse.Namespace) -> None:
+def _check(row: Row, region: Node, inputs: list[Any], options: argparse.Namespace) -> None:
     from fusec.codegen.triton.check import check_region
 
     name = "".join(c if c.isalnum() else "_" for c in row.label)
     try:
-        outcome = check_region(region, name, options.chips.split(","), options.seed)
+        outcome = check_region(region, name, options.chips.split(","), inputs=inputs)
     except Exception as reason:  # one kernel that fails must not hide the others
         row.problem = " ".join(f"{type(reason).__name__}: {reason}".split())[:400]
         return

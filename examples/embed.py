@@ -106,21 +106,30 @@ def compile_and_check(encoders: dict[str, Encoder], workloads: list[Workload]) -
     return first
 
 
-def measure(encoders: dict[str, Encoder], workloads: list[Workload], rounds: int) -> None:
-    """Time all encoders on each batch in turn, the order rotated from round to round, so that drift hits all alike."""
+def measure(encoders: dict[str, Encoder], workloads: list[Workload], rounds: int, patience: float) -> None:
+    """Time all encoders on each batch in turn, the order rotated from round to round, so that drift hits all alike.
+
+    No further round of a workload starts once it has taken ``patience`` seconds: a slow machine gets fewer of them.
+    """
     names = [*encoders, "eager again"]
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         for work in workloads:
-            work.seconds = {name: [0.0] * rounds for name in names}
+            work.seconds = {name: [] for name in names}
             task = progress.add_task(f"timing: {work.name}", total=rounds * len(work.batches))
+            begin = time.perf_counter()
             for turn in range(rounds):
+                if turn and time.perf_counter() - begin > patience:
+                    progress.update(task, total=turn * len(work.batches))
+                    break
+                for spent in work.seconds.values():
+                    spent.append(0.0)
                 for i, (tokens, mask) in enumerate(work.batches):
                     for name in names[(turn + i) % len(names) :] + names[: (turn + i) % len(names)]:
                         encode = encoders[name.removesuffix(" again")]
                         start = time.perf_counter()
                         encode(tokens, mask)
-                        work.seconds[name][turn] += time.perf_counter() - start
+                        work.seconds[name][-1] += time.perf_counter() - start
                     progress.advance(task)
 
 
@@ -129,17 +138,17 @@ def show_times(workloads: list[Workload], first: dict[str, float], tokens: int) 
     table = Table(
         "batching", "encoder", title="Time to encode all sentences, median of the rounds", title_justify="left"
     )
-    for column in "first calls", "time", "tokens/s", "× eager":
+    for column in "first calls", "rounds", "time", "tokens/s", "× eager":
         table.add_column(column, justify="right", no_wrap=True)
     for work in workloads:
         for name, spent in work.seconds.items():
             median, eager = statistics.median(spent), work.seconds["eager"]
             ratio = statistics.median(e / s for e, s in zip(eager, spent, strict=True))
             start = f"{first[name]:.1f} s" if name in first else ""
+            rate = f"{tokens / median:,.0f}"
             style = "bold" if name == "fusec" else "dim" if name == "eager again" else None
-            table.add_row(
-                work.name, name, start, f"{median:.3f} s", f"{tokens / median:,.0f}", f"{ratio:.2f}", style=style
-            )
+            cells = work.name, name, start, str(len(spent)), f"{median:.3f} s", rate, f"{ratio:.2f}"
+            table.add_row(*cells, style=style)
         table.add_section()
     console.print(table)
 
@@ -191,6 +200,7 @@ def main() -> int:
     """Compile, check, time, and leave the report page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of timing; 0 leaves timing out")
+    parser.add_argument("--patience", type=float, default=60, help="seconds of a batching after which no round starts")
     parser.add_argument("--page", type=Path, default=Path("build/demo.html"), help="where the report page goes")
     parser.add_argument("--no-inductor", action="store_true", help="leave Inductor out")
     arguments = parser.parse_args()
@@ -214,7 +224,7 @@ def main() -> int:
     with torch.no_grad():
         first = compile_and_check(encoders, workloads)
         if arguments.rounds:
-            measure(encoders, workloads, arguments.rounds)
+            measure(encoders, workloads, arguments.rounds, arguments.patience)
 
     kept = show_parity(workloads, sentences, [name for name in encoders if name != "eager"])
     if arguments.rounds:

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusec.config import Config
     from fusec.debug.explain import explain
+    from fusec.dynamo import backend
     from fusec.rewriting.fusion import Dims, fusion
     from fusec.rewriting.rule import rewrite
     from fusec.viz.html import view
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Dims", "explain", "fusion", "rewrite", "view"]
+__all__ = ["Config", "Dims", "backend", "explain", "fusion", "rewrite", "view"]
 
 _HOMES = {
     "Config": "fusec.config",
     "Dims": "fusec.rewriting.fusion",
+    "backend": "fusec.dynamo",
     "explain": "fusec.debug.explain",
     "fusion": "fusec.rewriting.fusion",
     "rewrite": "fusec.rewriting.rule",

@@ -36,7 +36,6 @@ class CppKernel:
             (ctypes.c_int64 * len(symbols))(*symbols),
         )
 
-
     def call_text(self, bind: Callable[[Any, str], str], buffers: Sequence[str], symbols: Sequence[str]) -> str:
         """The same call without a Python frame and with the array types made once."""
         pointers = ", ".join(f"{b}.data_ptr()" for b in buffers)

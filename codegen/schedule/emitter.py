@@ -32,6 +32,8 @@ class _Level:
     axes: frozenset[Axis]
     statements: list[Statement] = field(default_factory=list)
     names: dict[Located, Operand] = field(default_factory=dict)
+    rounded: dict[Located, str] = field(default_factory=dict)
+    """Half values as their type holds them."""
 
 
 class Emitter:
@@ -194,19 +196,37 @@ class Emitter:
         target = item.dtype
         if node.is_op("cast"):
             return self._cast(item, operands, source, target)
+        level = self._level(item, operands)
+        if node.is_op(*_COMPARISONS):
+            operands = tuple(self._rounded(o, name) for o, name in zip(item.operands, operands, strict=True))
         dtype = source if node.is_op(*_COMPARISONS) else accumulation(target)
         self.operations += node.op.cost
-        compute = Compute(self.fresh(), node.op.name, operands, dtype)
-        return self._define(item, compute, self._level(item, operands))
+        return self._define(item, Compute(self.fresh(), node.op.name, operands, dtype), level)
+
+    def _rounded(self, item: Located, name: Operand) -> Operand:
+        """A half value as its type holds it: what is computed here is wider; it compares and truncates otherwise."""
+        exact = item.kind not in ("pointwise", "reduction", "contraction") or item.node.is_op("cast")
+        if exact or accumulation(item.dtype) == item.dtype or isinstance(name, Constant):
+            return name
+        for level in reversed(self.levels):
+            if item in level.rounded:
+                return level.rounded[item]
+        compute = Compute(self.fresh(), "cast", (name,), accumulation(item.dtype), item.dtype)
+        level = self.levels[self._level(item, (name,))]
+        level.statements.append(compute)
+        level.rounded[item] = compute.dst
+        return compute.dst
 
     def _cast(self, item: Located, operands: tuple[Operand, ...], source: DType, target: DType) -> Operand:
         if accumulation(target) == target and source == target:
             # A widened half value is held in f32 already.
             self.levels[self._level(item, operands)].names[item] = operands[0]
             return operands[0]
+        level = self._level(item, operands)
+        if not target.is_float:
+            operands = (self._rounded(item.operands[0], operands[0]),)
         rounds = target if accumulation(target) != target else None
-        compute = Compute(self.fresh(), "cast", operands, accumulation(target), rounds)
-        return self._define(item, compute, self._level(item, operands))
+        return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
 
 
 def _buffer(name: str, value: Value, role: Literal["input", "output"]) -> Buffer:

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from typing import cast
 
 import sympy
 
@@ -11,14 +12,13 @@ from fusec.analysis.affine import Axis
 from fusec.analysis.indexing import Located, Nest, Output
 from fusec.analysis.kinds import Shape
 from fusec.codegen.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update
+from fusec.codegen.schedule.chains import Run, chained
 from fusec.codegen.schedule.emitter import Emitter, grid
 from fusec.ir.types import DType, Size, TensorType, accumulation
 
 # Recomputing something dearer than this in a second loop over the row costs more than keeping it in the cache.
 _DEAR = 8
 _MAX_SCRATCH = 16384
-# Additions in one chain: longer sums are made of runs of this length.
-_RUN = 128
 # The longest row that a Triton program holds without spilling registers (sm_80, sm_90 and gfx942).
 _MAX_TILE = 16384
 
@@ -128,64 +128,57 @@ class Rows:
 
     def _reduce(self, bound: tuple[Axis, ...], reductions: list[Located], outputs: list[Output]) -> None:
         """The loops over one set of columns, with lanes along one of them unless a tile loop is open already."""
-        emitter, lane = self.emitter, None if self.in_columns else self._lane_among(bound)
-        nest = [*(a for a in bound if a is not lane), *([lane] if lane else ())]
-        position, block = self._run_length(nest, lane, reductions)
-        totals = self._accumulators(reductions, tiled=self.in_columns or (lane is not None and not block))
-        with ExitStack() as runs:
-            start: Size = 0
-            for axis in nest[:position]:
-                runs.enter_context(emitter.loop(axis, "serial"))
-            if block:
-                name, axis = f"{emitter.axis_name(nest[position])}_run", nest[position]
-                start = sympy.Symbol(name, integer=True, nonnegative=True) * block
-                count = (axis.size + block - 1) // block if isinstance(axis.size, int) else _ceiling(axis.size, block)
-                runs.enter_context(emitter.repeat(name, 0, count, 1))
-            parts = self._accumulators(reductions, tiled=self.in_columns or lane is not None) if block else totals
-            with ExitStack() as loops:
-                for axis in nest[position:]:
-                    cut = block != 0 and axis is nest[position]
-                    bounds = (start, sympy.Min(start + block, axis.size)) if cut else (0, axis.size)
-                    kind, step = ("tile", self._lanes((lane,))) if axis is lane else ("serial", 1)
-                    loops.enter_context(emitter.loop(axis, kind, step, *bounds))
-                for r, name in parts.items():
+        lane = None if self.in_columns else self._lane_among(bound)
+        steps = [(axis, 1) for axis in bound if axis is not lane]
+        if lane is not None:
+            steps.append((lane, self._lanes((lane,))))
+        loops = [Run(axis, step) for axis, step in steps]
+        if any(r.node.is_op("sum") and r.dtype.is_float for r in reductions):
+            loops = chained(steps, cuts=1 if self.tiling.whole_row else 2)
+        for r, name in self._accumulate(loops, lane, reductions, outputs).items():
+            self.emitter.define(r, name)
+
+    def _accumulate(
+        self, loops: Sequence[Run], lane: Axis | None, reductions: list[Located], outputs: list[Output]
+    ) -> dict[Located, str]:
+        """New accumulators, and the loops that fill them; gives the names of the totals."""
+        emitter = self.emitter
+        chain = next((i for i, loop in enumerate(loops) if loop.ends_chain), len(loops))
+        tiled = self.in_columns or (lane is not None and chain == len(loops))
+        totals = {r: emitter.fresh("acc") for r in reductions}
+        emitter.inner.extend(Init(name, _fold(r), _accumulator(r), tiled) for r, name in totals.items())
+        with ExitStack() as opened:
+            for loop in loops[: chain + 1]:
+                opened.enter_context(self._open(loop, lane))
+            if chain < len(loops):
+                parts = self._accumulate(loops[chain + 1 :], lane, reductions, outputs)
+                emitter.inner.extend(Update(totals[r], _fold(r), (part,)) for r, part in parts.items())
+            else:
+                for r, name in totals.items():
                     emitter.inner.append(Update(name, _fold(r), self._addends(r)))
                     emitter.operations += 1
                 self._put(outputs)
                 if not self.in_columns:
                     self._keep()
-            if lane is not None:
-                parts = {r: self._folded(r, name) for r, name in parts.items()}
-            for r, name in parts.items() if block else ():
-                emitter.inner.append(Update(totals[r], _fold(r), (name,)))
-        for r, name in (totals if block else parts).items():
-            emitter.define(r, name)
+        return {r: self._folded(r, name) for r, name in totals.items()} if tiled and not self.in_columns else totals
 
-    def _accumulators(self, reductions: list[Located], tiled: bool) -> dict[Located, str]:
-        names = {r: self.emitter.fresh("acc") for r in reductions}
-        self.emitter.inner.extend(Init(name, _fold(r), _accumulator(r), tiled) for r, name in names.items())
-        return names
+    def _open(self, loop: Run, lane: Axis | None) -> AbstractContextManager[None]:
+        """Open one loop of a chain: over an axis itself, or over the starts of runs along it."""
+        axis, start, stop = loop.axis, cast(Size, 0), loop.axis.size
+        if loop.within:
+            start = self._run_start(axis, loop.within)
+            stop = sympy.Min(start + loop.within, axis.size)
+        if loop.covers:
+            return self.emitter.repeat(str(self._run_start(axis, loop.covers)), start, stop, loop.covers)
+        return self.emitter.loop(axis, "tile" if axis is lane else "serial", loop.step, start, stop)
+
+    def _run_start(self, axis: Axis, length: int) -> sympy.Symbol:
+        return sympy.Symbol(f"{self.emitter.axis_name(axis)}_run{length}", integer=True, nonnegative=True)
 
     def _folded(self, reduction: Located, accumulator: str) -> str:
         total = self.emitter.fresh("r")
         self.emitter.inner.append(Fold(total, _fold(reduction), accumulator, _accumulator(reduction)))
         return total
-
-    def _run_length(self, nest: list[Axis], lane: Axis | None, reductions: list[Located]) -> tuple[int, int]:
-        """Where a long sum is cut into runs that are added up on their own: error grows with the longest chain.
-
-        Returns:
-            Which loop of the nest is cut, and in pieces of what length; a length of 0 for no cut.
-        """
-        room = _RUN
-        if any(r.node.is_op("sum") and r.dtype.is_float for r in reductions):
-            for position, axis in reversed(list(enumerate(nest))):
-                lanes = self._lanes((axis,)) if axis is lane else 1
-                steps = (axis.size + lanes - 1) // lanes if isinstance(axis.size, int) else room + 1
-                if steps > room:
-                    return position, room * lanes
-                room //= max(steps, 1)
-        return 0, 0
 
     def _addends(self, reduction: Located) -> tuple[Operand, ...]:
         """What is added per element: the two factors of a product that nobody else wants, so that they fuse."""

@@ -18,7 +18,7 @@ from fusec.ir.types import TensorType
 from fusec.verify.contract import Comparison, compare_outputs
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
-from fusec.verify.sizes import evaluate_size, evaluate_sizes
+from fusec.verify.sizes import bind_symbols, evaluate_size, evaluate_sizes
 
 DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
 _SIZES = (3, 5, 2, 7, 11, 13)
@@ -47,9 +47,21 @@ class RegionCheck:
 
 
 def check_region(
-    region: Node, name: str = "kernel", chips: Sequence[str] = DEFAULT_CHIPS, seed: int = 0
+    region: Node,
+    name: str = "kernel",
+    chips: Sequence[str] = DEFAULT_CHIPS,
+    seed: int = 0,
+    inputs: Sequence[Tensor] | None = None,
 ) -> RegionCheck:
     """Schedule a region with whole rows, run it in Triton's interpreter, prove its bounds and compile it.
+
+    Args:
+        region: a node that holds primitives.
+        name: what its kernel is called.
+        chips: what it is compiled for.
+        seed: of the sampled inputs.
+        inputs: what the region takes; sampled unless given, though a sample may be nothing that occurs: sums of
+            squares below zero have a root that says little about a kernel.
 
     Raises:
         ScheduleError: where Triton has no schedule for the region, as for contractions.
@@ -57,16 +69,19 @@ def check_region(
     """
     target = TritonTarget()
     kernel = target.schedule(region, name)
-    comparison = _compare(kernel, region.body, seed)
+    comparison = _compare(kernel, region.body, seed, inputs)
     reports = tuple(compile_for(kernel, chip) for chip in chips)
     return RegionCheck(kernel, comparison, reports, tuple(unproven_accesses(kernel, size_limits(region.body))))
 
 
-def _compare(kernel: Kernel, body: Graph, seed: int) -> Comparison:
+def _compare(kernel: Kernel, body: Graph, seed: int, given: Sequence[Tensor] | None = None) -> Comparison:
     sizes = itertools.cycle(_SIZES)
-    symbols = {name: next(sizes) for name in kernel.symbols}
+    symbols = {name: next(sizes) for name in kernel.symbols} if given is None else bind_symbols(body, given)
     generator = torch.Generator().manual_seed(seed)
-    inputs = [_sample(value.tensor, symbols, generator) for value in body.inputs]
+    if given is None:
+        inputs = [_sample(value.tensor, symbols, generator) for value in body.inputs]
+    else:
+        inputs = [_laid_out(x, value.tensor, symbols) for x, value in zip(given, body.inputs, strict=True)]
     outputs = [_allocate(value.tensor, symbols) for value in body.outputs]
     InterpretedKernel(kernel)([*inputs, *outputs], [symbols[name] for name in kernel.symbols])
     reference = evaluate(body, inputs, symbols, dtype=torch.float64)
@@ -82,6 +97,14 @@ def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generato
     else:
         storage = torch.randint(0, 2 if dtype == torch.bool else 6, (length,), generator=generator).to(dtype)
     return storage.as_strided(evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols))
+
+
+def _laid_out(x: Tensor, type: TensorType, symbols: dict[str, int]) -> Tensor:
+    """A copy of a tensor with the strides of a type."""
+    shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
+    for dim, stride in enumerate(strides):
+        x = x.narrow(dim, 0, 1) if stride == 0 and x.shape[dim] else x
+    return torch.empty_strided(x.shape, strides, dtype=torch_dtype(type.dtype)).copy_(x).expand(shape)
 
 
 def _allocate(type: TensorType, symbols: dict[str, int]) -> Tensor:

@@ -45,9 +45,7 @@ def classify(nest: Nest, small_m: int = 0) -> Shape:
     return Shape("row", ordered(nest, rows), reductions=reductions)
 
 
-def _contraction(
-    nest: Nest, reductions: tuple[Located, ...], contractions: tuple[Located, ...], small_m: int
-) -> Shape:
+def _contraction(nest: Nest, reductions: tuple[Located, ...], contractions: tuple[Located, ...], small_m: int) -> Shape:
     rows = contractions[0].operands[0].axes - set(contractions[0].bound)
     inside = below(contractions)
     for c in contractions:

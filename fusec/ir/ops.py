@@ -227,9 +227,7 @@ def _declared(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ..
 OPS: dict[str, Op] = {}
 
 
-def _define(
-    traits: Trait, rule: TypeRule, arity: int | None, rows: dict[str, str | tuple[str, int]]
-) -> None:
+def _define(traits: Trait, rule: TypeRule, arity: int | None, rows: dict[str, str | tuple[str, int]]) -> None:
     for name, row in rows.items():
         meaning, cost = row if isinstance(row, tuple) else (row, 1)
         OPS[name] = Op(name, traits, rule, meaning, arity, cost)

@@ -142,6 +142,7 @@ class PatternLibrary:
             if earlier.name not in self.disabled:
                 apply_declared(earlier, graph, self)
         self.normalize(graph)
+        _check_operations(declared, spelling, graph)
         weighed = [n for n in graph.nodes if not n.has(Trait.SOURCE)]
         if not weighed or any(v.producer is None for v in graph.outputs):
             return None
@@ -196,6 +197,15 @@ def ordered(fusions: Any) -> list[Fusion[Any, Any]]:
         return 0 if f.module.startswith(RAISING) else 1 if f.module.startswith(BUILT_IN) else 2
 
     return sorted(fusions, key=rank)
+
+
+def _check_operations(declared: Declaration, spelling: str, graph: Graph) -> None:
+    opaque = next((n for n in graph.nodes if n.has(Trait.OPAQUE)), None)
+    if opaque is not None:
+        raise DeclarationError(
+            f"{declared.name} calls {opaque.attributes['target']}", where=f"spelling {spelling}",
+            why="fusec leaves that operation to ATen whole", fix="write it out in simpler operations",
+        )  # fmt: skip
 
 
 def _check_scalars(declared: Declaration, spelling: str, graph: Graph, scalars: dict[float, str]) -> None:

@@ -31,8 +31,9 @@ def test_eager_passes_its_own_check(family: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
 def test_routers_pass_with_choices_forced(family: str) -> None:
-    # In bfloat16 some token's choice flips, so that both ways are taken.
-    result = check(FAMILIES[family], torch.bfloat16, "static", "eager")
+    # On these tokens some choice flips in bfloat16, so that both ways are taken.
+    tokens: list[Any] = [(1, 13, "none"), (3, 16, "left"), (3, 16, "right")]
+    result = check(FAMILIES[family], torch.bfloat16, "static", "eager", shapes=tokens)
     assert result.passed, (result.reason, result.error, result.ratio)
     assert result.flips > 0
 

@@ -1,0 +1,93 @@
+"""Reductions as loops: long sums stay exact, columns loop inside their lanes, comparisons see rounded values."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fusec.analysis.affine import Axis
+from fusec.codegen.schedule.chains import Run, chained
+from fusec.compiler import Compiled, compile_graph
+from fusec.config import Config
+from fusec.ir.graph import Graph, Value
+from fusec.ir.types import BF16, F32, I64, DType, Size, TensorType, contiguous_strides, symbol
+from fusec.verify.contract import compare_outputs
+from fusec.verify.interpreter import evaluate
+
+
+class Body(Graph):
+    """A graph that is quick to write."""
+
+    def tensor(self, *shape: Size, dtype: DType = F32) -> Value:
+        return self.add_input(TensorType(dtype, shape, contiguous_strides(shape)))
+
+    def do(self, op: str, *operands: Value, **attributes: Any) -> Value:
+        return self.add_node(op, operands, attributes).result
+
+
+def compiled(body: Body, *outputs: Value) -> Compiled:
+    body.set_outputs(outputs)
+    return compile_graph(body, Config(strict=True))
+
+
+def longest_chain(loops: list[Run]) -> int:
+    """Additions into one accumulator, lanes apart."""
+    longest = steps = 1
+    for loop in reversed(loops):
+        size = loop.within or loop.axis.size
+        assert isinstance(size, int)
+        steps = (1 if loop.ends_chain else steps) * max(1, -(-size // (loop.covers or loop.step)))
+        longest = max(longest, steps)
+    return longest
+
+
+@pytest.mark.parametrize(
+    "sizes", [(7,), (32,), (33,), (1000,), (30000,), (8, 1024), (1024, 8), (4, 16, 40), (40, 40, 40), (0, 5), (5, 0)]
+)
+def test_no_chain_is_long(sizes: tuple[int, ...]) -> None:
+    loops = chained([(Axis(n), 1) for n in sizes])
+    assert longest_chain(loops) <= 32
+    assert [loop.axis.size for loop in loops if not loop.covers] == list(sizes)
+
+
+def test_tiles_have_longer_chains_and_unknown_sizes_are_cut() -> None:
+    axis = Axis(2048)
+    assert chained([(axis, 16)]) == [Run(axis, 16)]
+    assert longest_chain(chained([(Axis(1 << 18), 16)])) <= 128
+    assert sum(loop.ends_chain for loop in chained([(Axis(symbol("s0")), 1)])) == 2
+    assert sum(loop.ends_chain for loop in chained([(Axis(symbol("s0")), 1)], cuts=1)) == 1
+
+
+@pytest.mark.parametrize("shape", [(5000, 24), (3, 2000, 24), (2000, 3, 24)], ids=str)
+@pytest.mark.parametrize("rows", [None, symbol("s0")], ids=["static", "symbolic"])
+def test_sums_over_many_rows_are_as_exact_as_eagers(shape: tuple[int, ...], rows: Size | None) -> None:
+    body = Body()
+    x = body.tensor(*(rows if rows is not None and n > 24 else n for n in shape))
+    total = body.do("sum", body.do("mul", x, x), dims=tuple(range(-len(shape), -1)))
+    values = torch.randn(shape)
+    found = compiled(body, total).program([values])
+    dims = tuple(range(len(shape) - 1))
+    expected, exact = ((v * v).sum(dims, keepdim=True) for v in (values, values.double()))
+    assert compare_outputs([expected], found, [exact], torch.float32).passed
+
+
+def test_columns_that_are_used_again_below_their_sum() -> None:
+    body = Body()
+    x = body.tensor(6, 40)
+    share = body.do("div", x, body.do("sum", body.do("exp", x), dims=(-2,)))
+    values = torch.randn(6, 40)
+    found = compiled(body, share).program([values])[0]
+    torch.testing.assert_close(found, values / values.exp().sum(0))
+
+
+def test_comparisons_of_half_values_see_them_rounded() -> None:
+    body = Body()
+    x, y = body.tensor(6, 40, dtype=BF16), body.tensor(6, 40, dtype=BF16)
+    product = body.do("mul", x, y)
+    is_largest = body.do("eq", product, body.do("max", product, dims=(-1,)))
+    unchanged = body.do("eq", x, body.do("add", x, body.constant(1e-6, BF16)))
+    whole = body.do("cast", product, dtype=I64)
+    run = compiled(body, is_largest, unchanged, whole).program
+    values = [torch.randn(6, 40).bfloat16() * 30, torch.randn(6, 40).bfloat16()]
+    for found, expected in zip(run(list(values)), evaluate(body, values), strict=True):
+        assert torch.equal(found, expected)

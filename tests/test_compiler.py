@@ -1,0 +1,43 @@
+"""Random graphs through the whole compiler: what their kernels compute is what the interpreter says."""
+
+import random
+
+import pytest
+import torch
+
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.ir.graph import Graph
+from fusec.ir.types import ScalarType
+from fusec.verify.contract import compare_outputs
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.interpreter import evaluate, evaluate_size
+from tests.random_graphs import random_graph
+
+
+def inputs_of(graph: Graph, rows: int) -> list[torch.Tensor | int]:
+    """Inputs of a graph for one value of its symbol."""
+    given: list[torch.Tensor | int] = []
+    for value in graph.inputs:
+        if isinstance(value.type, ScalarType):
+            given.append(rows)
+            continue
+        shape, strides = ([evaluate_size(n, {"s0": rows}) for n in sizes] for sizes in (value.shape, value.tensor.strides))
+        given.append(torch.empty_strided(shape, strides, dtype=torch_dtype(value.dtype)).normal_())
+    return given
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_graphs(seed: int) -> None:
+    graph = random_graph(random.Random(1000 + seed), 20)
+    program = compile_graph(graph, Config(strict=True)).program
+    for rows in (1, 5):
+        given = inputs_of(graph, rows)
+        expected, exact = evaluate(graph, given), evaluate(graph, given, dtype=torch.float64)
+        found = program(list(given))
+        for e, f, r in zip(expected, found, exact, strict=True):
+            assert (e.dtype, e.shape) == (f.dtype, f.shape)
+            if e.dtype.is_floating_point:
+                assert compare_outputs([e], [f], [r], e.dtype).passed, graph
+            else:
+                assert torch.equal(e, f), graph
