@@ -22,7 +22,8 @@ def inputs_of(graph: Graph, rows: int) -> list[torch.Tensor | int]:
         if isinstance(value.type, ScalarType):
             given.append(rows)
             continue
-        shape, strides = ([evaluate_size(n, {"s0": rows}) for n in sizes] for sizes in (value.shape, value.tensor.strides))
+        shape = [evaluate_size(n, {"s0": rows}) for n in value.shape]
+        strides = [evaluate_size(n, {"s0": rows}) for n in value.tensor.strides]
         given.append(torch.empty_strided(shape, strides, dtype=torch_dtype(value.dtype)).normal_())
     return given
 

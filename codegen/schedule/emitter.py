@@ -204,7 +204,7 @@ class Emitter:
         return self._define(item, Compute(self.fresh(), node.op.name, operands, dtype), level)
 
     def _rounded(self, item: Located, name: Operand) -> Operand:
-        """A half value as its type holds it: what is computed here is wider; it compares and truncates otherwise."""
+        """A half value as its type holds it: what is computed here is wider, and compares and truncates otherwise."""
         exact = item.kind not in ("pointwise", "reduction", "contraction") or item.node.is_op("cast")
         if exact or accumulation(item.dtype) == item.dtype or isinstance(name, Constant):
             return name
