@@ -262,13 +262,18 @@ class _Printer:
         texts = [filled(o.value, init.dtype) if isinstance(o, Constant) else identifier(o) for o in update.values]
         value = " * ".join(texts)
         is_tile = any(o in self.tiles for o in update.values if isinstance(o, str))
-        if tile is not None and tile.mask and init.tile:
+        if tile is not None and tile.mask and init.tile and not self._is_partial(update):
             value, is_tile = self._valid(value, update.op, init.dtype, tile), True
         if update.acc in self.untouched and is_tile == init.tile:
             self.untouched.discard(update.acc)
             return f"{acc} = {value}"
         first = "".join(f"{line}\n" for line in self._declare({update.acc}))
         return f"{first}{acc} = {combined(update.op, init.dtype, acc, value)}"
+
+    def _is_partial(self, update: Update) -> bool:
+        """Whether a partial result of the same fold is added, which holds its identity in lanes beyond the end."""
+        parts = [self.accumulators[o] for o in update.values if isinstance(o, str) and o in self.accumulators]
+        return len(parts) == len(update.values) == 1 and parts[0].tile and parts[0].op == update.op
 
     def _valid(self, value: str, op: str, dtype: DType, tile: _Tile) -> str:
         """A tile whose lanes beyond the end hold what does not change the result of ``op``."""

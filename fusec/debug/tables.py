@@ -81,11 +81,6 @@ def _remark_table(title: str, remarks: list[Remark], most: int) -> Table:
     return _rest(table, len(remarks) - most)
 
 
-def remark_lines(remarks: list[Remark]) -> list[str]:
-    """One line each, for logs and pipes."""
-    return [str(r) for r in remarks]
-
-
 def _table(title: str, *columns: str, numbers: tuple[int, ...] = ()) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for i, column in enumerate(columns):

@@ -1,15 +1,14 @@
-"""torch's element types for ours, and the other way round."""
+"""torch's element types for ours."""
 
 import torch
 
 from fusec.errors import GraphError
-from fusec.ir.types import DTYPES, DType
+from fusec.ir.types import DType
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64,
     "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
 }  # fmt: skip
-_FROM_TORCH = {theirs: DTYPES[name] for name, theirs in TORCH_DTYPES.items()}
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -22,8 +21,3 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     if found is None:
         raise GraphError(f"element type {dtype} takes no part in arithmetic", why="only opaque nodes touch it")
     return found
-
-
-def dtype_of(dtype: torch.dtype) -> DType | None:
-    """Our element type of torch's; None for one that the IR does not compute on."""
-    return _FROM_TORCH.get(dtype)

@@ -1,7 +1,6 @@
 """Views: chains become one view, views that change nothing go, and broadcasting replaces explicit expansion."""
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
 from fusec.ir.types import broadcast, same_shape
 from fusec.rewriting.driver import simplifies
 
@@ -120,11 +119,6 @@ def compute_before_expanding(graph: Graph, node: Node) -> Value | None:
         return None
     computed = graph.add_node(node.op.name, inner.operands, dict(node.attributes)).result
     return graph.add_node("expand", [computed], {"shape": node.result.shape}).result
-
-
-def is_view(value: Value) -> bool:
-    """Whether a value is a view that moves nothing in memory."""
-    return value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat")
 
 
 RULES = (

@@ -28,8 +28,8 @@ def linear_gelu_tanh(x: Inner, weight: Weight, bias: Row | None) -> Tensor:
 
 
 @linear_gelu_tanh.spelling
-def input_major(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The power spelled out."""
+def by_hand(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Gelu spelled out, its cube a power."""
     y = F.linear(x, weight, bias)
     return 0.5 * y * (1.0 + torch.tanh(0.7978845608028654 * (y + 0.044715 * torch.pow(y, 3.0))))
 
@@ -54,7 +54,7 @@ def bias_residual(x: Rows, bias: Row, residual: Rows) -> Tensor:
 
 @fusion
 def linear_gelu_tanh_input_major(x: Inner, weight: InputMajor, bias: Row | None) -> Tensor:
-    """The same with the weight stored input by output."""
+    """A projection whose weight is stored input by output, its bias, and gelu by its tanh form."""
     y = x @ weight
     y = y if bias is None else y + bias
     return F.gelu(y, approximate="tanh")
