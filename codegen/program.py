@@ -234,7 +234,7 @@ class _Writer:
                     # Eager gives storage of its own (outputs that alias an input never reach the program).
                     name = self._copied(name, type)
                 elif not fits and value.type.rank:
-                    function = "conform" if known is None else "copied"
+                    function = "with_strides" if known is None else "copied"
                     name = f"{function}({name}, {sizes_text(type.strides)})"
                     name = f"{self.text.names[value]} if {self.text.names[value]}.stride() == " \
                            f"{sizes_text(type.strides)} else {name}" if known is None else name  # fmt: skip

@@ -13,6 +13,7 @@ from fusec.errors import FusecError
 from fusec.ir.graph import Graph, Source, Value
 from fusec.ir.types import ScalarType, Size, TensorType, same_size
 from fusec.verify.dtypes import torch_dtype
+from fusec.verify.layout import copied, with_strides
 
 # Inductor's own allocation, where this torch has it: a third of the overhead of torch.empty_strided.
 _guards = importlib.import_module("torch._C._dynamo.guards")
@@ -51,7 +52,7 @@ class ProgramText:
         """For a value that shares another one's storage, whose storage it is."""
         self.written = {self._origin(n.operands[0]) for n in graph.nodes if n.is_op("write")}
         self.constants: dict[str, Any] = {
-            "empty": empty_on_cpu, "empty_on": torch.empty_strided, "conform": conform, "copied": copied,
+            "empty": empty_on_cpu, "empty_on": torch.empty_strided, "with_strides": with_strides, "copied": copied,
             "same_storage": same_storage,
         }  # fmt: skip
         self.symbols: set[str] = set()
@@ -157,7 +158,7 @@ class ProgramText:
         if type.rank:
             strides = sizes_text(type.strides)
             # What is written to must stay the storage that the caller passed.
-            function = "same_storage" if self.root(value) in self.written else "conform"
+            function = "same_storage" if self.root(value) in self.written else "with_strides"
             self.line(f"if {name}.stride() != {strides}: {name} = {function}({name}, {strides})")
         self.layouts[value] = type.strides
         return type.strides
@@ -167,7 +168,7 @@ class ProgramText:
         if self.layouts[value] is None and self.root(value) in self.written:
             # A rebound variable would no longer be the storage that is written to.
             name = self.fresh()
-            self.line(f"{name} = conform({self.names[value]}, {sizes_text(strides)})")
+            self.line(f"{name} = with_strides({self.names[value]}, {sizes_text(strides)})")
             return name
         if same_layout(value.tensor.shape, self.layout(value), strides):
             return self.names[value]
@@ -191,33 +192,15 @@ def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
     return all(n == 1 or same_size(x, y) for n, x, y in zip(shape, a, b, strict=True))
 
 
-def conform(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides: a view where only length-1 dims differ, else a copy."""
-    if all(n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True)):
-        return tensor.as_strided(tensor.shape, strides)
-    return copied(tensor, strides)
-
-
 def same_storage(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor with these strides, where that is a view.
 
     Raises:
         FusecError: where it would be a copy, which a write would miss.
     """
-    view = conform(tensor, strides)
+    view = with_strides(tensor, strides)
     if view.data_ptr() != tensor.data_ptr():
         raise FusecError(
             f"a tensor that is written to has strides {tensor.stride()}", why=f"the program was compiled for {strides}"
         )
     return view
-
-
-def copied(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A copy with these strides."""
-    out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    target = out
-    for d, stride in enumerate(strides):
-        if stride == 0 and tensor.shape[d] > 1:  # all its elements are one
-            target, tensor = target.narrow(d, 0, 1), tensor.narrow(d, 0, 1)
-    target.copy_(tensor)
-    return out

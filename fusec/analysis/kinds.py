@@ -1,5 +1,6 @@
 """Which kind of kernel a located region is, and whether it is one at all."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,8 +41,11 @@ def classify(nest: Nest, small_m: int = 0) -> Shape:
     if not reductions:
         return Shape("pointwise", ())
     rows = reductions[0].axes
-    if any(r.axes != rows or rows.intersection(r.bound) for r in reductions):
-        raise ScheduleError("reductions run over different rows")
+    for r in reductions:
+        if r.axes != rows or rows.intersection(r.bound):
+            first = reductions[0].node.op.name
+            why = f"{r.node.op.name} has {ordered(nest, r.axes)}, {first} has {ordered(nest, rows)}"
+            raise ScheduleError("reductions run over different rows", why=why)
     return Shape("row", ordered(nest, rows), reductions=reductions)
 
 
@@ -49,27 +53,46 @@ def _contraction(nest: Nest, reductions: tuple[Located, ...], contractions: tupl
     rows = contractions[0].operands[0].axes - set(contractions[0].bound)
     inside = below(contractions)
     for c in contractions:
-        left, right = c.operands
-        if right.kind != "load" or left.axes - set(c.bound) != rows or right.axes & rows:
-            raise ScheduleError("a contraction whose right operand is not a plain matrix, or with other rows")
-        if not c.bound or c in inside or not (left.axes.issuperset(c.bound) and right.axes.issuperset(c.bound)):
-            raise ScheduleError("a contraction over nothing, or one below another")
-        if right.axes <= set(c.bound):
-            raise ScheduleError("a contraction with a single column")
-        if any(not isinstance(a.size, int) for a in (*c.axes, *c.bound)):
-            raise ScheduleError("a contraction over a range that is not known")
-        if not any(stride(right, a) == 1 for a in (c.bound[-1], *(a for a in right.axes if a not in c.bound))):
-            raise ScheduleError("a weight whose elements do not lie side by side")
-        if any(stride(right, a) != stride(right, b) * b.size for a, b in zip(c.bound, c.bound[1:], strict=False)):
-            raise ScheduleError("the rows of a weight do not lie in memory as they are contracted")
-    if any(r not in inside or r.axes != rows for r in reductions):
-        raise ScheduleError("a reduction of what a contraction made, or over other rows")
+        why = next(_objections(c, rows, inside), "")
+        if why:
+            raise ScheduleError("no generated matrix product", why=why)
+    for r in reductions:
+        if r not in inside:
+            raise ScheduleError("no generated matrix product", why="a reduction reads its result")
+        if r.axes != rows:
+            raise ScheduleError("no generated matrix product", why="a reduction before it runs over other rows")
     count = 1
     for axis in rows:
         count = count * axis.size if isinstance(axis.size, int) else small_m + 1
     if count > small_m:
         raise ScheduleError("too many rows for a generated matrix product", why=f"{count} of at most {small_m}")
     return Shape("contraction", ordered(nest, rows), contractions, reductions)
+
+
+def _objections(c: Located, rows: frozenset[Axis], inside: set[Located]) -> Iterator[str]:
+    """Why a contraction has no schedule of its own."""
+    left, right = c.operands
+    bound = set(c.bound)
+    if right.kind != "load":
+        yield "its right operand is computed in the same kernel"
+    if right.axes & rows:
+        yield "it is a batch of products"
+    if left.axes - bound != rows:
+        yield "another product of the kernel has other rows"
+    if c in inside:
+        yield "another product of the kernel reads its result"
+    if not bound or not left.axes >= bound or not right.axes >= bound:
+        yield "an operand lacks the dim that is summed"
+    if right.axes <= bound:
+        yield "it has a single column"
+    unknown = [a for a in (*c.axes, *c.bound) if not isinstance(a.size, int)]
+    if unknown:
+        yield f"the size {unknown[0].size} is not known when the kernel is made"
+    columns = [a for a in right.axes if a not in bound]
+    if not any(stride(right, a) == 1 for a in (*c.bound[-1:], *columns)):
+        yield "the elements of its weight do not lie side by side"
+    if any(stride(right, a) != stride(right, b) * b.size for a, b in zip(c.bound, c.bound[1:], strict=False)):
+        yield "its weight is not laid out in the order in which it is summed"
 
 
 def stride(item: Located, axis: Axis) -> Size:

@@ -7,12 +7,9 @@ import torch
 from fusec.frontend.sizes import to_size
 from fusec.ir import types as t
 from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type
+from fusec.verify.dtypes import TORCH_DTYPES
 
-_NAMES = {
-    torch.float64: t.F64, torch.float32: t.F32, torch.bfloat16: t.BF16, torch.float16: t.F16,
-    torch.int64: t.I64, torch.int32: t.I32, torch.int16: t.I16, torch.int8: t.I8, torch.uint8: t.U8, torch.bool: t.BOOL,
-}  # fmt: skip
-_DTYPES = {d: torch_dtype for torch_dtype, d in _NAMES.items()}
+_NAMES = {torch_dtype: t.DTYPES[name] for name, torch_dtype in TORCH_DTYPES.items()}
 
 
 def to_dtype(dtype: torch.dtype) -> DType:
@@ -23,7 +20,7 @@ def to_dtype(dtype: torch.dtype) -> DType:
 
 def to_torch_dtype(dtype: DType) -> torch.dtype:
     """Torch's element type."""
-    known = _DTYPES.get(dtype)
+    known = TORCH_DTYPES.get(dtype.name)
     return known if known is not None else getattr(torch, dtype.name)
 
 

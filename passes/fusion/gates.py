@@ -55,9 +55,23 @@ def packed_swiglu_gate_last(x: Packed) -> Tensor:
 
 @fusion
 def packed_geglu(x: Packed) -> Tensor:
+    """geglu of the two halves of each row, the gate first."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate) * up
+
+
+@fusion
+def packed_geglu_gate_last(x: Packed) -> Tensor:
     """geglu of the two halves of each row, the gate last."""
     up, gate = x.chunk(2, -1)
     return F.gelu(gate) * up
+
+
+@fusion
+def packed_geglu_tanh(x: Packed) -> Tensor:
+    """geglu of the two halves of each row, the gate first, gelu by its tanh form."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 @fusion
