@@ -70,6 +70,8 @@ class _Grouping:
         """The group of each node that computes; nodes of one group share the set."""
         self.verdicts: dict[tuple[object, ...], str] = {}
         """Why a candidate is no kernel, or "" where it is, by structure."""
+        self.apart: set[Node] = set()
+        """Views that no loop index follows, so that they stay outside of kernels."""
         self.outputs = set(graph.outputs)
         self.small = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_small(n)}
 
@@ -78,6 +80,8 @@ class _Grouping:
         for node in nodes:
             if self._computes(node):
                 self.unit[node] = {node}
+        for node in list(self.unit):
+            self._set_views_apart(node)
         # Rows first: a residual and a norm belong together before a product takes either as its epilogue.
         self._sweep(nodes, lambda first, second: not (first & self.small or second & self.small))
         self._sweep(nodes, lambda first, second: bool(first & self.small))
@@ -126,6 +130,18 @@ class _Grouping:
         found = view_layout(node, inner) if inner is not None else None
         return None if found is None else TensorType(value.dtype, value.shape, found[0], value.tensor.device)
 
+    def _set_views_apart(self, node: Node) -> None:
+        """Keep the reshapes that a lone node reads out of its kernel, where with them it would have none."""
+        views = [v.producer for v in node.operands if v.producer is not None and self._is_free(v.producer)]
+        reshapes: list[Node] = []
+        while views:
+            view = views.pop()
+            if view.is_op("reshape"):
+                reshapes.append(view)
+            views += [v.producer for v in view.operands if v.producer is not None and self._is_free(v.producer)]
+        if reshapes and not node.has(Trait.VIEW) and self._verdict({node}):
+            self.apart.update(reshapes)
+
     def _reaches_boundary(self, value: Value) -> bool:
         """Whether something that is no kernel reads the value itself."""
         if value in self.outputs:
@@ -137,7 +153,8 @@ class _Grouping:
 
     def _is_free(self, node: Node) -> bool:
         """Whether a kernel takes the node along at no cost: an index map, or a number."""
-        return node not in self.unit and not node.is_op("concat") and node.has(Trait.VIEW | Trait.SOURCE)
+        bare = node not in self.unit and node not in self.apart
+        return bare and not node.is_op("concat") and node.has(Trait.VIEW | Trait.SOURCE)
 
     # Joining.
 

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from fusec import dynamo
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.ir.graph import Graph
@@ -42,3 +43,15 @@ def test_random_graphs(seed: int) -> None:
                 assert compare_outputs([e], [f], [r], e.dtype).passed, graph
             else:
                 assert torch.equal(e, f), graph
+
+
+def test_a_reshape_that_no_loop_follows_stays_outside_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_STRICT", "1")
+    torch._dynamo.reset()
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten().view(x.shape[1], x.shape[0]) + 1
+
+    x = torch.randn(5, 7)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(turned, backend=dynamo.backend, dynamic=True)(x), turned(x))
