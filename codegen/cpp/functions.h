@@ -26,12 +26,7 @@ template <class T, int N> FN Mask<N> isinf(Vec<T, N> a) {
   else return Mask<N>(false);
 }
 template <class T, int N> FN Vec<T, N> reciprocal(Vec<T, N> a) { return Vec<T, N>(T(1)) / a; }
-template <class T, int N> FN Vec<T, N> sqrt(Vec<T, N> a) {
-  Vec<T, N> r;
-  if constexpr (sizeof(T) == 4) for (int i = 0; i < N; i++) r.v[i] = __builtin_sqrtf(a.v[i]);
-  else for (int i = 0; i < N; i++) r.v[i] = __builtin_sqrt(a.v[i]);
-  return r;
-}
+template <class T, int N> FN Vec<T, N> sqrt(Vec<T, N> a) { return Vec<T, N>(sqrt_raw<T, N>(a.v)); }
 template <class T, int N> FN Vec<T, N> rsqrt(Vec<T, N> a) { return reciprocal(sqrt(a)); }
 
 // To the nearest integer, halves to even: adding and subtracting 1.5·2^(digits-1) lets the hardware round.

@@ -80,6 +80,74 @@ template <int N> FN bool any(Mask<N> m) {
   return some != 0;
 }
 
+// a·b + c with one rounding, and √a, of a register. GCC has them for vectors of the machine's own size only, and
+// spelling them lane by lane ends in scalar code; longer vectors are halved until they fit.
+template <class T, int N> FN typename Raw<T, N>::type fma_raw(typename Raw<T, N>::type a, typename Raw<T, N>::type b,
+                                                              typename Raw<T, N>::type c) {
+  typedef typename Raw<T, N>::type raw;
+#if defined(__clang__)
+  return __builtin_elementwise_fma(a, b, c);
+#else
+#if defined(__AVX512F__)
+  if constexpr (sizeof(raw) == 64 && sizeof(T) == 4)
+    return (raw)__builtin_ia32_vfmaddps512_mask((Raw<float, 16>::type)a, (Raw<float, 16>::type)b, (Raw<float, 16>::type)c, -1, 4);
+  else if constexpr (sizeof(raw) == 64)
+    return (raw)__builtin_ia32_vfmaddpd512_mask((Raw<double, 8>::type)a, (Raw<double, 8>::type)b, (Raw<double, 8>::type)c, -1, 4);
+  else
+#endif
+#if defined(__FMA__)
+  if constexpr (sizeof(raw) == 32 && sizeof(T) == 4)
+    return (raw)__builtin_ia32_vfmaddps256((Raw<float, 8>::type)a, (Raw<float, 8>::type)b, (Raw<float, 8>::type)c);
+  else if constexpr (sizeof(raw) == 32)
+    return (raw)__builtin_ia32_vfmaddpd256((Raw<double, 4>::type)a, (Raw<double, 4>::type)b, (Raw<double, 4>::type)c);
+  else
+#endif
+  if constexpr (sizeof(raw) > 32) {
+    typedef typename Raw<T, N / 2>::type half;
+    half x[2], y[2], z[2];
+    __builtin_memcpy(x, &a, sizeof a);
+    __builtin_memcpy(y, &b, sizeof b);
+    __builtin_memcpy(z, &c, sizeof c);
+    for (int i = 0; i < 2; i++) x[i] = fma_raw<T, N / 2>(x[i], y[i], z[i]);
+    __builtin_memcpy(&a, x, sizeof a);
+    return a;
+  } else {
+    for (int i = 0; i < N; i++) a[i] = sizeof(T) == 4 ? __builtin_fmaf(a[i], b[i], c[i]) : __builtin_fma(a[i], b[i], c[i]);
+    return a;
+  }
+#endif
+}
+template <class T, int N> FN typename Raw<T, N>::type sqrt_raw(typename Raw<T, N>::type a) {
+  typedef typename Raw<T, N>::type raw;
+#if defined(__clang__)
+  return __builtin_elementwise_sqrt(a);
+#else
+#if defined(__AVX512F__)
+  if constexpr (sizeof(raw) == 64 && sizeof(T) == 4)
+    return (raw)__builtin_ia32_sqrtps512_mask((Raw<float, 16>::type)a, (Raw<float, 16>::type)a, -1, 4);
+  else if constexpr (sizeof(raw) == 64)
+    return (raw)__builtin_ia32_sqrtpd512_mask((Raw<double, 8>::type)a, (Raw<double, 8>::type)a, -1, 4);
+  else
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(raw) == 32 && sizeof(T) == 4) return (raw)__builtin_ia32_sqrtps256((Raw<float, 8>::type)a);
+  else if constexpr (sizeof(raw) == 32) return (raw)__builtin_ia32_sqrtpd256((Raw<double, 4>::type)a);
+  else
+#endif
+  if constexpr (sizeof(raw) > 32) {
+    typedef typename Raw<T, N / 2>::type half;
+    half x[2];
+    __builtin_memcpy(x, &a, sizeof a);
+    for (int i = 0; i < 2; i++) x[i] = sqrt_raw<T, N / 2>(x[i]);
+    __builtin_memcpy(&a, x, sizeof a);
+    return a;
+  } else {
+    for (int i = 0; i < N; i++) a[i] = sizeof(T) == 4 ? __builtin_sqrtf(a[i]) : __builtin_sqrt(a[i]);
+    return a;
+  }
+#endif
+}
+
 template <class T, int N> struct Vec {
   typedef typename Raw<T, N>::type raw;
   typedef typename Raw<typename IntOf<sizeof(T)>::type, N>::type bits;
@@ -115,12 +183,7 @@ template <class T, int N> struct Vec {
     else return Vec(a.v < b.v ? a.v : b.v);
   }
   // Rounds once.
-  friend LANEWISE inline Vec fma(Vec a, Vec b, Vec c) {
-    Vec r;
-    if constexpr (sizeof(T) == 4) for (int i = 0; i < N; i++) r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
-    else for (int i = 0; i < N; i++) r.v[i] = __builtin_fma(a.v[i], b.v[i], c.v[i]);
-    return r;
-  }
+  friend LANEWISE inline Vec fma(Vec a, Vec b, Vec c) { return Vec(fma_raw<T, N>(a.v, b.v, c.v)); }
 };
 
 template <class T, int N> FN Vec<T, N> select(Mask<N> m, Vec<T, N> a, Vec<T, N> b) {
