@@ -55,3 +55,10 @@ def test_a_reshape_that_no_loop_follows_stays_outside_of_the_kernel(monkeypatch:
     x = torch.randn(5, 7)
     with torch.no_grad():
         assert torch.equal(torch.compile(turned, backend=dynamo.backend, dynamic=True)(x), turned(x))
+
+
+def test_a_single_row_keeps_its_scratch() -> None:
+    x = torch.randn(1, 40)
+    with torch.no_grad():
+        compiled = torch.compile(lambda x: torch.softmax(x, -1), backend=dynamo.backend, options={"strict": True})
+        torch.testing.assert_close(compiled(x), torch.softmax(x, -1))

@@ -44,6 +44,11 @@ class Compiler:
         return 16 if "#define __AVX512F__ 1" in self.identity else 8
 
     @property
+    def has_bf16_products(self) -> bool:
+        """Whether pairs of bfloat16 are multiplied and added into floats by one instruction; see ``dot.h``."""
+        return "#define __AVX512BF16__ 1" in self.identity and "__clang__" not in self.identity
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """All flags of a compilation."""
         return (*self.machine_flags, *FLAGS)

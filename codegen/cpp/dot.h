@@ -28,6 +28,26 @@ template <class A, int N> FN A sum_of(typename Raw<A, N>::type x) {
   }
 }
 
+// Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it.
+#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+typedef int16_t Pairs __attribute__((vector_size(64)));
+template <class A, class L, class R, int N>
+constexpr bool in_pairs = same_type<A, float>::value && same_type<L, bf16>::value && same_type<R, bf16>::value && N == 16;
+FN Pairs load_pairs(const void* p) {
+  Pairs x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
+#if __GNUC__ >= 13
+  typedef __bf16 Halves __attribute__((vector_size(64)));
+  return __builtin_ia32_dpbf16ps_v16sf(sum, (Halves)a, (Halves)b);
+#else
+  return __builtin_ia32_dpbf16ps_v16sf(sum, a, b);
+#endif
+}
+#endif
+
 // The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end.
 template <int ROWS, int COLUMNS, int N, class A, class L, class R>
 DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
@@ -36,6 +56,18 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
   typedef typename Raw<A, N>::type raw;
   raw sums[ROWS][COLUMNS] = {};
   int64_t k = 0;
+#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+  if constexpr (in_pairs<A, L, R, N>) {
+    for (; k + 2 * N <= depth; k += 2 * N) {
+      Pairs columns[COLUMNS];
+      for (int c = 0; c < COLUMNS; c++) columns[c] = load_pairs(right + c * right_step + k);
+      for (int r = 0; r < ROWS; r++) {
+        const Pairs row = load_pairs(left + r * left_step + k);
+        for (int c = 0; c < COLUMNS; c++) sums[r][c] = add_pairs(sums[r][c], row, columns[c]);
+      }
+    }
+  }
+#endif
   for (; k + N <= depth; k += N) {
     raw columns[COLUMNS];
     for (int c = 0; c < COLUMNS; c++) columns[c] = load<N>(right + c * right_step + k, All{}).v;

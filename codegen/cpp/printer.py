@@ -84,6 +84,9 @@ class _Printer:
     def print(self) -> str:
         """The whole text."""
         self._pointers()
+        scratch = [b for b in self.kernel.buffers if b.role == "scratch"]
+        if not any(isinstance(s, Loop) and s.kind == "grid" for s in self.kernel.body):
+            self._declare(scratch)  # a single row has no grid around it
         for statement in self.kernel.body:
             self._statement(statement)
         body = "\n".join(self.lines)
@@ -155,25 +158,29 @@ class _Printer:
             if condition is not None:
                 self._line("{")
             self.depth += 1
-            for b in large:
-                element = MEMORY_TYPES[b.dtype]
-                self._line(f"Scratch<{element}> {_name(b.name)}_memory({print_size(b.numel)});")
-                self._line(f"{element}* const {_name(b.name)} = {_name(b.name)}_memory.data;")
+            self._declare(large)
             if condition is not None:
                 self._line(f"#pragma omp for{collapse} schedule(static)")
         elif condition is not None:
             self._line(f"#pragma omp parallel for{collapse} schedule(static){condition}")
         for level in nest:
             self._open(level)
-        for b in scratch:
-            if _on_stack(b):
-                self._line(f"alignas(64) {MEMORY_TYPES[b.dtype]} {_name(b.name)}[{max(1, int(b.numel))}];")
+        self._declare([b for b in scratch if _on_stack(b)])
         for statement in nest[-1].body:
             self._statement(statement)
         for _ in nest:
             self._close()
         if large:
             self._close()
+
+    def _declare(self, scratch: list[Buffer]) -> None:
+        for b in scratch:
+            element, name = MEMORY_TYPES[b.dtype], _name(b.name)
+            if _on_stack(b):
+                self._line(f"alignas(64) {element} {name}[{max(1, int(b.numel))}];")
+            else:
+                self._line(f"Scratch<{element}> {name}_memory({print_size(b.numel)});")
+                self._line(f"{element}* const {name} = {name}_memory.data;")
 
     def _parallel_condition(self) -> str | None:
         """The ``if`` clause; None where threads never pay."""

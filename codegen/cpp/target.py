@@ -27,11 +27,19 @@ class CppTarget:
         except BuildError:
             return _USUAL_LANES
 
+    @property
+    def bf16_products(self) -> bool:
+        """Whether the machine multiplies pairs of bfloat16 (AVX512_BF16), and the compiler knows how."""
+        try:
+            return find_compiler().has_bf16_products
+        except BuildError:
+            return False
+
     def schedule(self, region: Node, name: str) -> Kernel:
         """The tile program of a kernel region; raises ScheduleError where there is none."""
         from fusec.codegen.schedule import schedule_region
 
-        return schedule_region(region, name, self.lanes, self.whole_row)
+        return schedule_region(region, name, self.lanes, self.whole_row, bf16_products=self.bf16_products)
 
     def print(self, kernel: Kernel) -> str:
         """The translation unit."""

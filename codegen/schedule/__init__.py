@@ -12,7 +12,9 @@ from fusec.ir.printer import print_graph
 from fusec.ir.types import product
 
 
-def schedule_region(region: Node, name: str, lanes: int, whole_row: bool, small_m: int = 16) -> Kernel:
+def schedule_region(
+    region: Node, name: str, lanes: int, whole_row: bool, small_m: int = 1 << 16, bf16_products: bool = False
+) -> Kernel:
     """The kernel of a region node.
 
     Args:
@@ -20,7 +22,8 @@ def schedule_region(region: Node, name: str, lanes: int, whole_row: bool, small_
         name: what the kernel is called.
         lanes: elements of a tile.
         whole_row: whether a tile may hold a whole row, and scratch memory is unavailable (Triton).
-        small_m: the largest number of rows of a contraction.
+        small_m: the largest number of rows of a contraction; grouping has chosen already.
+        bf16_products: whether the machine multiplies bfloat16 directly.
 
     Raises:
         ScheduleError: where no schedule covers the region.
@@ -30,7 +33,7 @@ def schedule_region(region: Node, name: str, lanes: int, whole_row: bool, small_
     shape = classify(nest, 0 if whole_row else small_m)
     emitter = Emitter(body, ())
     schedule = schedule_contraction if shape.kind == "contraction" else schedule_rows
-    statements = schedule(emitter, nest, shape, Tiling(lanes, whole_row))
+    statements = schedule(emitter, nest, shape, Tiling(lanes, whole_row, bf16_products))
     if whole_row and emitter.scratch:
         raise ScheduleError("the kernel needs scratch memory")
     symbols = region_symbols(region, statements)

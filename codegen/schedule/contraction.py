@@ -18,7 +18,7 @@ from fusec.codegen.kernel import Dot, Loop, Matrix, Statement
 from fusec.codegen.schedule.emitter import Emitter
 from fusec.codegen.schedule.rows import Rows, Tiling, output_axes
 from fusec.errors import ScheduleError
-from fusec.ir.types import F32, Size, TensorType, accumulation, contiguous_strides
+from fusec.ir.types import BF16, DType, Size, TensorType, accumulation, contiguous_strides
 
 PARTS = sympy.Symbol("parts", integer=True, positive=True)
 """The number of threads, which the launcher passes."""
@@ -86,22 +86,30 @@ class _Contraction:
             left, bound = contraction.operands[0], contraction.bound
             if left in lefts:
                 continue
-            if left.kind == "load" and left.dtype == F32 and self._is_dense(left, bound):
+            if left.kind == "load" and left.dtype == self._left_dtype(contraction) and self._is_dense(left, bound):
                 offset = self.emitter.offset(left.index, left.value.tensor)
                 lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
                 continue
-            output, place = self._scratch_output(left, bound)
+            output, place = self._scratch_output(left, bound, self._left_dtype(contraction))
             pending.append(output)
             lefts[left] = place
         if pending:
             self._rows(pending)
         return lefts
 
-    def _scratch_output(self, left: Located, bound: tuple[Axis, ...]) -> tuple[Output, _Left]:
+    def _left_dtype(self, contraction: Located) -> DType:
+        """What the left operand is kept as: bfloat16 where the machine multiplies it, else the type of the sums."""
+        left, right = contraction.operands
+        lies_along_k = stride(right, contraction.bound[-1]) == 1
+        if self.tiling.bf16_products and lies_along_k and left.dtype == right.dtype == BF16:
+            return BF16
+        return accumulation(left.dtype)
+
+    def _scratch_output(self, left: Located, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
         """The left operand as one more output: a matrix in scratch, the contracted axes in a row."""
         axes = (*self.rows, *bound)
         sizes = tuple(_static(a) for a in axes)
-        type = TensorType(accumulation(left.dtype), sizes, contiguous_strides(sizes))
+        type = TensorType(dtype, sizes, contiguous_strides(sizes))
         buffer = self.emitter.add_scratch(type.dtype, type.numel, "left")
         self.emitter.outputs.append(buffer)
         self.emitter.output_types.append(type)

@@ -31,6 +31,8 @@ class Tiling:
     """Elements of a tile."""
     whole_row: bool = False
     """Whether a tile may grow to hold a whole row, so that every column loop is one tile (Triton)."""
+    bf16_products: bool = False
+    """Whether the machine multiplies bfloat16 and adds into float32 in one instruction."""
     grain: int = 4
     """Tiles in one grid iteration, where a single axis is all there is to split."""
 

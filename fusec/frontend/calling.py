@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -14,33 +14,36 @@ from fusec.ir.types import ScalarType, Size, TensorType
 
 
 @dataclass(frozen=True)
-class ViewOfInput:
-    """An output that shares the storage of an input, by eager's own semantics."""
+class View:
+    """An output that shares the storage of an input or of another output, by eager's own semantics."""
 
+    of: Literal["input", "output"]
     index: int
     whole: bool
-    """It is the input itself."""
+    """It is that tensor itself."""
     shape: tuple[Size, ...] = ()
     strides: tuple[Size, ...] = ()
     offset: Size = 0
-    """In elements, from the input's own offset."""
+    """In elements, from the other's own offset."""
 
     @classmethod
-    def of(cls, index: int, owner: torch.Tensor, view: torch.Tensor) -> "ViewOfInput":
+    def between(cls, of: Literal["input", "output"], index: int, owner: torch.Tensor, view: torch.Tensor) -> "View":
         """The view that one fake tensor is of another."""
         shape, strides = tuple(map(to_size, view.shape)), tuple(map(to_size, view.stride()))
         offset = to_size(view.storage_offset()) - to_size(owner.storage_offset())
         same = tuple(map(to_size, owner.shape)) == shape and tuple(map(to_size, owner.stride())) == strides
         whole = same and offset == 0 and owner.dtype == view.dtype
-        return cls(index, whole, shape, strides, offset)
+        return cls(of, index, whole, shape, strides, offset)
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where one output of the torch graph comes from: an output of ours, an input, or a number (None included)."""
+    """Where one output of the torch graph comes from: an output of ours, a view of one or of an input, or a number
+    (None included).
+    """
 
     index: int | None = None
-    view: ViewOfInput | None = None
+    view: View | None = None
     number: Any = None
 
 
@@ -63,7 +66,7 @@ class Imported:
         if all(o.index == i for i, o in enumerate(outputs)):
             return self._direct(program)
         symbols = self.bindings() if any(_sizes(o) for o in outputs) else {}
-        kept = {o.view.index for o in outputs if o.view is not None}
+        kept = {o.view.index for o in outputs if o.view is not None and o.view.of == "input"}
 
         def call(args: list[Any]) -> list[Any]:
             sizes = {s: read(args) for s, read in symbols.items()}
@@ -131,7 +134,7 @@ def _restore(output: Output, results: Sequence[Any], inputs: dict[int, Any], siz
     view = output.view
     if view is None:
         return _value(output.number, sizes)
-    owner = inputs[view.index]
+    owner = inputs[view.index] if view.of == "input" else results[view.index]
     if view.whole:
         return owner
     shape, strides = ([_value(n, sizes) for n in part] for part in (view.shape, view.strides))

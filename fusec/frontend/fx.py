@@ -8,10 +8,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fusec.analysis.strides import dense
 from fusec.errors import FusecError, ImportFailure
 from fusec.frontend import contractions, pointwise, reductions, views
 from fusec.frontend.caches import CacheWrites
-from fusec.frontend.calling import Imported, Output, ViewOfInput
+from fusec.frontend.calling import Imported, Output, View
 from fusec.frontend.dtypes import to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template
@@ -22,7 +23,7 @@ from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import storage_key
 from fusec.ir.graph import Graph, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import ScalarType, TensorType, Type, same_shape
+from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size
 
 TABLES = (contractions, pointwise, reductions, views)
 """The modules whose import fills the table of handlers."""
@@ -275,14 +276,25 @@ class Importer:
         values: list[Value] = []
         types: list[Type] = []
         slots: list[Output] = []
-        for leaf in pytree.tree_leaves(node.args[0], is_leaf=lambda x: x is None):
+        leaves = pytree.tree_leaves(node.args[0], is_leaf=lambda x: x is None)
+        shared = self._shared(leaves, set(owners)) if aliases else {}
+        placed: dict[Node, int] = {}
+        for leaf in leaves:
             value, fake = (self.values[leaf], leaf.meta.get("val")) if isinstance(leaf, Node) else (leaf, None)
             if not isinstance(value, Value):
                 slots.append(Output(number=value))
                 continue
             owner = owners.get(storage_key(fake)) if aliases and leaf not in self.old else None
             if owner is not None and isinstance(fake, torch.Tensor):
-                slots.append(Output(view=ViewOfInput.of(self.placeholders[owner], owner.meta["val"], fake)))
+                slots.append(Output(view=View.between("input", self.placeholders[owner], owner.meta["val"], fake)))
+                continue
+            whole = shared.get(storage_key(fake)) if leaf not in self.old else None
+            if whole is not None and isinstance(fake, torch.Tensor):
+                if whole not in placed:
+                    placed[whole] = len(values)
+                    values.append(self.values[whole])
+                    types.append(to_type(whole.meta["val"]))
+                slots.append(Output(view=View.between("output", placed[whole], whole.meta["val"], fake)))
                 continue
             value = self.old.get(leaf, value)
             slots.append(Output(index=len(values)))
@@ -291,6 +303,25 @@ class Importer:
             types.append(ty)
         self.graph.set_outputs(values, types)
         return tuple(slots)
+
+    def _shared(self, leaves: list[Any], inputs: set[int | None]) -> dict[int | None, Node]:
+        """For each storage that several outputs look at: the node that fills it, whose views they all are."""
+        keys = Counter(storage_key(leaf.meta.get("val")) for leaf in leaves if isinstance(leaf, Node))
+        wanted = {key for key, count in keys.items() if key is not None and key not in inputs and count > 1}
+        found: dict[int | None, Node] = {}
+        for node, value in self.values.items() if wanted else ():
+            key = storage_key(node.meta.get("val"))
+            if key in wanted and key not in found and isinstance(value, Value) and _fills_storage(node.meta["val"]):
+                found[key] = node
+        return found
+
+
+def _fills_storage(fake: torch.Tensor) -> bool:
+    """Whether a tensor has every element of its storage once, so that whatever shares it is a view of it."""
+    ty = to_type(fake)
+    if not isinstance(ty, TensorType):
+        return False
+    return dense(ty).strides == ty.strides and same_size(ty.nbytes, to_size(fake.untyped_storage().nbytes()))
 
 
 def base(value: Value) -> Value:

@@ -54,6 +54,22 @@ def test_a_view_shares_storage(backend: Any) -> None:
     assert bool((turned == 5).all()) and bool((part == 5).all())
 
 
+def test_outputs_that_are_views_of_each_other_stay_so(backend: Any) -> None:
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        y = x + 1
+        z = x * 2
+        return y[1:], y, y.t(), z[:2], z[1:]
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        eager = step(x)
+        compiled = torch.compile(step, backend=backend)(x)
+    for outputs in (eager, compiled):
+        outputs[1].add_(10)
+        outputs[3].fill_(7)
+    same(list(compiled), list(eager))
+
+
 def test_two_outputs_of_equal_value_are_apart(backend: Any) -> None:
     with torch.no_grad():
         a, b = torch.compile(lambda x: (x + 1, x + 1), backend=backend)(torch.zeros(4))
