@@ -20,6 +20,8 @@ from fusec.pipeline import Context
 # Arithmetic that costs about as much as moving one byte (a core's share of bandwidth against its throughput).
 _FLOPS_PER_BYTE = 8
 _MAX_NODES = 160
+_ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
+_FREE = Trait.VIEW | Trait.SOURCE
 # Arithmetic that hides behind the load of its operand, however often it is repeated.
 _CHEAP = 2
 
@@ -42,23 +44,27 @@ class Group:
 def open_regions(graph: Graph) -> dict[Node, str]:
     """Put the bodies of declared regions in their place; gives the fusion's name for each node that came from one."""
     labels: dict[Node, str] = {}
+    order: list[Node] = []
+    opened: list[Node] = []
     for node in graph.nodes:
         if not node.has(Trait.REGION):
+            order.append(node)
             continue
         flat = node.body.copy()
         inner = open_regions(flat)
         to = dict(zip(flat.inputs, node.operands, strict=True))
-        before = set(graph.nodes)
+        count = len(graph)
         graph.splice(flat, to, node.sources)
-        added = [n for n in graph.nodes if n not in before]
+        added = graph.newest(len(graph) - count)
         for old, new in zip(flat.nodes, added, strict=True):
             labels[new] = node.attributes["fusion"] or inner.get(old, "")
-        order = [n for n in graph.nodes if n not in set(added)]
-        order[order.index(node) : order.index(node)] = added
-        graph.reorder(order)
         for old_result, body_output in zip(node.results, flat.outputs, strict=True):
             graph.replace_value(old_result, to[body_output])
+        order += added
+        opened.append(node)
+    for node in opened:
         graph.erase(node)
+    graph.reorder(order)
     return labels
 
 
@@ -72,7 +78,10 @@ class _Grouping:
         """Why a candidate is no kernel, or "" where it is, by structure."""
         self.apart: set[Node] = set()
         """Views that no loop index follows, so that they stay outside of kernels."""
+        self.refusals: dict[tuple[Node, Node], str] = {}
+        """Why a producer and its reader stay apart, as it was found last."""
         self.outputs = set(graph.outputs)
+        self._forget()
         self.small = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_small(n)}
 
     def run(self) -> None:
@@ -80,6 +89,8 @@ class _Grouping:
         for node in nodes:
             if self._computes(node):
                 self.unit[node] = {node}
+                if node.has(Trait.VIEW):
+                    self._forget()
         for node in list(self.unit):
             self._set_views_apart(node)
         # Rows first: a residual and a norm belong together before a product takes either as its epilogue.
@@ -141,6 +152,7 @@ class _Grouping:
             views += [v.producer for v in view.operands if v.producer is not None and self._is_free(v.producer)]
         if reshapes and not node.has(Trait.VIEW) and self._verdict({node}):
             self.apart.update(reshapes)
+            self._forget()
 
     def _reaches_boundary(self, value: Value) -> bool:
         """Whether something that is no kernel reads the value itself."""
@@ -148,13 +160,22 @@ class _Grouping:
             return True
         return any(not self._is_free(u) and not self._is_arithmetic(u) for u in value.users)
 
+    def _forget(self) -> None:
+        """Drop what was found out about free nodes, when there are other ones."""
+        self.free: dict[Node, bool] = {}
+        self.readers: dict[Value, tuple[Node, ...]] = {}
+        self.later: dict[Node, tuple[Node, ...]] = {}
+
     def _is_arithmetic(self, node: Node) -> bool:
-        return node.has(Trait.POINTWISE | Trait.REDUCTION) or node.is_op("concat") or node in self.small
+        return node.has(_ARITHMETIC) or node.is_op("concat") or node in self.small
 
     def _is_free(self, node: Node) -> bool:
         """Whether a kernel takes the node along at no cost: an index map, or a number."""
-        bare = node not in self.unit and node not in self.apart
-        return bare and not node.is_op("concat") and node.has(Trait.VIEW | Trait.SOURCE)
+        found = self.free.get(node)
+        if found is None:
+            bare = node not in self.unit and node not in self.apart and not node.is_op("concat")
+            found = self.free[node] = bare and node.has(_FREE)
+        return found
 
     # Joining.
 
@@ -163,7 +184,10 @@ class _Grouping:
         for node in nodes:
             for producer in self._producers(node) if node in self.unit else ():
                 first, second = self.unit[producer], self.unit[node]
-                if first is not second and wanted(first, second) and not self._refusal(producer, first, second):
+                if first is second or not wanted(first, second):
+                    continue
+                reason = self.refusals[producer, node] = self._refusal(producer, first, second)
+                if not reason:
                     union = first | second
                     for member in union:
                         self.unit[member] = union
@@ -176,7 +200,7 @@ class _Grouping:
                 if first is not second:
                     self.context.remarks.add(
                         "missed", "group", f"{producer.op.name} and {node.op.name} stay in two kernels",
-                        subject=node.op.name, reason=self._refusal(producer, first, second),
+                        subject=node.op.name, reason=self.refusals[producer, node],
                         sources=tuple(map(str, node.sources[:1])),
                     )  # fmt: skip
 
@@ -194,8 +218,14 @@ class _Grouping:
                 stack.extend(reversed(producer.operands))
         return list(found)
 
-    def _readers(self, value: Value) -> Iterator[Node]:
+    def _readers(self, value: Value) -> tuple[Node, ...]:
         """The nodes that read a value, through free nodes."""
+        found = self.readers.get(value)
+        if found is None:
+            found = self.readers[value] = tuple(self._read(value))
+        return found
+
+    def _read(self, value: Value) -> Iterator[Node]:
         for user in value.users:
             if self._is_free(user):
                 yield from self._readers(user.result)
@@ -204,8 +234,14 @@ class _Grouping:
             else:
                 yield user
 
-    def _after(self, node: Node) -> Iterator[Node]:
+    def _after(self, node: Node) -> tuple[Node, ...]:
         """What must come after a node: the readers of its results, and writes to what it or its views read."""
+        found = self.later.get(node)
+        if found is None:
+            found = self.later[node] = tuple(self._follow(node))
+        return found
+
+    def _follow(self, node: Node) -> Iterator[Node]:
         for value in node.results:
             yield from self._readers(value)
         for value in node.operands:

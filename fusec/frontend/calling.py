@@ -38,9 +38,7 @@ class View:
 
 @dataclass(frozen=True)
 class Output:
-    """Where one output of the torch graph comes from: an output of ours, a view of one or of an input, or a number
-    (None included).
-    """
+    """Where one output of the torch graph comes from: an output of ours, a view, or a number (None included)."""
 
     index: int | None = None
     view: View | None = None
