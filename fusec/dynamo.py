@@ -121,8 +121,10 @@ def _compile_aten(gm: GraphModule, config: Config, compile_graph: CompileGraph) 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No garbage collection for a while: a compile makes little garbage, and walking all of torch's objects for it
-    takes a third of a second each time."""
+    """No garbage collection for a while.
+
+    A compile makes little garbage, and walking all of torch's objects for it takes a third of a second each time.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
