@@ -124,9 +124,11 @@ class Dot:
     target: Matrix
     left: Matrix
     right: Matrix
-    rows: int
+    rows: Size
     columns: Size
-    depth: int
+    depth: Size
+    adds: bool = False
+    """Whether the sums are added to the target."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class Kernel:
 
     name: str
     """Readable, from the labels of the region: ``add_rms_norm``."""
-    kind: Literal["pointwise", "row", "column", "contraction"]
+    kind: Literal["pointwise", "row", "column", "contraction", "attention"]
     buffers: tuple[Buffer, ...]
     """Inputs first, then outputs (in the order of the region's operands and results), then scratch."""
     symbols: tuple[str, ...]

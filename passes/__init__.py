@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from fusec.config import Config
+from fusec.passes.attention import SpellAttention
 from fusec.passes.canonicalize import Canonicalize, normalize
 from fusec.passes.fusion import FuseDeclared
 from fusec.passes.fusion import load as load_fusions
@@ -44,6 +45,7 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
         "canonicalize": Canonicalize,
         "raise": partial(Raise, library),
         "fuse": partial(FuseDeclared, library),
+        "attention": SpellAttention,
         "group": partial(Group, (config or Config()).small_m),
     }
     return made
@@ -57,6 +59,7 @@ def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
         known["canonicalize"](),  # one spelling per meaning, so that one pattern finds it
         known["raise"](),  # norms, softmax, activations and rotary embeddings get their names back
         known["fuse"](),  # regions across them: residual and norm, gates, projections
+        *((known["attention"](),) if target == "cpp" else ()),  # in kernels of ours where they serve it
         known["canonicalize"](),  # what became equal or dead by that
         known["group"](),  # kernels: whatever one loop nest serves, by cost
     ))  # fmt: skip

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fusec.analysis.affine import Axis
+from fusec.analysis.attention import attention_nodes
 from fusec.analysis.indexing import Located, Nest, below, locate
 from fusec.analysis.kinds import classify
 from fusec.analysis.memory import touched_bytes
@@ -87,11 +88,13 @@ class _Grouping:
     def run(self) -> None:
         nodes = self.graph.nodes
         for node in nodes:
-            if self._computes(node):
+            self._join_attention(node)
+        for node in nodes:
+            if node not in self.unit and self._computes(node):
                 self.unit[node] = {node}
                 if node.has(Trait.VIEW):
                     self._forget()
-        for node in list(self.unit):
+        for node in [n for n, group in self.unit.items() if len(group) == 1]:
             self._set_views_apart(node)
         # Rows first: a residual and a norm belong together before a product takes either as its epilogue.
         self._sweep(nodes, lambda first, second: not (first & self.small or second & self.small))
@@ -178,6 +181,28 @@ class _Grouping:
         return found
 
     # Joining.
+
+    def _join_attention(self, node: Node) -> None:
+        """Both products of an attention and what lies between, as one group from the start."""
+        found = attention_nodes(node) if self.small_m and node.has(Trait.CONTRACTION) else set()
+        group = {n for n in found if not n.has(Trait.VIEW)}
+        if not group:
+            return
+        added = {n for n in group if n.has(Trait.CONTRACTION)} - self.small
+        self.small |= added
+        self._forget()
+        if any(r not in group for n in group - {node} for v in n.results for r in self._readers(v)):
+            reason = "something else reads what lies between its products"
+        else:
+            reason = self._verdict(group)
+        if reason:
+            self.small -= added
+            self._forget()
+            self.context.remarks.add("missed", "group", "attention stays in several kernels", subject="attention",
+                                     reason=reason, sources=tuple(map(str, node.sources[:1])))  # fmt: skip
+            return
+        self.unit |= dict.fromkeys(group, group)
+        self.labels |= dict.fromkeys(group, "attention")
 
     def _sweep(self, nodes: list[Node], wanted: Callable[[set[Node], set[Node]], bool]) -> None:
         """Join every pair of groups that may be, in the order of the graph."""

@@ -108,9 +108,9 @@ FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_
 }
 
 // The right operand lies along its columns: lanes along the columns, TILES of them at once.
-template <int ROWS, int TILES, int N, class A, class L, class R>
-DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
-                        int64_t right_step, int64_t columns, int64_t depth) {
+template <int ROWS, int TILES, int N, bool ADDS, class A, class L, class R>
+DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
+                        const R* right, int64_t right_step, int64_t columns, int64_t depth) {
   CONTRACT
   typedef typename Raw<A, N>::type raw;
   raw sums[ROWS][TILES] = {};
@@ -119,39 +119,65 @@ DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t l
     if (columns >= TILES * N) for (int t = 0; t < TILES; t++) row[t] = load<N>(right + k * right_step + t * N, All{}).v;
     else row[0] = load<N>(right + k * right_step, Part{columns}).v;
     for (int r = 0; r < ROWS; r++) {
-      const A x = A(load(left + r * left_step + k));
+      const A x = A(load(left + r * left_step + k * left_k));
       for (int t = 0; t < TILES; t++) sums[r][t] += x * row[t];
     }
   }
   for (int r = 0; r < ROWS; r++) {
-    if (columns >= TILES * N)
-      for (int t = 0; t < TILES; t++) store(target + r * target_step + t * N, Vec<A, N>(sums[r][t]), All{});
-    else store(target + r * target_step, Vec<A, N>(sums[r][0]), Part{columns});
+    A* const place = target + r * target_step;
+    if (columns >= TILES * N) {
+      for (int t = 0; t < TILES; t++) {
+        if (ADDS) sums[r][t] += load<N>(place + t * N, All{}).v;
+        store(place + t * N, Vec<A, N>(sums[r][t]), All{});
+      }
+    } else {
+      if (ADDS) sums[r][0] += load<N>(place, Part{columns}).v;
+      store(place, Vec<A, N>(sums[r][0]), Part{columns});
+    }
   }
 }
 
-template <int ROWS, int TILES, int N, class A, class L, class R>
-FN void dot_rows_n(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+template <int ROWS, int TILES, int N, bool ADDS, class A, class L, class R>
+FN void dot_rows_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
                    int64_t right_step, int64_t columns, int64_t depth) {
   constexpr int full = ROWS / 4 * 4;
   for (int r = 0; r < full; r += 4)
-    dot_tile_n<4, TILES, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, right_step,
-                            columns, depth);
+    dot_tile_n<4, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, right,
+                                  right_step, columns, depth);
   if constexpr (ROWS % 4 != 0)
-    dot_tile_n<ROWS % 4, TILES, N>(target + full * target_step, target_step, left + full * left_step, left_step, right,
-                                   right_step, columns, depth);
+    dot_tile_n<ROWS % 4, TILES, N, ADDS>(target + full * target_step, target_step, left + full * left_step, left_step,
+                                         left_k, right, right_step, columns, depth);
 }
 
-template <int ROWS, int N, class A, class L, class R>
-FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+template <int ROWS, int N, bool ADDS, class A, class L, class R>
+FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
                     int64_t right_step, int64_t columns, int64_t depth) {
   constexpr int tiles = 4;
   int64_t c = 0;
   for (; c + tiles * N <= columns; c += tiles * N)
-    dot_rows_n<ROWS, tiles, N>(target + c, target_step, left, left_step, right + c, right_step, tiles * N, depth);
+    dot_rows_n<ROWS, tiles, N, ADDS>(target + c, target_step, left, left_step, left_k, right + c, right_step, tiles * N,
+                                     depth);
   for (; c < columns; c += N)
-    dot_rows_n<ROWS, 1, N>(target + c, target_step, left, left_step, right + c, right_step,
-                           columns - c < N ? columns - c : N, depth);
+    dot_rows_n<ROWS, 1, N, ADDS>(target + c, target_step, left, left_step, left_k, right + c, right_step,
+                                 columns - c < N ? columns - c : N, depth);
+}
+
+// As many rows as it takes: six at a time leave room for their sums, one row of the right operand and a factor.
+template <int N, bool ADDS, class A, class L, class R>
+FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
+                         const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int some = 6, tiles = 4;
+  for (int64_t c = 0; c < columns; c += tiles * N) {
+    const int64_t wide = columns - c < tiles * N ? columns - c : tiles * N;
+    int64_t r = 0;
+    if (wide == tiles * N)
+      for (; r + some <= rows; r += some)
+        dot_tile_n<some, tiles, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step,
+                                         left_k, right + c, right_step, wide, depth);
+    for (; r < rows; r++)
+      dot_along_n<1, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step, left_k,
+                              right + c, right_step, wide, depth);
+  }
 }
 
 }  // namespace fusec

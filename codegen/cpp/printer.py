@@ -34,6 +34,8 @@ STACK_BYTES = 65536
 """Scratch up to this size lies on the stack; beyond it each thread allocates its own."""
 PARTIALS = 4
 """Independent accumulators of a reduction loop: an addition takes about 4 cycles, one starts every cycle."""
+FEW_ROWS = 16
+"""Rows of a matrix product up to which each number of them has code of its own."""
 LIGHT_COST = 12
 """Cost of a loop body above which its own arithmetic hides the latency of the update."""
 
@@ -401,21 +403,23 @@ class _Printer:
         self._line(f"{acc} = {text};")
 
     def _dot(self, s: Dot) -> None:
-        along = "k" if s.right.row_stride == 1 else "n"
+        along = "k" if s.right.row_stride == 1 and s.left.column_stride == 1 and isinstance(s.rows, int) else "n"
         step = s.right.column_stride if along == "k" else s.right.row_stride
-        if (
-            s.left.column_stride != 1
-            or s.target.column_stride != 1
-            or 1 not in (s.right.row_stride, s.right.column_stride)
-        ):
+        lanes = s.right.row_stride if along == "k" else s.right.column_stride
+        if s.target.column_stride != 1 or lanes != 1 or (along == "k" and s.adds):
             raise BuildError("a block of a matrix product whose operands are not dense", where=self.kernel.name)
 
-        def matrix(m: Matrix, stride: t.Size) -> str:
-            return f"{_pointer(m.buffer, m.offset)}, {print_size(stride)}"
+        def matrix(m: Matrix, *strides: t.Size) -> str:
+            return ", ".join([_pointer(m.buffer, m.offset), *map(print_size, strides)])
 
-        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, s.left.row_stride), matrix(s.right, step)]
-        sizes = f"{print_size(s.columns)}, {s.depth}"
-        self._line(f"dot_along_{along}<{s.rows}, {self.steps[0]}>({', '.join(operands)}, {sizes});")
+        left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
+        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, *left), matrix(s.right, step)]
+        few = isinstance(s.rows, int) and s.rows <= FEW_ROWS
+        sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
+        arguments = ", ".join([*operands, *map(print_size, sizes)])
+        options = [str(s.rows)] if few else []
+        options += [str(self.steps[0]), *(["true" if s.adds else "false"] if along == "n" else [])]
+        self._line(f"dot_{'' if few else 'many_'}along_{along}<{', '.join(options)}>({arguments});")
 
     def _fold(self, s: Fold) -> None:
         kind = self.kinds[s.src]

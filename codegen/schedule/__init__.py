@@ -3,6 +3,7 @@
 from fusec.analysis.indexing import locate
 from fusec.analysis.kinds import classify
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.schedule.attention import schedule_attention
 from fusec.codegen.schedule.contraction import schedule_contraction
 from fusec.codegen.schedule.emitter import Emitter, region_symbols
 from fusec.codegen.schedule.rows import Tiling, schedule_rows
@@ -31,9 +32,12 @@ def schedule_region(
     body = region.body
     nest = locate(body)
     shape = classify(nest, 0 if whole_row else small_m)
-    emitter = Emitter(body, ())
-    schedule = schedule_contraction if shape.kind == "contraction" else schedule_rows
-    statements = schedule(emitter, nest, shape, Tiling(lanes, whole_row, bf16_products))
+    emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products)
+    if shape.attention is not None:
+        statements = schedule_attention(emitter, nest, shape.attention, tiling)
+    else:
+        schedule = schedule_contraction if shape.kind == "contraction" else schedule_rows
+        statements = schedule(emitter, nest, shape, tiling)
     if whole_row and emitter.scratch:
         raise ScheduleError("the kernel needs scratch memory")
     symbols = region_symbols(region, statements)

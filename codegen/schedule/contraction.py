@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import sympy
 
 from fusec.analysis.affine import Affine, Axis
-from fusec.analysis.indexing import Located, Nest, Output, below
-from fusec.analysis.kinds import Shape, stride
+from fusec.analysis.indexing import Located, Nest, Output, below, stride
+from fusec.analysis.kinds import Shape
 from fusec.codegen.kernel import Dot, Loop, Matrix, Statement
 from fusec.codegen.schedule.emitter import Emitter
 from fusec.codegen.schedule.rows import Rows, Tiling, output_axes

@@ -169,6 +169,8 @@ class _Locator:
         self.shape = shape
         self.memo: dict[tuple[Value, tuple[Affine, ...]], Located] = {}
         self.pool: list[tuple[_Part, Size]] = []
+        """The variables there are: of reductions, of the dims, of contractions; the last that is free is taken."""
+        self.contracted = 0
         self.made: dict[tuple[str, Size], Axis] = {}
         self.extra: dict[Axis, None] = {}
         """Axes of outputs that the dims of the widest one do not have."""
@@ -318,15 +320,25 @@ class _Locator:
             for label, n in zip(term, x.shape, strict=True):
                 if label not in at:
                     # Never an axis of the outputs: the loop over it is the innermost, whatever surrounds it.
-                    (part,) = self.cuts.parts(f"contract{n}", n, self.made)
-                    if (part, n) not in self.pool:
-                        self.pool.append((part, n))
+                    part = self._summed(n, {a for position in at.values() for a in position.axes})
                     at[label] = part.index
                     bound.extend(part.axes)
         operands = tuple(
             self.at(x, tuple(at[label] for label in term)) for term, x in zip(terms, node.operands, strict=True)
         )
         return _above("contraction", node.result, index, operands, tuple(bound))
+
+    def _summed(self, n: Size, taken: set[Axis]) -> _Part:
+        """The variable of a contracted dim: that of every contraction over ``n``, unless the operands' dims use it."""
+        for nesting in range(_MAX_CUTS):
+            (part,) = self.cuts.parts(f"contract{nesting}x{n}", n, self.made)
+            if not taken.intersection(part.axes):
+                break
+        if (part, n) not in self.pool:
+            # Behind those of the contractions around it: a reduction there is over what they sum.
+            self.pool.insert(len(self.pool) - self.contracted, (part, n))
+            self.contracted += 1
+        return part
 
 
 def below(roots: Iterable[Located]) -> set[Located]:
@@ -339,6 +351,14 @@ def below(roots: Iterable[Located]) -> set[Located]:
             seen.add(item)
             stack.extend(item.operands)
     return seen
+
+
+def stride(item: Located, axis: Axis) -> Size:
+    """What one step along an axis adds to the place of a loaded element."""
+    out: Size = 0
+    for part, step in zip(item.index, item.value.tensor.strides, strict=True):
+        out = out + part.coefficient(axis) * step
+    return out
 
 
 def broadcast_index(shape: tuple[Size, ...], to: tuple[Size, ...], index: tuple[Affine, ...]) -> tuple[Affine, ...]:

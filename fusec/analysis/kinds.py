@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusec.analysis.affine import Axis
-from fusec.analysis.indexing import Located, Nest, below
+from fusec.analysis.attention import Attention, find_attention
+from fusec.analysis.indexing import Located, Nest, below, stride
 from fusec.errors import ScheduleError
-from fusec.ir.types import Size
 
-Kind = Literal["pointwise", "row", "contraction"]
+Kind = Literal["pointwise", "row", "contraction", "attention"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Shape:
     """Axes that are the same for a whole reduction, or for all of a contraction's left operand: outer loops."""
     contractions: tuple[Located, ...] = ()
     reductions: tuple[Located, ...] = ()
+    attention: Attention | None = None
 
 
 def classify(nest: Nest, small_m: int = 0) -> Shape:
@@ -36,6 +37,9 @@ def classify(nest: Nest, small_m: int = 0) -> Shape:
     items = list(nest.walk())
     reductions = tuple(i for i in items if i.kind == "reduction")
     contractions = tuple(i for i in items if i.kind == "contraction")
+    attention = find_attention(nest) if small_m else None
+    if attention is not None:
+        return Shape("attention", (), contractions, reductions, attention)
     if contractions:
         return _contraction(nest, reductions, contractions, small_m)
     if not reductions:
@@ -93,14 +97,6 @@ def _objections(c: Located, rows: frozenset[Axis], inside: set[Located]) -> Iter
         yield "the elements of its weight do not lie side by side"
     if any(stride(right, a) != stride(right, b) * b.size for a, b in zip(c.bound, c.bound[1:], strict=False)):
         yield "its weight is not laid out in the order in which it is summed"
-
-
-def stride(item: Located, axis: Axis) -> Size:
-    """What one step along an axis adds to the place of a loaded element."""
-    out: Size = 0
-    for part, step in zip(item.index, item.value.tensor.strides, strict=True):
-        out = out + part.coefficient(axis) * step
-    return out
 
 
 def ordered(nest: Nest, axes: frozenset[Axis]) -> tuple[Axis, ...]:

@@ -1,0 +1,325 @@
+"""Schedule of attention: one pass over the keys in blocks, the softmax corrected as larger scores turn up.
+
+Scores never reach memory: a block of them lies in the cache between the two products. With many queries the lanes
+run along them, so that a softmax has nothing to fold across lanes; with few, as in decoding, along the keys.
+Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import sympy
+
+from fusec.analysis.affine import Axis
+from fusec.analysis.attention import FEW_QUERIES, Attention, summed
+from fusec.analysis.indexing import Located, Nest, stride
+from fusec.analysis.visible import visible_keys
+from fusec.codegen.kernel import Compute, Constant, Dot, Fold, Init, Load, Matrix, Operand, Statement, Store, Update
+from fusec.codegen.schedule.emitter import Emitter, grid
+from fusec.codegen.schedule.rows import Tiling
+from fusec.ir.types import Size, accumulation
+
+_QUERIES = 64
+_KEYS = 64
+_KEYS_OF_FEW = 256
+_LOWEST = Constant(-math.inf)
+
+
+def schedule_attention(emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
+    """The body of a kernel for an attention region."""
+    rows = math.prod(a.size if isinstance(a.size, int) else 2**30 for a in attention.queries)
+    blocks = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
+    return blocks(emitter, nest, attention, tiling).run()
+
+
+class _Attention:
+    """The steps, whichever way the lanes run."""
+
+    keys: int
+    """Keys in a block."""
+
+    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
+        self.emitter, self.nest, self.parts, self.tiling = emitter, nest, attention, tiling
+        self.dtype = accumulation(attention.product.dtype)
+        self.depth, self.columns = _static(attention.depth), _static(attention.columns)
+        for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
+            emitter.axis_name(axis)
+        self.inner_range: dict[sympy.Symbol, tuple[sympy.Expr, sympy.Expr]] = {}
+        """First and last value of the queries' axes that loop inside an iteration of the grid."""
+        self.first_key = sympy.Symbol("key_block", integer=True, nonnegative=True)
+
+    def run(self) -> tuple[Statement, ...]:
+        """The statements of the whole kernel."""
+        emitter, parts = self.emitter, self.parts
+        emitter.levels[0].axes = frozenset(self.outer)
+        queries = self.scratch("query", self.depth)
+        self.scores = self.scratch("scores", self.keys)
+        self.sums = self.scratch("sums", self.columns)
+        self.largest, self.total, self.factor = (self.scratch(n, 1) for n in ("largest", "total", "factor"))
+        with self.cells(parts.depth):
+            emitter.inner.append(Store(queries, self.place(self.depth, parts.depth), emitter.emit(parts.query)))
+        with self.cells(parts.columns):
+            emitter.inner.append(Store(self.sums, self.place(self.columns, parts.columns), Constant(0.0)))
+        with self.rows():
+            emitter.inner.append(Store(self.largest, self.row(), _LOWEST))
+            emitter.inner.append(Store(self.total, self.row(), Constant(0.0)))
+        with emitter.repeat(str(self.first_key), *self._visible(), self.keys):
+            emitter.inner.append(self.scoring(queries))
+            with self.rows():
+                self._softmax()
+            with self.cells(parts.columns):
+                place = self.place(self.columns, parts.columns)
+                old, factor = self._load(self.sums, place), self._load(self.factor, self.row())
+                emitter.inner.append(Store(self.sums, place, self._compute("mul", old, factor)))
+            emitter.inner.append(self.weighing())
+        with self.cells(parts.columns):
+            self._finish()
+        return self.grid()
+
+    def _visible(self) -> tuple[Size, Size]:
+        """The keys that any query here can see, from the start of a block on."""
+        lower, upper = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
+        starts = [self.extreme(bound, -1) for bound in lower]
+        stops = [self.extreme(bound, 1) for bound in upper]
+        start = sympy.Max(0, *(sympy.floor(s / self.keys) * self.keys for s in starts if s is not None))
+        return start, sympy.Min(self.parts.keys.size, *(s + 1 for s in stops if s is not None))
+
+    def extreme(self, bound: sympy.Expr, sign: int) -> sympy.Expr | None:
+        """The least (-1) or greatest (1) value of a bound over the queries of one iteration; None if not known."""
+        for axis in self.parts.queries:
+            place = self.emitter.axis_symbol(axis)
+            slope = bound.coeff(place, 1)
+            if place in sympy.expand(bound - slope * place).free_symbols or not slope.is_Integer:
+                return None
+            if slope != 0 and place in self.inner_range:
+                bound = bound.subs(place, self.inner_range[place][0 if slope * sign < 0 else 1])
+        return sympy.expand(bound)
+
+    def _softmax(self) -> None:
+        """One row of a block: its scores become exponentials, and the row's maximum and sum take them in."""
+        emitter, parts = self.emitter, self.parts
+        place = self.place(self.keys, parts.keys, self.first_key)
+        scores, sums = next(b for b in emitter.scratch if b.name == self.scores), emitter.fresh("acc")
+        emitter.kept = {parts.product: (scores, place)}
+        peak = emitter.fresh("acc")
+        emitter.inner.append(Init(peak, "max", self.dtype, True))
+        with self.block_keys():
+            score = emitter.emit(parts.scores)
+            if parts.scores is not parts.product:
+                emitter.inner.append(Store(self.scores, place, score))
+            emitter.inner.append(Update(peak, "max", (score,)))
+        emitter.kept = {parts.scores: (scores, place)}
+        old = self._load(self.largest, self.row())
+        largest = self._compute("maximum", old, self.folded("max", peak))
+        # A row of which nothing but -inf was seen has no exponentials yet, rather than those of -inf + inf.
+        empty = self._compute("eq", largest, _LOWEST)
+        base = self._compute("where", empty, Constant(0.0), largest)
+        factor = self._compute("exp", self._compute("sub", old, base))
+        emitter.define(parts.largest, base)
+        emitter.inner.append(Init(sums, "sum", self.dtype, True))
+        with self.block_keys():
+            weight = emitter.emit(parts.exponential)
+            emitter.inner.append(Store(self.scores, place, weight))
+            emitter.inner.append(Update(sums, "sum", (weight,)))
+        before = self._compute("mul", self._load(self.total, self.row()), factor)
+        total = self._compute("add", before, self.folded("sum", sums))
+        for buffer, value in ((self.largest, largest), (self.total, total), (self.factor, factor)):
+            emitter.inner.append(Store(buffer, self.row(), value))
+        emitter.kept = {}
+
+    def _finish(self) -> None:
+        """Divide by the row's sum, or whatever the weights do with it, and store what follows."""
+        emitter, parts = self.emitter, self.parts
+        emitter.define(parts.largest, self._load(self.largest, self.row()))
+        if parts.total is not None:
+            emitter.define(parts.total, self._load(self.total, self.row()))
+        total = Located("load", parts.weighted.value, parts.weighted.index, axes=parts.weighted.axes)
+        emitter.define(total, self._load(self.sums, self.place(self.columns, parts.columns)))
+        emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
+        for output in self.nest.outputs:
+            emitter.store(output.position, output.index, output.root)
+
+    def _load(self, buffer: str, offset: sympy.Expr) -> str:
+        name = self.emitter.fresh()
+        self.emitter.inner.append(Load(name, buffer, offset))
+        return name
+
+    def _compute(self, op: str, *operands: Operand) -> str:
+        name = self.emitter.fresh()
+        self.emitter.inner.append(Compute(name, op, operands, self.dtype))
+        return name
+
+    def matrix(self, item: Located, down: Axis, right: Axis) -> Matrix:
+        """A loaded operand as a matrix, from the first key of the block on."""
+        emitter, parts = self.emitter, self.parts
+        first = {emitter.axis_symbol(a): 0 for a in (parts.depth, parts.columns)}
+        first[emitter.axis_symbol(parts.keys)] = self.first_key
+        offset = sympy.expand(emitter.offset(item.index, item.value.tensor).subs(first))
+        return Matrix(emitter.buffers[item.value].name, offset, stride(item, down), stride(item, right))
+
+    @property
+    def key_count(self) -> Size:
+        """Keys in this block."""
+        n = self.parts.keys.size
+        return self.keys if isinstance(n, int) and n % self.keys == 0 else sympy.Min(self.keys, n - self.first_key)
+
+    def block_keys_range(self) -> tuple[Size, Size]:
+        """The keys of this block."""
+        n = self.parts.keys.size
+        whole = isinstance(n, int) and n % self.keys == 0
+        stop = self.first_key + self.keys
+        return self.first_key, stop if whole else sympy.Min(stop, n)
+
+
+class _AlongQueries(_Attention):
+    """Lanes along the queries: scores and sums lie transposed."""
+
+    keys = _KEYS
+
+    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
+        super().__init__(emitter, nest, attention, tiling)
+        self.lane = max(attention.queries, key=lambda a: a.size if isinstance(a.size, int) else math.inf)
+        self.others = [a for a in attention.queries if a is not self.lane]
+        self.outer = (*attention.batch, *self.others)
+        self.block = f"{emitter.axis_name(self.lane)}_block"
+        self.first = sympy.Symbol(self.block, integer=True, nonnegative=True) * _QUERIES
+        size = self.lane.size
+        whole = isinstance(size, int) and size % _QUERIES == 0
+        self.stop = self.first + _QUERIES if whole else sympy.Min(self.first + _QUERIES, size)
+        self.inner_range[emitter.axis_symbol(self.lane)] = (self.first, self.first + _QUERIES - 1)
+
+    def scratch(self, name: str, count: int) -> str:
+        """Memory for ``count`` elements of each query."""
+        return self.emitter.add_scratch(self.dtype, _QUERIES * count, name).name
+
+    def row(self) -> sympy.Expr:
+        """Place of a query."""
+        return self.emitter.axis_symbol(self.lane) - self.first
+
+    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
+        """Place of an element of a query."""
+        return sympy.expand((self.emitter.axis_symbol(axis) - start) * _QUERIES + self.row())
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        """Loop over the queries."""
+        with self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop):
+            yield
+
+    @contextmanager
+    def cells(self, axis: Axis) -> Iterator[None]:
+        """Loop over the queries and an axis."""
+        with self.emitter.loop(axis, "serial"), self.rows():
+            yield
+
+    @contextmanager
+    def block_keys(self) -> Iterator[None]:
+        """Loop over the keys of this block."""
+        start, stop = self.block_keys_range()
+        with self.emitter.loop(self.parts.keys, "serial", 1, start, stop):
+            yield
+
+    def folded(self, op: str, accumulator: str) -> str:
+        """A row's own result: lanes are rows already."""
+        return accumulator
+
+    def scoring(self, queries: str) -> Dot:
+        """Scores of the block, keys by queries."""
+        left = self.matrix(self.parts.key, self.parts.keys, self.parts.depth)
+        return Dot(
+            _rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, _QUERIES, self.depth
+        )
+
+    def weighing(self) -> Dot:
+        """Values of the block times their weights, columns by queries."""
+        left = self.matrix(self.parts.value, self.parts.columns, self.parts.keys)
+        weights = _rows(self.scores, _QUERIES)
+        return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, _QUERIES, self.key_count, True)
+
+    def grid(self) -> tuple[Statement, ...]:
+        """Batch and heads, then blocks of queries."""
+        size = self.lane.size
+        count = -(-size // _QUERIES) if isinstance(size, int) else sympy.floor((size + _QUERIES - 1) / _QUERIES)
+        loops = [(self.emitter.axis_name(a), a.size) for a in self.outer]
+        return grid(self.emitter.inner, [*loops, (self.block, count)])
+
+
+class _AlongKeys(_Attention):
+    """Few queries: each block of keys and values is read once for all of them, lanes along its rows."""
+
+    keys = _KEYS_OF_FEW
+
+    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
+        super().__init__(emitter, nest, attention, tiling)
+        self.outer = attention.batch
+        self.count = math.prod(_static(a) for a in attention.queries)
+        ends = {emitter.axis_symbol(a): sympy.Integer(_static(a) - 1) for a in attention.queries}
+        self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
+
+    def scratch(self, name: str, count: int) -> str:
+        """Memory for ``count`` elements of each query."""
+        return self.emitter.add_scratch(self.dtype, self.count * count, name).name
+
+    def row(self) -> sympy.Expr:
+        """Place of a query."""
+        place: sympy.Expr = sympy.Integer(0)
+        for axis in self.parts.queries:
+            place = place * _static(axis) + self.emitter.axis_symbol(axis)
+        return sympy.expand(place)
+
+    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
+        """Place of an element of a query."""
+        return sympy.expand(self.row() * count + self.emitter.axis_symbol(axis) - start)
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        """Loop over the queries."""
+        with ExitStack() as loops:
+            for axis in self.parts.queries:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            yield
+
+    @contextmanager
+    def cells(self, axis: Axis) -> Iterator[None]:
+        """Loop over the queries and an axis."""
+        with self.rows(), self.emitter.loop(axis, "tile", self.tiling.lanes):
+            yield
+
+    @contextmanager
+    def block_keys(self) -> Iterator[None]:
+        """Loop over the keys of this block."""
+        start, stop = self.block_keys_range()
+        with self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop):
+            yield
+
+    def folded(self, op: str, accumulator: str) -> str:
+        """A row's own result, from its lanes."""
+        name = self.emitter.fresh("r")
+        self.emitter.inner.append(Fold(name, op, accumulator, self.dtype))
+        return name
+
+    def scoring(self, queries: str) -> Dot:
+        """Scores of the block, queries by keys."""
+        right = self.matrix(self.parts.key, self.parts.depth, self.parts.keys)
+        left = _rows(queries, self.depth)
+        return Dot(_rows(self.scores, self.keys), left, right, self.count, self.key_count, self.depth)
+
+    def weighing(self) -> Dot:
+        """Weights of the block times its values, queries by columns."""
+        right = self.matrix(self.parts.value, self.parts.keys, self.parts.columns)
+        left = _rows(self.scores, self.keys)
+        return Dot(_rows(self.sums, self.columns), left, right, self.count, self.columns, self.key_count, True)
+
+    def grid(self) -> tuple[Statement, ...]:
+        """Batch and key heads."""
+        return grid(self.emitter.inner, [(self.emitter.axis_name(a), a.size) for a in self.outer])
+
+
+def _rows(buffer: str, length: int) -> Matrix:
+    return Matrix(buffer, sympy.Integer(0), length, 1)
+
+
+def _static(axis: Axis) -> int:
+    assert isinstance(axis.size, int)  # an attention with other sizes is none
+    return axis.size

@@ -1,0 +1,196 @@
+"""Attention in a located region: two products with a softmax over what the second one sums."""
+
+import math
+from dataclasses import dataclass, replace
+
+from fusec.analysis.affine import Axis
+from fusec.analysis.indexing import Located, Nest, below, stride
+from fusec.errors import ScheduleError
+from fusec.ir.graph import Node
+from fusec.ir.ops import Trait, split_spec
+
+FEW_QUERIES = 16
+"""Up to this many queries of one key head, keys and values are read once for all of them."""
+_BETWEEN = Trait.POINTWISE | Trait.REDUCTION | Trait.VIEW
+_MAX_NODES = 60
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The parts of ``Σ_j softmax_j(scores(query·key))·value`` and the axes they run over."""
+
+    product: Located
+    """query·key."""
+    scores: Located
+    """What the softmax is taken of: ``product``, scaled, masked, capped."""
+    largest: Located
+    """The maximum of a row of scores."""
+    exponential: Located
+    """``exp(scores - largest)``."""
+    total: Located | None
+    """The sum of a row of exponentials."""
+    weights: Located
+    """What the second product takes: ``exponential``, divided by ``total``."""
+    weighted: Located
+    """The second product."""
+    query: Located
+    key: Located
+    value: Located
+    keys: Axis
+    """The axis of the softmax."""
+    depth: Axis
+    """The axis that ``product`` sums over."""
+    batch: tuple[Axis, ...]
+    """Axes that queries and keys share."""
+    queries: tuple[Axis, ...]
+    """Axes of the queries alone: their positions, and the heads that share one key; the last is the innermost."""
+    columns: Axis
+    """The axis of the elements of one value."""
+
+
+def find_attention(nest: Nest) -> Attention | None:
+    """The attention that a region is; None where it holds no product of a product.
+
+    Raises:
+        ScheduleError: where it is one that has no schedule.
+    """
+    contractions = [i for i in nest.walk() if i.kind == "contraction"]
+    inner = [c for c in contractions if c in below(contractions)]
+    if not inner:
+        return None
+    if len(contractions) != 2:
+        raise _refused(f"it holds {len(contractions)} products")
+    (product,) = inner
+    (weighted,) = [c for c in contractions if c is not product]
+    holders = [o for o in weighted.operands if o is product or product in below([o])]
+    if len(holders) != 1:
+        raise _refused("both factors of its second product hold the first")
+    (weights,) = holders
+    (value,) = [o for o in weighted.operands if o is not weights]
+    if len(weighted.bound) != 1 or len(product.bound) != 1:
+        raise _refused("a product sums over several axes")
+    return _parts(nest, product, weighted, weights, value)
+
+
+def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, value: Located) -> Attention:
+    (keys,), (depth,) = weighted.bound, product.bound
+    exponentials = [i for i in below([weighted]) if i.kind == "pointwise" and i.node.is_op("exp") and keys in i.axes]
+    if len(exponentials) != 1:
+        raise _refused("its weights are no softmax")
+    (exponential,) = exponentials
+    difference = exponential.operands[0]
+    if difference.kind != "pointwise" or not difference.node.is_op("sub"):
+        raise _refused("its softmax does not take the largest score away")
+    scores, largest = difference.operands
+    reductions = [i for i in nest.walk() if i.kind == "reduction"]
+    if any(r.bound != (keys,) for r in reductions):
+        raise _refused("a reduction runs over something else than the keys")
+    if largest.kind != "reduction" or not largest.node.is_op("max") or largest.operands[0] is not scores:
+        raise _refused("its softmax does not take the largest score away")
+    totals = [r for r in reductions if r is not largest]
+    if len(totals) > 1 or any(not r.node.is_op("sum") or r.operands[0] is not exponential for r in totals):
+        raise _refused("its softmax divides by something else than the sum")
+    if not is_linear(weights, exponential, keys):
+        raise _refused("its weights are changed after the softmax")
+    query, key = product.operands
+    if keys in query.axes:
+        query, key = key, query
+    if keys in query.axes or keys not in key.axes or value.kind != "load" or key.kind != "load":
+        raise _refused("its keys or values are computed in the same kernel")
+    batch = key.axes - {keys, depth}
+    queries = query.axes - batch - {depth}
+    columns = value.axes - batch - {keys}
+    if not batch <= product.axes or len(columns) != 1 or columns & (query.axes | key.axes):
+        raise _refused("its values have other axes than its keys")
+    if product.axes != batch | queries | {keys}:
+        raise _refused("its queries and keys have other axes than its scores")
+    for axis in (depth, *columns):
+        if not isinstance(axis.size, int):
+            raise _refused(f"the size {axis.size} is not known when the kernel is made")
+    for output in nest.outputs:
+        stored = {axis for part in output.index for axis in part.axes}
+        if stored != batch | queries | columns or (output.root is not weighted and weighted not in below([output.root])):
+            raise _refused("it gives something else besides")
+    rows = math.prod(a.size if isinstance(a.size, int) else FEW_QUERIES + 1 for a in queries)
+    if rows <= FEW_QUERIES and (stride(value, *columns) != 1 or 1 not in (stride(key, depth), stride(key, keys))):
+        raise _refused("the elements of its keys or values do not lie side by side")
+    order = [a for dim in nest.axes for a in dim]
+    known = {a: i for i, a in enumerate(order)}
+
+    def sorted_(axes: frozenset[Axis]) -> tuple[Axis, ...]:
+        return tuple(sorted(axes, key=lambda a: (known.get(a, len(known)), a.serial)))
+
+    return Attention(
+        product, scores, largest, exponential, totals[0] if totals else None, weights, weighted, query, key, value,
+        keys, depth, sorted_(batch), sorted_(queries), next(iter(columns)),
+    )  # fmt: skip
+
+
+def is_linear(item: Located, exponential: Located, keys: Axis) -> bool:
+    """Whether ``item`` is ``exponential`` times something that is the same for all keys, roundings aside."""
+    if item is exponential:
+        return True
+    if item.kind != "pointwise":
+        return False
+    if item.node.is_op("cast"):
+        return item.dtype.is_float and is_linear(item.operands[0], exponential, keys)
+    if item.node.is_op("div"):
+        numerator, denominator = item.operands
+        return keys not in denominator.axes and is_linear(numerator, exponential, keys)
+    if item.node.is_op("mul"):
+        fixed = [o for o in item.operands if keys not in o.axes]
+        return len(fixed) == 1 and all(is_linear(o, exponential, keys) for o in item.operands if o is not fixed[0])
+    if item.node.is_op("where"):
+        condition, *branches = item.operands
+        zeros = [o for o in branches if o.kind == "constant" and o.node.attributes.get("value") == 0]
+        rest = [o for o in branches if o not in zeros]
+        return keys not in condition.axes and all(is_linear(o, exponential, keys) for o in rest)
+    return False
+
+
+def summed(item: Located, exponential: Located, keys: Axis, total: Located) -> Located:
+    """A linear function of ``exponential`` with ``total``, the sum of exponential·value, in its place."""
+    if item is exponential:
+        return total
+    if keys not in item.axes:
+        return item
+    if item.node.is_op("cast"):
+        return summed(item.operands[0], exponential, keys, total)  # what is rounded is the result
+    operands = tuple(summed(o, exponential, keys, total) for o in item.operands)
+    return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
+
+
+def _refused(why: str) -> ScheduleError:
+    return ScheduleError("no generated attention", why=why)
+
+
+def attention_nodes(second: Node) -> set[Node]:
+    """The nodes from a first product to ``second`` with a softmax between them; empty where there are none.
+
+    Only batches of products count: a weight that all rows share makes a layer, not an attention.
+    """
+    if not _is_batched(second):
+        return set()
+    reaches: dict[Node, bool] = {}
+
+    def visit(node: Node | None) -> bool:
+        """Whether a product lies above a node, with nothing but arithmetic and views between."""
+        if node is None or len(reaches) > _MAX_NODES:
+            return False
+        if node not in reaches:
+            reaches[node] = node.has(Trait.CONTRACTION) and _is_batched(node)
+            if node.has(_BETWEEN) and not node.is_op("concat"):
+                reaches[node] = any([visit(v.producer) for v in node.operands])
+        return reaches[node]
+
+    sides = [v.producer for v in second.operands if visit(v.producer)]
+    found = {node for node, reached in reaches.items() if reached}
+    softmax = any(n.is_op("exp") for n in found) and any(n.is_op("max") for n in found)
+    return {second, *found} if len(sides) == 1 and softmax else set()
+
+
+def _is_batched(node: Node) -> bool:
+    if not node.has(Trait.CONTRACTION):
+        return False
+    (left, right), out = split_spec(node.attributes["spec"])
+    return bool(set(left) & set(right) & set(out))

@@ -1,0 +1,85 @@
+"""Which keys a query can see: the bounds that a mask of indices puts on them, so that blocks beyond are left out."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import sympy
+
+from fusec.analysis.affine import Axis
+from fusec.analysis.indexing import Located
+from fusec.ir.types import Size
+
+_LESS = {"le": 0, "lt": 1, "ge": 0, "gt": 1}
+
+
+def visible_keys(
+    scores: Located, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]
+) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
+    """Lower and upper bounds (inclusive) of the keys whose score is not -inf, as expressions over the other axes.
+
+    Only what is proven counts: comparisons of indices under which a score is exactly -inf otherwise.
+    """
+    lower: list[sympy.Expr] = []
+    upper: list[sympy.Expr] = []
+    key = symbol(keys)
+    for condition in _needed(scores):
+        slack = _slack(condition, symbol)
+        slope = slack.coeff(key, 1) if slack is not None else 0
+        if slope == -1:
+            upper.append(sympy.expand(slack + key))
+        elif slope == 1:
+            lower.append(sympy.expand(key - slack))
+    return lower, upper
+
+
+def _needed(scores: Located) -> Iterator[Located]:
+    """Conditions without which a score is -inf."""
+    if scores.kind != "pointwise":
+        return
+    if scores.node.is_op("where"):
+        condition, seen, hidden = scores.operands
+        if hidden.kind == "constant" and hidden.node.attributes.get("value") == -math.inf:
+            yield from _all_of(condition)
+            yield from _needed(seen)
+    elif scores.node.is_op("cast"):
+        yield from _needed(scores.operands[0])
+
+
+def _all_of(condition: Located) -> Iterator[Located]:
+    if condition.kind == "pointwise" and condition.node.is_op("and"):
+        for operand in condition.operands:
+            yield from _all_of(operand)
+    else:
+        yield condition
+
+
+def _slack(condition: Located, symbol: Callable[[Axis], sympy.Symbol]) -> sympy.Expr | None:
+    """An expression that is not negative exactly where the condition holds; None where it compares no indices."""
+    if condition.kind != "pointwise" or condition.node.op.name not in _LESS:
+        return None
+    left, right = (_integer(o, symbol) for o in condition.operands)
+    if left is None or right is None:
+        return None
+    if condition.node.is_op("ge", "gt"):
+        left, right = right, left
+    return sympy.expand(right - left - _LESS[condition.node.op.name])
+
+
+def _integer(item: Located, symbol: Callable[[Axis], sympy.Symbol]) -> sympy.Expr | None:
+    """An integer computed from indices, as an expression over axes and sizes."""
+    if item.dtype.kind != "int":
+        return None
+    if item.kind == "index":
+        out: sympy.Expr = sympy.sympify(item.index[0].offset)
+        for axis, coefficient in item.index[0].terms:
+            out = out + symbol(axis) * coefficient
+        return out
+    if item.kind == "constant":
+        value: Size = item.node.attributes["value" if item.node.is_op("constant") else "expr"]
+        return sympy.sympify(value)
+    if item.kind == "pointwise" and item.node.is_op("add", "sub", "cast"):
+        parts = [_integer(o, symbol) for o in item.operands]
+        if any(p is None for p in parts):
+            return None
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1] if item.node.is_op("add") else parts[0] - parts[1]
+    return None

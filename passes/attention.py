@@ -1,0 +1,152 @@
+"""Attention that arrives as one call of ATen, spelled out where a kernel of ours serves it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fusec.analysis.indexing import locate
+from fusec.analysis.kinds import classify
+from fusec.errors import ScheduleError
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import BOOL, I64, DType, Size, accumulation, broadcast, same_shape
+from fusec.pipeline import Context
+
+TARGET = "aten.scaled_dot_product_attention.default"
+_LETTERS = "abcdefghijklmnop"
+
+
+@dataclass(frozen=True)
+class SpellAttention:
+    """Make a region ``attention`` of each call of scaled-dot-product attention that has a schedule."""
+
+    name: ClassVar[str] = "attention"
+
+    def apply(self, graph: Graph, context: Context) -> None:
+        """Spell out what can be; the others stay calls, with a remark that says why."""
+        changed = False
+        for node in graph.nodes:
+            if not node.has(Trait.OPAQUE) or node.attributes.get("target") != TARGET:
+                continue
+            sources = tuple(map(str, node.sources))
+            try:
+                body = spelled_out(node)
+                classify(locate(body), small_m=1)
+            except ScheduleError as reason:
+                context.remarks.add(
+                    "missed", self.name, "attention stays a call of ATen", subject="attention", reason=str(reason),
+                    sources=sources,
+                )  # fmt: skip
+                continue
+            if not context.application("attention", node.sources):
+                continue
+            attributes = {"fusion": "attention", "kind": "declared", "body": body}
+            types = [node.result.type]
+            region = graph.add_node("region", node.operands, attributes, types=types, sources=node.sources)
+            graph.replace_value(node.result, region.result)
+            changed = True
+        if changed:
+            graph.erase_dead()
+            graph.sort()
+
+
+def spelled_out(call: Node) -> Graph:
+    """The meaning of a call, with the inputs that it takes; masked rows give 0, as the call does.
+
+    Raises:
+        ScheduleError: for a call that has no such form.
+    """
+    options = dict(zip(("query", "key", "value", "mask", "dropout", "causal"), call.attributes["args"], strict=False))
+    options |= dict(call.attributes["kwargs"])
+    body = Graph()
+    inputs = [body.add_input(v.type, v.name) for v in call.operands]
+
+    def given(name: str, other: str = "") -> Any:
+        value = options.get(name, options.get(other))
+        return inputs[value[1]] if isinstance(value, tuple) and value[0] == "%" else value
+
+    query, key, value, mask = given("query"), given("key"), given("value"), given("mask", "attn_mask")
+    if given("dropout", "dropout_p"):
+        raise ScheduleError("no generated attention", why="it drops weights at random")
+    write = _Writer(body)
+    if given("enable_gqa"):
+        key, value = (write.shared(x, query.shape[-3]) for x in (key, value))
+    batch = broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    query, key, value = (write.expand(x, (*batch, *x.shape[-2:])) for x in (query, key, value))
+    wide = accumulation(query.dtype)
+    scores = write.product(query, key, turned=True)
+    scale = given("scale")
+    if scale is None:
+        if not isinstance(query.shape[-1], int):
+            raise ScheduleError("no generated attention", why="the size of a head is not known")
+        scale = 1 / math.sqrt(query.shape[-1])
+    if not isinstance(scale, int | float):
+        raise ScheduleError("no generated attention", why="its scale is not known when the kernel is made")
+    scores = write("mul", write.cast(scores, wide), write.number(float(scale), wide))
+    causal = given("causal", "is_causal")
+    if causal:
+        rows, columns = (write.positions(n) for n in scores.shape[-2:])
+        seen = write("ge", write.reshape(rows, (scores.shape[-2], 1)), columns)
+        scores = write("where", seen, scores, write.number(-math.inf, wide))
+    if mask is not None and mask.dtype == BOOL:
+        scores = write("where", mask, scores, write.number(-math.inf, wide))
+    elif mask is not None:
+        scores = write("add", scores, write.cast(mask, wide))
+    largest = write("max", scores, dims=(-1,))
+    exponential = write("exp", write("sub", scores, largest))
+    weights = write("div", exponential, write("sum", exponential, dims=(-1,)))
+    if mask is not None or causal:
+        empty = write("eq", largest, write.number(-math.inf, wide))
+        weights = write("where", empty, write.number(0.0, wide), weights)
+    result = write.product(write.cast(weights, value.dtype), value, turned=False)
+    if not same_shape(result.shape, call.result.shape):
+        raise ScheduleError("no generated attention", why=f"its result is {call.result.type}")
+    result.type = call.result.type
+    body.set_outputs([result])
+    return body
+
+
+class _Writer:
+    """Appends nodes to a body."""
+
+    def __init__(self, body: Graph) -> None:
+        self.body = body
+
+    def __call__(self, op: str, *operands: Value, **attributes: Any) -> Value:
+        return self.body.add_node(op, operands, attributes).result
+
+    def number(self, value: float, dtype: DType) -> Value:
+        """A number."""
+        return self("constant", value=value, dtype=dtype, device="cpu")
+
+    def positions(self, count: Size) -> Value:
+        """0, 1, … count - 1."""
+        return self("iota", size=count, dtype=I64, device="cpu")
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """The value in another type."""
+        return value if value.dtype == dtype else self("cast", value, dtype=dtype)
+
+    def reshape(self, value: Value, shape: tuple[Size, ...]) -> Value:
+        """The value in another shape."""
+        return self("reshape", value, shape=shape)
+
+    def expand(self, value: Value, shape: tuple[Size, ...]) -> Value:
+        """The value broadcast."""
+        return value if same_shape(value.shape, shape) else self("expand", value, shape=shape)
+
+    def shared(self, value: Value, heads: Size) -> Value:
+        """Keys or values of which each head serves several queries' heads."""
+        *batch, own, rows, columns = value.shape
+        if not isinstance(own, int) or not isinstance(heads, int) or own == heads:
+            return value
+        apart = self.reshape(value, (*batch, own, 1, rows, columns))
+        repeated = self.expand(apart, (*batch, own, heads // own, rows, columns))
+        return self.reshape(repeated, (*batch, heads, rows, columns))
+
+    def product(self, a: Value, b: Value, turned: bool) -> Value:
+        """``a`` times ``b``, or times ``b`` with its last two dims swapped."""
+        rank = len(a.shape)
+        batch, row, column = _LETTERS[: rank - 2], _LETTERS[rank - 2], _LETTERS[rank - 1]
+        right = f"{column}z" if turned else f"z{column}"
+        return self("contraction", a, b, spec=f"{batch}{row}z,{batch}{right}->{batch}{row}{column}")
