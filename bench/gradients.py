@@ -31,6 +31,7 @@ def compare_gradients(
     family: Family, backend: Backend, dtype: torch.dtype, seed: int = 0, draws: int = DRAWS, dynamic: bool | None = None
 ) -> dict[str, Comparison]:
     """Judge the loss and the gradient of every parameter."""
+    torch._dynamo.reset()  # past so many compiles of the same code it would run eager
     model = cast_parameters(family.build(seed=seed).train(), dtype)
     model = Routed(model) if family.routed else model
     compiled = compiled_with(model, backend, dynamic)

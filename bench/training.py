@@ -72,7 +72,6 @@ def train(family: Family, backend: str, dtypes: list[str], steps: int, seed: int
     """Gradients in each dtype, then steps, if any, in float32."""
     ratios, places, passed = {}, {}, True
     for dtype in dtypes:
-        torch._dynamo.reset()
         comparisons = compare_gradients(family, backend_named(backend), DTYPES[dtype], seed)
         place, comparison = max(comparisons.items(), key=lambda item: (not item[1].passed, item[1].ratio))
         passed &= comparison.passed
