@@ -51,8 +51,6 @@ class _Application:
     def apply_pattern(self, declared: Declaration, pattern: Pattern, dtype: DType) -> int:
         count, matchers = 0, dict[int, Matcher | None]()
         for value in _roots(pattern, self.index):
-            if value.producer not in self.graph:
-                continue
             rank = len(value.shape)
             if rank not in matchers:
                 fitting = self.library.at_rank(pattern, declared, dtype, rank)
@@ -142,7 +140,11 @@ def describe(match: Match) -> str:
 
 
 def _region(
-    declared: Fusion[Any, Any], match: Match, graph: Graph, nodes: list[Node], sources: tuple[Source, ...],
+    declared: Fusion[Any, Any],
+    match: Match,
+    graph: Graph,
+    nodes: list[Node],
+    sources: tuple[Source, ...],
     outputs: set[Value],
 ) -> dict[Value, Value]:
     parameters, operands, scalars = [], [], []

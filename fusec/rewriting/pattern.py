@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -38,15 +38,15 @@ LEAVES: dict[str, tuple[str, ...]] = {
 """For a function of torch: the operations of which it leaves at least one in a graph."""
 
 
-def can_occur(function: Callable[..., Any], ops: Collection[str]) -> bool:
-    """Whether a function could have been traced to these operations, by the names in its code."""
+def can_occur(function: Callable[..., Any], names: Set[str]) -> bool:
+    """Whether a function could be found among operations and fusions of these names, by the names in its code."""
     code = getattr(function, "__code__", None)
     for name in code.co_names if code is not None else ():
         called = function.__globals__.get(name)
         if name in LEAVES:
-            if not any(op in ops for op in LEAVES[name]):
+            if names.isdisjoint((name, *LEAVES[name])):
                 return False
-        elif isinstance(called, Fusion) and not can_occur(called.function, ops):
+        elif isinstance(called, Fusion) and not can_occur(called.function, names):
             return False
     return True
 
@@ -76,15 +76,15 @@ class PatternLibrary:
         order = self.order()
         return order[: order.index(declared)] if declared in order else order
 
-    def patterns(self, declared: Declaration, dtype: DType, ops: Collection[str] = ()) -> Iterator[Pattern]:
+    def patterns(self, declared: Declaration, dtype: DType, within: Set[str] = frozenset()) -> Iterator[Pattern]:
         """One pattern for every spelling and choice of optional operands, richest first, at the usual rank.
 
-        Spellings that cannot occur among these operations are not even traced.
+        Spellings that cannot occur among the operations and fusions within a graph are not even traced.
         """
         seen: list[Any] = []
         for present in choices(declared.parameters):
             for spelling, function in spellings(declared).items():
-                if ops and not can_occur(function, ops):
+                if within and not can_occur(function, within):
                     continue
                 try:
                     pattern = self.pattern(declared, spelling, dtype, present, _FREE_RANK)
