@@ -19,8 +19,7 @@ _verified: "WeakSet[Graph]" = WeakSet()
 
 @lru_cache(maxsize=8192)
 def _inferred(op: str, operands: tuple[Type, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[Type, ...]:
-    """What the type rule makes of it. With symbolic sizes the rules take most of the time, and equal layers ask the
-    same, pass after pass."""
+    """What the type rule makes of it: rules are slow with symbolic sizes, and equal layers ask the same every time."""
     return tuple(OPS[op].rule(operands, dict(attributes)))
 
 

@@ -4,6 +4,8 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from dis import get_instructions
+from functools import lru_cache
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -40,15 +42,18 @@ LEAVES: dict[str, tuple[str, ...]] = {
 
 def can_occur(function: Callable[..., Any], names: Set[str]) -> bool:
     """Whether a function could be found among operations and fusions of these names, by the names in its code."""
+    return not any(names.isdisjoint((name, *LEAVES[name])) for name in _leaves(function))
+
+
+@lru_cache(maxsize=1024)
+def _leaves(function: Callable[..., Any]) -> frozenset[str]:
+    """Those of ``LEAVES`` that a function names, itself or in a fusion that it calls."""
     code = getattr(function, "__code__", None)
-    for name in code.co_names if code is not None else ():
-        called = function.__globals__.get(name)
-        if name in LEAVES:
-            if names.isdisjoint((name, *LEAVES[name])):
-                return False
-        elif isinstance(called, Fusion) and not can_occur(called.function, names):
-            return False
-    return True
+    if code is None:
+        return frozenset()
+    called = [function.__globals__.get(i.argval) for i in get_instructions(code) if i.opname == "LOAD_GLOBAL"]
+    inner = [_leaves(f.function) for f in called if isinstance(f, Fusion)]
+    return frozenset(LEAVES.keys() & code.co_names).union(*inner)
 
 
 @dataclass

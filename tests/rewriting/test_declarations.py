@@ -112,6 +112,17 @@ def test_a_user_fusion_builds_on_the_built_in_ones() -> None:
     assert regions_named(region.body, "rms_norm")
 
 
+def test_a_fusion_may_have_the_name_of_the_function_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    @fusion
+    def sin(x: Rows) -> Tensor:
+        """sin(x)"""
+        return torch.sin(x)
+
+    monkeypatch.setitem(globals(), "sin", sin)
+    graph = normal(lambda x: torch.sin(x) * x, torch.randn(3, 5))
+    assert apply_declared([sin], graph, library()) == 1
+
+
 def test_an_identity_is_applied_from_left_to_right() -> None:
     @rewrite
     def exponential_of_sum(x: Rows, y: Rows) -> Tensor:
