@@ -28,7 +28,6 @@ Row = Annotated[Tensor, Dims("cols")]
 
 @pytest.fixture(autouse=True)
 def own_registry() -> Iterator[None]:
-    passes.declare_all()
     saved = dict(FUSIONS)
     FUSIONS.update(THEIRS)
     yield

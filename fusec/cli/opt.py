@@ -100,7 +100,7 @@ def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
 def _list(pipeline: "Pipeline", as_json: bool) -> None:
     from fusec.pipeline import describe
 
-    rows = [(describe(step), (type(step).__doc__ or "").strip().splitlines()[:1]) for step in pipeline.passes]
+    rows = [(describe(step), (step.__doc__ or "").strip().splitlines()[:1]) for step in pipeline.passes]
     if as_json:
         write_json([{"pass": name, "does": "".join(doc)} for name, doc in rows])
         return
