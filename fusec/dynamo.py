@@ -20,10 +20,10 @@ from fusec.verify.layout import settle_outputs
 
 logger = logging.getLogger(__name__)
 
-Program: TypeAlias = Callable[[list[Any]], Any]
-"""Takes a list of arguments, which it clears, and gives a list of results."""
+Boxed: TypeAlias = Callable[[list[Any]], Any]
+"""What AOTAutograd calls so: takes a list of arguments, which it clears, and gives a list of results."""
 CompileGraph: TypeAlias = Callable[[Graph, Config], Any]
-"""Gives an object whose ``program`` is a Program."""
+"""Gives an object whose ``program`` is Boxed; where it has ``remarks``, those of the import are put before them."""
 
 _compiled: list[Any] = []
 _fallbacks: list[str] = []
@@ -104,7 +104,7 @@ def _trains(gm: GraphModule, inputs: list[Any]) -> bool:
     return any(x.requires_grad for x in tensors)
 
 
-def _compile_aten(gm: GraphModule, config: Config, compile_graph: CompileGraph) -> Program:
+def _compile_aten(gm: GraphModule, config: Config, compile_graph: CompileGraph) -> Boxed:
     """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs."""
     try:
         imported = import_for_call(gm)
@@ -115,6 +115,7 @@ def _compile_aten(gm: GraphModule, config: Config, compile_graph: CompileGraph) 
     except Exception as reason:
         again = import_for_call(gm)
         return _fall_back(config, reason, again.callable(interpreted(again.graph)))
+    getattr(compiled, "remarks", [])[:0] = imported.remarks
     _compiled.append(compiled)
     return imported.callable(compiled.program)
 
@@ -134,7 +135,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _fall_back(config: Config, reason: Exception, program: Program) -> Program:
+def _fall_back(config: Config, reason: Exception, program: Boxed) -> Boxed:
     if config.strict:
         raise reason
     _fallbacks.append(f"{type(reason).__name__}: {reason}")
@@ -143,7 +144,7 @@ def _fall_back(config: Config, reason: Exception, program: Program) -> Program:
     return program
 
 
-def interpreted(graph: Graph) -> Program:
+def interpreted(graph: Graph) -> Boxed:
     """A graph as a program that calls ATen node by node, and keeps every promise of the graph."""
 
     def run(args: list[Any]) -> list[Any]:
@@ -155,7 +156,7 @@ def interpreted(graph: Graph) -> Program:
     return run
 
 
-def _run_module(gm: GraphModule) -> Program:
+def _run_module(gm: GraphModule) -> Boxed:
     def run(args: list[Any]) -> list[Any]:
         given = list(args)
         args.clear()

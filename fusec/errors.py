@@ -1,5 +1,15 @@
 """The errors fusec raises: each says what, where, why, and what to do next."""
 
+import difflib
+from collections.abc import Iterable
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What a wrong name may have meant: close matches, or else all that there is."""
+    known = sorted(set(known))
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
 
 class FusecError(Exception):
     """Root of every error that fusec raises on purpose."""

@@ -1,6 +1,5 @@
 """What every command shares: standard streams, exit codes, close matches for wrong names."""
 
-import difflib
 import functools
 import json
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import typer
 
-from fusec.errors import FusecError, GraphError, OptionError, ParseError, VerificationError
+from fusec.errors import FusecError, GraphError, OptionError, ParseError, VerificationError, suggestion
 
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
 
@@ -45,13 +44,6 @@ def exit_code(error: FusecError) -> int:
     if isinstance(error, (UsageError, OptionError, ParseError)):
         return USAGE
     return INVALID if isinstance(error, (GraphError, VerificationError)) else CRASH
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """What a wrong name may have meant."""
-    known = sorted(set(known))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:

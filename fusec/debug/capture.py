@@ -16,15 +16,21 @@ class NothingCaptured(FusecError):
     """A model that left no graph behind."""
 
 
-def capture_graphs(
-    model: Callable[..., Any],
-    inputs: Sequence[Any],
-    keywords: Mapping[str, Any] | None = None,
-    *,
-    dynamic: bool = False,
-    train: bool = False,
+def capture(
+    model: Callable[..., Any], *inputs: Any, dynamic: bool = False, train: bool = False, **keywords: Any
 ) -> list[Graph]:
-    """The graphs of a model as imported, with no pass run on them: one where nothing breaks, two in training."""
+    """The graphs of a model as imported, with no pass run on them: one where nothing breaks, two in training.
+
+    Args:
+        model: a module or function of tensors; it is called once on ``inputs`` and ``keywords``.
+        inputs: sample inputs.
+        dynamic: whether sizes become symbols.
+        train: whether the backward graph is wanted too.
+        keywords: further sample inputs, by name.
+
+    Raises:
+        NothingCaptured: where there is none.
+    """
     from fusec.dynamo import backend_with
     from fusec.verify.interpreter import evaluate
 
@@ -44,7 +50,7 @@ def capture_graphs(
         return Kept(graph)
 
     with _kept_log():
-        _run(model, backend_with(keep), inputs, keywords or {}, dynamic, train)
+        _run(model, backend_with(keep), inputs, keywords, dynamic, train)
     return _checked(found)
 
 

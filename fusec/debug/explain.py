@@ -1,10 +1,11 @@
 """What a compile did: kernels, coverage, what fell back, what nearly matched; data, which others show."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fusec.config import Config
 from fusec.debug.subject import Step, Subject, is_compiled, is_vendor, kind_of, sources_of, subject_of
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
@@ -132,8 +133,26 @@ class Explanation:
         return as_text(self)
 
 
-def explain(model: Any, *inputs: Any, title: str = "", **keywords: Any) -> Explanation:
-    """Compile a model on sample inputs and say what became of it; takes a compile or a graph as well."""
+def explain(
+    model: Any,
+    *inputs: Any,
+    title: str = "",
+    dynamic: bool = False,
+    train: bool = False,
+    options: Mapping[str, Any] | None = None,
+    **keywords: Any,
+) -> Explanation:
+    """Compile a model on sample inputs and say what became of it; takes a compile or a graph as well.
+
+    Args:
+        model: a module or function of tensors, which is called once; a graph, or what ``fusec.opt`` gives.
+        inputs: sample inputs.
+        title: what to call it; by default the name of its class.
+        dynamic: whether sizes become symbols.
+        train: whether the backward graph is wanted too.
+        options: those of ``torch.compile(..., backend="fusec")``.
+        keywords: further sample inputs, by name.
+    """
     if isinstance(model, Explanation):
         return model
     if isinstance(model, (Graph, Subject)) or is_compiled(model):
@@ -141,7 +160,9 @@ def explain(model: Any, *inputs: Any, title: str = "", **keywords: Any) -> Expla
     from fusec.debug.capture import compile_model
 
     title = title or getattr(model, "__name__", type(model).__name__)
-    return explain_subjects(compile_model(model, inputs, keywords, title=title), title)
+    config = Config.from_options(None, options)
+    found = compile_model(model, inputs, keywords, config=config, dynamic=dynamic, train=train, title=title)
+    return explain_subjects(found, title)
 
 
 def explain_subjects(subjects: Sequence[Subject], title: str = "") -> Explanation:
