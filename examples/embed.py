@@ -28,6 +28,7 @@ from fusec.debug.report import summary_line
 from fusec.dynamo import compiled_graphs, fallbacks
 from fusec.viz.html import view
 
+NAME = "all-MiniLM-L6-v2"
 SENTENCES = Path(__file__).with_name("sentences.txt")
 LONGEST = 256
 """Tokens after which the model's card cuts a text off."""
@@ -184,7 +185,7 @@ def show_compiles(page: Path) -> None:
     """What became of each graph, all of it for the largest, and the report page of that one."""
     for reason in fallbacks():
         console.print(f"[red]A whole graph was left to ATen: {escape(reason)}[/red]")
-    explanations = [explain(c, title=f"graph {i}") for i, c in enumerate(compiled_graphs())]
+    explanations = [explain(c, title=f"{NAME}, graph {i}") for i, c in enumerate(compiled_graphs())]
     for explanation in explanations:
         console.print(escape(summary_line(explanation)))
     if not explanations:
@@ -211,7 +212,7 @@ def main() -> int:
     order = sorted(range(len(sentences)), key=lambda i: len(tokens[i]))
     rows, sentences = [tokens[i] for i in order], [sentences[i] for i in order]
     console.print(
-        f"all-MiniLM-L6-v2, {len(sentences)} sentences of {len(rows[0])} to {len(rows[-1])} tokens, "
+        f"{NAME}, {len(sentences)} sentences of {len(rows[0])} to {len(rows[-1])} tokens, "
         f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     )
 

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from fusec.config import Config
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_for_call
+from fusec.frontend.sources import input_names
 from fusec.frontend.torch_internals import boxed, compile_through_aot, kept_whole, min_cut_partition, outside_tracing
 from fusec.ir.graph import Graph
 from fusec.verify.interpreter import bind_symbols, evaluate
@@ -74,9 +75,11 @@ backend.reset = reset  # type: ignore[attr-defined]
 
 
 def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph) -> Callable[..., Any]:
+    names = input_names(gm)
+
     def compiler(graph_module: GraphModule, example_inputs: list[Any]) -> Any:
         with outside_tracing(), _collector_paused():
-            return boxed(_compile_aten(graph_module, config, compile_graph))
+            return boxed(_compile_aten(graph_module, names, config, compile_graph))
 
     def through_aot() -> Any:
         return compile_through_aot(
@@ -104,10 +107,10 @@ def _trains(gm: GraphModule, inputs: list[Any]) -> bool:
     return any(x.requires_grad for x in tensors)
 
 
-def _compile_aten(gm: GraphModule, config: Config, compile_graph: CompileGraph) -> Boxed:
+def _compile_aten(gm: GraphModule, names: Sequence[str], config: Config, compile_graph: CompileGraph) -> Boxed:
     """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs."""
     try:
-        imported = import_for_call(gm)
+        imported = import_for_call(gm, names)
     except FusecError as reason:
         return _fall_back(config, reason, _run_module(gm))
     try:

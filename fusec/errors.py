@@ -22,6 +22,11 @@ class FusecError(Exception):
         lines += [f"  fix:   {fix}"] if fix else []
         super().__init__("\n".join(lines))
 
+    @property
+    def reason(self) -> str:
+        """What and why in one line, as a remark says it."""
+        return ": ".join(filter(None, (self.what, self.why)))
+
 
 class GraphError(FusecError):
     """A graph that breaks an invariant of the IR; raised by the verifier and by the graph's own methods."""

@@ -2,6 +2,7 @@
 
 import operator
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from fusec.frontend.sizes import to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, functional, is_mutable, keeps_its_place
 from fusec.frontend.targets import number as number_of
-from fusec.frontend.torch_internals import storage_key
+from fusec.frontend.torch_internals import position_of_input, storage_key
 from fusec.ir.graph import Graph, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size
@@ -45,16 +46,22 @@ def import_fx(gm: GraphModule, example_inputs: Any = None) -> Graph:
     return Importer(gm, example_inputs).run(aliases=False).graph
 
 
-def import_for_call(gm: GraphModule, example_inputs: Any = None) -> Imported:
-    """The IR of an ATen graph, with all that is needed to call it in the module's place."""
-    return Importer(gm, example_inputs).run(aliases=True)
+def import_for_call(gm: GraphModule, names: Sequence[str] = ()) -> Imported:
+    """The IR of an ATen graph, with all that is needed to call it in the module's place.
+
+    Args:
+        gm: what AOTAutograd made.
+        names: what the inputs of the Dynamo graph before it are called.
+    """
+    return Importer(gm, names=names).run(aliases=True)
 
 
 class Importer:
     """One import: walks the torch graph once, in order."""
 
-    def __init__(self, gm: GraphModule, example_inputs: Any = None) -> None:
+    def __init__(self, gm: GraphModule, example_inputs: Any = None, names: Sequence[str] = ()) -> None:
         self.gm = gm
+        self.names = names
         self.examples = list(example_inputs or ())
         self.graph = Graph()
         self.low = Lowering(self.graph)
@@ -96,7 +103,9 @@ class Importer:
         if fake is None and len(self.placeholders) < len(self.examples):
             fake = node.meta["val"] = self.examples[len(self.placeholders)]
         self.placeholders[node] = len(self.graph.inputs)
-        value = self.graph.add_input(to_type(fake), node.name)
+        place = position_of_input(node)
+        name = self.names[place] if place is not None and place < len(self.names) else node.name
+        value = self.graph.add_input(to_type(fake), name)
         if isinstance(fake, (bool, int, torch.SymInt)):
             self.values[node] = to_size(fake)
         else:
@@ -235,7 +244,7 @@ class Importer:
     def _miss(self, node: Node, what: str, error: Exception) -> None:
         reason, suggestion = f"{type(error).__name__}: {error}", ""
         if isinstance(error, FusecError):
-            reason, suggestion = ": ".join(filter(None, (error.what, error.why))), error.fix
+            reason, suggestion = error.reason, error.fix
         target, sources = str(node.target), tuple(map(str, self.low.sources))
         self.remarks.add(
             "analysis",

@@ -62,6 +62,12 @@ def storage_key(value: Any) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
+def position_of_input(node: torch.fx.Node) -> int | None:
+    """Which input of the Dynamo graph a placeholder of AOTAutograd's graph is; None where torch does not say."""
+    described: Any = node.meta.get("desc")
+    return described.idx if type(described).__name__ == "PlainAOTInput" else None
+
+
 def boxed(function: Any) -> Any:
     """Tell AOTAutograd that the function takes its arguments in one list, which it clears."""
 

@@ -35,6 +35,23 @@ def test_a_captured_graph_is_optimized_explained_and_shown(tmp_path: Path) -> No
     assert page.write_text("") == 0 and fusec.view(found, path=page) == page.read_text(encoding="utf-8")
 
 
+def test_inputs_are_called_what_they_are_in_the_model() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4)])
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.layers[0](tokens) * self.scale
+
+    expected = {"layers_0_weight", "layers_0_bias", "scale", "tokens"}
+    (graph,) = fusec.capture(Scaled(), torch.randn(2, 4))
+    assert {value.name for value in graph.inputs} == expected
+    forward, _ = fusec.capture(Scaled(), torch.randn(2, 4), train=True)
+    assert {value.name for value in forward.inputs} == expected
+
+
 def test_symbols_and_options_from_python() -> None:
     (graph,) = fusec.capture(norm, *inputs(), dynamic=True)
     assert graph.symbols()
