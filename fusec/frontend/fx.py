@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fusec.analysis.strides import dense
+from fusec.analysis.uses import base
 from fusec.errors import FusecError, ImportFailure
 from fusec.frontend import contractions, pointwise, reductions, views
 from fusec.frontend.caches import CacheWrites
@@ -23,7 +24,6 @@ from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, fun
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
 from fusec.ir.graph import Graph, Value
-from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size
 from fusec.remarks import Remarks
 
@@ -359,10 +359,3 @@ def _fills_storage(fake: torch.Tensor) -> bool:
     if not isinstance(ty, TensorType):
         return False
     return dense(ty).strides == ty.strides and same_size(ty.nbytes, to_size(fake.untyped_storage().nbytes()))
-
-
-def base(value: Value) -> Value:
-    """The value that ``value`` is a view of."""
-    while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
-        value = value.producer.operands[0]
-    return value
