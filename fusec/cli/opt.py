@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,7 +40,7 @@ def opt(
     remarks: Annotated[
         str, typer.Option(metavar="KINDS", help="remarks to print on standard error: passed,missed,failure,analysis")
     ] = "",
-    sources: Annotated[bool, typer.Option(help="end each line with its place in the model")] = True,
+    sources: Annotated[bool, typer.Option(help="end each line of a graph with its place in the model")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="passes and remarks as JSON; the graph only with -o FILE")
     ] = False,
@@ -58,7 +59,7 @@ def opt(
     if only:
         check_name("pass", only, [step.name for step in pipeline.passes])
     found = run_passes(read_graph(graph), passes, options=options)
-    _print_history(found, wanted, only, kinds)
+    _print_history(found, wanted, only, kinds, sources)
     verdicts = verify_passes(found.records) if verify_each else {}
     if timing:
         _print_timing(found.records, verdicts)
@@ -88,12 +89,20 @@ def _list(pipeline: "Pipeline", as_json: bool) -> None:
         typer.echo(f"{name:<{width}}  {''.join(doc)}".rstrip())
 
 
-def _print_history(found: "Subject", wanted: Sequence[str], only: str, kinds: Sequence[str]) -> None:
-    for record in found.records:
+def _print_history(found: "Subject", wanted: Sequence[str], only: str, kinds: Sequence[str], sources: bool) -> None:
+    for record in found.records if wanted else ():
         if not only or record.name.partition("{")[0] == only:
-            _print_record(record, wanted)
+            _print_record(record if sources else _without_sources(record), wanted)
     for remark in (r for r in found.remarks if r.kind in kinds):
         typer.echo(str(remark), err=True)
+
+
+def _without_sources(record: "PassRecord") -> "PassRecord":
+    from fusec.ir.parser import parse_graph
+    from fusec.ir.printer import print_graph
+
+    before, after = (print_graph(parse_graph(text), sources=False) for text in (record.before, record.after))
+    return replace(record, before=before, after=after)
 
 
 def _print_record(record: "PassRecord", wanted: Sequence[str]) -> None:

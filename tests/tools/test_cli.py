@@ -75,6 +75,12 @@ def test_opt_prints_what_changed(graph: str) -> None:
     assert "canonicalize" in result.stderr and "total" in result.stderr
 
 
+def test_printed_graphs_are_without_sources_where_none_are_wanted(graph: str) -> None:
+    assert "modeling_small.py" in run("opt", graph, "--print", "diff").stderr
+    result = run("opt", graph, "--print", "diff", "--no-sources")
+    assert result.exit_code == 0 and "modeling_small.py" not in result.stderr and "@@" in result.stderr
+
+
 def test_opt_reports_as_json(graph: str) -> None:
     report = json.loads(run("opt", graph, "--json").stdout)
     assert report["passes"] and {"pass", "seconds", "changed", "applications"} <= report["passes"][0].keys()
