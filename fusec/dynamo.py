@@ -141,8 +141,9 @@ def _collector_paused() -> Iterator[None]:
 def _fall_back(config: Config, reason: Exception, program: Boxed) -> Boxed:
     if config.strict:
         raise reason
-    _fallbacks.append(f"{type(reason).__name__}: {reason}")
-    logger.warning("fusec could not compile a graph, which now runs through ATen: %s", _fallbacks[-1])
+    said = reason.reason if isinstance(reason, FusecError) else reason
+    _fallbacks.append(f"{type(reason).__name__}: {said}")
+    logger.warning("fusec could not compile a graph, which now runs through ATen: %s", reason)
     logger.debug("the compile failed here", exc_info=reason)
     return program
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from fusec.errors import FusecError, GraphError, OptionError, ParseError, VerificationError, suggestion
+from fusec.errors import FusecError, OptionError, ParseError, suggestion
 
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
 
@@ -40,10 +40,8 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def exit_code(error: FusecError) -> int:
-    """Wrong names and unreadable text are wrong usage; a graph or rewrite that breaks a rule is invalid."""
-    if isinstance(error, (UsageError, OptionError, ParseError)):
-        return USAGE
-    return INVALID if isinstance(error, (GraphError, VerificationError)) else CRASH
+    """Wrong names and unreadable text are wrong usage; whatever else fusec refuses on purpose is invalid."""
+    return USAGE if isinstance(error, (UsageError, OptionError, ParseError)) else INVALID
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:

@@ -153,7 +153,6 @@ def _checked(found: list[Any]) -> list[Any]:
     if not found:
         from fusec.dynamo import fallbacks
 
-        raise NothingCaptured(
-            "the model left no graph behind", why="; ".join(fallbacks()[-3:]), fix="does it compute on tensors?"
-        )
+        why = "; ".join(fallbacks()[-3:])
+        raise NothingCaptured("the model left no graph behind", why=why or "it computes nothing on tensors")
     return found

@@ -131,8 +131,9 @@ class Importer:
             tensor = getattr(tensor, part)
         if not isinstance(tensor, torch.Tensor):
             raise ImportFailure(
-                f"the graph holds {node.target}, a {type(tensor).__name__}", why="its inputs are tensors",
-                fix="exclude what holds it with torch.compiler.disable",
+                f"the graph holds {node.target}, which is no tensor",
+                why="operations on graphs, such as torch.cond, have no form in the IR",
+                fix="exclude the function that calls it with torch.compiler.disable",
             )  # fmt: skip
         node.meta.setdefault("val", tensor)
         fake = type(tensor) not in (torch.Tensor, torch.nn.Parameter)

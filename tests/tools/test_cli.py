@@ -127,6 +127,16 @@ def test_invalid_graph_ends_with_three() -> None:
     assert run("opt", "-", stdin=text).exit_code == 3
 
 
+def test_a_model_that_leaves_no_graph_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "choice.py").write_text(
+        "import torch\ninputs = torch.ones(3)\n"
+        "def model(x):\n    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))\n"
+    )
+    for command in ("capture", "explain"):
+        result = run(command, str(tmp_path / "choice.py"))
+        assert result.exit_code == 3 and "torch.cond" in result.stderr and result.stderr.count("why:") == 1
+
+
 def test_script_without_model_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("inputs = ()")
     result = run("capture", str(tmp_path / "empty.py"))
