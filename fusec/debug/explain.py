@@ -294,10 +294,16 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
 
 
 def _usual_reason(node: Node) -> str:
+    from fusec.analysis.memory import is_attention, is_lookup
+
     if node.has(Trait.ORDERED):
         return "it keeps its place: random numbers, a collective, or an effect"
+    if is_attention(node):
+        return "attention is one call of ATen for now"
+    if is_lookup(node):
+        return "a lookup: where it reads is known only at run time"
     if node.has(Trait.OPAQUE):
-        return "fusec calls ATen for this operation"
+        return "fusec does not know this operation"
     if node.has(Trait.WRITE):
         return "an update in place, made by ATen"
     return "it is in no kernel" if not node.has(Trait.REGION) else "its kernel could not be made"
