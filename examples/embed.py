@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from transformers import BertModel
 from transformers.utils import logging
 
-from fusec.debug.explain import explain
+from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.report import summary_line
+from fusec.debug.subject import subject_of
 from fusec.dynamo import compiled_graphs, fallbacks
 from fusec.viz.html import view
 
@@ -182,10 +183,11 @@ def show_parity(workloads: list[Workload], sentences: list[str], names: list[str
 
 
 def show_compiles(page: Path) -> None:
-    """What became of each graph, all of it for the largest, and the report page of that one."""
+    """What became of each graph, all of it for the largest, and the report page."""
     for reason in fallbacks():
         console.print(f"[red]A whole graph was left to ATen: {escape(reason)}[/red]")
-    explanations = [explain(c, title=f"{NAME}, graph {i}") for i, c in enumerate(compiled_graphs())]
+    subjects = [subject_of(c, f"{NAME}, graph {i}") for i, c in enumerate(compiled_graphs())]
+    explanations = [explain(subject) for subject in subjects]
     for explanation in explanations:
         console.print(escape(summary_line(explanation)))
     if not explanations:
@@ -193,7 +195,7 @@ def show_compiles(page: Path) -> None:
     largest = max(explanations, key=lambda e: e.final_nodes)
     console.print(largest)
     page.parent.mkdir(parents=True, exist_ok=True)
-    view(largest, path=page)
+    view(explain_subjects(subjects, NAME), path=page)
     console.print(f"Report page: {page.resolve().as_uri()}", soft_wrap=True)
 
 

@@ -55,6 +55,13 @@ def backend_with(compile_graph: CompileGraph) -> Callable[..., Any]:
     return custom
 
 
+def backend_for(config: Config) -> Callable[..., Any]:
+    """The backend with its choices made already."""
+    from fusec.compiler import compile_graph
+
+    return lambda gm, example_inputs: _compile(gm, example_inputs, config, compile_graph)
+
+
 def compiled_graphs() -> list[Any]:
     """What has been compiled in this process, in order: an object of ``fusec.compiler.Compiled`` per graph."""
     return list(_compiled)

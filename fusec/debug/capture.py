@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from fusec.config import Config
@@ -71,15 +71,9 @@ def compile_model(
     Raises:
         NothingCaptured: where there is none.
     """
-    from fusec.dynamo import backend, compiled_graphs, fallbacks
+    from fusec.dynamo import backend_for, compiled_graphs, fallbacks
 
-    default = asdict(Config())
-    options = {k: v for k, v in asdict(config or Config()).items() if v != default[k]} | {"record": True}
-    mode = options.pop("mode", None)
-
-    def chosen(gm: Any, example_inputs: Any) -> Any:
-        return backend(gm, example_inputs, mode=mode, options=options)
-
+    chosen = backend_for(replace(config or Config.from_environment(), record=True))
     count, failed = len(compiled_graphs()), len(fallbacks())
     _run(model, chosen, inputs, keywords or {}, dynamic, train)
     found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:])]

@@ -238,10 +238,9 @@ def node_name(node: Node) -> str:
     """What a row for a node is called."""
     if node.has(Trait.OPAQUE):
         return str(node.attributes.get("target", node.op.name))
-    if node.has(Trait.CONTRACTION):
-        return f"{node.attributes['spec']}  {' × '.join(str(v.type) for v in node.operands)}"
     if is_vendor(node):
-        return f"{node.attributes.get('label') or 'linear'}  {' × '.join(str(v.type) for v in node.operands[:2])}"
+        word = f"matmul {node.attributes['spec']}" if node.has(Trait.CONTRACTION) else node.attributes["label"]
+        return f"{word}  {' × '.join(str(v.type) for v in node.operands[:2])}"
     return str(node.attributes.get("label") or node.attributes.get("fusion") or node.op.name)
 
 
