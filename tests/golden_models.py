@@ -8,7 +8,7 @@ from transformers import masking_utils
 from bench.families import FAMILIES, Sizes
 from bench.numerics import cast_inputs, cast_parameters
 from fusec.config import Config
-from fusec.debug.capture import capture_graphs
+from fusec.debug.capture import capture
 from fusec.ir.graph import Graph
 from fusec.passes import default_pipeline
 from fusec.pipeline import Context
@@ -26,7 +26,7 @@ def optimized(
     inputs = cast_inputs(FAMILIES[family].sample(batch, length, "none"), dtype)
     torch._dynamo.reset()  # or a second shape of a family would be captured with symbols
     with mock.patch.object(masking_utils, "is_torchdynamo_exporting", _false, create=True):
-        graphs = capture_graphs(model, (), inputs)
+        graphs = capture(model, **inputs)
     for graph in graphs:
         config = Config()
         default_pipeline(config).run(graph, Context(config))

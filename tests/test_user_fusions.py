@@ -39,6 +39,7 @@ def own_registry() -> Iterator[None]:
 test_derived = testing.derived_tests(user_fusions)
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_shows_its_fusions() -> None:
     done = subprocess.run(
         [sys.executable, "examples/user_fusions.py"],
