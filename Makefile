@@ -21,7 +21,7 @@ help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(READY): pyproject.toml constraints.txt
-	@echo "Installing into $(VENV), once."
+	@echo "Installing torch and the rest into $(VENV), once: some minutes, and several GB on most machines."
 	@$(PYTHON) -c 'import sys; sys.exit("fusec needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
 	@$(PYTHON) -m venv $(VENV) || { echo "Python has no venv; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'

@@ -95,6 +95,8 @@ def _encoder(sizes: Sizes, **more: Any) -> dict[str, Any]:
         "num_hidden_layers": sizes.layers,
         "num_attention_heads": sizes.heads,
         "pad_token_id": 0,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
         **more,
     }
 

@@ -22,14 +22,19 @@ class Float64(TorchDispatchMode):
 
 def reference_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
     """What the model computes in float64, with the same (already rounded) weights and inputs."""
+    doubled = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, dict(inputs))
+    with torch.no_grad(), Float64():
+        return tensors_of(in_float64(model)(**doubled))
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """A copy of the model, with its (already rounded) weights in float64."""
     exact = copy.deepcopy(model).double()
     for module in exact.modules():
         if hasattr(module, "config"):
             # The grouped product of torch takes no float64.
             module.config._experts_implementation = "eager"  # type: ignore[union-attr]
-    doubled = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, dict(inputs))
-    with torch.no_grad(), Float64():
-        return tensors_of(exact(**doubled))
+    return exact
 
 
 def tensors_of(output: Any) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Is training right: loss, every gradient, and fifty steps?
+"""Is training right: loss and every gradient of one step, and on some models the losses of fifty?
 
 ``python -m bench.training``
 """
@@ -10,15 +10,14 @@ from dataclasses import asdict, dataclass
 
 import torch
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
-from bench.families import Family, Inputs, chosen
+from bench.families import FAMILIES, Family, chosen
+from bench.gradients import batch, compare_gradients, loss_of
 from bench.harness import progress, report
 from bench.models import DTYPES
-from bench.numerics import Float64, cast_parameters
 from bench.peers import Runner, backend_named, compiled_with
 from bench.record import write_result
-from fusec.verify.contract import Comparison, compare_outputs
 
 TOLERANCE = 1e-4
 """How far a loss may be from eager's at any step, relative to it."""
@@ -58,7 +57,8 @@ def main(words: list[str] | None = None) -> int:
         task = bar.add_task("train", total=len(families))
         for family in families:
             bar.update(task, description=family.name)
-            found.append(train(family, options.backend, options.dtypes.split(","), options.steps, options.seed))
+            steps = options.steps if family.name in options.stepped.split(",") else 0
+            found.append(train(family, options.backend, options.dtypes.split(","), steps, options.seed))
             bar.advance(task)
     console.print(_table(found))
     content = {"backend": options.backend, "models": [asdict(t) | {"drift": t.drift} for t in found]}
@@ -69,13 +69,15 @@ def main(words: list[str] | None = None) -> int:
 
 
 def train(family: Family, backend: str, dtypes: list[str], steps: int, seed: int) -> Training:
-    """Gradients in each dtype, then steps in float32."""
+    """Gradients in each dtype, then steps, if any, in float32."""
     ratios, places, passed = {}, {}, True
     for dtype in dtypes:
-        torch._dynamo.reset()
-        place, comparison = _worst_gradient(family, backend, DTYPES[dtype], seed)
+        comparisons = compare_gradients(family, backend_named(backend), DTYPES[dtype], seed)
+        place, comparison = max(comparisons.items(), key=lambda item: (not item[1].passed, item[1].ratio))
         passed &= comparison.passed
         ratios[dtype], places[dtype] = comparison.ratio, f"{place} {comparison.message}".strip()
+    if not steps:
+        return Training(family.name, ratios, places, passed, [], [])
     torch._dynamo.reset()
     start = family.build(seed=seed).train()
     eager_model, compiled_model = copy.deepcopy(start), start
@@ -85,51 +87,16 @@ def train(family: Family, backend: str, dtypes: list[str], steps: int, seed: int
     return Training(family.name, ratios, places, passed, eager_losses, losses)
 
 
-def _worst_gradient(family: Family, backend: str, dtype: torch.dtype, seed: int) -> tuple[str, Comparison]:
-    model = cast_parameters(family.build(seed=seed).train(), dtype)
-    inputs = _batch(family, seed)
-    exact = copy.deepcopy(model).double()
-    compiled = compiled_with(model, backend_named(backend))
-    expected = _loss_and_gradients(model, model, inputs)
-    found = _loss_and_gradients(compiled, model, inputs)
-    with Float64():
-        reference = _loss_and_gradients(exact, exact, inputs)
-    if found.keys() != expected.keys():
-        missing = ", ".join(sorted(found.keys() ^ expected.keys()))
-        return missing, Comparison((), "has a gradient on one side only")
-    comparisons = {name: compare_outputs(expected[name], found[name], reference[name], dtype) for name in expected}
-    return max(comparisons.items(), key=lambda item: (not item[1].passed, item[1].ratio))
-
-
-def _loss_and_gradients(runner: Runner, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    model.zero_grad(set_to_none=True)
-    loss = _loss(runner, inputs)
-    loss.backward()
-    gradients = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), **gradients}
-
-
 def _steps(runner: Runner, model: nn.Module, family: Family, steps: int, seed: int) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = _loss(runner, _batch(family, seed + step % 4))  # few batches, so that there is something to learn
+        loss = loss_of(runner, batch(family, seed + step % 4))  # few batches, so that there is something to learn
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def _batch(family: Family, seed: int) -> Inputs:
-    return family.sample(4, 16, "right", seed)
-
-
-def _loss(runner: Runner, inputs: Inputs) -> Tensor:
-    """Next-token loss in float32 or better, as training scripts take it; padding does not count."""
-    logits = runner(**inputs).logits[:, :-1]
-    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)[:, 1:]
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
 def _table(found: list[Training]) -> Table:
@@ -143,7 +110,7 @@ def _table(found: list[Training]) -> Table:
             ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in t.gradients.items()),
             ", ".join(dict.fromkeys(t.worst_gradient.values())),
             f"{t.losses[0]:.3f} to {t.losses[-1]:.3f}" if t.losses else "-",
-            f"{t.drift:.1e}",
+            f"{t.drift:.1e}" if t.losses else "-",
         )
     return shown
 
@@ -151,7 +118,8 @@ def _table(found: list[Training]) -> Table:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__)
     add = parser.add_argument
-    add("--models", default="gpt2,llama", metavar="A,B", help="decoders")
+    add("--models", default="", metavar="A,B", help=f"by default all: {', '.join(FAMILIES)}")
+    add("--stepped", default="gpt2,llama", metavar="A,B", help="decoders that also take steps")
     add("--dtypes", default="float32,bfloat16", metavar="A,B", help="of the gradients; the steps are in float32")
     add("--steps", type=int, default=50)
     add("--backend", default="fusec", help="fusec, interpreter, inductor, aot_eager or eager")

@@ -46,14 +46,6 @@ class Program:
                 return self.run(args)
         return self.run(args)
 
-    def launches(self) -> int:
-        """Kernels and vendor calls of one call."""
-        return sum(step.kind in ("kernel", "vendor") for step in self.steps)
-
-    def text(self, kernel: str) -> str:
-        """The source of a kernel."""
-        return self.texts[kernel]
-
 
 def build_program(graph: Graph, target: Target, context: Context) -> Program:
     """Schedule, print and build the kernels of a grouped graph, and write the function that runs it."""

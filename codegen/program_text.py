@@ -1,6 +1,5 @@
 """The text of a program while it is written: variables, the layouts of what they hold, constants, steps."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,20 +9,11 @@ import torch
 from fusec.analysis.strides import dense
 from fusec.codegen.python_sizes import size_text, sizes_text
 from fusec.errors import FusecError
+from fusec.frontend.torch_internals import empty_on_cpu
 from fusec.ir.graph import Graph, Source, Value
 from fusec.ir.types import ScalarType, Size, TensorType, same_size
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.layout import copied, with_strides
-
-# Inductor's own allocation, where this torch has it: a third of the overhead of torch.empty_strided.
-_guards = importlib.import_module("torch._C._dynamo.guards")
-
-
-def _empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype)
-
-
-empty_on_cpu: Any = getattr(_guards, "_empty_strided_cpu", _empty_strided)
 
 StepKind = Literal["kernel", "vendor", "opaque", "copy", "write", "interpreted"]
 

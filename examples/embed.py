@@ -23,11 +23,13 @@ from torch import Tensor, nn
 from transformers import BertModel
 from transformers.utils import logging
 
-from fusec.debug.explain import explain
+from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.report import summary_line
+from fusec.debug.subject import subject_of
 from fusec.dynamo import compiled_graphs, fallbacks
 from fusec.viz.html import view
 
+NAME = "all-MiniLM-L6-v2"
 SENTENCES = Path(__file__).with_name("sentences.txt")
 LONGEST = 256
 """Tokens after which the model's card cuts a text off."""
@@ -181,10 +183,11 @@ def show_parity(workloads: list[Workload], sentences: list[str], names: list[str
 
 
 def show_compiles(page: Path) -> None:
-    """What became of each graph, all of it for the largest, and the report page of that one."""
+    """What became of each graph, all of it for the largest, and the report page."""
     for reason in fallbacks():
         console.print(f"[red]A whole graph was left to ATen: {escape(reason)}[/red]")
-    explanations = [explain(c, title=f"graph {i}") for i, c in enumerate(compiled_graphs())]
+    subjects = [subject_of(c, f"{NAME}, graph {i}") for i, c in enumerate(compiled_graphs())]
+    explanations = [explain(subject) for subject in subjects]
     for explanation in explanations:
         console.print(escape(summary_line(explanation)))
     if not explanations:
@@ -192,7 +195,7 @@ def show_compiles(page: Path) -> None:
     largest = max(explanations, key=lambda e: e.final_nodes)
     console.print(largest)
     page.parent.mkdir(parents=True, exist_ok=True)
-    view(largest, path=page)
+    view(explain_subjects(subjects, NAME), path=page)
     console.print(f"Report page: {page.resolve().as_uri()}", soft_wrap=True)
 
 
@@ -211,7 +214,7 @@ def main() -> int:
     order = sorted(range(len(sentences)), key=lambda i: len(tokens[i]))
     rows, sentences = [tokens[i] for i in order], [sentences[i] for i in order]
     console.print(
-        f"all-MiniLM-L6-v2, {len(sentences)} sentences of {len(rows[0])} to {len(rows[-1])} tokens, "
+        f"{NAME}, {len(sentences)} sentences of {len(rows[0])} to {len(rows[-1])} tokens, "
         f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     )
 

@@ -1,6 +1,7 @@
 """Three fusions that fusec does not know, declared by their maths alone, and a model that gets kernels for them.
 
-    PYTHONPATH=. python examples/user_fusions.py     (without PYTHONPATH where fusec is installed)
+    python examples/user_fusions.py
+    fusec explain examples/user_fusions.py     (``model`` and ``inputs`` are what it looks for)
 
 Pattern, kernels and tests are derived from each declaration. The tests take one line in a test file
 (``from fusec.testing import derived_tests``):
@@ -74,10 +75,20 @@ class Block(nn.Module):
         return (x / 30.0).tanh() * 30.0, square.sqrt()
 
 
+def model() -> Block:
+    """The block, with the same weights each time."""
+    torch.manual_seed(0)
+    return Block().eval()
+
+
+def inputs() -> Tensor:
+    """Two batches of five rows."""
+    return torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
+
+
 def main() -> None:
     """Compile the block, hold it against eager, and show what became of it."""
-    torch.manual_seed(0)
-    block, x = Block().eval(), torch.randn(2, 5, 64)
+    block, x = model(), inputs()
     compiled = torch.compile(block, backend=fusec.backend)  # or "fusec", wherever it is installed
     with torch.no_grad():
         comparison = compare_outputs(block(x), compiled(x), deepcopy(block).double()(x.double()))

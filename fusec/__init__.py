@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusec.config import Config
+    from fusec.debug.capture import capture
     from fusec.debug.explain import explain
+    from fusec.debug.optimize import opt
     from fusec.dynamo import backend
     from fusec.rewriting.fusion import Dims, fusion
     from fusec.rewriting.rule import rewrite
     from fusec.viz.html import view
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Dims", "backend", "explain", "fusion", "rewrite", "view"]
+__all__ = ["Config", "Dims", "backend", "capture", "explain", "fusion", "opt", "rewrite", "view"]
 
 _HOMES = {
     "Config": "fusec.config",
     "Dims": "fusec.rewriting.fusion",
     "backend": "fusec.dynamo",
+    "capture": "fusec.debug.capture",
     "explain": "fusec.debug.explain",
     "fusion": "fusec.rewriting.fusion",
+    "opt": "fusec.debug.optimize",
     "rewrite": "fusec.rewriting.rule",
     "view": "fusec.viz.html",
 }

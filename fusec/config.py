@@ -3,7 +3,6 @@
 Nothing else reads the environment.
 """
 
-import difflib
 import os
 import shlex
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fusec.errors import OptionError
+from fusec.errors import OptionError, suggestion
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """What torch.compile documents; on the CPU they all mean ``default``."""
@@ -38,7 +37,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise OptionError(f"unknown mode {self.mode!r}", fix=f"use {_close(self.mode, MODES)}")
+            raise OptionError(f"unknown mode {self.mode!r}", fix=suggestion(self.mode, MODES))
         if self.target not in ("", "cpp", "triton"):
             raise OptionError(f"unknown target {self.target!r}", fix="use 'cpp' or 'triton'")
 
@@ -53,7 +52,7 @@ class Config:
         known = {f.name: f for f in fields(cls)}
         for name, value in (options or {}).items():
             if name not in known:
-                raise OptionError(f"unknown option {name!r}", fix=f"use {_close(name, known)}")
+                raise OptionError(f"unknown option {name!r}", fix=suggestion(name, known))
             wanted = type(known[name].default)
             if type(value) is not wanted:
                 why, doc = f"it takes a {wanted.__name__}", known[name].metadata["doc"]
@@ -84,11 +83,6 @@ class Config:
 def option_table() -> list[tuple[str, str, str, str]]:
     """Name, type, default and meaning of every option, for the documentation."""
     return [(f.name, type(f.default).__name__, repr(f.default), f.metadata["doc"]) for f in fields(Config)]
-
-
-def _close(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=3)
-    return " or ".join(map(repr, near or sorted(known)))
 
 
 def _parse(name: str, text: str, wanted: type) -> Any:

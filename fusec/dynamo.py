@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from fusec.config import Config
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_for_call
+from fusec.frontend.sources import input_names
 from fusec.frontend.torch_internals import boxed, compile_through_aot, kept_whole, min_cut_partition, outside_tracing
 from fusec.ir.graph import Graph
 from fusec.verify.interpreter import bind_symbols, evaluate
@@ -20,10 +21,10 @@ from fusec.verify.layout import settle_outputs
 
 logger = logging.getLogger(__name__)
 
-Program: TypeAlias = Callable[[list[Any]], Any]
-"""Takes a list of arguments, which it clears, and gives a list of results."""
+Boxed: TypeAlias = Callable[[list[Any]], Any]
+"""What AOTAutograd calls so: takes a list of arguments, which it clears, and gives a list of results."""
 CompileGraph: TypeAlias = Callable[[Graph, Config], Any]
-"""Gives an object whose ``program`` is a Program."""
+"""Gives an object whose ``program`` is Boxed; where it has ``remarks``, those of the import are put before them."""
 
 _compiled: list[Any] = []
 _fallbacks: list[str] = []
@@ -54,6 +55,13 @@ def backend_with(compile_graph: CompileGraph) -> Callable[..., Any]:
     return custom
 
 
+def backend_for(config: Config) -> Callable[..., Any]:
+    """The backend with its choices made already."""
+    from fusec.compiler import compile_graph
+
+    return lambda gm, example_inputs: _compile(gm, example_inputs, config, compile_graph)
+
+
 def compiled_graphs() -> list[Any]:
     """What has been compiled in this process, in order: an object of ``fusec.compiler.Compiled`` per graph."""
     return list(_compiled)
@@ -74,9 +82,11 @@ backend.reset = reset  # type: ignore[attr-defined]
 
 
 def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph) -> Callable[..., Any]:
+    names = input_names(gm)
+
     def compiler(graph_module: GraphModule, example_inputs: list[Any]) -> Any:
         with outside_tracing(), _collector_paused():
-            return boxed(_compile_aten(graph_module, config, compile_graph))
+            return boxed(_compile_aten(graph_module, names, config, compile_graph))
 
     def through_aot() -> Any:
         return compile_through_aot(
@@ -104,10 +114,10 @@ def _trains(gm: GraphModule, inputs: list[Any]) -> bool:
     return any(x.requires_grad for x in tensors)
 
 
-def _compile_aten(gm: GraphModule, config: Config, compile_graph: CompileGraph) -> Program:
+def _compile_aten(gm: GraphModule, names: Sequence[str], config: Config, compile_graph: CompileGraph) -> Boxed:
     """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs."""
     try:
-        imported = import_for_call(gm)
+        imported = import_for_call(gm, names)
     except FusecError as reason:
         return _fall_back(config, reason, _run_module(gm))
     try:
@@ -115,6 +125,7 @@ def _compile_aten(gm: GraphModule, config: Config, compile_graph: CompileGraph) 
     except Exception as reason:
         again = import_for_call(gm)
         return _fall_back(config, reason, again.callable(interpreted(again.graph)))
+    getattr(compiled, "remarks", [])[:0] = imported.remarks
     _compiled.append(compiled)
     return imported.callable(compiled.program)
 
@@ -134,16 +145,17 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _fall_back(config: Config, reason: Exception, program: Program) -> Program:
+def _fall_back(config: Config, reason: Exception, program: Boxed) -> Boxed:
     if config.strict:
         raise reason
-    _fallbacks.append(f"{type(reason).__name__}: {reason}")
-    logger.warning("fusec could not compile a graph, which now runs through ATen: %s", _fallbacks[-1])
+    said = reason.reason if isinstance(reason, FusecError) else reason
+    _fallbacks.append(f"{type(reason).__name__}: {said}")
+    logger.warning("fusec could not compile a graph, which now runs through ATen: %s", reason)
     logger.debug("the compile failed here", exc_info=reason)
     return program
 
 
-def interpreted(graph: Graph) -> Program:
+def interpreted(graph: Graph) -> Boxed:
     """A graph as a program that calls ATen node by node, and keeps every promise of the graph."""
 
     def run(args: list[Any]) -> list[Any]:
@@ -155,7 +167,7 @@ def interpreted(graph: Graph) -> Program:
     return run
 
 
-def _run_module(gm: GraphModule) -> Program:
+def _run_module(gm: GraphModule) -> Boxed:
     def run(args: list[Any]) -> list[Any]:
         given = list(args)
         args.clear()

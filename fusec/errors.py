@@ -1,5 +1,15 @@
 """The errors fusec raises: each says what, where, why, and what to do next."""
 
+import difflib
+from collections.abc import Iterable
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What a wrong name may have meant: close matches, or else all that there is."""
+    known = sorted(set(known))
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
 
 class FusecError(Exception):
     """Root of every error that fusec raises on purpose."""
@@ -11,6 +21,11 @@ class FusecError(Exception):
         lines += [f"  why:   {why}"] if why else []
         lines += [f"  fix:   {fix}"] if fix else []
         super().__init__("\n".join(lines))
+
+    @property
+    def reason(self) -> str:
+        """What and why in one line, as a remark says it."""
+        return ": ".join(filter(None, (self.what, self.why)))
 
 
 class GraphError(FusecError):

@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from fusec.config import Config
 from fusec.errors import OptionError
@@ -16,7 +16,9 @@ from fusec.rewriting.match import MatchFailure
 class Pass(Protocol):
     """A change of the graph: a frozen dataclass whose fields are its options."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """What the text form of a pipeline calls it."""
 
     def apply(self, graph: Graph, context: "Context") -> None:
         """Change the graph in place."""

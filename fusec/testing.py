@@ -24,10 +24,10 @@ from fusec.ir.types import BF16, F32, DType
 from fusec.pipeline import Context, Pipeline
 from fusec.remarks import Remarks
 from fusec.rewriting.application import attempts
-from fusec.rewriting.fusion import Fusion
+from fusec.rewriting.fusion import Fusion, declared_in
 from fusec.rewriting.match import Match, MatchFailure, Pattern
 from fusec.rewriting.matcher import Matcher
-from fusec.rewriting.pattern import before, choices
+from fusec.rewriting.pattern import choices
 from fusec.rewriting.sampling import Sizes, symbolize
 from fusec.verify import declarations as derived
 from fusec.verify.contract import compare_outputs
@@ -72,9 +72,7 @@ def derived_tests(*sources: ModuleType | AnyFusion, checks: Sequence[Check] = ()
 
 def fusions_of(source: ModuleType | AnyFusion) -> list[AnyFusion]:
     """The fusions that a module declares, or the fusion itself."""
-    if isinstance(source, Fusion):
-        return [source]
-    return [f for f in vars(source).values() if isinstance(f, Fusion) and f.module == source.__name__]
+    return [source] if isinstance(source, Fusion) else declared_in(source)
 
 
 # -- the pattern ------------------------------------------------------------------------------------------------
@@ -258,7 +256,7 @@ def _rewrite(declared: AnyFusion, graph: Graph, verify: bool = False) -> Context
     """Run what is looked for before a fusion, and the fusion itself."""
     context = Context(Config(verify=verify))
     known = passes.known_passes()
-    names = "+".join(f.name for f in (*before(declared), declared))
+    names = "+".join(d.name for d in (*passes.pattern_library().before(declared), declared))
     Pipeline((known["canonicalize"](), known["raise"](), known["fuse"](only=names))).run(graph, context)
     return context
 

@@ -9,44 +9,42 @@ from functools import partial
 from typing import Any
 
 from fusec.config import Config
+from fusec.passes import fusion, raising
 from fusec.passes.attention import SpellAttention
 from fusec.passes.canonicalize import Canonicalize, normalize
-from fusec.passes.fusion import FuseDeclared
-from fusec.passes.fusion import load as load_fusions
+from fusec.passes.declared import ApplyDeclared
 from fusec.passes.grouping import Group
 from fusec.passes.patterns import trace_types
-from fusec.passes.raising import Raise
-from fusec.passes.raising import load as load_raising
 from fusec.pipeline import Pass, Pipeline
+from fusec.rewriting.fusion import declared_in
 from fusec.rewriting.pattern import PatternLibrary
 
+MEANINGS = tuple(f for family in raising.FAMILIES for f in declared_in(family))
+"""What `raise` looks for, after rewrites."""
+FUSED = tuple(f for family in fusion.FAMILIES for f in declared_in(family))
+"""What `fuse` looks for, before the user's own fusions."""
 _LIBRARIES: dict[frozenset[str], PatternLibrary] = {}
-
-
-def declare_all() -> None:
-    """Declare every built-in fusion."""
-    load_raising()
-    load_fusions()
 
 
 def pattern_library(disabled: frozenset[str] = frozenset()) -> PatternLibrary:
     """The patterns of this process; they differ where fusions that others are built on are left out."""
-    declare_all()
     if disabled not in _LIBRARIES:
-        _LIBRARIES[disabled] = PatternLibrary(trace_types, normalize, disabled)
+        _LIBRARIES[disabled] = PatternLibrary(trace_types, normalize, disabled, MEANINGS + FUSED)
     return _LIBRARIES[disabled]
 
 
 def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]:
     """What makes each pass from its options, by name."""
-    names = (config or Config()).disable.split(",")
-    library = pattern_library(frozenset(filter(None, map(str.strip, names))))
+    config = config or Config()
+    library = pattern_library(frozenset(filter(None, map(str.strip, config.disable.split(",")))))
+    order = tuple(library.order())
+    first = order.index(FUSED[0])
     made: dict[str, Callable[..., Any]] = {
         "canonicalize": Canonicalize,
-        "raise": partial(Raise, library),
-        "fuse": partial(FuseDeclared, library),
-        "attention": SpellAttention,
-        "group": partial(Group, (config or Config()).small_m),
+        "raise": partial(ApplyDeclared, "raise", raising.__doc__, order[:first], library),
+        "fuse": partial(ApplyDeclared, "fuse", fusion.__doc__, order[first:], library, True),
+        "attention": partial(SpellAttention, config.small_m),
+        "group": partial(Group, config.small_m),
     }
     return made
 
@@ -59,7 +57,7 @@ def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
         known["canonicalize"](),  # one spelling per meaning, so that one pattern finds it
         known["raise"](),  # norms, softmax, activations and rotary embeddings get their names back
         known["fuse"](),  # regions across them: residual and norm, gates, projections
-        *((known["attention"](),) if target == "cpp" else ()),  # in kernels of ours where they serve it
+        known["attention"](),  # calls that a kernel of ours can serve are spelled out
         known["canonicalize"](),  # what became equal or dead by that
         known["group"](),  # kernels: whatever one loop nest serves, by cost
     ))  # fmt: skip

@@ -21,6 +21,8 @@ class SpellAttention:
     """Make a region ``attention`` of each call of scaled-dot-product attention that has a schedule."""
 
     name: ClassVar[str] = "attention"
+    small_m: int = 16
+    """As for grouping; 0 leaves every product to the vendor, and so every attention to ATen."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Spell out what can be; the others stay calls, with a remark that says why."""
@@ -31,7 +33,7 @@ class SpellAttention:
             sources = tuple(map(str, node.sources))
             try:
                 body = spelled_out(node)
-                classify(locate(body), small_m=1)
+                classify(locate(body), self.small_m)
             except ScheduleError as reason:
                 context.remarks.add(
                     "missed", self.name, "attention stays a call of ATen", subject="attention", reason=str(reason),

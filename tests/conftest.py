@@ -1,6 +1,7 @@
 """What all tests share: expected texts in files, seeds, one thread, and a kernel cache of their own."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -53,8 +54,8 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def golden(request: pytest.FixtureRequest, update_golden: bool) -> str:
     """The expected text of this test: ``assert str(found) == golden``; ``make golden`` writes it."""
-    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in request.node.name)
-    path = GOLDEN / request.path.stem.removeprefix("test_") / f"{name}.txt"
+    case = re.sub(r"[^\w.]+", "-", request.node.name.removeprefix("test_")).strip("-")
+    path = GOLDEN / f"{case}.txt"
     if update_golden:
         text = WrittenText()
         text.path = path

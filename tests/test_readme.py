@@ -33,6 +33,14 @@ def test_the_quickstart_gives_what_eager_gives() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_the_tools_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block("Debugging in three commands"), names)
+    assert [record.name for record in names["raised"].records] == ["canonicalize", "raise"]
+    assert names["explanation"].launches("generated") and (tmp_path / "report.html").stat().st_size
+
+
 def test_a_fusion_of_ones_own_is_declared() -> None:
     from fusec.rewriting.fusion import FUSIONS, Fusion
 

@@ -28,7 +28,6 @@ Row = Annotated[Tensor, Dims("cols")]
 
 @pytest.fixture(autouse=True)
 def own_registry() -> Iterator[None]:
-    passes.declare_all()
     saved = dict(FUSIONS)
     FUSIONS.update(THEIRS)
     yield
@@ -40,6 +39,7 @@ def own_registry() -> Iterator[None]:
 test_derived = testing.derived_tests(user_fusions)
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_shows_its_fusions() -> None:
     done = subprocess.run(
         [sys.executable, "examples/user_fusions.py"],

@@ -228,7 +228,6 @@ class _Contraction:
             for axis in inner[:-1]:
                 loops.enter_context(emitter.loop(axis, "serial"))
             n, start, stop = (block[0], block[1], block[2]) if block else (inner[-1], 0, inner[-1].size)
-            emitter.operations += 2 * _static(k)
             rows = [emitter.axis_symbol(a) for a in self.rows]
             first = {**dict.fromkeys(rows, 0), emitter.axis_symbol(k): 0, emitter.axis_symbol(n): start}
 

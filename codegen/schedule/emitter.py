@@ -53,7 +53,6 @@ class Emitter:
         self.levels = [_Level(frozenset(grid))]
         self._names: dict[Axis, str] = {}
         self._count = 0
-        self.operations = 0
 
     # Names and index expressions.
 
@@ -200,7 +199,6 @@ class Emitter:
         if node.is_op(*_COMPARISONS):
             operands = tuple(self._rounded(o, name) for o, name in zip(item.operands, operands, strict=True))
         dtype = source if node.is_op(*_COMPARISONS) else accumulation(target)
-        self.operations += node.op.cost
         return self._define(item, Compute(self.fresh(), node.op.name, operands, dtype), level)
 
     def _rounded(self, item: Located, name: Operand) -> Operand:

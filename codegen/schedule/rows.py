@@ -158,7 +158,6 @@ class Rows:
             else:
                 for r, name in totals.items():
                     emitter.inner.append(Update(name, _fold(r), self._addends(r)))
-                    emitter.operations += 1
                 self._put(outputs)
                 if not self.in_columns:
                     self._keep()
@@ -211,7 +210,6 @@ class Rows:
                     total = emitter.fresh("r")
                     emitter.inner.append(Fold(total, _fold(r), value, _accumulator(r)))
                     emitter.define(r, total)
-                    emitter.operations += 1
                 inside = [o for o in outputs if output_axes(o) - rows <= {axis}]
                 outside += [o for o in outputs if o not in inside]
                 self._put(inside)

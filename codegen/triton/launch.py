@@ -2,13 +2,12 @@
 
 import hashlib
 import linecache
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, TensorHandle
@@ -63,7 +62,7 @@ class InterpretedKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel, interpreted=True)
-        self._function = InterpretedFunction(define(kernel, self.source, decorate=_plain))
+        self._function = InterpretedFunction(define(kernel, self.source, interpreted=True))
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """As ``TritonKernel``; bf16 tensors go through f32 copies, since the interpreter gets bf16 arithmetic wrong."""
@@ -80,7 +79,7 @@ class InterpretedKernel:
                 original.copy_(copy)
 
 
-def define(kernel: Kernel, text: str, decorate: Callable[[Any], Any] = triton.jit) -> Any:
+def define(kernel: Kernel, text: str, interpreted: bool = False) -> Any:
     """The function that a kernel's text defines.
 
     Triton reads the source of what it compiles, so the text is entered into ``linecache`` as a file of its own.
@@ -88,15 +87,17 @@ def define(kernel: Kernel, text: str, decorate: Callable[[Any], Any] = triton.ji
     Args:
         kernel: the kernel.
         text: its text.
-        decorate: what stands for ``triton.jit`` in the text.
+        interpreted: for Triton's interpreter, which takes plain functions.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     file = f"<fusec kernel {kernel.name} {digest}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names: dict[str, Any] = {"__name__": f"fusec_kernel_{digest}", "device_function": decorate}
-    code = text if decorate is triton.jit else text.replace("@triton.jit", "@device_function")
+    names: dict[str, Any] = {"__name__": f"fusec_kernel_{digest}"}
+    if interpreted:
+        names |= {"device_function": _plain, "range": _range}
+        text = text.replace("@triton.jit", "@device_function")
     try:
-        exec(compile(code, file, "exec"), names)
+        exec(compile(text, file, "exec"), names)
     except SyntaxError as reason:
         raise BuildError(f"the text of kernel {kernel.name} is no Python", where=file, why=str(reason)) from reason
     return names[identifier(kernel.name)]
@@ -137,6 +138,11 @@ def _plain(function: Any) -> Any:
     """A device function for the interpreter: itself, under the attribute by which ``tl.reduce`` calls it."""
     function.fn = function
     return function
+
+
+def _range(*bounds: Any) -> range:
+    """Python's, over scalars of the interpreter too: those of Triton 3.6 have no ``__index__`` that works."""
+    return range(*(bound.handle.data.item() if isinstance(bound, tl.tensor) else bound for bound in bounds))
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Look into the compiler: capture a model, run passes on it, see what became of it and why.\n\n"
     "A MODEL is SCRIPT.py (which defines `model` and `inputs`), models:llama/tiny, hf:llama, a .fir file, or - for "
-    "a graph on standard input. Exit codes: 0 fine, 1 a check failed, 2 wrong usage, 3 a graph or rewrite is wrong, "
-    "4 a crash.",
+    "a graph on standard input. Exit codes: 0 fine, 1 a check failed, 2 wrong usage, 3 a model, graph or rewrite is "
+    "refused, 4 a crash.",
     pretty_exceptions_enable=False,
 )
 for command in (capture, opt, explain, view, env):

@@ -25,11 +25,11 @@ def capture(
 
     A model with several graphs (training, graph breaks) gives several files, numbered from the second on.
     """
-    from fusec.debug.capture import capture_graphs
+    from fusec.debug.capture import capture as capture_graphs
     from fusec.ir.printer import print_graph
 
     loaded = load(model, batch, length)
-    graphs = capture_graphs(loaded.model, loaded.inputs, loaded.keywords, dynamic=dynamic, train=train)
+    graphs = capture_graphs(loaded.model, *loaded.inputs, dynamic=dynamic, train=train, **loaded.keywords)
     written = []
     for i, graph in enumerate(graphs):
         path = output if output == "-" or i == 0 else str(_numbered(Path(output), i))

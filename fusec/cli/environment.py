@@ -2,14 +2,13 @@
 
 import os
 import platform
-import shutil
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
 
 from fusec.cli.terminal import show, write_json
+from fusec.errors import BuildError
 
 PACKAGES = ("fusec", "torch", "triton", "transformers", "sympy", "networkx", "numpy")
 
@@ -62,14 +61,15 @@ def _processor() -> str:
 
 
 def _compiler() -> str:
-    path = shutil.which(os.environ.get("CXX", "g++"))
-    if path is None:
-        return "none: kernels are run through ATen"
+    """The compiler that kernels are built with."""
+    from fusec.codegen.cpp.compiler import find_compiler, run_compiler
+
     try:
-        out = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired) as reason:
-        return f"{path} does not run: {reason}"
-    return out.splitlines()[0] if out else path
+        compiler = find_compiler()
+        version = run_compiler([*compiler.command, "--version"]).splitlines()[0]
+    except BuildError as reason:
+        return f"none, so that models run through ATen: {reason.what}"
+    return f"{version} {' '.join((*compiler.command, *compiler.machine_flags))}"
 
 
 def _gpu() -> str:

@@ -1,8 +1,8 @@
 """``fusec opt``: run passes on the text of a graph, and look at what each does."""
 
-import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,8 +11,9 @@ from fusec.cli.models import read_graph
 from fusec.cli.terminal import CHECK_FAILED, check_name, note, write_json, write_text
 
 if TYPE_CHECKING:
-    from fusec.config import Config
-    from fusec.pipeline import Context, PassRecord, Pipeline
+    from fusec.debug.subject import Subject
+    from fusec.pipeline import PassRecord, Pipeline
+    from fusec.verify.rewrites import Verdict
 
 PRINTS = ("before", "after", "changed", "diff")
 KINDS = ("passed", "missed", "failure", "analysis")
@@ -22,7 +23,9 @@ def opt(
     graph: Annotated[str, typer.Argument(metavar="GRAPH", help="a .fir file, or - for standard input")] = "-",
     output: Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")] = "-",
     passes: Annotated[str, typer.Option(help="`default`, or `canonicalize,raise{only=rms_norm}`")] = "default",
-    target: Annotated[str, typer.Option(help="cpp or triton: whose passes `default` means")] = "cpp",
+    target: Annotated[
+        str, typer.Option(help="cpp or triton: whose passes `default` means; by default by the device of the inputs")
+    ] = "",
     printed: Annotated[
         str, typer.Option("--print", help="graphs to print on standard error: before, after, changed, diff")
     ] = "",
@@ -37,57 +40,34 @@ def opt(
     remarks: Annotated[
         str, typer.Option(metavar="KINDS", help="remarks to print on standard error: passed,missed,failure,analysis")
     ] = "",
-    sources: Annotated[bool, typer.Option(help="end each line with its place in the model")] = True,
+    sources: Annotated[bool, typer.Option(help="end each line of a graph with its place in the model")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="passes and remarks as JSON; the graph only with -o FILE")
     ] = False,
 ) -> None:
     """Run a pipeline on a graph and write the result."""
     from fusec.config import Config
+    from fusec.debug.optimize import choose_passes, verify_passes
+    from fusec.debug.optimize import opt as run_passes
     from fusec.ir.printer import print_graph
-    from fusec.pipeline import Context
 
-    config = Config.from_options(None, {"record": True, "apply": apply, "disable": disable, "target": target})
-    pipeline = choose_passes(passes, config, target)
+    options = {"apply": apply, "disable": disable, "target": target}
+    pipeline = choose_passes(passes, Config.from_options(None, options), target or "cpp")
     if list_passes:
         return _list(pipeline, as_json)
     wanted, kinds = _choices("print", printed, PRINTS), _choices("kind of remark", remarks, KINDS)
     if only:
         check_name("pass", only, [step.name for step in pipeline.passes])
-    work, context = read_graph(graph), Context(config)
-    try:
-        pipeline.run(work, context)
-    finally:
-        for record in context.records:
-            if not only or record.name.partition("{")[0] == only:
-                _print_record(record, wanted)
-        for remark in (r for r in context.remarks if r.kind in kinds):
-            typer.echo(str(remark), err=True)
-    verdicts = _verify(context.records) if verify_each else {}
+    found = run_passes(read_graph(graph), passes, options=options)
+    _print_history(found, wanted, only, kinds, sources)
+    verdicts = verify_passes(found.records) if verify_each else {}
     if timing:
-        _print_timing(context, verdicts)
+        _print_timing(found.records, verdicts)
     if as_json:
-        write_json(_report(context, verdicts, len(work)))
+        write_json(_report(found, verdicts))
     if not as_json or output != "-":
-        write_text(output, print_graph(work, sources=sources))
-    _judge(context, verdicts)
-
-
-def choose_passes(text: str, config: "Config", target: str) -> "Pipeline":
-    """The pipeline that a text names, in which the passes have the options that the configuration gives them.
-
-    Raises:
-        UsageError: for an unknown pass; close matches are named.
-    """
-    from fusec.passes import default_pipeline, known_passes
-    from fusec.pipeline import Pipeline
-
-    if text == "default":
-        return default_pipeline(config, target)
-    known = known_passes(config)
-    for name in re.findall(r"([\w-]+)\s*(?:\{[^}]*\})?\s*(?:,|$)", text):
-        check_name("pass", name, known)
-    return Pipeline.parse(text, known)
+        write_text(output, print_graph(found.final, sources=sources))
+    _judge(found, verdicts)
 
 
 def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
@@ -100,13 +80,29 @@ def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
 def _list(pipeline: "Pipeline", as_json: bool) -> None:
     from fusec.pipeline import describe
 
-    rows = [(describe(step), (type(step).__doc__ or "").strip().splitlines()[:1]) for step in pipeline.passes]
+    rows = [(describe(step), (step.__doc__ or "").strip().splitlines()[:1]) for step in pipeline.passes]
     if as_json:
         write_json([{"pass": name, "does": "".join(doc)} for name, doc in rows])
         return
     width = max((len(name) for name, _ in rows), default=0)
     for name, doc in rows:
         typer.echo(f"{name:<{width}}  {''.join(doc)}".rstrip())
+
+
+def _print_history(found: "Subject", wanted: Sequence[str], only: str, kinds: Sequence[str], sources: bool) -> None:
+    for record in found.records if wanted else ():
+        if not only or record.name.partition("{")[0] == only:
+            _print_record(record if sources else _without_sources(record), wanted)
+    for remark in (r for r in found.remarks if r.kind in kinds):
+        typer.echo(str(remark), err=True)
+
+
+def _without_sources(record: "PassRecord") -> "PassRecord":
+    from fusec.ir.parser import parse_graph
+    from fusec.ir.printer import print_graph
+
+    before, after = (print_graph(parse_graph(text), sources=False) for text in (record.before, record.after))
+    return replace(record, before=before, after=after)
 
 
 def _print_record(record: "PassRecord", wanted: Sequence[str]) -> None:
@@ -126,51 +122,34 @@ def _print_record(record: "PassRecord", wanted: Sequence[str]) -> None:
             typer.secho(line, err=True, fg=fg if colour else None)
 
 
-def _verify(records: "Sequence[PassRecord]") -> dict[int, Any]:
-    """Run both sides of every pass that changed the graph."""
-    from fusec.ir.parser import parse_graph
-    from fusec.verify.rewrites import check_rewrite
-
-    return {
-        i: check_rewrite(parse_graph(r.before), parse_graph(r.after), exact=False)
-        for i, r in enumerate(records)
-        if r.changed
-    }
-
-
-def _print_timing(context: "Context", verdicts: dict[int, Any]) -> None:
+def _print_timing(records: "Sequence[PassRecord]", verdicts: "dict[int, Verdict]") -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("pass", "ms", "applications", "changed", *(["verified"] if verdicts else [])):
         table.add_column(column, justify="right" if column in ("ms", "applications") else "left")
-    for i, r in enumerate(context.records):
+    for i, r in enumerate(records):
         verdict = [verdicts[i].message if i in verdicts else ""] if verdicts else []
         table.add_row(r.name, f"{1000 * r.seconds:.1f}", str(r.applications), "yes" if r.changed else "", *verdict)
-    table.add_row("total", f"{1000 * sum(r.seconds for r in context.records):.1f}", str(context.next_number))
+    table.add_row("total", f"{1000 * sum(r.seconds for r in records):.1f}", str(sum(r.applications for r in records)))
     Console(stderr=True, width=None if sys.stderr.isatty() else 140).print(table)
 
 
-def _report(context: "Context", verdicts: dict[int, Any], nodes: int) -> dict[str, Any]:
+def _report(found: "Subject", verdicts: "dict[int, Verdict]") -> dict[str, Any]:
     passes = []
-    for i, r in enumerate(context.records):
+    for i, r in enumerate(found.records):
         row = {"pass": r.name, "seconds": r.seconds, "changed": r.changed, "applications": r.applications}
         passes.append(row | ({"verified": bool(verdicts[i]), "verdict": verdicts[i].message} if i in verdicts else {}))
-    return {"nodes": nodes, "passes": passes, "remarks": [r.to_json() for r in context.remarks]}
+    return {"nodes": len(found.final), "passes": passes, "remarks": [r.to_json() for r in found.remarks]}
 
 
-def _judge(context: "Context", verdicts: dict[int, Any]) -> None:
+def _judge(found: "Subject", verdicts: "dict[int, Verdict]") -> None:
     """Say which pass failed or changed the meaning, and end with the code for it."""
-    from fusec.errors import VerificationError
+    from fusec.debug.optimize import require_agreement
 
-    for i, verdict in verdicts.items():
-        if not verdict:
-            raise VerificationError(
-                f"pass {context.records[i].name} changes the result", why=verdict.message,
-                fix="find the application at fault with --apply and --remarks passed",
-            )  # fmt: skip
-    failures = context.remarks.of("failure")
+    require_agreement(found.records, verdicts)
+    failures = [remark for remark in found.remarks if remark.kind == "failure"]
     for remark in failures:
         note(str(remark))
     if failures:

@@ -1,6 +1,5 @@
 """What every command shares: standard streams, exit codes, close matches for wrong names."""
 
-import difflib
 import functools
 import json
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import typer
 
-from fusec.errors import FusecError, GraphError, OptionError, ParseError, VerificationError
+from fusec.errors import FusecError, OptionError, ParseError, suggestion
 
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
 
@@ -41,17 +40,8 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def exit_code(error: FusecError) -> int:
-    """Wrong names and unreadable text are wrong usage; a graph or rewrite that breaks a rule is invalid."""
-    if isinstance(error, (UsageError, OptionError, ParseError)):
-        return USAGE
-    return INVALID if isinstance(error, (GraphError, VerificationError)) else CRASH
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """What a wrong name may have meant."""
-    known = sorted(set(known))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    """Wrong names and unreadable text are wrong usage; whatever else fusec refuses on purpose is invalid."""
+    return USAGE if isinstance(error, (UsageError, OptionError, ParseError)) else INVALID
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:

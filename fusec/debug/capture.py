@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from fusec.config import Config
@@ -16,15 +16,21 @@ class NothingCaptured(FusecError):
     """A model that left no graph behind."""
 
 
-def capture_graphs(
-    model: Callable[..., Any],
-    inputs: Sequence[Any],
-    keywords: Mapping[str, Any] | None = None,
-    *,
-    dynamic: bool = False,
-    train: bool = False,
+def capture(
+    model: Callable[..., Any], *inputs: Any, dynamic: bool = False, train: bool = False, **keywords: Any
 ) -> list[Graph]:
-    """The graphs of a model as imported, with no pass run on them: one where nothing breaks, two in training."""
+    """The graphs of a model as imported, with no pass run on them: one where nothing breaks, two in training.
+
+    Args:
+        model: a module or function of tensors; it is called once on ``inputs`` and ``keywords``.
+        inputs: sample inputs.
+        dynamic: whether sizes become symbols.
+        train: whether the backward graph is wanted too.
+        keywords: further sample inputs, by name.
+
+    Raises:
+        NothingCaptured: where there is none.
+    """
     from fusec.dynamo import backend_with
     from fusec.verify.interpreter import evaluate
 
@@ -44,7 +50,7 @@ def capture_graphs(
         return Kept(graph)
 
     with _kept_log():
-        _run(model, backend_with(keep), inputs, keywords or {}, dynamic, train)
+        _run(model, backend_with(keep), inputs, keywords, dynamic, train)
     return _checked(found)
 
 
@@ -65,15 +71,9 @@ def compile_model(
     Raises:
         NothingCaptured: where there is none.
     """
-    from fusec.dynamo import backend, compiled_graphs, fallbacks
+    from fusec.dynamo import backend_for, compiled_graphs, fallbacks
 
-    default = asdict(Config())
-    options = {k: v for k, v in asdict(config or Config()).items() if v != default[k]} | {"record": True}
-    mode = options.pop("mode", None)
-
-    def chosen(gm: Any, example_inputs: Any) -> Any:
-        return backend(gm, example_inputs, mode=mode, options=options)
-
+    chosen = backend_for(replace(config or Config.from_environment(), record=True))
     count, failed = len(compiled_graphs()), len(fallbacks())
     _run(model, chosen, inputs, keywords or {}, dynamic, train)
     found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:])]
@@ -147,7 +147,6 @@ def _checked(found: list[Any]) -> list[Any]:
     if not found:
         from fusec.dynamo import fallbacks
 
-        raise NothingCaptured(
-            "the model left no graph behind", why="; ".join(fallbacks()[-3:]), fix="does it compute on tensors?"
-        )
+        why = "; ".join(fallbacks()[-3:])
+        raise NothingCaptured("the model left no graph behind", why=why or "it computes nothing on tensors")
     return found

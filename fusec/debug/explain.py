@@ -1,10 +1,11 @@
 """What a compile did: kernels, coverage, what fell back, what nearly matched; data, which others show."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fusec.config import Config
 from fusec.debug.subject import Step, Subject, is_compiled, is_vendor, kind_of, sources_of, subject_of
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
@@ -132,8 +133,26 @@ class Explanation:
         return as_text(self)
 
 
-def explain(model: Any, *inputs: Any, title: str = "", **keywords: Any) -> Explanation:
-    """Compile a model on sample inputs and say what became of it; takes a compile or a graph as well."""
+def explain(
+    model: Any,
+    *inputs: Any,
+    title: str = "",
+    dynamic: bool = False,
+    train: bool = False,
+    options: Mapping[str, Any] | None = None,
+    **keywords: Any,
+) -> Explanation:
+    """Compile a model on sample inputs and say what became of it; takes a compile or a graph as well.
+
+    Args:
+        model: a module or function of tensors, which is called once; a graph, or what ``fusec.opt`` gives.
+        inputs: sample inputs.
+        title: what to call it; by default the name of its class.
+        dynamic: whether sizes become symbols.
+        train: whether the backward graph is wanted too.
+        options: those of ``torch.compile(..., backend="fusec")``.
+        keywords: further sample inputs, by name.
+    """
     if isinstance(model, Explanation):
         return model
     if isinstance(model, (Graph, Subject)) or is_compiled(model):
@@ -141,7 +160,9 @@ def explain(model: Any, *inputs: Any, title: str = "", **keywords: Any) -> Expla
     from fusec.debug.capture import compile_model
 
     title = title or getattr(model, "__name__", type(model).__name__)
-    return explain_subjects(compile_model(model, inputs, keywords, title=title), title)
+    config = Config.from_options(None, options)
+    found = compile_model(model, inputs, keywords, config=config, dynamic=dynamic, train=train, title=title)
+    return explain_subjects(found, title)
 
 
 def explain_subjects(subjects: Sequence[Subject], title: str = "") -> Explanation:
@@ -217,10 +238,9 @@ def node_name(node: Node) -> str:
     """What a row for a node is called."""
     if node.has(Trait.OPAQUE):
         return str(node.attributes.get("target", node.op.name))
-    if node.has(Trait.CONTRACTION):
-        return f"{node.attributes['spec']}  {' × '.join(str(v.type) for v in node.operands)}"
     if is_vendor(node):
-        return f"{node.attributes.get('label') or 'linear'}  {' × '.join(str(v.type) for v in node.operands[:2])}"
+        word = f"matmul {node.attributes['spec']}" if node.has(Trait.CONTRACTION) else node.attributes["label"]
+        return f"{word}  {' × '.join(str(v.type) for v in node.operands[:2])}"
     return str(node.attributes.get("label") or node.attributes.get("fusion") or node.op.name)
 
 
@@ -273,10 +293,16 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
 
 
 def _usual_reason(node: Node) -> str:
+    from fusec.analysis.memory import is_attention, is_lookup
+
     if node.has(Trait.ORDERED):
         return "it keeps its place: random numbers, a collective, or an effect"
+    if is_attention(node):
+        return "attention is one call of ATen for now"
+    if is_lookup(node):
+        return "a lookup: where it reads is known only at run time"
     if node.has(Trait.OPAQUE):
-        return "fusec calls ATen for this operation"
+        return "fusec does not know this operation"
     if node.has(Trait.WRITE):
         return "an update in place, made by ATen"
     return "it is in no kernel" if not node.has(Trait.REGION) else "its kernel could not be made"

@@ -17,7 +17,9 @@ MOST_ROWS = 30
 def explanation_view(explanation: Explanation, everything: bool = False) -> RenderableType:
     """All tables that have rows, under a headline."""
     most = 10**6 if everything else MOST_ROWS
-    parts: list[RenderableType] = [headline(explanation), coverage_bars(explanation), ""]
+    parts: list[RenderableType] = [headline(explanation)]
+    parts += [_regions(explanation)] if explanation.regions else []
+    parts += [coverage_bars(explanation), ""]
     parts += [kernel_table(explanation, most)] if explanation.kernels else ["[dim]No kernels.[/]"]
     parts += [_fallback_table(explanation, most)] if explanation.fallbacks else ["[green]Nothing falls back.[/]"]
     parts += [_remark_table("Near misses", explanation.near_misses, most)] if explanation.near_misses else []
@@ -38,6 +40,11 @@ def headline(e: Explanation) -> Text:
     counts += [f"{len(e.subjects)} graphs"] if len(e.subjects) != 1 else []
     text.append("   " + " · ".join(counts), style="not bold dim")
     return text
+
+
+def _regions(e: Explanation) -> Text:
+    """Declared fusions by name, with the number of their places."""
+    return Text(", ".join(f"{name} ×{count}" for name, count in e.regions.items()), style="magenta")
 
 
 def coverage_bars(e: Explanation, width: int = 48) -> Table:

@@ -11,6 +11,7 @@ import torch
 from fusec.frontend.sizes import to_size
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType, Size, TensorType
+from fusec.remarks import Remarks
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,8 @@ class Imported:
     constants: list[torch.Tensor]
     """Tensors the module holds, passed behind the caller's arguments."""
     outputs: tuple[Output, ...]
-    opaque: dict[str, int] = field(default_factory=dict)
-    """ATen operations that stayed calls, and how often."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Why an operation that fusec knows stayed a call."""
+    remarks: Remarks = field(default_factory=Remarks)
+    """Why operations that fusec knows stayed calls of ATen."""
 
     def callable(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], list[Any]]:
         """A function with the torch graph's calling convention: takes a list and clears it."""

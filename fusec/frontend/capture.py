@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_fx
+from fusec.frontend.targets import is_mutable
 from fusec.frontend.torch_internals import kept_whole, outside_tracing
 from fusec.ir import types as t
 from fusec.ir.graph import Graph
@@ -29,7 +30,7 @@ def trace(function: Callable[..., Any], sample_inputs: Sequence[Any], symbolic: 
         return function(*(next(rest) if isinstance(a, torch.Tensor) else a for a in sample_inputs))
 
     gm = _traced(of_tensors, tensors, symbolic)
-    if any(_changes_operand(n) for n in gm.graph.nodes):
+    if any(is_mutable(n) for n in gm.graph.nodes):
         gm = _traced(torch.func.functionalize(of_tensors, remove="mutations"), tensors, symbolic)
     return rename_symbols(import_fx(gm))
 
@@ -38,10 +39,6 @@ def _traced(function: Callable[..., Any], tensors: list[torch.Tensor], symbolic:
     mode: Literal["symbolic", "fake"] = "symbolic" if symbolic else "fake"
     with outside_tracing(), torch.no_grad(), kept_whole(KEPT_WHOLE):
         return make_fx(function, decomposition_table=decompositions(), tracing_mode=mode)(*tensors)
-
-
-def _changes_operand(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def import_exported(program: Any) -> Graph:

@@ -11,7 +11,7 @@ LETTERS = "abcdefghijklmnopqrstuvw"
 def _product(low: Lowering, call: Call, spec: str, a: Value, b: Value) -> Value:
     dtype = call.out.dtype
     if not dtype.is_float:
-        raise ImportFailure(f"a matrix product of {dtype}")
+        raise ImportFailure(f"a matrix product of {dtype}", why="contractions are of floats")
     return low.emit("contraction", low.cast(a, dtype), low.cast(b, dtype), spec=spec)
 
 
@@ -77,11 +77,16 @@ def _convolution(low: Lowering, call: Call) -> Value:
     """A convolution whose windows tile the image (patch embedding) is a matrix product; the rest stays opaque."""
     x, weight, bias = call["input"], call["weight"], call["bias"]
     if len(x.shape) != 4 or call["groups"] != 1 or call.get("transposed"):
-        raise ImportFailure("a convolution that is no patch embedding")
+        raise ImportFailure(
+            "a convolution that is no patch embedding", why="only a plain 2-d one, with one group, is a matrix product"
+        )
     window = weight.shape[2:]
     plain = not any(call["padding"]) and all(d == 1 for d in call["dilation"])
     if not plain or not all(isinstance(n, int) for n in window) or not _pairs_equal(call["stride"], window):
-        raise ImportFailure("a convolution whose windows overlap")
+        raise ImportFailure(
+            "a convolution whose windows do not tile the image",
+            why="it is a matrix product only with a stride of one window, without padding or dilation",
+        )
     assert isinstance(call.out, TensorType)
     batch, channels = x.shape[:2]
     _, _, rows, columns = call.out.shape

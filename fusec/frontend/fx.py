@@ -2,6 +2,7 @@
 
 import operator
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fusec.analysis.strides import dense
+from fusec.analysis.uses import base
 from fusec.errors import FusecError, ImportFailure
 from fusec.frontend import contractions, pointwise, reductions, views
 from fusec.frontend.caches import CacheWrites
@@ -20,11 +22,13 @@ from fusec.frontend.sizes import to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, functional, is_mutable, keeps_its_place
 from fusec.frontend.targets import number as number_of
-from fusec.frontend.torch_internals import storage_key
+from fusec.frontend.torch_internals import position_of_input, storage_key
 from fusec.ir.graph import Graph, Value
-from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size
+from fusec.remarks import Remarks
 
+PASS_NAME = "import"
+"""Under which the import leaves its remarks."""
 TABLES = (contractions, pointwise, reductions, views)
 """The modules whose import fills the table of handlers."""
 
@@ -42,24 +46,30 @@ def import_fx(gm: GraphModule, example_inputs: Any = None) -> Graph:
     return Importer(gm, example_inputs).run(aliases=False).graph
 
 
-def import_for_call(gm: GraphModule, example_inputs: Any = None) -> Imported:
-    """The IR of an ATen graph, with all that is needed to call it in the module's place."""
-    return Importer(gm, example_inputs).run(aliases=True)
+def import_for_call(gm: GraphModule, names: Sequence[str] = ()) -> Imported:
+    """The IR of an ATen graph, with all that is needed to call it in the module's place.
+
+    Args:
+        gm: what AOTAutograd made.
+        names: what the inputs of the Dynamo graph before it are called.
+    """
+    return Importer(gm, names=names).run(aliases=True)
 
 
 class Importer:
     """One import: walks the torch graph once, in order."""
 
-    def __init__(self, gm: GraphModule, example_inputs: Any = None) -> None:
+    def __init__(self, gm: GraphModule, example_inputs: Any = None, names: Sequence[str] = ()) -> None:
         self.gm = gm
+        self.names = names
         self.examples = list(example_inputs or ())
         self.graph = Graph()
         self.low = Lowering(self.graph)
         self.values: dict[Node, Any] = {}
         """What each torch node is: a Value, a number or size, None, or a list of them."""
         self.constants: list[torch.Tensor] = []
-        self.declined: Counter[str] = Counter()
-        self.reasons: dict[str, str] = {}
+        self.remarks = Remarks()
+        """Operations that fusec knows, and still leaves to ATen here."""
         self.placeholders: dict[Node, int] = {}
         self.leaves: list[Node] = []
         self.changed: dict[Value, int | None] = {}
@@ -86,14 +96,16 @@ class Importer:
                                     fix="run the module through AOTAutograd, make_fx or torch.export")  # fmt: skip
         outputs = self._outputs(next(n for n in nodes if n.op == "output"), aliases)
         self.graph.erase_dead()
-        return Imported(self.graph, self.constants, outputs, dict(self.declined), self.reasons)
+        return Imported(self.graph, self.constants, outputs, self.remarks)
 
     def _placeholder(self, node: Node) -> None:
         fake = node.meta.get("val")
         if fake is None and len(self.placeholders) < len(self.examples):
             fake = node.meta["val"] = self.examples[len(self.placeholders)]
         self.placeholders[node] = len(self.graph.inputs)
-        value = self.graph.add_input(to_type(fake), node.name)
+        place = position_of_input(node)
+        name = self.names[place] if place is not None and place < len(self.names) else node.name
+        value = self.graph.add_input(to_type(fake), name)
         if isinstance(fake, (bool, int, torch.SymInt)):
             self.values[node] = to_size(fake)
         else:
@@ -118,7 +130,11 @@ class Importer:
         for part in str(node.target).split("."):
             tensor = getattr(tensor, part)
         if not isinstance(tensor, torch.Tensor):
-            raise ImportFailure(f"the graph holds {type(tensor).__name__} {node.target}")
+            raise ImportFailure(
+                f"the graph holds {node.target}, which is no tensor",
+                why="operations on graphs, such as torch.cond, have no form in the IR",
+                fix="exclude the function that calls it with torch.compiler.disable",
+            )  # fmt: skip
         node.meta.setdefault("val", tensor)
         fake = type(tensor) not in (torch.Tensor, torch.nn.Parameter)
         if tensor.ndim == 0 and not fake and to_dtype(tensor.dtype).kind != "other":
@@ -132,15 +148,20 @@ class Importer:
         fake = node.meta.get("val")
         if node.meta.get("unbacked_bindings"):
             raise ImportFailure(
-                f"{node.target} gives a size that is known only at run time", where=str(source_of(node))
-            )
+                f"{node.target} gives a size that is known only at run time", where=str(source_of(node)),
+                why="every size has to follow from the sizes of the inputs",
+                fix="leave torch._dynamo.config.capture_dynamic_output_shape_ops off: the graph then breaks here",
+            )  # fmt: skip
         if node.target is operator.getitem:
             source = self.values[node.args[0]]  # type: ignore[index]
             self.values[node] = source[node.args[1]] if source is not None else None
         elif isinstance(fake, NUMBERS) and not defines_symbol(node):
             self.values[node] = number_of(fake)
         elif not isinstance(node.target, torch._ops.OpOverload):
-            raise ImportFailure(f"{node.target} is no ATen operation", where=str(source_of(node)))
+            raise ImportFailure(
+                f"{node.target} is no ATen operation", where=str(source_of(node)),
+                why="fusec can neither take it apart nor call it", fix="exclude its caller with torch.compiler.disable",
+            )  # fmt: skip
         elif str(node.target).startswith(CHECKS):
             self.values[node] = None
         else:
@@ -155,8 +176,9 @@ class Importer:
         mutable = is_mutable(node) and not copies_back
         if mutable and not self._changes_own_temporary(node):
             raise ImportFailure(
-                f"{node.target} changes its operand", where=str(source), fix="make the graph functional"
-            )
+                f"{node.target} changes its operand", where=str(source), why="values of the IR never change",
+                fix="make the graph functional, as AOTAutograd or torch.func.functionalize does",
+            )  # fmt: skip
         with self.low.at(source, device):
             self.low.fresh.clear()
             written = self._write(node)
@@ -202,8 +224,8 @@ class Importer:
         if node in self.caches.folded:
             try:
                 return self.caches.lower(node, self.low, self.values)
-            except ImportFailure as reason:  # the update is then made as a new value, and copied back
-                self.reasons[str(node.target)] = str(reason).splitlines()[0]
+            except ImportFailure as reason:
+                self._miss(node, "makes a new value, which is copied back", reason)
         return None
 
     def _expand(self, node: Node, flat: list[Any], types: list[Type]) -> list[Any] | None:
@@ -217,8 +239,23 @@ class Importer:
             values = results if isinstance(results, list) else [results]
             return [self._promised(v, ty) for v, ty in zip(values, types, strict=True)]
         except (FusecError, ValueError, TypeError, KeyError, IndexError, AttributeError) as reason:
-            self.reasons[str(node.target)] = str(reason).splitlines()[0]
+            self._miss(node, "stays a call of ATen", reason)
             return None
+
+    def _miss(self, node: Node, what: str, error: Exception) -> None:
+        reason, suggestion = f"{type(error).__name__}: {error}", ""
+        if isinstance(error, FusecError):
+            reason, suggestion = error.reason, error.fix
+        target, sources = str(node.target), tuple(map(str, self.low.sources))
+        self.remarks.add(
+            "analysis",
+            PASS_NAME,
+            f"{target} {what}",
+            subject=target,
+            reason=reason,
+            suggestion=suggestion,
+            sources=sources,
+        )
 
     def _promised(self, value: Value | None, ty: Type) -> Value | None:
         """A result with the element type, shape and strides of eager's."""
@@ -227,7 +264,9 @@ class Importer:
         value = self.low.cast(value, ty.dtype)
         if not same_shape(value.shape, ty.shape):
             if len(value.shape) > len(ty.shape) or all(isinstance(n, int) for n in value.shape + ty.shape):
-                raise ImportFailure(f"{value.type} is not {ty}")
+                raise ImportFailure(
+                    f"our result is {value.type}, eager's is {ty}", why="no reshape leads from one to the other"
+                )
             value = self.low.reshape(value, ty.shape)
         if value in self.low.fresh:
             value.type = ty
@@ -267,7 +306,6 @@ class Importer:
         attributes = {"target": str(node.target), "args": args, "kwargs": kwargs}
         attributes["operand_types"] = tuple(template.operand_types)
         op = "ordered" if keeps_its_place(node) else "opaque"
-        self.declined[str(node.target)] += 1
         made = self.graph.add_node(op, template.operands, attributes, types=types, sources=self.low.sources)
         return [r.type.expr if isinstance(r.type, ScalarType) and r.type.expr is not None else r for r in made.results]
 
@@ -322,10 +360,3 @@ def _fills_storage(fake: torch.Tensor) -> bool:
     if not isinstance(ty, TensorType):
         return False
     return dense(ty).strides == ty.strides and same_size(ty.nbytes, to_size(fake.untyped_storage().nbytes()))
-
-
-def base(value: Value) -> Value:
-    """The value that ``value`` is a view of."""
-    while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
-        value = value.producer.operands[0]
-    return value

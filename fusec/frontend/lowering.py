@@ -45,7 +45,7 @@ class Call:
         """The type of the only (or first) result."""
         first = self.types[0]
         if not isinstance(first, TensorType):
-            raise ImportFailure(f"{self.target} gives {first}, not a tensor")
+            raise ImportFailure(f"{self.target} gives {first}, not a tensor", why="its lowering is for tensors")
         return first
 
 
@@ -73,7 +73,9 @@ class Lowering:
         """Append a node with one result."""
         computes = not OPS[op].has(Trait.VIEW | Trait.WRITE)
         if computes and any(v.dtype.kind == "other" for v in operands):
-            raise ImportFailure(f"no arithmetic of ours on {operands[0].dtype}")
+            raise ImportFailure(
+                f"{op} of {operands[0].dtype}", why="arithmetic is on floats, integers and truth values"
+            )
         value = self.graph.add_node(op, operands, attributes, sources=self.sources).result
         self.fresh.add(value)
         return value
@@ -95,7 +97,9 @@ class Lowering:
         if value.dtype == dtype:
             return value
         if "other" in (value.dtype.kind, dtype.kind):
-            raise ImportFailure(f"no cast from {value.dtype} to {dtype}")
+            raise ImportFailure(
+                f"a cast from {value.dtype} to {dtype}", why="of complex and quantised types only data moves"
+            )
         if dtype == BOOL:
             return self.emit("ne", value, self.number(0, value.dtype))
         return self.emit("cast", value, dtype=dtype)
@@ -105,9 +109,12 @@ class Lowering:
         if not isinstance(argument, Value):
             return self.number(argument, dtype)
         if not isinstance(argument.type, TensorType):
-            raise ImportFailure(f"{argument!r} is no tensor")
+            raise ImportFailure(f"{argument!r} is no tensor", why="operands of arithmetic are tensors or numbers")
         if argument.type.device != self.device and argument.type.rank > 0:
-            raise ImportFailure("operands live on different devices")
+            raise ImportFailure(
+                f"operands on {argument.type.device} and {self.device}", why="a kernel runs on one device",
+                fix="move them to one device",
+            )  # fmt: skip
         return self.cast(argument, dtype)
 
     def pointwise(self, op: str, *arguments: Argument, dtype: DType) -> Value:

@@ -34,4 +34,8 @@ class Template:
             return ("device", str(argument))
         if argument is None or isinstance(argument, (bool, int, float, str, sympy.Expr)):
             return argument
-        raise ImportFailure(f"an opaque call cannot carry {argument!r}")
+        raise ImportFailure(
+            f"a call of ATen with the argument {argument!r}",
+            why=f"the text form of a graph cannot hold a {type(argument).__name__}",
+            fix="exclude its caller with torch.compiler.disable",
+        )

@@ -174,7 +174,7 @@ def _isfinite(low: Lowering, call: Call) -> Value:
 def _pow(low: Lowering, call: Call) -> Value:
     dtype = call.out.dtype
     if dtype == BOOL:
-        raise ImportFailure("a power of truth values")
+        raise ImportFailure("a power of truth values", why="arithmetic is on numbers", fix="cast to an integer first")
     return low.pointwise("pow", call["self"], call["exponent"], dtype=dtype)
 
 
@@ -216,16 +216,19 @@ def _addcmul(low: Lowering, call: Call) -> Value:
 @lowers("aten._to_copy.default", "prims.convert_element_type.default", "aten.to.dtype")
 def _to_copy(low: Lowering, call: Call) -> Value:
     x: Any = call.get("self", call.get("a"))
-    if x.type.device != call.out.device:
-        raise ImportFailure("a copy between devices")
+    _require_device(x, call.out.device)
     return low.cast(x, call.out.dtype)
 
 
 @lowers("aten.copy.default")
 def _copy(low: Lowering, call: Call) -> Value:
-    if call["src"].type.device != call.out.device:
-        raise ImportFailure("a copy between devices")
+    _require_device(call["src"], call.out.device)
     return low.expand(low.cast(call["src"], call.out.dtype), call.out.shape)
+
+
+def _require_device(x: Any, device: str) -> None:
+    if x.type.device != device:
+        raise ImportFailure(f"a copy from {x.type.device} to {device}", why="a kernel runs on one device")
 
 
 @lowers("aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.contiguous.default",

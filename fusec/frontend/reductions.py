@@ -29,7 +29,7 @@ def _quantifier(low: Lowering, call: Call) -> Value:
 @lowers("aten.max.dim", "aten.min.dim")
 def _max_dim(low: Lowering, call: Call) -> list[Value | None]:
     if call.used[1]:
-        raise ImportFailure("the index of a maximum")
+        raise ImportFailure("the index of a maximum or minimum", why="reductions give values, not positions")
     x: Value = call["self"]
     op = call.target.split(".")[1]
     return [low.reshape(_reduce(low, op, x, negative_dims(call["dim"], len(x.shape))), call.out.shape), None]

@@ -41,7 +41,9 @@ def to_size(value: Any) -> Size:
         return int(value) if value == int(value) else sympy.Float(value)
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return simplify(to_plain(value.node.expr))
-    raise ImportFailure(f"{value!r} is no size")
+    raise ImportFailure(
+        f"{value!r} is no size", why=f"a size is a number, known or symbolic, not a {type(value).__name__}"
+    )
 
 
 def to_plain(expr: Any) -> Any:
@@ -61,5 +63,6 @@ def to_plain(expr: Any) -> Any:
         return expr.func(*args)
     function = _FUNCTIONS.get(type(expr).__name__)
     if function is None:
-        raise ImportFailure(f"no plain form of the size {expr}", why=f"{type(expr).__name__} is unknown")
+        why = f"no plain counterpart of {type(expr).__name__} is known"
+        raise ImportFailure(f"the size {expr}", why=why, fix="compile with dynamic=False")
     return function(*args)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from fusec.ir.graph import Source
 
@@ -19,6 +19,19 @@ def source_of(node: Node) -> Source:
     """The source of a node, from the metadata that Dynamo and AOTAutograd keep."""
     file, line, text = _innermost(node.meta.get("stack_trace") or "")
     return Source(file=file, line=line, module=_module_path(node), op=str(node.target), text=text)
+
+
+def input_names(gm: GraphModule) -> list[str]:
+    """What the inputs of a Dynamo graph are in the model: ``layers_0_mlp_up_weight``, ``input_ids``."""
+    return [_input_name(node.name) for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def _input_name(name: str) -> str:
+    """``l_self_modules_layers_modules_0_parameters_weight_`` without what says how Dynamo reaches it."""
+    if not name.startswith("l_"):
+        return name
+    plain = re.sub(r"^l_(self_|fn_|kwargs_)?|(?<=_)(modules|parameters|buffers)_|_$", "", name)
+    return plain if plain[:1].isalpha() else f"arg_{plain}"
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -60,6 +61,27 @@ def storage_key(value: Any) -> int | None:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
     return int(value.untyped_storage()._cdata)
+
+
+def position_of_input(node: torch.fx.Node) -> int | None:
+    """Which input of the Dynamo graph a placeholder of AOTAutograd's graph is; None where torch does not say."""
+    described: Any = node.meta.get("desc")
+    return described.idx if type(described).__name__ == "PlainAOTInput" else None
+
+
+def _empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def _inductors_allocation() -> Any:
+    try:
+        return getattr(import_module("torch._C._dynamo.guards"), "_empty_strided_cpu", _empty_strided)
+    except ImportError:
+        return _empty_strided
+
+
+empty_on_cpu = _inductors_allocation()
+"""Memory for a tensor of shape, strides and dtype; Inductor's way has a third of the overhead of torch's own."""
 
 
 def boxed(function: Any) -> Any:

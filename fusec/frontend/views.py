@@ -83,8 +83,7 @@ def _slice(low: Lowering, call: Call) -> Value:
 
 def first_index(start: Argument, x: Value, dim: int, call: Call | None = None) -> Size:
     """A start index as eager reads it: counted from the end if negative, and clamped to the length."""
-    if isinstance(start, Value):
-        raise ImportFailure("a slice that starts at a number known only at run time")
+    _require_known(start)
     n = x.shape[dim]
     if isinstance(start, int):
         start = start + n if start < 0 else start
@@ -101,7 +100,17 @@ def first_index(start: Argument, x: Value, dim: int, call: Call | None = None) -
         found = simplify(sympy.simplify(offset / stride))
         if isinstance(found, int) or found.is_integer:
             return found
-    raise ImportFailure(f"the sign of the start {start} is unknown")
+    raise ImportFailure(
+        f"a slice from {start}, whose sign is unknown", why="a negative start counts from the end",
+        fix="torch._check(start >= 0), or dynamic=False",
+    )  # fmt: skip
+
+
+def _require_known(start: Argument) -> None:
+    if isinstance(start, Value):
+        raise ImportFailure(
+            "a slice that starts at a number known only at run time", why="where a view begins is part of its type"
+        )
 
 
 @lowers("aten.select.int")
@@ -162,7 +171,9 @@ def _roll(low: Lowering, call: Call) -> Value:
     for dim, shift in zip(dims, shifts, strict=True):
         n = x.shape[dim]
         if not isinstance(n, int) or not isinstance(shift, int):
-            raise ImportFailure("a roll by a symbolic number")
+            raise ImportFailure(
+                "a roll by a symbolic number, or of a symbolic length", why="where it is cut has to be known"
+            )
         if n and shift % n:
             cut, rank = n - shift % n, len(x.shape)
             x = low.emit("concat", low.slice(x, dim, cut, n - cut), low.slice(x, dim, 0, cut), dim=dim % rank - rank)
@@ -187,9 +198,10 @@ def _slice_backward(low: Lowering, call: Call) -> Value:
     else:
         start = call["start"]
         if call["step"] != 1:
-            raise ImportFailure("the gradient of a slice with a step")
-    if isinstance(start, Value):
-        raise ImportFailure("a slice that starts at a number known only at run time")
+            raise ImportFailure(
+                "the gradient of a slice with a step", why="zeros would go between its elements, not around"
+            )
+    _require_known(start)
     if isinstance(start, int) and start < 0:
         start = start + n
     if isinstance(start, int) and isinstance(n, int):
@@ -203,7 +215,7 @@ def _slice_backward(low: Lowering, call: Call) -> Value:
 def _slice_scatter(low: Lowering, call: Call) -> Value:
     x, source = call["self"], low.cast(call["src"], call.out.dtype)
     if call["step"] != 1:
-        raise ImportFailure("a scattered slice with a step")
+        raise ImportFailure("a slice with a step that is written to", why="it is no piece of a concatenation")
     rank = len(x.shape)
     dim = call["dim"] % rank
     start, length = first_index(call["start"] or 0, x, dim), source.shape[dim]
@@ -240,12 +252,10 @@ def _pad(low: Lowering, call: Call) -> Value:
         for amount in (pads[2 * i], None, pads[2 * i + 1]):
             if amount is None:
                 parts.append(x)
-            elif not isinstance(amount, int):
-                raise ImportFailure("padding by a symbolic number")
-            elif amount > 0:
+            elif not isinstance(amount, int) or amount < 0:
+                raise ImportFailure(f"padding by {amount}", why="only a known number of elements can be put on")
+            elif amount:
                 shape = tuple(amount if d == dim else n for d, n in enumerate(x.shape))
                 parts.append(low.expand(low.number(call["value"], x.dtype), shape))
-            elif amount < 0:
-                raise ImportFailure("negative padding")
         x = parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim - rank)
     return x

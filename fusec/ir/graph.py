@@ -235,8 +235,8 @@ class Graph:
     def sort(self) -> None:
         """Restore an order that respects data flow, as near to the present one as possible.
 
-        Ordered nodes and writes keep their order among each other, and a write stays behind the nodes that
-        read the old value of its destination.
+        Ordered nodes and writes keep their order among each other, and a write comes behind all nodes that read the
+        old value of its destination, be it through views.
 
         Raises:
             GraphError: where the graph has a cycle.
@@ -244,11 +244,9 @@ class Graph:
         placed: dict[Node, None] = {}
         effects = [n for n in self._nodes if n.has(Trait.ORDERED | Trait.WRITE)]
         earlier = {node: [previous] for previous, node in pairwise(effects)}
-        position = {node: i for i, node in enumerate(self._nodes)}
         for node in effects:
             if node.has(Trait.WRITE):
-                readers = (user for user in node.operands[0].users if position[user] < position[node])
-                earlier.setdefault(node, []).extend(readers)
+                earlier.setdefault(node, []).extend(_readers(node.operands[0], node))
         for root in self._nodes:
             stack = [(root, False)]
             on_path: set[Node] = set()
@@ -326,3 +324,19 @@ class Graph:
         from fusec.ir.printer import print_graph
 
         return print_graph(self)
+
+
+def _readers(destination: Value, write: Node) -> list[Node]:
+    """The other nodes that read what a write replaces: a value, what it is a view of, and all views of that."""
+
+    def is_view(node: Node) -> bool:
+        return node.has(Trait.VIEW) and not node.is_op("concat")
+
+    while destination.producer is not None and is_view(destination.producer):
+        destination = destination.producer.operands[0]
+    found, stack = dict[Node, None](), [destination]
+    while stack:
+        new = [user for user in stack.pop().users if user is not write and user not in found]
+        found.update(dict.fromkeys(new))
+        stack += [node.result for node in new if is_view(node)]
+    return list(found)

@@ -1,6 +1,5 @@
 """The operations of the IR: name, traits, type rule and meaning of each, in one table."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Flag, auto
@@ -273,6 +272,3 @@ _define(Trait.WRITE, _write, None, {
 _define(Trait.OPAQUE, _declared, None, {"opaque": "a call of the ATen operation in target"})
 _define(Trait.OPAQUE | Trait.ORDERED, _declared, None, {"ordered": "an opaque call that keeps its place"})
 _define(Trait.REGION, _declared, None, {"region": "the body graph, as one"})
-
-# What reductions start from; the identity of max and min is the type's own least and greatest value.
-IDENTITY: dict[str, float] = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}

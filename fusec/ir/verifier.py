@@ -1,7 +1,8 @@
 """Checks the invariants of a graph between passes, so that a broken one is reported where it was broken."""
 
+from functools import lru_cache
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import sympy
 
@@ -14,9 +15,12 @@ _ATTRIBUTE_KINDS = (int, float, str, type(None), sympy.Expr, DType, TensorType, 
 _ALIASING = ("reshape", "permute", "expand", "slice")
 _verified: "WeakSet[Graph]" = WeakSet()
 """Bodies of regions found right: they are shared and never changed in place, so once is enough."""
-_judged: "WeakKeyDictionary[Graph, dict[Node, tuple[Any, ...]]]" = WeakKeyDictionary()
-"""What the type rule was last asked of each node: with symbolic sizes the rules take most of the time, and between
-two passes few nodes change."""
+
+
+@lru_cache(maxsize=8192)
+def _inferred(op: str, operands: tuple[Type, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[Type, ...]:
+    """What the type rule makes of it: rules are slow with symbolic sizes, and equal layers ask the same every time."""
+    return tuple(OPS[op].rule(operands, dict(attributes)))
 
 
 def verify_graph(graph: Graph) -> None:
@@ -32,7 +36,6 @@ class _Verifier:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes = set(graph.nodes)
-        self.judged = _judged.get(graph, {})
         self.defined: set[Value] = set()
         self.roots: dict[Value, Value] = {}
         """The value whose storage a view or a written value has."""
@@ -54,7 +57,6 @@ class _Verifier:
             self.check_results(node)
             self.check_effects(node)
         self.check_outputs()
-        _judged[graph] = {node: self.judged[node] for node in self.nodes if node in self.judged}
 
     def check_operands(self, node: Node) -> None:
         if node.op is not OPS.get(node.op.name):
@@ -102,12 +104,8 @@ class _Verifier:
             self.check_rule(node)
 
     def check_rule(self, node: Node) -> None:
-        types = tuple([v.type for v in node.operands])
-        question = (types, tuple([r.type for r in node.results]), tuple(node.attributes.items()))
-        if self.judged.get(node) == question:
-            return
         try:
-            expected = node.op.rule(types, node.attributes)
+            expected = _inferred(node.op.name, tuple([v.type for v in node.operands]), tuple(node.attributes.items()))
         except (TypeError, ValueError, KeyError, AttributeError) as reason:
             raise self.error("the operands do not fit the operation", node, f"{reason or type(reason)}") from reason
         if len(expected) != len(node.results) or not all(map(_agree, expected, (r.type for r in node.results))):
@@ -115,7 +113,6 @@ class _Verifier:
             self.fail(
                 "a result has not the type of its operation", node, f"{found}, not {', '.join(map(str, expected))}"
             )
-        self.judged[node] = question
 
     def check_region(self, node: Node) -> None:
         body = node.attributes.get("body")

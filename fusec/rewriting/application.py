@@ -1,150 +1,122 @@
 """Applying declarations to a graph: each match becomes a region that carries the matched nodes as its body."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import sympy
 
 from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.types import DType, TensorType
-from fusec.rewriting.driver import cut
+from fusec.rewriting.driver import cut, erase_unread
 from fusec.rewriting.fusion import Fusion
+from fusec.rewriting.index import Index
+from fusec.rewriting.journal import Journal
 from fusec.rewriting.match import Match, MatchFailure, Pattern
 from fusec.rewriting.matcher import Matcher
-from fusec.rewriting.pattern import Declaration, PatternLibrary
-from fusec.rewriting.rule import Rewrite
+from fusec.rewriting.rule import Declaration, Rewrite
 
-
-class MatchJournal(Protocol):
-    """What applying declarations tells of its doings; the pipeline's context is one."""
-
-    @property
-    def verifies(self) -> bool:
-        """Whether both sides of every application are to be compared."""
-
-    def application(self, name: str, sources: Iterable[Source] = (), message: str = "") -> bool:
-        """Number an application, and say whether it may be made."""
-
-    def agrees(self, name: str, before: Graph, after: Graph, exact: bool = True) -> bool:
-        """Whether both sides mean the same."""
-
-    def near_miss(self, failure: MatchFailure) -> None:
-        """Take note of an attempt that failed."""
+if TYPE_CHECKING:
+    from fusec.rewriting.pattern import PatternLibrary
 
 
 def apply_declared(
-    declared: Declaration, graph: Graph, library: PatternLibrary, journal: MatchJournal | None = None
+    declarations: Iterable[Declaration], graph: Graph, library: PatternLibrary, journal: Journal | None = None
 ) -> int:
-    """Replace every match of a declaration; how many there were. Node order is restored."""
-    count = 0
-    ops, deep = {n.op.name for n in graph.nodes}, ops_within(graph)
-    for dtype in _float_types(graph):
-        for pattern in library.patterns(declared, dtype, deep):
-            if pattern.ops <= ops:
-                count += _apply_pattern(declared, pattern, dtype, graph, library, journal)
+    """Replace every match of each declaration in turn; how many there were. Node order is restored."""
+    work = _Application(graph, library, journal)
+    count = sum(map(work.apply, declarations))
     if count:
         graph.sort()
-        graph.erase_dead()
     return count
 
 
-def ops_within(graph: Graph) -> set[str]:
-    """Names of the operations in a graph and in the bodies of its regions."""
-    found = set()
-    for node in graph.nodes:
-        found.add(node.op.name)
-        if node.is_op("region"):
-            found |= ops_within(node.body)
-    return found
+class _Application:
+    """Declarations applied to one graph, one after the other."""
+
+    def __init__(self, graph: Graph, library: PatternLibrary, journal: Journal | None) -> None:
+        self.graph, self.library, self.journal = graph, library, journal
+        self.index, self.outputs = Index(graph), set(graph.outputs)
+
+    def apply(self, declared: Declaration) -> int:
+        """Replace every match of a declaration; how many there were."""
+        return sum(
+            self.apply_pattern(declared, pattern, dtype)
+            for dtype in self.index.float_types
+            for pattern in self.library.patterns(declared, dtype, self.index.within)
+            if self.index.holds_all(pattern.computing)
+        )
+
+    def apply_pattern(self, declared: Declaration, pattern: Pattern, dtype: DType) -> int:
+        count, matchers = 0, dict[int, Matcher | None]()
+        for value in _roots(pattern, self.index):
+            rank = len(value.shape)
+            if rank not in matchers:
+                fitting = self.library.at_rank(pattern, declared, dtype, rank)
+                matchers[rank] = Matcher(fitting, self.graph, self.outputs) if fitting else None
+            matcher = matchers[rank]
+            if matcher is None:
+                continue
+            found = matcher.match(value)
+            if isinstance(found, Match):
+                count += self.replace(declared, found, dtype)
+            elif self.journal is not None and found.depth > 0 and pattern.is_telling:
+                self.journal.near_miss(found)
+        return count
+
+    def replace(self, declared: Declaration, match: Match, dtype: DType) -> bool:
+        """Put what stands for a match in its place, if the journal allows it."""
+        graph, journal, nodes = self.graph, self.journal, sorted_nodes(match)
+        sources = tuple(dict.fromkeys(s for n in nodes for s in n.sources))
+        if journal is not None and not journal.application(declared.name, sources, describe(match)):
+            return False
+        size = len(graph)
+        if isinstance(declared, Rewrite):
+            results = _right_side(declared, match, graph, self.library, dtype, sources)
+        else:
+            results = _region(declared, match, graph, nodes, sources, self.outputs)
+        added = graph.newest(len(graph) - size)
+        if journal is not None and journal.verifies:
+            inputs = list(dict.fromkeys(v for n in added for v in n.operands if v.producer not in added))
+            exact = not isinstance(declared, Rewrite) or declared.exact
+            before = cut(inputs, nodes, list(results))
+            after = cut(inputs, added, list(results.values()))
+            if not journal.agrees(declared.name, before, after, exact):
+                graph.erase_dead(added)
+                return False
+        for old, new in results.items():
+            graph.replace_value(old, new)
+            if old in self.outputs:
+                self.outputs.discard(old)
+                self.outputs.add(new)
+        self.index.add(added)
+        self.index.drop(erase_unread(graph, [*nodes, *added]))
+        return True
 
 
-def _float_types(graph: Graph) -> list[DType]:
-    """The float types in a graph, narrow ones first: their patterns have the casts to wide ones inside."""
-    found = {
-        r.type.dtype: None
-        for n in graph.nodes
-        for r in n.results
-        if isinstance(r.type, TensorType) and r.type.dtype.is_float
-    }
-    return sorted(found, key=lambda d: d.bytes)
-
-
-def _apply_pattern(
-    declared: Declaration, pattern: Pattern, dtype: DType, graph: Graph, library: PatternLibrary,
-    journal: MatchJournal | None,
-) -> int:  # fmt: skip
-    assert pattern.root.producer is not None
-    count, outputs = 0, set(graph.outputs)
-    matchers: dict[int, Matcher | None] = {}
-    for root in graph.nodes:
-        if root.op is not pattern.root.producer.op or root not in graph:
-            continue
-        value = _root_value(root, pattern)
-        if value is None or value.dtype != pattern.root.dtype:
-            continue
-        rank = len(value.shape)
-        if rank not in matchers:
-            fitting = library.at_rank(pattern, declared, dtype, rank)
-            matchers[rank] = Matcher(fitting, graph, outputs) if fitting else None
-        matcher = matchers[rank]
-        if matcher is None:
-            continue
-        found = matcher.match(value)
-        if isinstance(found, MatchFailure):
-            if journal is not None and found.depth > 0 and pattern.is_telling:
-                journal.near_miss(found)
-            continue
-        replaced = _replace(declared, found, graph, library, dtype, journal)
-        if replaced:
-            count += 1
-            outputs.clear()
-            outputs.update(graph.outputs)
-    return count
-
-
-def _root_value(root: Node, pattern: Pattern) -> Value | None:
-    """The result of a node that the pattern's root may stand for."""
+def _roots(pattern: Pattern, index: Index) -> Iterator[Value]:
+    """The values that the pattern's root may stand for."""
     wanted = pattern.root.producer
     assert wanted is not None
-    if not root.is_op("region"):
-        value = root.results[0] if len(root.results) == 1 else None
-        return value if value is not None and isinstance(value.type, TensorType) else None
-    if root.attributes.get("fusion") != wanted.attributes.get("fusion") or "returns" not in root.attributes:
-        return None
-    at = wanted.attributes["returns"][pattern.root.index]
-    returns = root.attributes["returns"]
-    return root.results[returns.index(at)] if at in returns else None
+    for node in index.like(wanted):
+        value = _result(node, _returned(wanted)[pattern.root.index])
+        if value is not None and isinstance(value.type, TensorType) and value.dtype == pattern.root.dtype:
+            yield value
 
 
-def _replace(
-    declared: Declaration, match: Match, graph: Graph, library: PatternLibrary, dtype: DType,
-    journal: MatchJournal | None,
-) -> bool:  # fmt: skip
-    nodes = sorted_nodes(match, graph)
-    sources = tuple(dict.fromkeys(s for n in nodes for s in n.sources))
-    if journal is not None and not journal.application(declared.name, sources, describe(match)):
-        return False
-    size = len(graph)
-    if isinstance(declared, Rewrite):
-        results = _right_side(declared, match, graph, library, dtype, sources)
-    else:
-        results = _region(declared, match, graph, nodes, sources)
-    added = graph.newest(len(graph) - size)
-    if journal is not None and journal.verifies:
-        inputs = list(dict.fromkeys(v for n in added for v in n.operands if v.producer not in added))
-        exact = not isinstance(declared, Rewrite) or declared.exact
-        before = cut(inputs, nodes, list(results))
-        after = cut(inputs, added, list(results.values()))
-        if not journal.agrees(declared.name, before, after, exact):
-            graph.erase_dead(added)
-            return False
-    for old, new in results.items():
-        graph.replace_value(old, new)
-    graph.erase_dead(nodes)
-    return True
+def _result(node: Node, position: int) -> Value | None:
+    """The result that is at this position in what the node's declaration returns."""
+    returned = _returned(node)
+    fits = len(returned) == len(node.results) and position in returned
+    return node.results[returned.index(position)] if fits else None
 
 
-def sorted_nodes(match: Match, graph: Graph) -> list[Node]:
+def _returned(node: Node) -> tuple[int, ...]:
+    return node.attributes.get("returns", ()) if node.is_op("region") else (0,)
+
+
+def sorted_nodes(match: Match) -> list[Node]:
     """The matched nodes, operands before users."""
     wanted, placed = set(match.nodes.values()), dict[Node, None]()
 
@@ -168,7 +140,12 @@ def describe(match: Match) -> str:
 
 
 def _region(
-    declared: Fusion[Any, Any], match: Match, graph: Graph, nodes: list[Node], sources: tuple[Source, ...]
+    declared: Fusion[Any, Any],
+    match: Match,
+    graph: Graph,
+    nodes: list[Node],
+    sources: tuple[Source, ...],
+    outputs: set[Value],
 ) -> dict[Value, Value]:
     parameters, operands, scalars = [], [], []
     for p in declared.parameters:
@@ -178,7 +155,7 @@ def _region(
         elif isinstance(value, Value):
             parameters.append(p.name)
             operands.append(value)
-    outside = _outside(match, nodes, graph)
+    outside = _outside(match, nodes, outputs)
     body = cut(operands, nodes, [v for _, v in outside], declared.name)
     for name, inner in zip(parameters, body.inputs, strict=True):
         inner.name = name
@@ -195,9 +172,9 @@ def _region(
     return dict(zip((v for _, v in outside), region.results, strict=True))
 
 
-def _outside(match: Match, nodes: list[Node], graph: Graph) -> list[tuple[int, Value]]:
+def _outside(match: Match, nodes: list[Node], outputs: set[Value]) -> list[tuple[int, Value]]:
     """The outputs of a match that something outside reads, with their positions in what the declaration returns."""
-    inner, outputs = set(nodes), set(graph.outputs)
+    inner = set(nodes)
     found = [
         (at, value)
         for at, value in zip(match.pattern.returns, match.outputs, strict=True)
@@ -244,14 +221,10 @@ def _substituted(value: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
 
 def attempts(declared: Declaration, graph: Graph, library: PatternLibrary) -> Iterator[Match | MatchFailure]:
     """What becomes of every attempt to match a declaration, with nothing replaced; matches may overlap."""
-    outputs = set(graph.outputs)
-    for dtype in _float_types(graph):
+    index, outputs = Index(graph), set(graph.outputs)
+    for dtype in index.float_types:
         for pattern in library.patterns(declared, dtype):
-            for root in graph.nodes:
-                assert pattern.root.producer is not None
-                if root.op is not pattern.root.producer.op:
-                    continue
-                value = _root_value(root, pattern)
-                fitting = library.at_rank(pattern, declared, dtype, len(value.shape)) if value is not None else None
-                if fitting is not None and value is not None:
+            for value in _roots(pattern, index):
+                fitting = library.at_rank(pattern, declared, dtype, len(value.shape))
+                if fitting is not None:
                     yield Matcher(fitting, graph, outputs).match(value)

@@ -3,30 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.analysis.uses import base
+from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-
-
-class Journal(Protocol):
-    """What a driver tells of its doings; the pipeline's context is one."""
-
-    @property
-    def verifies(self) -> bool:
-        """Whether both sides of every application are to be compared."""
-
-    def application(self, name: str, sources: Iterable[Source] = (), message: str = "") -> bool:
-        """Number an application, and say whether it may be made."""
-
-    def agrees(self, name: str, before: Graph, after: Graph, exact: bool = True) -> bool:
-        """Whether both sides mean the same."""
-
-    def enabled(self, name: str) -> bool:
-        """Whether a rewrite is not left out."""
-
-    def disable(self, name: str, reason: str = "") -> None:
-        """Leave a rewrite out from now on."""
+from fusec.rewriting.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -69,7 +50,8 @@ class _Worklist:
                 self.rules.setdefault(op, []).append(rule)
         self.queue = deque(graph.nodes)
         self.waiting = set(self.queue)
-        self.fresh = _fresh_outputs(graph)
+        self.fresh = {p for v in graph.outputs if (p := base(v).producer) is not None}
+        """The nodes that make the storage of graph outputs."""
 
     def run(self) -> bool:
         changed = False
@@ -110,7 +92,7 @@ class _Worklist:
         """A fresh output must not become another name of an input, or of another output."""
         if node not in self.fresh or value.producer is None:
             return node not in self.fresh
-        return value.producer not in self.fresh and not _is_alias(value)
+        return value.producer not in self.fresh and base(value).producer is not None
 
     def allowed(self, rule: Simplification, node: Node, value: Value, added: list[Node]) -> bool:
         if self.journal is None:
@@ -130,45 +112,26 @@ class _Worklist:
         touched = [*node.result.users, *added]
         self.graph.replace_value(node.result, value)
         touched += [] if value.producer is None else [value.producer]
-        touched += self.erase_dead(node)
+        gone = erase_unread(self.graph, [node])
+        touched += [v.producer for dead in gone for v in dead.operands if v.producer is not None]
         for other in touched:
             if other in self.graph and other not in self.waiting:
                 self.waiting.add(other)
                 self.queue.append(other)
 
-    def erase_dead(self, node: Node) -> list[Node]:
-        """Erase the node and what only it needed; the survivors that lost a user."""
-        survivors, stack = [], [node]
-        while stack:
-            dead = stack.pop()
-            if dead not in self.graph:
-                continue
-            used = any(r.users or r in self.graph.outputs for r in dead.results)
-            if used or dead.has(Trait.WRITE | Trait.ORDERED):
-                survivors.append(dead)
-                continue
-            before = [v.producer for v in dead.operands if v.producer is not None]
-            self.graph.erase(dead)
-            stack += before
-        return survivors
 
-
-def _is_alias(value: Value) -> bool:
-    """Whether its storage is that of a graph input."""
-    while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
-        value = value.producer.operands[0]
-    return value.producer is None
-
-
-def _fresh_outputs(graph: Graph) -> set[Node]:
-    """The nodes that make the storage of graph outputs."""
-    found = set()
-    for value in graph.outputs:
-        while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
-            value = value.producer.operands[0]
-        if value.producer is not None:
-            found.add(value.producer)
-    return found
+def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
+    """Erase those of the nodes that nobody reads, then what only they read; what is gone."""
+    gone, stack = [], list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in graph or node.has(Trait.WRITE | Trait.ORDERED):
+            continue
+        if not any(r.users or r in graph.outputs for r in node.results):
+            graph.erase(node)
+            gone.append(node)
+            stack += [v.producer for v in node.operands if v.producer is not None]
+    return gone
 
 
 def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 5) -> tuple[Graph, Graph]:

@@ -124,7 +124,7 @@ class Fusion(Generic[P, R]):
 
 
 FUSIONS: dict[str, Fusion[Any, Any]] = {}
-"""Every declared fusion, in the order of declaration, which is the order in which they are looked for."""
+"""Every declared fusion, in the order of declaration."""
 
 
 def fusion(function: Callable[P, R]) -> Fusion[P, R]:
@@ -144,6 +144,11 @@ def fusion(function: Callable[P, R]) -> Fusion[P, R]:
     declared.spellings["reference"] = function
     FUSIONS[name] = declared
     return declared
+
+
+def declared_in(module: types.ModuleType) -> list[Fusion[Any, Any]]:
+    """The fusions that a module declares, in order."""
+    return [f for f in vars(module).values() if isinstance(f, Fusion) and f.module == module.__name__]
 
 
 def read_parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:

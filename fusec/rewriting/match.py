@@ -3,7 +3,8 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import sympy
 
@@ -35,17 +36,36 @@ class Pattern:
     clauses: Sequence[Clause] = ()
 
     def __post_init__(self) -> None:
-        self.nodes = self.graph.nodes
-        self.size = sum(1 for n in self.nodes if not n.has(Trait.SOURCE))
-        self.root = _root(self.graph)
-        self.ops = {n.op.name for n in self.nodes if not n.has(Trait.SOURCE)}
-        weighed = [n for n in self.nodes if not n.has(Trait.SOURCE)]
-        self.anchor = max(weighed, key=_rarity) if weighed else None
+        self.computing = [n for n in self.graph.nodes if not n.has(Trait.SOURCE)]
+        self.size = len(self.computing)
+        self.root = max(self.graph.outputs, key=lambda v: len(_cone(v)))  # from which most of it can be reached
+        self.anchor = max(self.computing, key=_rarity) if self.computing else None
 
-    @property
-    def anchor_op(self) -> str:
-        """The operation that tells this pattern best from others."""
-        return self.anchor.op.name if self.anchor else ""
+    @cached_property
+    def fingerprint(self) -> Any:
+        """Equal for patterns that match the same."""
+        number: dict[Value, int] = {}
+        rows: list[Any] = []
+        for value, name in self.tensors.items():
+            number[value] = len(number)
+            rows.append((name, str(value.type)))
+
+        def visit(value: Value) -> int:
+            if value in number:
+                return number[value]
+            node = value.producer
+            assert node is not None
+            operands = [visit(v) for v in node.operands]
+            if node.has(Trait.COMMUTATIVE):
+                operands.sort()
+            attributes = tuple((k, str(v)) for k, v in sorted(node.attributes.items()) if k not in ("body", "spelling"))
+            rows.append((node.op.name, tuple(operands), attributes))
+            for r in node.results:
+                number[r] = len(number)
+            return number[value]
+
+        roots = tuple(visit(v) for v in self.graph.outputs)
+        return (tuple(rows), roots)
 
     @property
     def is_telling(self) -> bool:
@@ -61,11 +81,6 @@ _RARE = (
 
 def _rarity(node: Node) -> int:
     return _RARE.index(node.op.name) if node.op.name in _RARE else len(_RARE)
-
-
-def _root(graph: Graph) -> Value:
-    """The output from which most of the pattern can be reached."""
-    return max(graph.outputs, key=lambda v: len(_cone(v)))
 
 
 def _cone(value: Value) -> set[Node]:

@@ -334,20 +334,26 @@ class Matcher:
     def is_convex(self) -> bool:
         """Whether no path leaves the match and comes back."""
         outputs = [self.values[v] for v in self.pattern.graph.outputs]
-        if len(outputs) == 1:
-            return True
-        leaving = {v.producer for v in outputs if any(u not in self.taken for u in v.users)}
-        seen: set[Node] = set()
-        stack = [v.producer for node in self.taken for v in node.operands if v.producer not in self.taken]
+        leaving = {v.producer for v in outputs if v.producer and any(u not in self.taken for u in v.users)}
+        return len(outputs) == 1 or all(map(self.never_returns, leaving))
+
+    def never_returns(self, way_out: Node) -> bool:
+        """Whether nothing that the match reads is computed from one of its nodes."""
+        # What that node is computed from is not computed from it. Usually that is all the match reads: no search.
+        above, stack = {way_out}, [way_out]
+        while stack:
+            producers = {v.producer for v in stack.pop().operands if v.producer} - above
+            above |= producers
+            stack += producers & self.taken.keys()
+        seen = self.taken.keys() | above
+        stack = [v.producer for node in self.taken for v in node.operands if v.producer and v.producer not in seen]
         while stack:
             node = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            for v in node.operands:
-                if v.producer in leaving:
-                    return self.fail(node, "convex", "no way out and back in", f"{node.op.name} on such a way")
-                stack.append(v.producer)
+            if any(v.producer is way_out for v in node.operands):
+                return self.fail(node, "convex", "no way out and back in", f"{node.op.name} on such a way")
+            producers = {v.producer for v in node.operands if v.producer} - above
+            above |= producers
+            stack += producers
         return True
 
     def clauses_hold(self) -> bool:

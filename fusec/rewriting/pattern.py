@@ -2,8 +2,10 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from dis import get_instructions
+from functools import lru_cache
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -13,16 +15,16 @@ from fusec.errors import DeclarationError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import DType
+from fusec.rewriting.application import apply_declared
 from fusec.rewriting.fusion import FUSIONS, Fusion, Parameter
 from fusec.rewriting.match import Pattern
-from fusec.rewriting.rule import REWRITES, Rewrite
+from fusec.rewriting.rule import REWRITES, Declaration, Rewrite
 from fusec.rewriting.sampling import Sizes, sample, symbolize
 
 logger = logging.getLogger(__name__)
 
 Trace: TypeAlias = "Callable[[Callable[..., Any], Sequence[Any]], Graph]"
 Normalize: TypeAlias = "Callable[[Graph], None]"
-Declaration: TypeAlias = "Fusion[Any, Any] | Rewrite"
 
 MAX_BATCH = 3
 """Patterns that depend on the number of starred dims are made for 0 to this many."""
@@ -38,11 +40,20 @@ LEAVES: dict[str, tuple[str, ...]] = {
 """For a function of torch: the operations of which it leaves at least one in a graph."""
 
 
-def can_occur(function: Callable[..., Any], ops: Collection[str]) -> bool:
-    """Whether a function could have been traced to these operations, by the names in its code."""
+def can_occur(function: Callable[..., Any], names: Set[str]) -> bool:
+    """Whether a function could be found among operations and fusions of these names, by the names in its code."""
+    return not any(names.isdisjoint((name, *LEAVES[name])) for name in _leaves(function))
+
+
+@lru_cache(maxsize=1024)
+def _leaves(function: Callable[..., Any]) -> frozenset[str]:
+    """Those of ``LEAVES`` that a function names, itself or in a fusion that it calls."""
     code = getattr(function, "__code__", None)
-    names = code.co_names if code is not None else ()
-    return all(any(op in ops for op in LEAVES[name]) for name in names if name in LEAVES)
+    if code is None:
+        return frozenset()
+    called = [function.__globals__.get(i.argval) for i in get_instructions(code) if i.opname == "LOAD_GLOBAL"]
+    inner = [_leaves(f.function) for f in called if isinstance(f, Fusion)]
+    return frozenset(LEAVES.keys() & code.co_names).union(*inner)
 
 
 @dataclass
@@ -55,19 +66,30 @@ class PatternLibrary:
     trace: Trace
     normalize: Normalize
     disabled: frozenset[str] = frozenset()
+    first: Sequence[Fusion[Any, Any]] = ()
+    """The fusions that are looked for before those declared elsewhere."""
     made: dict[tuple[Any, ...], Pattern | None] = field(default_factory=dict)
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     """Fusions and spellings that cannot be patterns, and why."""
 
-    def patterns(self, declared: Declaration, dtype: DType, ops: Collection[str] = ()) -> Iterator[Pattern]:
+    def order(self) -> list[Declaration]:
+        """Everything that is declared, in the order in which it is looked for."""
+        return list(dict.fromkeys((*REWRITES.values(), *self.first, *FUSIONS.values())))
+
+    def before(self, declared: Declaration) -> list[Declaration]:
+        """What is looked for before a declaration, and so found inside it."""
+        order = self.order()
+        return order[: order.index(declared)] if declared in order else order
+
+    def patterns(self, declared: Declaration, dtype: DType, within: Set[str] = frozenset()) -> Iterator[Pattern]:
         """One pattern for every spelling and choice of optional operands, richest first, at the usual rank.
 
-        Spellings that cannot occur among these operations are not even traced.
+        Spellings that cannot occur among the operations and fusions within a graph are not even traced.
         """
         seen: list[Any] = []
         for present in choices(declared.parameters):
             for spelling, function in spellings(declared).items():
-                if ops and not can_occur(function, ops):
+                if within and not can_occur(function, within):
                     continue
                 try:
                     pattern = self.pattern(declared, spelling, dtype, present, _FREE_RANK)
@@ -76,9 +98,8 @@ class PatternLibrary:
                     continue
                 if pattern is None:
                     continue
-                shape = _fingerprint(pattern)
-                if shape not in seen:
-                    seen.append(shape)
+                if pattern.fingerprint not in seen:
+                    seen.append(pattern.fingerprint)
                     yield pattern
 
     def at_rank(self, pattern: Pattern, declared: Declaration, dtype: DType, rank: int) -> Pattern | None:
@@ -134,20 +155,16 @@ class PatternLibrary:
 
     def settle(self, declared: Declaration, spelling: str, graph: Graph, samples: dict[str, Any]) -> Pattern | None:
         """Normalise a traced graph, find earlier fusions in it, and say what its parts stand for."""
-        from fusec.rewriting.application import apply_declared
-
         tensors = {v: v.name for v in graph.inputs}
         self.normalize(graph)
-        for earlier in before(declared):
-            if earlier.name not in self.disabled:
-                apply_declared(earlier, graph, self)
+        apply_declared((d for d in self.before(declared) if d.name not in self.disabled), graph, self)
         self.normalize(graph)
         _check_operations(declared, spelling, graph)
-        weighed = [n for n in graph.nodes if not n.has(Trait.SOURCE)]
-        if not weighed or any(v.producer is None for v in graph.outputs):
+        computing = [n for n in graph.nodes if not n.has(Trait.SOURCE)]
+        if not computing or any(v.producer is None for v in graph.outputs):
             return None
-        if len(weighed) == 1 and weighed[0].is_op("region"):
-            logger.debug("%s, spelling %s, is %s", declared.name, spelling, weighed[0].attributes["fusion"])
+        if len(computing) == 1 and computing[0].is_op("region"):
+            logger.debug("%s, spelling %s, is %s", declared.name, spelling, computing[0].attributes["fusion"])
             return None
         returns = tuple(range(len(graph.outputs)))
         dims = {p.name: p.dims for p in declared.parameters if p.dims is not None}
@@ -175,28 +192,6 @@ def choices(parameters: Sequence[Parameter]) -> Iterator[tuple[str, ...]]:
     for count in range(len(optional) + 1):
         for absent in combinations(reversed(optional), count):
             yield tuple(n for n in names if n not in absent)
-
-
-def before(declared: Declaration) -> list[Declaration]:
-    """What is looked for before a declaration: rewrites, then fusions declared earlier."""
-    rules: list[Declaration] = list(REWRITES.values())
-    if isinstance(declared, Rewrite):
-        return rules[: rules.index(declared)] if declared in rules else rules
-    fusions = ordered(FUSIONS.values())
-    return [*rules, *(fusions[: fusions.index(declared)] if declared in fusions else fusions)]
-
-
-RAISING = "fusec.passes.raising"
-BUILT_IN = "fusec.passes"
-
-
-def ordered(fusions: Any) -> list[Fusion[Any, Any]]:
-    """Fusions in the order they are looked for: meanings, built-in fusions, the user's own."""
-
-    def rank(f: Fusion[Any, Any]) -> int:
-        return 0 if f.module.startswith(RAISING) else 1 if f.module.startswith(BUILT_IN) else 2
-
-    return sorted(fusions, key=rank)
 
 
 def _check_operations(declared: Declaration, spelling: str, graph: Graph) -> None:
@@ -245,29 +240,3 @@ def _symbols(value: Any) -> set[sympy.Symbol]:
     if isinstance(value, tuple):
         return set().union(*map(_symbols, value)) if value else set()
     return set(value.free_symbols) if isinstance(value, sympy.Expr) else set()
-
-
-def _fingerprint(pattern: Pattern) -> Any:
-    """Equal for patterns that match the same."""
-    number: dict[Value, int] = {}
-    rows: list[Any] = []
-    for value, name in pattern.tensors.items():
-        number[value] = len(number)
-        rows.append((name, str(value.type)))
-
-    def visit(value: Value) -> int:
-        if value in number:
-            return number[value]
-        node = value.producer
-        assert node is not None
-        operands = [visit(v) for v in node.operands]
-        if node.has(Trait.COMMUTATIVE):
-            operands.sort()
-        attributes = tuple((k, str(v)) for k, v in sorted(node.attributes.items()) if k not in ("body", "spelling"))
-        rows.append((node.op.name, tuple(operands), attributes))
-        for r in node.results:
-            number[r] = len(number)
-        return number[value]
-
-    roots = tuple(visit(v) for v in pattern.graph.outputs)
-    return (tuple(rows), roots)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 from fusec.errors import DeclarationError
-from fusec.rewriting.fusion import Clause, Parameter, make_clause, read_parameters
+from fusec.rewriting.fusion import Clause, Fusion, Parameter, make_clause, read_parameters
 
 
 @dataclass(eq=False)
@@ -49,6 +49,8 @@ class Rewrite:
         self.clauses.append(make_clause(self.name, predicate, self.parameters))
         return predicate
 
+
+Declaration: TypeAlias = "Fusion[Any, Any] | Rewrite"
 
 REWRITES: dict[str, Rewrite] = {}
 """Every declared rewrite, in the order of declaration."""

@@ -129,7 +129,7 @@ def _scale(before: Graph, after: Graph, symbols: dict[str, int]) -> Trial | None
                 graphs, divided = tuple(_Scaled(carrying, factor).graph(g) for g in graphs), True  # type: ignore[assignment]
             except GraphError:
                 continue
-    return Trial(*graphs, symbols, f" (sizes scaled down, {symbols})") if divided else None
+    return Trial(*graphs, symbols, f" (sizes scaled down{f', {symbols}' if symbols else ''})") if divided else None
 
 
 def _coefficient(size: Size) -> int:

@@ -16,7 +16,10 @@ from fusec.viz.scene import Scene
 
 
 def view(model: Any, *inputs: Any, path: str | Path | None = None, title: str = "", **keywords: Any) -> str:
-    """Write the page of a model (compiled on sample inputs), of a compile or of a graph; returns its HTML."""
+    """Write the page of a model (compiled on sample inputs), of a compile or of a graph; returns its HTML.
+
+    It takes what ``fusec.explain`` takes: ``dynamic``, ``train`` and ``options`` among the keywords.
+    """
     text = render(explain(model, *inputs, title=title, **keywords))
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")

@@ -61,7 +61,9 @@ def value_name(value: Value) -> str:
     """A name for an end of an edge: its own, that of its module where it is the main thing there, or what makes it."""
     node = value.producer
     if value.name or node is None:
-        return shorten(value.name or f"input {value.index}", 24)
+        # The end of a parameter's name tells it from its neighbours.
+        name = value.name or f"input {value.index}"
+        return name if len(name) <= 24 else "…" + name[-23:]
     module = node.sources[0].module.rpartition(".")[2] if node.sources else ""
     if module and not module.isdigit() and node.has(Trait.CONTRACTION | Trait.OPAQUE):
         return shorten(module, 24)

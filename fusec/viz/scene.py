@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,11 +181,3 @@ def _plain(layout: Layout, boxes: int) -> dict[str, Any]:
         "edges": [[e.start, list(e.bends), e.stop, int(e.far)] for e in layout.edges],
         "n": boxes,
     }
-
-
-def states_of(names: Sequence[str], graphs: Sequence[Graph]) -> Scene:
-    """A scene of graphs one after another."""
-    scene = Scene()
-    for name, graph in zip(names, graphs, strict=True):
-        scene.add_state(name, graph)
-    return scene

@@ -7,7 +7,8 @@ from fusec.ir.graph import Graph
 from fusec.passes.canonicalize import arithmetic, casts, contractions, numbers, slices, views
 from fusec.passes.canonicalize.subexpressions import merge_equal
 from fusec.pipeline import Context
-from fusec.rewriting.driver import Journal, Simplification, simplify_graph
+from fusec.rewriting.driver import Simplification, simplify_graph
+from fusec.rewriting.journal import Journal
 
 RULES: tuple[Simplification, ...] = (
     *numbers.RULES,

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,55 +31,48 @@ def geglu_tanh(gate: Rows, up: Rows) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
-@geglu_tanh.spelling
-def by_hand(gate: Tensor, up: Tensor) -> Tensor:
-    """Gelu spelled out."""
-    inner = 0.7978845608028654 * (gate + 0.044715 * torch.pow(gate, 3.0))
-    return 0.5 * gate * (1.0 + torch.tanh(inner)) * up
-
-
 @fusion
 def packed_swiglu(x: Packed) -> Tensor:
     """swiglu of the two halves of each row, the gate first."""
     gate, up = x.chunk(2, -1)
-    return F.silu(gate) * up
+    return swiglu(gate, up)
 
 
 @fusion
 def packed_swiglu_gate_last(x: Packed) -> Tensor:
     """swiglu of the two halves of each row, the gate last."""
     up, gate = x.chunk(2, -1)
-    return F.silu(gate) * up
+    return swiglu(gate, up)
 
 
 @fusion
 def packed_geglu(x: Packed) -> Tensor:
     """geglu of the two halves of each row, the gate first."""
     gate, up = x.chunk(2, -1)
-    return F.gelu(gate) * up
+    return geglu(gate, up)
 
 
 @fusion
 def packed_geglu_gate_last(x: Packed) -> Tensor:
     """geglu of the two halves of each row, the gate last."""
     up, gate = x.chunk(2, -1)
-    return F.gelu(gate) * up
+    return geglu(gate, up)
 
 
 @fusion
 def packed_geglu_tanh(x: Packed) -> Tensor:
     """geglu of the two halves of each row, the gate first, gelu by its tanh form."""
     gate, up = x.chunk(2, -1)
-    return F.gelu(gate, approximate="tanh") * up
+    return geglu_tanh(gate, up)
 
 
 @fusion
 def gated_projection(x: Inner, gate_weight: Weight, up_weight: Weight) -> Tensor:
     """Both projections of a SwiGLU layer and the gate, so that neither half reaches memory."""
-    return F.silu(F.linear(x, gate_weight)) * F.linear(x, up_weight)
+    return swiglu(F.linear(x, gate_weight), F.linear(x, up_weight))
 
 
 @fusion
 def gated_projection_gelu(x: Inner, gate_weight: Weight, up_weight: Weight) -> Tensor:
     """Both projections of a GEGLU layer and the gate, gelu by its tanh form."""
-    return F.gelu(F.linear(x, gate_weight), approximate="tanh") * F.linear(x, up_weight)
+    return geglu_tanh(F.linear(x, gate_weight), F.linear(x, up_weight))

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec.passes.raising.norms import offset_rms_norm
 from fusec.rewriting.fusion import Dims, fusion
 
 Rows = Annotated[Tensor, Dims("*batch cols")]
@@ -23,9 +23,7 @@ def add_rms_norm(x: Rows, residual: Rows, weight: Row | None, eps: float) -> tup
 def add_offset_rms_norm(x: Rows, residual: Rows, weight: Row, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then normalise with a weight stored as its distance from one."""
     h = x + residual
-    wide = h.float()
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return (normed * (1.0 + weight.float())).to(h.dtype), h
+    return offset_rms_norm(h, weight, eps), h
 
 
 @fusion

@@ -27,13 +27,6 @@ def linear_gelu_tanh(x: Inner, weight: Weight, bias: Row | None) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
-@linear_gelu_tanh.spelling
-def by_hand(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Gelu spelled out, its cube a power."""
-    y = F.linear(x, weight, bias)
-    return 0.5 * y * (1.0 + torch.tanh(0.7978845608028654 * (y + 0.044715 * torch.pow(y, 3.0))))
-
-
 @fusion
 def linear_relu(x: Inner, weight: Weight, bias: Row | None) -> Tensor:
     """A projection, its bias, and what is positive of it."""

@@ -39,7 +39,7 @@ def gelu_tanh(x: Rows) -> Tensor:
 @gelu_tanh.spelling
 def with_power(x: Tensor) -> Tensor:
     """The cube as a power."""
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    return gelu_tanh_scaled(x, math.sqrt(2.0 / math.pi))
 
 
 @gelu_tanh.spelling

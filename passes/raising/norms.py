@@ -77,6 +77,4 @@ def composite_operation(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 @fusion
 def offset_rms_norm(x: Rows, weight: Row, eps: float) -> Tensor:
     """Root mean square norm whose weight is stored as its distance from one."""
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return (normed * (1.0 + weight.float())).to(x.dtype)
+    return scaled_before_rounding(x, 1.0 + weight.float(), eps)

@@ -96,6 +96,7 @@ def test_speed_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(json.loads(file.read_text())["measurements"]) == ["vit float32, 1 tokens"]
 
 
+@pytest.mark.slow
 def test_training_runs_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "training.json"
     words = ["--models", "llama", "--dtypes", "float32", "--steps", "2", "--backend", "aot_eager"]

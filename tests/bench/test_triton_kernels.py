@@ -26,7 +26,9 @@ def test_kernels_of_a_model_pass(tmp_path: Path, capsys: Any) -> None:
     assert {"commit", "versions", "seed"} <= content.keys()
     rows = content["kernels"]
     assert sum(row["places"] for row in rows) > len(rows)  # two layers share kernels
-    assert all(row["chips"]["sm_90"]["spills"] == 0 and 0 < row["ratio"] <= 1 for row in rows)
+    assert all(row["chips"]["sm_90"]["spills"] == 0 and row["ratio"] <= 1 for row in rows)
+    rounded = [row for row in rows if row["label"] != "ge"]  # a mask is exact; transformers builds it on torch 2.11
+    assert rounded and all(row["ratio"] > 0 for row in rounded)
     assert "pass" in capsys.readouterr().out
 
 

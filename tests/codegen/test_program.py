@@ -65,10 +65,10 @@ def test_kernels_vendor_calls_and_views_together() -> None:
     h = graph.add_node("tanh", [graph.add_node("add", [h, bias]).result]).result
     graph.set_outputs([graph.add_node("reshape", [h], {"shape": (S * 40, 64)}).result])
     program, context = compiled(graph)
-    assert kinds(program) == ["vendor", "kernel"] and program.launches() == 2
+    assert kinds(program) == ["vendor", "kernel"]
     assert context.remarks.of("failure") == []
     (name,) = program.kernels
-    assert f"void {name}(" in program.text(name)
+    assert f"void {name}(" in program.texts[name]
     for s in (1, 3):
         values = [torch.randn(s, 40, 32), torch.randn(64, 32), torch.randn(64)]
         args = list(values)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fusec.codegen.triton import TritonTarget, check_region
 from fusec.codegen.triton.check import RegionCheck
 from fusec.config import Config
-from fusec.debug.capture import capture_graphs
+from fusec.debug.capture import capture
 from fusec.errors import ScheduleError
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
@@ -96,7 +96,7 @@ def test_functions(function, symbolic, dtype):
 def test_models(name, dynamic, dtype):
     model = Llama(LLAMA_PRESETS["tiny"]) if name == "llama" else GPT2(GPT2_PRESETS["tiny"])
     inputs = sample_tokens(100, 2, 9), padded_mask(2, 9, "left")
-    (graph,) = capture_graphs(model.to(dtype).eval(), inputs, dynamic=dynamic)
+    (graph,) = capture(model.to(dtype).eval(), *inputs, dynamic=dynamic)
     regions = {different(region): region for region in kernel_regions(graph)}
     assert len(regions) > 4
     for region in regions.values():

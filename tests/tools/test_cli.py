@@ -75,6 +75,12 @@ def test_opt_prints_what_changed(graph: str) -> None:
     assert "canonicalize" in result.stderr and "total" in result.stderr
 
 
+def test_printed_graphs_are_without_sources_where_none_are_wanted(graph: str) -> None:
+    assert "modeling_small.py" in run("opt", graph, "--print", "diff").stderr
+    result = run("opt", graph, "--print", "diff", "--no-sources")
+    assert result.exit_code == 0 and "modeling_small.py" not in result.stderr and "@@" in result.stderr
+
+
 def test_opt_reports_as_json(graph: str) -> None:
     report = json.loads(run("opt", graph, "--json").stdout)
     assert report["passes"] and {"pass", "seconds", "changed", "applications"} <= report["passes"][0].keys()
@@ -119,6 +125,16 @@ def test_text_that_is_no_graph_is_a_usage_error() -> None:
 def test_invalid_graph_ends_with_three() -> None:
     text = print_graph(decoder(1)).replace("f32[16, 1] = rsqrt", "f32[16, 2] = rsqrt", 1)
     assert run("opt", "-", stdin=text).exit_code == 3
+
+
+def test_a_model_that_leaves_no_graph_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "choice.py").write_text(
+        "import torch\ninputs = torch.ones(3)\n"
+        "def model(x):\n    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))\n"
+    )
+    for command in ("capture", "explain"):
+        result = run(command, str(tmp_path / "choice.py"))
+        assert result.exit_code == 3 and "torch.cond" in result.stderr and result.stderr.count("why:") == 1
 
 
 def test_script_without_model_is_a_usage_error(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ def test_counts_and_coverage() -> None:
 def test_fallbacks_say_what_and_why() -> None:
     found = {f.name: f for f in explain(compiled(2)).fallbacks}
     assert found["aten.scaled_dot_product_attention.default"].count == 2
+    assert "attention" in found["aten.scaled_dot_product_attention.default"].reason
+    assert "lookup" in found["aten.embedding.default"].reason
     assert found["add"].count == 4
     assert all(f.reason for f in found.values())
 

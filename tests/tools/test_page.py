@@ -9,7 +9,7 @@ from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.subject import subject_of
 from fusec.ir.graph import Graph, Source
 from fusec.viz.html import embed, view
-from fusec.viz.scene import states_of
+from fusec.viz.scene import Scene
 from tests.tools.sample import HOSTILE, compiled, decoder, tensor
 
 
@@ -18,6 +18,13 @@ def data_of(page: str) -> dict[str, Any]:
     assert found is not None
     data = json.loads(found.group(1))
     return {"title": data["title"], **data["graphs"][0]}
+
+
+def states_of(*graphs: Graph) -> list[dict[str, Any]]:
+    scene = Scene()
+    for graph in graphs:
+        scene.add_state("state", graph)
+    return scene.states
 
 
 def hostile_graph() -> Graph:
@@ -87,14 +94,14 @@ def test_kernel_shows_its_source_and_its_model_lines() -> None:
 
 
 def test_nodes_keep_their_keys_and_groups_their_layout_between_equal_states() -> None:
-    first, second = states_of(["a", "b"], [decoder(2), decoder(2)]).states
+    first, second = states_of(decoder(2), decoder(2))
     assert first["nodes"].keys() == second["nodes"].keys()
     assert first["groups"] == second["groups"]
     assert not second["added"] and not second["removed"] and not second["rewired"]
 
 
 def test_modules_are_groups_and_lone_nodes_are_not() -> None:
-    groups = states_of(["a"], [decoder(2)]).states[0]["groups"]
+    groups = states_of(decoder(2))[0]["groups"]
     names = {g["name"] for g in groups.values()}
     assert {"layers.0", "layers.1", "self_attn", "mlp"} <= names
     assert "q_proj" not in names and "layers" not in names

@@ -1,0 +1,86 @@
+"""Passes run on a graph by themselves, to see what each does and whether it keeps the meaning."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fusec.config import Config
+from fusec.debug.subject import Subject
+from fusec.errors import OptionError, VerificationError, suggestion
+from fusec.ir.graph import Graph
+from fusec.pipeline import Context, PassRecord, Pipeline
+
+if TYPE_CHECKING:
+    from fusec.verify.rewrites import Verdict
+
+
+def opt(
+    graph: Graph, passes: str = "default", *, verify_each: bool = False, options: Mapping[str, Any] | None = None
+) -> Subject:
+    """Run a pipeline on a copy of a graph.
+
+    Args:
+        graph: as ``fusec.capture`` gives it, or parsed from text.
+        passes: ``default``, or a text such as ``canonicalize,raise{only=rms_norm}``.
+        verify_each: run the graph before and after each pass on sampled inputs.
+        options: those of ``torch.compile(..., backend="fusec")``.
+
+    Returns:
+        The graph after all passes (``final``), a record of each with its text before and after, and the remarks;
+        ``fusec.explain`` and ``fusec.view`` take it.
+
+    Raises:
+        OptionError: for an unknown pass or option.
+        VerificationError: where a pass changes the result, under ``verify_each``.
+    """
+    from fusec.codegen import target_for
+
+    config = Config.from_options(None, {"record": True, **(options or {})})
+    work, context = graph.copy(), Context(config)
+    choose_passes(passes, config, target_for(graph, config).name).run(work, context)
+    if verify_each:
+        require_agreement(context.records, verify_passes(context.records))
+    return Subject(graph.name, work, graph, context.records, context.remarks)
+
+
+def choose_passes(text: str, config: Config, target: str) -> Pipeline:
+    """The pipeline that a text names, in which the passes have the options that the configuration gives them.
+
+    Raises:
+        OptionError: for an unknown pass; close matches are named.
+    """
+    from fusec.passes import default_pipeline, known_passes
+
+    if text == "default":
+        return default_pipeline(config, target)
+    known = known_passes(config)
+    for name in re.findall(r"([\w-]+)\s*(?:\{[^}]*\})?\s*(?:,|$)", text):
+        if name not in known:
+            raise OptionError(f"unknown pass {name!r}", fix=suggestion(name, known))
+    return Pipeline.parse(text, known)
+
+
+def verify_passes(records: Sequence[PassRecord]) -> "dict[int, Verdict]":
+    """Run both sides of every pass that changed the graph; the verdicts by the number of the record."""
+    from fusec.ir.parser import parse_graph
+    from fusec.verify.rewrites import check_rewrite
+
+    return {
+        i: check_rewrite(parse_graph(r.before), parse_graph(r.after), exact=False)
+        for i, r in enumerate(records)
+        if r.changed
+    }
+
+
+def require_agreement(records: Sequence[PassRecord], verdicts: "Mapping[int, Verdict]") -> None:
+    """Name the first pass that changed the meaning.
+
+    Raises:
+        VerificationError: where there is one.
+    """
+    for i, verdict in verdicts.items():
+        if not verdict:
+            raise VerificationError(
+                f"pass {records[i].name} changes the result", why=verdict.message,
+                fix="find the application at fault with --apply and --remarks passed",
+            )  # fmt: skip

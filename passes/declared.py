@@ -1,0 +1,40 @@
+"""The pass behind every stage of declarations."""
+
+from dataclasses import dataclass, field
+
+from fusec.ir.graph import Graph
+from fusec.pipeline import Context
+from fusec.rewriting.application import apply_declared
+from fusec.rewriting.pattern import PatternLibrary
+from fusec.rewriting.rule import Declaration
+
+_FIXED = {"option": False}
+
+
+@dataclass(frozen=True)
+class ApplyDeclared:
+    """Make one region of the operations that a declaration names together, for the declarations of one stage."""
+
+    name: str = field(metadata=_FIXED)
+    purpose: str = field(metadata=_FIXED)
+    declarations: tuple[Declaration, ...] = field(repr=False, metadata=_FIXED)
+    library: PatternLibrary = field(repr=False, compare=False, metadata=_FIXED)
+    is_last: bool = field(default=False, metadata=_FIXED)
+    """Whether no stage follows, so that what is left of a near miss can be told."""
+    only: str = ""
+    """Names of declarations, joined by ``+``; empty means all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.purpose)
+
+    def apply(self, graph: Graph, context: Context) -> None:
+        """Apply the declarations in order; after the last stage, tell what nearly matched and what is no pattern."""
+        wanted = self.only.split("+") if self.only else [d.name for d in self.declarations]
+        chosen = (d for d in self.declarations if d.name in wanted and context.enabled(d.name))
+        apply_declared(chosen, graph, self.library, context)
+        if not self.is_last:
+            return
+        context.report_near_misses(graph)
+        for (name, spelling), reason in self.library.broken.items():
+            message = f"spelling {spelling} of {name} is no pattern"
+            context.remarks.add("failure", self.name, message, subject=name, reason=reason)
