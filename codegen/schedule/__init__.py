@@ -41,7 +41,9 @@ def schedule_region(
     if whole_row and emitter.scratch:
         raise ScheduleError("the kernel needs scratch memory")
     symbols = region_symbols(region, statements)
-    numels = (product(v.shape) for v in (*body.inputs, *body.outputs))
+    numels = [product(v.shape) for v in (*body.inputs, *body.outputs)]
+    if shape.attention is not None:
+        numels = [product(tuple(a.size for a in shape.attention.loops))]
     work = max(numels, key=lambda n: n if isinstance(n, int) else 1e12)
     outputs = [b for b in emitter.outputs if b.role == "output"]
     return Kernel(

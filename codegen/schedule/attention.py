@@ -6,8 +6,9 @@ Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import sympy
 
@@ -33,11 +34,53 @@ def schedule_attention(emitter: Emitter, nest: Nest, attention: Attention, tilin
     return blocks(emitter, nest, attention, tiling).run()
 
 
-class _Attention:
+class _Attention(ABC):
     """The steps, whichever way the lanes run."""
 
     keys: int
     """Keys in a block."""
+    outer: tuple[Axis, ...]
+    """Axes of the grid."""
+
+    @abstractmethod
+    def scratch(self, name: str, count: int) -> str:
+        """Memory for ``count`` elements of each query."""
+
+    @abstractmethod
+    def row(self) -> sympy.Expr:
+        """Place of a query."""
+
+    @abstractmethod
+    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
+        """Place of an element of a query, of which it has ``count``; ``axis`` counts them from ``start`` on."""
+
+    @abstractmethod
+    def rows(self) -> AbstractContextManager[None]:
+        """Loop over the queries."""
+
+    @abstractmethod
+    def cells(self, axis: Axis) -> AbstractContextManager[None]:
+        """Loop over the queries and an axis."""
+
+    @abstractmethod
+    def block_keys(self) -> AbstractContextManager[None]:
+        """Loop over the keys of this block."""
+
+    @abstractmethod
+    def folded(self, op: str, accumulator: str) -> str:
+        """The result of a row, of what the loop over its keys left in an accumulator."""
+
+    @abstractmethod
+    def scoring(self, queries: str) -> Dot:
+        """Products of the queries with the keys of the block."""
+
+    @abstractmethod
+    def weighing(self) -> Dot:
+        """Weights of the block times its values, added to the sums."""
+
+    @abstractmethod
+    def grid(self) -> tuple[Statement, ...]:
+        """The loops around everything."""
 
     def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
         self.emitter, self.nest, self.parts, self.tiling = emitter, nest, attention, tiling
@@ -190,55 +233,43 @@ class _AlongQueries(_Attention):
         self.inner_range[emitter.axis_symbol(self.lane)] = (self.first, self.first + _QUERIES - 1)
 
     def scratch(self, name: str, count: int) -> str:
-        """Memory for ``count`` elements of each query."""
         return self.emitter.add_scratch(self.dtype, _QUERIES * count, name).name
 
     def row(self) -> sympy.Expr:
-        """Place of a query."""
         return self.emitter.axis_symbol(self.lane) - self.first
 
     def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
-        """Place of an element of a query."""
         return sympy.expand((self.emitter.axis_symbol(axis) - start) * _QUERIES + self.row())
 
     @contextmanager
     def rows(self) -> Iterator[None]:
-        """Loop over the queries."""
         with self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop):
             yield
 
     @contextmanager
     def cells(self, axis: Axis) -> Iterator[None]:
-        """Loop over the queries and an axis."""
         with self.emitter.loop(axis, "serial"), self.rows():
             yield
 
     @contextmanager
     def block_keys(self) -> Iterator[None]:
-        """Loop over the keys of this block."""
         start, stop = self.block_keys_range()
         with self.emitter.loop(self.parts.keys, "serial", 1, start, stop):
             yield
 
     def folded(self, op: str, accumulator: str) -> str:
-        """A row's own result: lanes are rows already."""
-        return accumulator
+        return accumulator  # lanes are rows already
 
     def scoring(self, queries: str) -> Dot:
-        """Scores of the block, keys by queries."""
         left = self.matrix(self.parts.key, self.parts.keys, self.parts.depth)
-        return Dot(
-            _rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, _QUERIES, self.depth
-        )
+        return Dot(_rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, _QUERIES, self.depth)
 
     def weighing(self) -> Dot:
-        """Values of the block times their weights, columns by queries."""
         left = self.matrix(self.parts.value, self.parts.columns, self.parts.keys)
         weights = _rows(self.scores, _QUERIES)
         return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, _QUERIES, self.key_count, True)
 
     def grid(self) -> tuple[Statement, ...]:
-        """Batch and heads, then blocks of queries."""
         size = self.lane.size
         count = -(-size // _QUERIES) if isinstance(size, int) else sympy.floor((size + _QUERIES - 1) / _QUERIES)
         loops = [(self.emitter.axis_name(a), a.size) for a in self.outer]
@@ -258,23 +289,19 @@ class _AlongKeys(_Attention):
         self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
 
     def scratch(self, name: str, count: int) -> str:
-        """Memory for ``count`` elements of each query."""
         return self.emitter.add_scratch(self.dtype, self.count * count, name).name
 
     def row(self) -> sympy.Expr:
-        """Place of a query."""
         place: sympy.Expr = sympy.Integer(0)
         for axis in self.parts.queries:
             place = place * _static(axis) + self.emitter.axis_symbol(axis)
         return sympy.expand(place)
 
     def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
-        """Place of an element of a query."""
         return sympy.expand(self.row() * count + self.emitter.axis_symbol(axis) - start)
 
     @contextmanager
     def rows(self) -> Iterator[None]:
-        """Loop over the queries."""
         with ExitStack() as loops:
             for axis in self.parts.queries:
                 loops.enter_context(self.emitter.loop(axis, "serial"))
@@ -282,37 +309,31 @@ class _AlongKeys(_Attention):
 
     @contextmanager
     def cells(self, axis: Axis) -> Iterator[None]:
-        """Loop over the queries and an axis."""
         with self.rows(), self.emitter.loop(axis, "tile", self.tiling.lanes):
             yield
 
     @contextmanager
     def block_keys(self) -> Iterator[None]:
-        """Loop over the keys of this block."""
         start, stop = self.block_keys_range()
         with self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop):
             yield
 
     def folded(self, op: str, accumulator: str) -> str:
-        """A row's own result, from its lanes."""
         name = self.emitter.fresh("r")
         self.emitter.inner.append(Fold(name, op, accumulator, self.dtype))
         return name
 
     def scoring(self, queries: str) -> Dot:
-        """Scores of the block, queries by keys."""
         right = self.matrix(self.parts.key, self.parts.depth, self.parts.keys)
         left = _rows(queries, self.depth)
         return Dot(_rows(self.scores, self.keys), left, right, self.count, self.key_count, self.depth)
 
     def weighing(self) -> Dot:
-        """Weights of the block times its values, queries by columns."""
         right = self.matrix(self.parts.value, self.parts.keys, self.parts.columns)
         left = _rows(self.scores, self.keys)
         return Dot(_rows(self.sums, self.columns), left, right, self.count, self.columns, self.key_count, True)
 
     def grid(self) -> tuple[Statement, ...]:
-        """Batch and key heads."""
         return grid(self.emitter.inner, [(self.emitter.axis_name(a), a.size) for a in self.outer])
 
 

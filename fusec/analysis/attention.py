@@ -47,6 +47,11 @@ class Attention:
     columns: Axis
     """The axis of the elements of one value."""
 
+    @property
+    def loops(self) -> tuple[Axis, ...]:
+        """Every axis that the first product runs over."""
+        return (*self.batch, *self.queries, self.keys, self.depth)
+
 
 def find_attention(nest: Nest) -> Attention | None:
     """The attention that a region is; None where it holds no product of a product.
@@ -109,7 +114,9 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
             raise _refused(f"the size {axis.size} is not known when the kernel is made")
     for output in nest.outputs:
         stored = {axis for part in output.index for axis in part.axes}
-        if stored != batch | queries | columns or (output.root is not weighted and weighted not in below([output.root])):
+        if stored != batch | queries | columns or (
+            output.root is not weighted and weighted not in below([output.root])
+        ):
             raise _refused("it gives something else besides")
     rows = math.prod(a.size if isinstance(a.size, int) else FEW_QUERIES + 1 for a in queries)
     if rows <= FEW_QUERIES and (stride(value, *columns) != 1 or 1 not in (stride(key, depth), stride(key, keys))):

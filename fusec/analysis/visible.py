@@ -78,8 +78,8 @@ def _integer(item: Located, symbol: Callable[[Axis], sympy.Symbol]) -> sympy.Exp
         value: Size = item.node.attributes["value" if item.node.is_op("constant") else "expr"]
         return sympy.sympify(value)
     if item.kind == "pointwise" and item.node.is_op("add", "sub", "cast"):
-        parts = [_integer(o, symbol) for o in item.operands]
-        if any(p is None for p in parts):
-            return None
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1] if item.node.is_op("add") else parts[0] - parts[1]
+        parts = [p for p in (_integer(o, symbol) for o in item.operands) if p is not None]
+        if len(parts) == len(item.operands):
+            first, *rest = parts
+            return first - rest[0] if item.node.is_op("sub") else sum(rest, start=first)
     return None

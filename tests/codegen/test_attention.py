@@ -1,0 +1,204 @@
+"""Generated attention: every way to write it, at every length, gives what eager gives, and no scores reach memory."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.compiler import Compiled, compile_graph
+from fusec.config import Config
+from fusec.frontend import trace
+from fusec.verify.contract import compare_outputs
+
+SCALE = 0.125
+
+
+def softmaxed(scores: Tensor, value: Tensor) -> Tensor:
+    return torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return softmaxed(q @ k.transpose(-1, -2) * SCALE + mask, v)
+
+
+def scaled_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return softmaxed((q * SCALE) @ k.transpose(-1, -2) + mask, v)
+
+
+def einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    weights = torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k) * SCALE + mask, -1)
+    return torch.einsum("bhij,bhjd->bhid", weights, v)
+
+
+def softmax_by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2) * SCALE + mask
+    exponential = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (exponential / exponential.sum(-1, keepdim=True)) @ v
+
+
+def filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return softmaxed((q @ k.transpose(-1, -2) * SCALE).masked_fill(mask < -1, -math.inf), v)
+
+
+def soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return softmaxed(torch.tanh(q @ k.transpose(-1, -2) * SCALE / 30) * 30 + mask, v)
+
+
+def linear_bias(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    slopes = torch.tensor([0.5, 0.25], dtype=q.dtype).reshape(2, 1, 1)
+    return softmaxed(q @ k.transpose(-1, -2) * SCALE + slopes * torch.arange(k.shape[2]).to(q.dtype), v)
+
+
+def triangle(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    return softmaxed((q @ k.transpose(-1, -2) * SCALE).masked_fill(~seen, -math.inf), v)
+
+
+def window(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    return softmaxed(torch.where((j <= i) & (i - j < 17), q @ k.transpose(-1, -2) * SCALE, -math.inf), v)
+
+
+def shared_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    k, v = (x[:, :1, None].expand(-1, -1, 2, -1, -1).reshape(x.shape) for x in (k, v))
+    return by_hand(q, k, v, mask)
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def call_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask > -1, scale=0.3)
+
+
+def call_causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def call_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], attn_mask=mask, enable_gqa=True)
+
+
+SPELLINGS: list[Callable[..., Tensor]] = [
+    by_hand, scaled_query, einsum, softmax_by_hand, filled, soft_capped, linear_bias, triangle, window, shared_keys,
+    call, call_masked, call_causal, call_shared,
+]  # fmt: skip
+
+
+def sample(queries: int, keys: int, dtype: torch.dtype = torch.float32, width: int = 32) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 2, queries, width), torch.randn(2, 2, keys, width)
+    return tuple(x.to(dtype) for x in (q, k, torch.randn(2, 2, keys, 48), torch.randn(2, 1, queries, keys)))
+
+
+def compiled(function: Callable[..., Any], inputs: tuple[Tensor, ...], symbolic: bool = False) -> Compiled:
+    return compile_graph(trace(function, inputs, symbolic), Config(strict=True))
+
+
+def passes(function: Callable[..., Tensor], result: Compiled, inputs: tuple[Tensor, ...]) -> bool:
+    got = result.program(list(inputs))[0]
+    return compare_outputs(function(*inputs), got, function(*(x.double() for x in inputs))).passed
+
+
+def kernels(result: Compiled) -> list[str]:
+    return [step.name for step in result.program.steps]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
+def test_every_spelling_is_one_kernel_with_the_numbers_of_eager(
+    spelling: Callable[..., Tensor], dtype: torch.dtype
+) -> None:
+    for lengths in ((70, 70), (3, 130)):
+        inputs = sample(*lengths, dtype)
+        result = compiled(spelling, inputs)
+        assert kernels(result) == ["attention"]
+        assert passes(spelling, result, inputs)
+
+
+@pytest.mark.parametrize("queries", [1, 7, 128, 1000])
+@pytest.mark.parametrize("keys", [7, 128, 1000])
+def test_every_length(queries: int, keys: int) -> None:
+    inputs = sample(queries, keys)
+    result = compiled(by_hand, inputs)
+    assert kernels(result) == ["attention"]
+    assert passes(by_hand, result, inputs)
+
+
+def test_lengths_that_change_share_a_kernel() -> None:
+    result = compiled(triangle, sample(40, 50), symbolic=True)
+    assert kernels(result) == ["attention"]
+    for lengths in ((40, 50), (7, 130), (200, 3), (64, 64)):
+        inputs = sample(*lengths)
+        assert passes(triangle, result, inputs)
+
+
+def test_as_many_keys_as_a_head_is_wide() -> None:
+    inputs = sample(32, 32)
+    result = compiled(by_hand, inputs)
+    assert kernels(result) == ["attention"]
+    assert passes(by_hand, result, inputs)
+
+
+@pytest.mark.parametrize("lengths", [(40, 40), (5, 100), (70, 200)], ids=str)
+@pytest.mark.parametrize("spelling", [by_hand, filled, call, call_masked, triangle], ids=lambda f: f.__name__)
+def test_masked_rows_infinities_and_nan(spelling: Callable[..., Tensor], lengths: tuple[int, int]) -> None:
+    q, k, v, mask = sample(*lengths)
+    mask[0, 0, 1] = -math.inf
+    mask[1, 0, 2, : lengths[1] // 2] = -math.inf
+    mask[1, 0, 3] = torch.finfo(torch.float32).min
+    mask[1, 0, 0, 3], mask[0, 0, 2, 5] = math.nan, math.inf
+    k[0, 1, 2, 3] = math.inf
+    (got,) = compiled(spelling, (q, k, v, mask)).program([q, k, v, mask])
+    torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
+
+
+def test_hidden_blocks_of_keys_are_left_out() -> None:
+    for spelling, bounds in ((triangle, 1), (window, 2), (by_hand, 0)):
+        (text,) = compiled(spelling, sample(1000, 1000)).program.texts.values()
+        (loop,) = [line for line in text.splitlines() if line.lstrip().startswith("for (int64_t key_block")]
+        assert ("i_block" in loop.replace("i2_block", "i_block")) == bool(bounds), loop
+        assert ("max" in loop.lower()) == (bounds == 2), loop
+
+
+def with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.softmax(q @ k.transpose(-1, -2) + mask, -1)
+    return weights @ v, weights
+
+
+def twice(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    weights = torch.softmax(q @ k.transpose(-1, -2), -1)
+    return torch.softmax(weights @ k @ k.transpose(-1, -2), -1) @ v
+
+
+def plus_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (torch.softmax(q @ k.transpose(-1, -2), -1) + 1) @ v
+
+
+def other_maximum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2)
+    exponential = torch.exp(scores - (scores + mask).amax(-1, keepdim=True))
+    return (exponential / exponential.sum(-1, keepdim=True)) @ v
+
+
+@pytest.mark.parametrize("function", [with_weights, twice, plus_one, other_maximum], ids=lambda f: f.__name__)
+def test_what_is_no_attention_stays_right(function: Callable[..., Any]) -> None:
+    inputs = sample(20, 40)
+    result = compiled(function, inputs)
+    assert "attention" not in kernels(result) or function is twice
+    given = function(*inputs)
+    for got, want in zip(result.program(list(inputs)), given if isinstance(given, tuple) else (given,), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_call_that_drops_weights_stays_one() -> None:
+    def dropping(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+
+    result = compiled(dropping, sample(20, 40))
+    assert [step.kind for step in result.program.steps] != ["kernel"]
