@@ -22,6 +22,7 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    walk,
 )
 from fusec.errors import BuildError
 from fusec.ir import types as t
@@ -69,7 +70,7 @@ class _Printer:
         self.lines: list[str] = []
         self.depth = 1
         self.tiles: list[Loop] = []
-        self.steps = [s.step for s in kernel.walk() if isinstance(s, Loop) and s.kind == "tile"]
+        self.steps = [s.step for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"]
 
     def print(self) -> str:
         """The whole text."""
@@ -85,7 +86,7 @@ class _Printer:
     # ------------------------------------------------------------------ frame
 
     def _head(self) -> list[str]:
-        header = "dot.h" if any(isinstance(s, Dot) for s in self.kernel.walk()) else "vec.h"
+        header = "dot.h" if any(isinstance(s, Dot) for s in walk(self.kernel.body)) else "vec.h"
         lines = [f'#include "{header}"', "using namespace fusec;"]
         for kind in sorted(self.types, key=lambda k: k.text):
             form = f"Mask<{kind.lanes}>" if kind.dtype == t.BOOL else f"Vec<{scalar_type(kind.dtype)}, {kind.lanes}>"
@@ -223,15 +224,8 @@ class _Printer:
 
     def _carried(self, loop: Loop) -> dict[str, str]:
         """Tile accumulators that the loop updates and that live outside of it, with their operation."""
-        found: dict[str, str] = {}
-        stack: list[Statement] = list(loop.body)
-        while stack:
-            statement = stack.pop()
-            if isinstance(statement, Loop):
-                stack.extend(statement.body)
-            elif isinstance(statement, Update) and statement.acc in self.kinds and self.kinds[statement.acc].lanes:
-                found[statement.acc] = statement.op
-        return dict(sorted(found.items()))
+        updates = [s for s in walk(loop.body) if isinstance(s, Update) and s.acc in self.kinds]
+        return dict(sorted((s.acc, s.op) for s in updates if self.kinds[s.acc].lanes))
 
     def _partials(self, axis: str, step: int, carried: dict[str, str], partials: int) -> None:
         """Several tiles at a time, each with accumulators of its own: hides the latency of the update."""
@@ -438,12 +432,9 @@ def _print_cast(text: str, source: DType | None, s: Compute) -> str:
 
 def _partials_that_pay(loop: Loop, carried: int) -> int:
     """Copies of the accumulators: as many as fit into registers beside the rest, where the body is light."""
-    cost, stack = 0, list(loop.body)
-    while stack:
-        statement = stack.pop()
-        if isinstance(statement, Loop):
-            return 1
-        cost += OPS[statement.op].cost if isinstance(statement, Compute) and statement.op in OPS else 1
+    if any(isinstance(s, Loop) for s in loop.body):
+        return 1
+    cost = sum(OPS[s.op].cost if isinstance(s, Compute) and s.op in OPS else 1 for s in loop.body)
     return 1 if cost > LIGHT_COST or not carried else {1: PARTIALS, 2: PARTIALS, 3: 2, 4: 2}.get(carried, 1)
 
 

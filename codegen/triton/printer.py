@@ -20,6 +20,7 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    walk,
 )
 from fusec.codegen.triton.arithmetic import NAMES, combined, expression, filled, identity, literal, reduced
 from fusec.codegen.triton.prelude import FUNCTIONS, prelude
@@ -192,8 +193,8 @@ class _Printer:
     def _repeated(
         self, loop: Loop, over: str, axis: str, tile: _Tile | None, head: "list[str] | tuple[()]"
     ) -> Iterator[str]:
-        updated = {s.acc for s in _walk(loop.body) if isinstance(s, Update)}
-        read = {name for s in _walk(loop.body) for name in self._touched(s)}
+        updated = {s.acc for s in walk(loop.body) if isinstance(s, Update)}
+        read = {name for s in walk(loop.body) for name in self._touched(s)}
         yield from self._declare(updated | read)
         counter, lines = axis, list(head)
         if self.wide and loop.kind == "serial" and not sympy.sympify(loop.stop).free_symbols:
@@ -246,9 +247,9 @@ class _Printer:
 
     def _block_of(self, accumulator: str) -> str:
         """The block of the tile loop in which an accumulator is updated."""
-        for loop in self.kernel.walk():
+        for loop in walk(self.kernel.body):
             if isinstance(loop, Loop) and loop.kind == "tile":
-                if any(getattr(s, "acc", getattr(s, "dst", "")) == accumulator for s in _walk(loop.body)):
+                if any(getattr(s, "acc", getattr(s, "dst", "")) == accumulator for s in walk(loop.body)):
                     return self.blocks[lanes_of(loop)]
         raise ScheduleError(f"accumulator {accumulator} of kernel {self.kernel.name} is updated in no tile loop")
 
@@ -301,13 +302,6 @@ class _Printer:
             return filled(value.value, accumulation(dtype))
         cast = "" if accumulation(dtype) == dtype else f".to({buffer}_ptr.dtype.element_ty)"
         return f"{identifier(value)}{cast}"
-
-
-def _walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, Loop):
-            yield from _walk(statement.body)
 
 
 def _indent(lines: Iterator[str]) -> Iterator[str]:

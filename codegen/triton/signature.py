@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusec.codegen.kernel import Kernel, Loop
+from fusec.codegen.kernel import Kernel, Loop, walk
 from fusec.codegen.sizes import Language
 from fusec.codegen.triton.prelude import FUNCTIONS
 from fusec.errors import ScheduleError
@@ -29,7 +29,7 @@ class Block:
 def blocks(kernel: Kernel) -> tuple[Block, ...]:
     """The compile-time parameters, one for each distinct number of lanes."""
     lanes = list(
-        dict.fromkeys(lanes_of(loop) for loop in kernel.walk() if isinstance(loop, Loop) and loop.kind == "tile")
+        dict.fromkeys(lanes_of(loop) for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile")
     )
     return tuple(Block("BLOCK" if len(lanes) == 1 else f"BLOCK_{n}", n) for n in lanes)
 
