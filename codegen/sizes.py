@@ -10,7 +10,7 @@ import sympy
 from fusec.errors import BuildError
 from fusec.ir.types import Size
 
-_SUM, _PRODUCT, _ATOM = range(3)
+_SUM, _QUOTIENT, _PRODUCT, _ATOM = range(4)
 _Text: TypeAlias = tuple[str, int]
 """Text, and how strongly it binds."""
 
@@ -65,14 +65,15 @@ class Language:
 
     def _apply(self, form: str, left: sympy.Expr, right: sympy.Expr) -> _Text:
         """A function of two operands, or an operator between them."""
-        inside, outside = (_SUM, _ATOM) if form.endswith(")") else (_ATOM, _PRODUCT)
+        inside, outside = (_SUM, _ATOM) if form.endswith(")") else (_ATOM, _QUOTIENT)
         return form.format(self._bound(left, inside), self._bound(right, inside)), outside
 
     def _sum(self, terms: Iterable[sympy.Expr]) -> _Text:
         out = ""
         for term in sorted(terms, key=lambda a: (a.is_Number, str(a))):
             negative = _is_negative(term)
-            text = self._bound(-term if negative else term, _PRODUCT)
+            # A minus in front binds more tightly than a quotient, which is not rounded to the same side then.
+            text = self._bound(-term if negative else term, _PRODUCT if negative and not out else _QUOTIENT)
             out += (" - " if negative else " + ") + text if out else "-" * negative + text
         return out, _SUM
 

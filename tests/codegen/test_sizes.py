@@ -21,7 +21,7 @@ WHOLE = [
     sympy.Integer(-3), floor(X / 3), floor((X + 7) / 8), ceiling(X / 8), ceiling(I / 4), floor(X / (2 * Y)),
     floor(X / 2) ** 2, X - floor(X / Y) * Y, -X * floor(Y / 3), floor(floor(X / 2) / 3 + Y), X * ceiling(Y / 4) + 1,
     Mod(X, Y), Mod(I, 4) * 3, Mod(X + 1, 2 * Y), Mod(floor(X / 3), Y) * Z, Max(X, Y, 4), X * Max(Y, 3) + Min(X, Y, Z),
-    Min(Z + 4, X), -X + 4,
+    Min(Z + 4, X), -X + 4, X - floor(X / 5), -floor(X / 5), X - Mod(X, 5), -Mod(X, 7), X - ceiling(X / 7) + 2 * Y,
 ]  # fmt: skip
 # Whole for every value above: torch divides so where it has a guard.
 DIVIDED = [X / 2, X * Y / (2 * Z) * Z, (X * Y + X) / 2, X / 2 + Y / 2, X * Y / 2 * Z, X * (Y + 2) / Y + 2 * X / Y]
