@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from fusec.codegen.program_text import ProgramText
-from fusec.codegen.python_sizes import size_text
+from fusec.codegen.sizes import PYTHON
 from fusec.ir.graph import Node, Value
 from fusec.ir.types import OtherType, ScalarType, TensorType
 from fusec.verify.opaque import resolve
@@ -56,7 +56,7 @@ def _print_argument(text: ProgramText, template: Any, names: list[str], again: C
         case tuple():
             return f"({''.join(again(item) + ', ' for item in template)})"
         case sympy.Expr():
-            return size_text(template)
+            return PYTHON.print(template)
         case float() if not math.isfinite(template):
             return f'float("{template}")'
         case bool() | int() | float() | str() | None:

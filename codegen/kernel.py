@@ -5,7 +5,7 @@ Triton. A name whose definition does not depend on that axis is a scalar, the sa
 on a scalar and a tile broadcasts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -180,11 +180,10 @@ class Kernel:
     """What it computes, for the comment at its head."""
     sources: tuple[Source, ...] = ()
 
-    def walk(self) -> Iterator[Statement]:
-        """All statements, outer before inner, in order."""
-        stack = list(reversed(self.body))
-        while stack:
-            statement = stack.pop()
-            yield statement
-            if isinstance(statement, Loop):
-                stack.extend(reversed(statement.body))
+
+def walk(body: Iterable[Statement]) -> Iterator[Statement]:
+    """All statements, outer before inner, in order."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, Loop):
+            yield from walk(statement.body)

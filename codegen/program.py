@@ -10,7 +10,7 @@ from fusec.analysis.strides import dense, view_layout
 from fusec.codegen.calls import write_call
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.program_text import ProgramText, Step, same_layout
-from fusec.codegen.python_sizes import size_text, sizes_text
+from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.codegen.target import DirectLaunchable, Launchable, Target
 from fusec.codegen.vendor import write_biased, write_contraction
 from fusec.errors import BuildError, FusecError
@@ -282,9 +282,9 @@ class _Writer:
             return
         options = f"dtype={text.constant(dtype, 'dtype')}, device={text.device(type.device)}"
         if node.is_op("size"):
-            call = f"{text.constant(torch.full, 'full')}((), {size_text(node.attributes['expr'])}, {options})"
+            call = f"{text.constant(torch.full, 'full')}((), {PYTHON.print(node.attributes['expr'])}, {options})"
         else:
-            call = f"{text.constant(torch.arange, 'arange')}({size_text(node.attributes['size'])}, {options})"
+            call = f"{text.constant(torch.arange, 'arange')}({PYTHON.print(node.attributes['size'])}, {options})"
         text.line(f"{text.define(node.result, type.strides)} = {call}")
 
     def _write(self, node: Node) -> None:
@@ -323,7 +323,7 @@ class _Writer:
             return
         layout, offset = found
         name = text.define(node.result, layout, operand)
-        start = "" if same_size(offset, 0) else f", {source}.storage_offset() + {size_text(offset)}"
+        start = "" if same_size(offset, 0) else f", {source}.storage_offset() + {PYTHON.print(offset)}"
         text.line(f"{name} = {source}.as_strided({sizes_text(shape)}, {sizes_text(layout)}{start})")
 
     def _interpret(self, node: Node) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from fusec.analysis.strides import dense
-from fusec.codegen.python_sizes import size_text, sizes_text
+from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.errors import FusecError
 from fusec.frontend.torch_internals import empty_on_cpu
 from fusec.ir.graph import Graph, Source, Value
@@ -133,8 +133,8 @@ class ProgramText:
         rest = (size - slope * symbol).expand()
         if slope != 0 and symbol not in rest.free_symbols and symbol not in slope.free_symbols:
             self.symbols.add(str(symbol))
-            found = text if rest == 0 else f"({text} - ({size_text(rest)}))"
-            self.line(f"{symbol} = {found}" if slope == 1 else f"{symbol} = {found} // ({size_text(slope)})")
+            found = text if rest == 0 else f"({text} - ({PYTHON.print(rest)}))"
+            self.line(f"{symbol} = {found}" if slope == 1 else f"{symbol} = {found} // ({PYTHON.print(slope)})")
 
     # ------------------------------------------------------------------ tensors
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from fusec.codegen.program_text import ProgramText
-from fusec.codegen.python_sizes import sizes_text
+from fusec.codegen.sizes import sizes_text
 from fusec.ir.graph import Node, Value
 from fusec.ir.ops import split_spec
 from fusec.ir.types import Size, contiguous_strides, product, same_size, simplify

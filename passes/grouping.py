@@ -15,7 +15,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.structure import structure
-from fusec.ir.types import Size, TensorType
+from fusec.ir.types import Size, TensorType, estimate
 from fusec.pipeline import Context
 
 # Arithmetic that costs about as much as moving one byte (a core's share of bandwidth against its throughput).
@@ -447,7 +447,7 @@ def recomputation(nest: Nest) -> str:
                 evaluations[item.value] = evaluations.get(item.value, 0.0) + _evaluations(item, loops)
                 items[item.value] = item
     for value, count in evaluations.items():
-        numel = _number(value.tensor.numel)
+        numel = estimate(value.tensor.numel)
         saved = 2 * numel * value.dtype.bytes
         cost = items[value].node.op.cost if items[value].kind == "pointwise" else 64
         if cost > _CHEAP and (count - numel) * cost > _FLOPS_PER_BYTE * saved:
@@ -462,10 +462,5 @@ def _evaluations(item: Located, nested: Sequence[Axis]) -> float:
     loops = {*(nested[: max(depends) + 1] if depends else ()), *item.axes}
     count = 1.0
     for axis in loops:
-        count *= _number(axis.size)
+        count *= estimate(axis.size)
     return count
-
-
-def _number(size: Size) -> float:
-    """A size as a number; symbols count as something middling."""
-    return float(size) if isinstance(size, int) else float(size.subs({s: 97 for s in size.free_symbols}))

@@ -9,10 +9,10 @@ from fusec import dynamo
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.ir.graph import Graph
-from fusec.ir.types import ScalarType
+from fusec.ir.types import ScalarType, evaluate_size
 from fusec.verify.contract import compare_outputs
 from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate, evaluate_size
+from fusec.verify.interpreter import evaluate
 from tests.random_graphs import random_graph
 
 

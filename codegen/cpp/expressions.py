@@ -1,13 +1,11 @@
-"""Index expressions, literals and type names as C++ text."""
+"""Sizes, literals, names and types as C++ text."""
 
 import math
 
-import sympy
-
 from fusec.codegen.kernel import Constant
-from fusec.errors import BuildError
+from fusec.codegen.sizes import Language
 from fusec.ir import types as t
-from fusec.ir.types import DType, Size
+from fusec.ir.types import DType
 
 MEMORY_TYPES = {
     t.F64: "double", t.F32: "float", t.BF16: "bf16", t.F16: "f16", t.I64: "int64_t", t.I32: "int32_t",
@@ -15,20 +13,25 @@ MEMORY_TYPES = {
 }  # fmt: skip
 """C++ type of one element in memory."""
 
-_FLOOR_DIVISIONS = ("FloorDiv", "CleanDiv")
-_REMAINDERS = ("Mod", "PythonMod")
+_RESERVED = frozenset(
+    "and or xor not auto bool break case catch char class const continue default delete do double else enum explicit "
+    "export extern false float for friend goto if inline int long mutable namespace new operator private protected "
+    "public register return short signed sizeof static struct switch template this throw true try typedef typename "
+    "union unsigned using virtual void volatile while abs sign round floor ceil trunc sqrt rsqrt reciprocal exp exp2 "
+    "expm1 log log1p log2 tanh sigmoid erf sin cos isnan isinf maximum minimum fma select cast load store keep fold "
+    "pow fmod remainder floor_divide shift_left shift_right power atan2 copysign clamp scale split iota map all any "
+    "read put buffers symbols lanes fusec malloc free bf16 f16 mask_of widen narrow lowest highest".split()
+)
+
+
+def identifier(name: str) -> str:
+    """A name of the tile program as a name in the text, clear of C++'s and the header's."""
+    return f"{name}_" if name in _RESERVED else name
 
 
 def scalar_type(dtype: DType) -> str:
     """C++ type of one element in a register."""
     return MEMORY_TYPES[t.accumulation(dtype)]
-
-
-def print_size(size: Size) -> str:
-    """An integer expression over loop axes and symbols, in 64-bit arithmetic."""
-    if isinstance(size, int):
-        return _integer(size)
-    return _print(sympy.sympify(size))
 
 
 def print_constant(constant: Constant, dtype: DType) -> str:
@@ -60,62 +63,8 @@ def _integer(value: int) -> str:
     return str(value) if abs(value) < 2**31 else f"{value}LL"
 
 
-def _print(e: sympy.Expr) -> str:
-    if e.is_Integer:
-        return _integer(int(e))
-    if e.is_Symbol:
-        return str(e)
-    name = type(e).__name__
-    if e.is_Add:
-        return _sum(e)
-    if e.is_Mul:
-        return _product(e)
-    if e.is_Pow and e.exp.is_Integer and int(e.exp) > 0:
-        return " * ".join([_factor(e.base)] * int(e.exp))
-    if isinstance(e, sympy.floor) or isinstance(e, sympy.ceiling):
-        return _rounded(e)
-    if name in _FLOOR_DIVISIONS or name in _REMAINDERS:
-        function = "floor_divide" if name in _FLOOR_DIVISIONS else "remainder"
-        return f"{function}<int64_t>({_print(e.args[0])}, {_print(e.args[1])})"
-    if name == "ModularIndexing":
-        base, divisor, modulus = (_print(a) for a in e.args)
-        return f"remainder<int64_t>(floor_divide<int64_t>({base}, {divisor}), {modulus})"
-    if isinstance(e, sympy.Min) or isinstance(e, sympy.Max) or name in ("Min", "Max"):
-        function = "minimum" if name == "Min" else "maximum"
-        text = _print(e.args[0])
-        for argument in e.args[1:]:
-            text = f"{function}<int64_t>({text}, {_print(argument)})"
-        return text
-    raise BuildError(f"the size {e} has no C++ form", why=f"{name} is not an integer operation that the printer knows")
-
-
-def _sum(e: sympy.Expr) -> str:
-    if any(c.is_Rational and not c.is_Integer for c in e.atoms(sympy.Number)):
-        numerator, denominator = sympy.fraction(sympy.together(e))
-        if denominator != 1:
-            return f"({_print(numerator)}) / {_factor(denominator)}"
-    text = ""
-    for term in sorted(e.args, key=lambda a: (a.is_Number, str(a))):
-        negative = term.could_extract_minus_sign()
-        part = _print(-term if negative else term)
-        text += (" - " if text else "-") + f"{part}" if negative else (" + " if text else "") + part
-    return text
-
-
-def _product(e: sympy.Expr) -> str:
-    numerator, denominator = sympy.fraction(e)
-    if denominator != 1:
-        return f"({_print(numerator)}) / {_factor(denominator)}"
-    return " * ".join(_factor(a) for a in sorted(e.args, key=lambda a: (not a.is_Number, str(a))))
-
-
-def _factor(e: sympy.Expr) -> str:
-    bare = (not e.is_Add and not e.is_Number) or (e.is_Integer and int(e) >= 0)
-    return _print(e) if bare else f"({_print(e)})"
-
-
-def _rounded(e: sympy.Expr) -> str:
-    numerator, denominator = sympy.fraction(sympy.together(e.args[0]))
-    if isinstance(e, sympy.ceiling):
-        return f"-floor_divide<int64_t>(-({_print(numerator)}), {_print(denominator)})"
-    return f"floor_divide<int64_t>({_print(numerator)}, {_print(denominator)})"
+CPP = Language(
+    "C++", "{} / {}", "floor_divide<int64_t>({}, {})", "remainder<int64_t>({}, {})",
+    "minimum<int64_t>({}, {})", "maximum<int64_t>({}, {})", _integer, identifier,
+)  # fmt: skip
+"""Sizes and offsets, in 64-bit arithmetic."""

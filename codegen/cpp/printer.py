@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusec.codegen.cpp.expressions import MEMORY_TYPES, print_constant, print_size, scalar_type
+from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, print_constant, scalar_type
 from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.kernel import (
     Buffer,
@@ -22,6 +22,7 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    walk,
 )
 from fusec.errors import BuildError
 from fusec.ir import types as t
@@ -38,16 +39,6 @@ FEW_ROWS = 16
 """Rows of a matrix product up to which each number of them has code of its own."""
 LIGHT_COST = 12
 """Cost of a loop body above which its own arithmetic hides the latency of the update."""
-
-_RESERVED = frozenset(
-    "and or xor not auto bool break case catch char class const continue default delete do double else enum explicit "
-    "export extern false float for friend goto if inline int long mutable namespace new operator private protected "
-    "public register return short signed sizeof static struct switch template this throw true try typedef typename "
-    "union unsigned using virtual void volatile while abs sign round floor ceil trunc sqrt rsqrt reciprocal exp exp2 "
-    "expm1 log log1p log2 tanh sigmoid erf sin cos isnan isinf maximum minimum fma select cast load store keep fold "
-    "pow fmod remainder floor_divide shift_left shift_right power atan2 copysign clamp scale split iota map all any "
-    "read put buffers symbols lanes fusec malloc free bf16 f16 mask_of widen narrow lowest highest".split()
-)
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ class _Printer:
         self.lines: list[str] = []
         self.depth = 1
         self.tiles: list[Loop] = []
-        self.steps = [s.step for s in kernel.walk() if isinstance(s, Loop) and s.kind == "tile"]
+        self.steps = [s.step for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"]
 
     def print(self) -> str:
         """The whole text."""
@@ -97,7 +88,7 @@ class _Printer:
     # ------------------------------------------------------------------ frame
 
     def _head(self) -> list[str]:
-        header = "dot.h" if any(isinstance(s, Dot) for s in self.kernel.walk()) else "vec.h"
+        header = "dot.h" if any(isinstance(s, Dot) for s in walk(self.kernel.body)) else "vec.h"
         lines = [f'#include "{header}"', "using namespace fusec;"]
         for kind in sorted(self.types, key=lambda k: k.text):
             form = f"Mask<{kind.lanes}>" if kind.dtype == t.BOOL else f"Vec<{scalar_type(kind.dtype)}, {kind.lanes}>"
@@ -118,9 +109,9 @@ class _Printer:
         arguments = [b for b in self.kernel.buffers if b.role != "scratch"]
         for i, b in enumerate(arguments):
             element = ("const " if b.role == "input" else "") + MEMORY_TYPES[b.dtype]
-            self._line(f"{element}*{restrict} const {_name(b.name)} = static_cast<{element}*>(buffers[{i}]);")
+            self._line(f"{element}*{restrict} const {identifier(b.name)} = static_cast<{element}*>(buffers[{i}]);")
         for i, symbol in enumerate(self.kernel.symbols):
-            self._line(f"const int64_t {_name(symbol)} = symbols[{i}];")
+            self._line(f"const int64_t {identifier(symbol)} = symbols[{i}];")
 
     def _line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -177,11 +168,11 @@ class _Printer:
 
     def _declare(self, scratch: list[Buffer]) -> None:
         for b in scratch:
-            element, name = MEMORY_TYPES[b.dtype], _name(b.name)
+            element, name = MEMORY_TYPES[b.dtype], identifier(b.name)
             if _on_stack(b):
                 self._line(f"alignas(64) {element} {name}[{max(1, int(b.numel))}];")
             else:
-                self._line(f"Scratch<{element}> {name}_memory({print_size(b.numel)});")
+                self._line(f"Scratch<{element}> {name}_memory({CPP.print(b.numel)});")
                 self._line(f"{element}* const {name} = {name}_memory.data;")
 
     def _parallel_condition(self) -> str | None:
@@ -189,12 +180,12 @@ class _Printer:
         work = self.kernel.work
         if isinstance(work, int) or work.is_Integer:
             return "" if int(work) >= PARALLEL_WORK else None
-        return f" if ({print_size(work)} >= {PARALLEL_WORK})"
+        return f" if ({CPP.print(work)} >= {PARALLEL_WORK})"
 
     def _open(self, loop: Loop) -> None:
-        axis = _name(loop.axis)
-        step = f"{axis}++" if loop.step == 1 else f"{axis} += {print_size(loop.step)}"
-        self._line(f"for (int64_t {axis} = {print_size(loop.start)}; {axis} < {print_size(loop.stop)}; {step}) {{")
+        axis = identifier(loop.axis)
+        step = f"{axis}++" if loop.step == 1 else f"{axis} += {CPP.print(loop.step)}"
+        self._line(f"for (int64_t {axis} = {CPP.print(loop.start)}; {axis} < {CPP.print(loop.stop)}; {step}) {{")
         self.depth += 1
 
     def _close(self, text: str = "}") -> None:
@@ -211,9 +202,9 @@ class _Printer:
         """The body once, as a lambda over the tile's start and the lanes that count; then full tiles and the tail."""
         if self.tiles:
             raise BuildError("a tile loop lies inside another", where=f"{self.kernel.name}, axis {loop.axis}")
-        axis, step = _name(loop.axis), int(loop.step)
+        axis, step = identifier(loop.axis), int(loop.step)
         carried = self._carried(loop)
-        extra = "".join(f", {self.kinds[a].text}& {_name(a)}" for a in carried)
+        extra = "".join(f", {self.kinds[a].text}& {identifier(a)}" for a in carried)
         self._line("{")
         self.depth += 1
         self._line(f"const auto tile = [&](const int64_t {axis}, const auto lanes{extra}) LANEWISE {{")
@@ -223,9 +214,9 @@ class _Printer:
             self._statement(statement)
         self._close("};")
         self.tiles.pop()
-        self._line(f"const int64_t end = {print_size(loop.stop)};")
-        self._line(f"int64_t {axis} = {print_size(loop.start)};")
-        same = "".join(f", {_name(a)}" for a in carried)
+        self._line(f"const int64_t end = {CPP.print(loop.stop)};")
+        self._line(f"int64_t {axis} = {CPP.print(loop.start)};")
+        same = "".join(f", {identifier(a)}" for a in carried)
         partials = _partials_that_pay(loop, len(carried))
         if partials > 1:
             self._partials(axis, step, carried, partials)
@@ -235,19 +226,12 @@ class _Printer:
 
     def _carried(self, loop: Loop) -> dict[str, str]:
         """Tile accumulators that the loop updates and that live outside of it, with their operation."""
-        found: dict[str, str] = {}
-        stack: list[Statement] = list(loop.body)
-        while stack:
-            statement = stack.pop()
-            if isinstance(statement, Loop):
-                stack.extend(statement.body)
-            elif isinstance(statement, Update) and statement.acc in self.kinds and self.kinds[statement.acc].lanes:
-                found[statement.acc] = statement.op
-        return dict(sorted(found.items()))
+        updates = [s for s in walk(loop.body) if isinstance(s, Update) and s.acc in self.kinds]
+        return dict(sorted((s.acc, s.op) for s in updates if self.kinds[s.acc].lanes))
 
     def _partials(self, axis: str, step: int, carried: dict[str, str], partials: int) -> None:
         """Several tiles at a time, each with accumulators of its own: hides the latency of the update."""
-        names = {a: [_name(a), *(f"{_name(a)}_{i}" for i in range(1, partials))] for a in carried}
+        names = {a: [identifier(a), *(f"{identifier(a)}_{i}" for i in range(1, partials))] for a in carried}
         self._line(f"if ({axis} + {partials * step} <= end) {{")
         self.depth += 1
         for a, op in carried.items():
@@ -265,7 +249,7 @@ class _Printer:
             while len(level) > 1:
                 pairs = zip(level[::2], level[1::2], strict=True)
                 level = [print_operation(_COMBINE[op], [_group(x), _group(y)], kind.dtype) for x, y in pairs]
-            self._line(f"{_name(a)} = {level[0]};")
+            self._line(f"{identifier(a)} = {level[0]};")
         self._close()
 
     # ------------------------------------------------------------------ statements
@@ -275,7 +259,7 @@ class _Printer:
         self.kinds[name] = kind
         if lanes:
             self.types.add(_Kind(dtype, lanes))
-        return f"{kind.text} {_name(name)}"
+        return f"{kind.text} {identifier(name)}"
 
     def _lanes(self, expression: sympy.Expr) -> int:
         """Lanes of a value at this expression: those of the tile loop whose axis it mentions."""
@@ -295,9 +279,9 @@ class _Printer:
         rest = sympy.expand(offset - stride * axis)
         if axis in rest.free_symbols or axis in stride.free_symbols:
             lane = sympy.Symbol("lane", integer=True)
-            at = print_size(offset.subs(axis, axis + lane))
-            return _name(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
-        return pointer, "" if stride == 1 else f"_strided {print_size(stride)}"
+            at = CPP.print(offset.subs(axis, axis + lane))
+            return identifier(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
+        return pointer, "" if stride == 1 else f"_strided {CPP.print(stride)}"
 
     def _load(self, s: Load) -> None:
         buffer = self.buffers[s.buffer]
@@ -337,7 +321,7 @@ class _Printer:
         return 0 if isinstance(operand, Constant) else self.kinds[operand].lanes
 
     def _operand(self, operand: Operand, dtype: DType) -> str:
-        return print_constant(operand, dtype) if isinstance(operand, Constant) else _name(operand)
+        return print_constant(operand, dtype) if isinstance(operand, Constant) else identifier(operand)
 
     def _compute(self, s: Compute) -> None:
         lanes = max(map(self._operand_lanes, s.operands))
@@ -366,11 +350,11 @@ class _Printer:
         value = sympy.sympify(s.value)
         target = self._define(s.dst, t.I64, lanes)
         if not lanes:
-            self._line(f"const {target} = {print_size(value)};")
+            self._line(f"const {target} = {CPP.print(value)};")
             return
         axis = next(x for x in value.free_symbols if str(x) == self.tiles[-1].axis)
         step = sympy.expand(value).coeff(axis, 1)
-        self._line(f"const {target} = iota<int64_t, {lanes}>({print_size(value)}, {print_size(step)});")
+        self._line(f"const {target} = iota<int64_t, {lanes}>({CPP.print(value)}, {CPP.print(step)});")
 
     def _init(self, s: Init) -> None:
         lanes = int(self.tiles[-1].step) if self.tiles and s.tile else int(self.steps[0]) if s.tile else 0
@@ -385,7 +369,7 @@ class _Printer:
 
     def _update(self, s: Update) -> None:
         kind = self.kinds[s.acc]
-        acc = _name(s.acc)
+        acc = identifier(s.acc)
         values = [self._operand(v, kind.dtype) for v in s.values]
         if kind.lanes:
             values = [
@@ -410,20 +394,20 @@ class _Printer:
             raise BuildError("a block of a matrix product whose operands are not dense", where=self.kernel.name)
 
         def matrix(m: Matrix, *strides: t.Size) -> str:
-            return ", ".join([_pointer(m.buffer, m.offset), *map(print_size, strides)])
+            return ", ".join([_pointer(m.buffer, m.offset), *map(CPP.print, strides)])
 
         left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
         operands = [matrix(s.target, s.target.row_stride), matrix(s.left, *left), matrix(s.right, step)]
         few = isinstance(s.rows, int) and s.rows <= FEW_ROWS
         sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
-        arguments = ", ".join([*operands, *map(print_size, sizes)])
+        arguments = ", ".join([*operands, *map(CPP.print, sizes)])
         options = [str(s.rows)] if few else []
         options += [str(self.steps[0]), *(["true" if s.adds else "false"] if along == "n" else [])]
         self._line(f"dot_{'' if few else 'many_'}along_{along}<{', '.join(options)}>({arguments});")
 
     def _fold(self, s: Fold) -> None:
         kind = self.kinds[s.src]
-        source = _name(s.src)
+        source = identifier(s.src)
         if self.tiles and kind.depth:
             source = f"keep(lanes, {source}, {kind.text}({self._identity(s.op, kind.dtype)}))"
         text = f"fold_{s.op}({source})" if kind.lanes else source
@@ -435,15 +419,11 @@ _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"))
 _BROADCASTING = _COMPARISONS | {"add", "sub", "mul", "div", "maximum", "minimum", "and", "or", "xor", "fma"}
 
 
-def _name(name: str) -> str:
-    return f"{name}_" if name in _RESERVED else name
-
-
 def _pointer(buffer: str, offset: sympy.Expr) -> str:
-    text = print_size(offset)
+    text = CPP.print(offset)
     if text == "0":
-        return _name(buffer)
-    return f"{_name(buffer)} + {text}" if not text.startswith("-") else f"{_name(buffer)} + ({text})"
+        return identifier(buffer)
+    return f"{identifier(buffer)} + {text}" if not text.startswith("-") else f"{identifier(buffer)} + ({text})"
 
 
 def _print_cast(text: str, source: DType | None, s: Compute) -> str:
@@ -456,12 +436,9 @@ def _print_cast(text: str, source: DType | None, s: Compute) -> str:
 
 def _partials_that_pay(loop: Loop, carried: int) -> int:
     """Copies of the accumulators: as many as fit into registers beside the rest, where the body is light."""
-    cost, stack = 0, list(loop.body)
-    while stack:
-        statement = stack.pop()
-        if isinstance(statement, Loop):
-            return 1
-        cost += OPS[statement.op].cost if isinstance(statement, Compute) and statement.op in OPS else 1
+    if any(isinstance(s, Loop) for s in loop.body):
+        return 1
+    cost = sum(OPS[s.op].cost if isinstance(s, Compute) and s.op in OPS else 1 for s in loop.body)
     return 1 if cost > LIGHT_COST or not carried else {1: PARTIALS, 2: PARTIALS, 3: 2, 4: 2}.get(carried, 1)
 
 

@@ -10,7 +10,7 @@ from fusec.codegen.schedule.rows import Tiling, schedule_rows
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node
 from fusec.ir.printer import print_graph
-from fusec.ir.types import product
+from fusec.ir.types import estimate, product
 
 
 def schedule_region(
@@ -44,7 +44,7 @@ def schedule_region(
     numels = [product(v.shape) for v in (*body.inputs, *body.outputs)]
     if shape.attention is not None:
         numels = [product(tuple(a.size for a in shape.attention.loops))]
-    work = max(numels, key=lambda n: n if isinstance(n, int) else 1e12)
+    work = max(numels, key=lambda n: (not isinstance(n, int), estimate(n)))
     outputs = [b for b in emitter.outputs if b.role == "output"]
     return Kernel(
         name=name,

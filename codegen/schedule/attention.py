@@ -101,7 +101,10 @@ class _Attention(ABC):
         self.sums = self.scratch("sums", self.columns)
         self.largest, self.total, self.factor = (self.scratch(n, 1) for n in ("largest", "total", "factor"))
         with self.cells(parts.depth):
-            emitter.inner.append(Store(queries, self.place(self.depth, parts.depth), emitter.emit(parts.query)))
+            query = emitter.emit(parts.query)
+            for factor in map(emitter.emit, parts.factors):
+                query = self._compute("mul", query, factor)
+            emitter.inner.append(Store(queries, self.place(self.depth, parts.depth), query))
         with self.cells(parts.columns):
             emitter.inner.append(Store(self.sums, self.place(self.columns, parts.columns), Constant(0.0)))
         with self.rows():

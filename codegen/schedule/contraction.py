@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import sympy
 
 from fusec.analysis.affine import Affine, Axis
-from fusec.analysis.indexing import Located, Nest, Output, below, stride
+from fusec.analysis.indexing import Located, Nest, Output, stride, walk
 from fusec.analysis.kinds import Shape
 from fusec.codegen.kernel import Dot, Loop, Matrix, Statement
 from fusec.codegen.schedule.emitter import Emitter
@@ -147,8 +147,7 @@ class _Contraction:
     def _rows(self, outputs: list[Output]) -> None:
         """Compute outputs row by row, with the reductions they need."""
         kept, self.emitter.kept = self.emitter.kept, {}
-        roots = {o.root for o in outputs}
-        inside = below(roots) | roots
+        inside = set(walk(o.root for o in outputs))
         needed = [r for r in self.shape.reductions if r in inside]
         axes = tuple(tuple(a for a in dim) for dim in self.nest.axes)
         columns = dict.fromkeys(a for o in outputs for part in o.index for a in part.axes if a not in self.rows)
@@ -184,8 +183,7 @@ class _Contraction:
         self._epilogue(results, block)
 
     def _products(self, results: list[Output]) -> list[Located]:
-        roots = {o.root for o in results}
-        inside = below(roots) | roots
+        inside = set(walk(o.root for o in results))
         return [c for c in self.shape.contractions if c in inside]
 
     def _epilogue(self, results: list[Output], block: "_Block | None") -> None:

@@ -9,7 +9,7 @@ from typing import cast
 import sympy
 
 from fusec.analysis.affine import Axis
-from fusec.analysis.indexing import Located, Nest, Output
+from fusec.analysis.indexing import Located, Nest, Output, walk
 from fusec.analysis.kinds import Shape
 from fusec.codegen.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update
 from fusec.codegen.schedule.chains import Run, chained
@@ -275,8 +275,7 @@ class Rows:
         uses: Counter[Located] = Counter()
         for _, reductions, outputs in phases:
             roots = [r.operands[0] for r in reductions] + [o.root for o in outputs]
-            seen = set(_columns_below(roots, rows))
-            uses.update(seen)
+            uses.update(walk(roots, lambda item: not item.axes <= rows and item.kind != "reduction"))
         for item, count in uses.items():
             dear = item.kind == "pointwise" and item.node.op.cost >= _DEAR
             axes = tuple(a for dim in self.nest.axes for a in dim if a in item.axes - rows)
@@ -339,19 +338,6 @@ def unit_strides(nest: Nest, output_types: Sequence[TensorType]) -> Counter[Axis
 def output_axes(output: Output) -> frozenset[Axis]:
     """The axes over which an output is stored."""
     return frozenset(axis for part in output.index for axis in part.axes)
-
-
-def _columns_below(roots: Iterable[Located], rows: frozenset[Axis]) -> Iterable[Located]:
-    """What is computed per column element for these roots."""
-    seen: set[Located] = set()
-    stack = [r for r in roots]
-    while stack:
-        item = stack.pop()
-        if item in seen or item.axes <= rows or item.kind == "reduction":
-            continue
-        seen.add(item)
-        stack.extend(item.operands)
-    return seen
 
 
 def _fold(reduction: Located) -> str:

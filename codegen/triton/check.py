@@ -14,11 +14,11 @@ from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
 from fusec.codegen.triton.launch import InterpretedKernel
 from fusec.ir.graph import Graph, Node
-from fusec.ir.types import TensorType
+from fusec.ir.types import TensorType, evaluate_size, evaluate_sizes
 from fusec.verify.contract import Comparison, compare_outputs
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
-from fusec.verify.sizes import bind_symbols, evaluate_size, evaluate_sizes
+from fusec.verify.sizes import bind_symbols
 
 DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
 _SIZES = (3, 5, 2, 7, 11, 13)

@@ -16,7 +16,7 @@ from fusec.codegen.kernel import Kernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import identifier, launches, num_warps
 from fusec.errors import BuildError
-from fusec.verify.sizes import evaluate_size
+from fusec.ir.types import evaluate_size
 
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Compiler options of every kernel: a product is rounded before it is added, whatever Triton's default becomes."""

@@ -20,11 +20,11 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    walk,
 )
 from fusec.codegen.triton.arithmetic import NAMES, combined, expression, filled, identity, literal, reduced
 from fusec.codegen.triton.prelude import FUNCTIONS, prelude
-from fusec.codegen.triton.signature import blocks, grid_loops, identifier, lanes_of, parameters, trips, wide
-from fusec.codegen.triton.sizes import size_text
+from fusec.codegen.triton.signature import TRITON, blocks, grid_loops, identifier, lanes_of, parameters, trips, wide
 from fusec.errors import ScheduleError
 from fusec.ir.types import F32, F64, I32, I64, DType, Size, accumulation, simplify
 
@@ -109,11 +109,6 @@ class _Printer:
         places = dict.fromkeys(str(source) for source in self.kernel.sources)
         yield from (f"#   {place}" for place in places if place)
 
-    def _size(self, size: Size, tight: bool = False) -> str:
-        expression = sympy.sympify(size)
-        renamed = {s: sympy.Symbol(new) for s in expression.free_symbols if (new := identifier(s.name)) != s.name}
-        return size_text(expression.subs(renamed) if renamed else expression, tight)
-
     def _programs(self, grid: tuple[Loop, ...]) -> Iterator[str]:
         """The axes of the grid from the one program number, the innermost fastest."""
         if not grid:
@@ -127,12 +122,13 @@ class _Printer:
         lines = []
         for depth, loop in reversed(list(enumerate(grid))):
             count = trips(loop)
-            own = number if inner == 1 else f"{number} // {self._size(inner, True)}"
+            own = number if inner == 1 else f"{number} // {TRITON.print(inner, True)}"
             if depth:
-                own = f"{own} % {self._size(count, True)}"
+                own = f"{own} % {TRITON.print(count, True)}"
             if loop.step != 1:
-                own = f"({own}) * {self._size(loop.step, True)}" if depth else f"{own} * {self._size(loop.step, True)}"
-            start = "" if loop.start == 0 else f"{self._size(loop.start)} + "
+                own = f"({own})" if depth else own
+                own = f"{own} * {TRITON.print(loop.step, True)}"
+            start = "" if loop.start == 0 else f"{TRITON.print(loop.start)} + "
             lines.append(f"{identifier(loop.axis)} = {start}{own}")
             inner = simplify(inner * count)
         yield from reversed(lines)
@@ -172,15 +168,15 @@ class _Printer:
         yield from self._repeated(loop, f"range({self._bounds(loop)})", identifier(loop.axis), tile, ())
 
     def _bounds(self, loop: Loop) -> str:
-        texts = [self._size(loop.start), self._size(loop.stop)]
-        step = self.blocks[loop.step] if loop.kind == "tile" else self._size(loop.step)
+        texts = [TRITON.print(loop.start), TRITON.print(loop.stop)]
+        step = self.blocks[loop.step] if loop.kind == "tile" else TRITON.print(loop.step)
         return ", ".join([*texts, step] if step != "1" else texts)
 
     def _tiles(self, loop: Loop) -> Iterator[str]:
         axis, block = identifier(loop.axis), self.blocks[lanes_of(loop)]
         tile = _Tile(axis, block, "" if _exact(loop) else f"mask_{axis}", _covers(loop))
         lanes = f"tl.arange(0, {block})" + (".to(tl.int64)" if self.wide else "")
-        limit = f"mask_{axis} = {axis} < {self._size(loop.stop, True)}"
+        limit = f"mask_{axis} = {axis} < {TRITON.print(loop.stop, True)}"
         if not tile.whole:
             first = f"{axis}_start"
             head = [f"{axis} = {first} + {lanes}", *([limit] if tile.mask else [])]
@@ -188,7 +184,7 @@ class _Printer:
             return
         known = self.ranges.get(axis)
         if known is None or replace(known[0], body=()) != replace(loop, body=()):
-            yield f"{axis} = {lanes}" if loop.start == 0 else f"{axis} = {self._size(loop.start)} + {lanes}"
+            yield f"{axis} = {lanes}" if loop.start == 0 else f"{axis} = {TRITON.print(loop.start)} + {lanes}"
             if tile.mask:
                 yield limit
             self.ranges[axis] = (loop, tile)
@@ -197,8 +193,8 @@ class _Printer:
     def _repeated(
         self, loop: Loop, over: str, axis: str, tile: _Tile | None, head: "list[str] | tuple[()]"
     ) -> Iterator[str]:
-        updated = {s.acc for s in _walk(loop.body) if isinstance(s, Update)}
-        read = {name for s in _walk(loop.body) for name in self._touched(s)}
+        updated = {s.acc for s in walk(loop.body) if isinstance(s, Update)}
+        read = {name for s in walk(loop.body) for name in self._touched(s)}
         yield from self._declare(updated | read)
         counter, lines = axis, list(head)
         if self.wide and loop.kind == "serial" and not sympy.sympify(loop.stop).free_symbols:
@@ -211,7 +207,7 @@ class _Printer:
         self.ranges = outer
 
     def _pointer(self, buffer: str, offset: sympy.Expr) -> str:
-        return f"{buffer}_ptr" if offset == 0 else f"{buffer}_ptr + {self._size(offset)}"
+        return f"{buffer}_ptr" if offset == 0 else f"{buffer}_ptr + {TRITON.print(offset)}"
 
     def _is_tile(self, offset: sympy.Expr, tile: _Tile | None) -> bool:
         return tile is not None and tile.axis in {identifier(s.name) for s in sympy.sympify(offset).free_symbols}
@@ -237,7 +233,7 @@ class _Printer:
         self._mark(index.dst, self._is_tile(value, tile))
         if value.is_Integer:
             return f"{identifier(index.dst)} = {filled(int(value), I64)}"
-        return f"{identifier(index.dst)} = tl.cast({self._size(value)}, tl.int64)"
+        return f"{identifier(index.dst)} = tl.cast({TRITON.print(value)}, tl.int64)"
 
     def _init(self, init: Init, tile: _Tile | None) -> str:
         self.accumulators[init.dst] = init
@@ -251,9 +247,9 @@ class _Printer:
 
     def _block_of(self, accumulator: str) -> str:
         """The block of the tile loop in which an accumulator is updated."""
-        for loop in self.kernel.walk():
+        for loop in walk(self.kernel.body):
             if isinstance(loop, Loop) and loop.kind == "tile":
-                if any(getattr(s, "acc", getattr(s, "dst", "")) == accumulator for s in _walk(loop.body)):
+                if any(getattr(s, "acc", getattr(s, "dst", "")) == accumulator for s in walk(loop.body)):
                     return self.blocks[lanes_of(loop)]
         raise ScheduleError(f"accumulator {accumulator} of kernel {self.kernel.name} is updated in no tile loop")
 
@@ -306,13 +302,6 @@ class _Printer:
             return filled(value.value, accumulation(dtype))
         cast = "" if accumulation(dtype) == dtype else f".to({buffer}_ptr.dtype.element_ty)"
         return f"{identifier(value)}{cast}"
-
-
-def _walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, Loop):
-            yield from _walk(statement.body)
 
 
 def _indent(lines: Iterator[str]) -> Iterator[str]:

@@ -1,11 +1,12 @@
-"""What a kernel's launch looks like: its grid, its parameters, and the width of its offsets."""
+"""What a kernel's launch looks like: its grid, its parameters, the width of its offsets, names and sizes."""
 
 import keyword
 from dataclasses import dataclass
 
 import sympy
 
-from fusec.codegen.kernel import Kernel, Loop
+from fusec.codegen.kernel import Kernel, Loop, walk
+from fusec.codegen.sizes import Language
 from fusec.codegen.triton.prelude import FUNCTIONS
 from fusec.errors import ScheduleError
 from fusec.ir.types import Size, product, simplify
@@ -28,7 +29,7 @@ class Block:
 def blocks(kernel: Kernel) -> tuple[Block, ...]:
     """The compile-time parameters, one for each distinct number of lanes."""
     lanes = list(
-        dict.fromkeys(lanes_of(loop) for loop in kernel.walk() if isinstance(loop, Loop) and loop.kind == "tile")
+        dict.fromkeys(lanes_of(loop) for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile")
     )
     return tuple(Block("BLOCK" if len(lanes) == 1 else f"BLOCK_{n}", n) for n in lanes)
 
@@ -87,3 +88,7 @@ def lanes_of(loop: Loop) -> int:
 def identifier(name: str) -> str:
     """A name of the tile program as a name in the text, clear of Python's, Triton's and the prelude's."""
     return f"{name}_" if name in _RESERVED or name.startswith("BLOCK") else name
+
+
+TRITON = Language("Triton", minimum="tl.minimum({}, {})", maximum="tl.maximum({}, {})", symbol=identifier)
+"""Sizes and offsets; none is negative, so that division, which truncates, is exact."""

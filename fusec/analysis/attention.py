@@ -34,6 +34,8 @@ class Attention:
     weighted: Located
     """The second product."""
     query: Located
+    factors: tuple[Located, ...]
+    """Numbers that the keys are multiplied by, which the queries take."""
     key: Located
     value: Located
     keys: Axis
@@ -100,7 +102,9 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
     query, key = product.operands
     if keys in query.axes:
         query, key = key, query
-    if keys in query.axes or keys not in key.axes or value.kind != "load" or key.kind != "load":
+    key, factors = _unscaled(key)
+    value, rest = _unscaled(value)
+    if rest or keys in query.axes or keys not in key.axes or value.kind != "load" or key.kind != "load":
         raise _refused("its keys or values are computed in the same kernel")
     batch = key.axes - {keys, depth}
     queries = query.axes - batch - {depth}
@@ -128,9 +132,21 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
         return tuple(sorted(axes, key=lambda a: (known.get(a, len(known)), a.serial)))
 
     return Attention(
-        product, scores, largest, exponential, totals[0] if totals else None, weights, weighted, query, key, value,
-        keys, depth, sorted_(batch), sorted_(queries), next(iter(columns)),
+        product, scores, largest, exponential, totals[0] if totals else None, weights, weighted, query, factors, key,
+        value, keys, depth, sorted_(batch), sorted_(queries), next(iter(columns)),
     )  # fmt: skip
+
+
+def _unscaled(item: Located) -> tuple[Located, tuple[Located, ...]]:
+    """What an operand is before it is widened and multiplied by numbers, and the numbers."""
+    if item.kind == "pointwise" and item.node.is_op("cast"):
+        (narrow,) = item.operands
+        if narrow.dtype.is_float and item.dtype.is_float and narrow.dtype.bytes <= item.dtype.bytes:
+            return _unscaled(narrow)
+    elif item.kind == "pointwise" and item.node.is_op("mul") and item.operands[1].kind == "constant":
+        inner, factors = _unscaled(item.operands[0])
+        return inner, (*factors, item.operands[1])
+    return item, ()
 
 
 def is_linear(item: Located, exponential: Located, keys: Axis) -> bool:

@@ -4,15 +4,16 @@
 loop axes. It is what decides whether a region is one loop nest, and what schedules turn into a kernel.
 """
 
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fusec.analysis.affine import Affine, Axis, NotAffine, Unaligned, divide, reindex
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import DType, Size, same_shape, same_size
+from fusec.ir.types import DType, Size, estimate, same_shape, same_size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,17 +69,7 @@ class Nest:
 
     def walk(self) -> Iterator[Located]:
         """Every computation once, operands first."""
-        seen: set[Located] = set()
-        for output in self.outputs:
-            stack = [(output.root, False)]
-            while stack:
-                item, done = stack.pop()
-                if done:
-                    yield item
-                elif item not in seen:
-                    seen.add(item)
-                    stack.append((item, True))
-                    stack.extend((operand, False) for operand in reversed(item.operands))
+        return walk(output.root for output in self.outputs)
 
 
 _MAX_CUTS = 24
@@ -103,11 +94,8 @@ def locate(body: Graph) -> Nest:
     raise ScheduleError("a region needs too many loops", why=f"more than {_MAX_CUTS} cuts of its axes")
 
 
-def _extent(shape: tuple[Size, ...]) -> tuple[float, int]:
-    numel = 1.0
-    for n in shape:
-        numel *= n if isinstance(n, int) else float(n.subs({s: 97 for s in n.free_symbols}))
-    return numel, len(shape)
+def _extent(shape: tuple[Size, ...]) -> tuple[int, int]:
+    return math.prod(map(estimate, shape)), len(shape)
 
 
 @dataclass(frozen=True)
@@ -341,16 +329,24 @@ class _Locator:
         return part
 
 
+def walk(roots: Iterable[Located], where: Callable[[Located], bool] = lambda item: True) -> Iterator[Located]:
+    """These computations and all they need, each once, operands first; it stops at any that is not ``where``."""
+    seen: set[Located] = set()
+    for root in roots:
+        stack = [(root, False)]
+        while stack:
+            item, done = stack.pop()
+            if done:
+                yield item
+            elif item not in seen and where(item):
+                seen.add(item)
+                stack.append((item, True))
+                stack.extend((operand, False) for operand in reversed(item.operands))
+
+
 def below(roots: Iterable[Located]) -> set[Located]:
     """Everything that the operands of these computations need, themselves excluded."""
-    seen: set[Located] = set()
-    stack = [operand for root in roots for operand in root.operands]
-    while stack:
-        item = stack.pop()
-        if item not in seen:
-            seen.add(item)
-            stack.extend(item.operands)
-    return seen
+    return set(walk(operand for root in roots for operand in root.operands))
 
 
 def stride(item: Located, axis: Axis) -> Size:

@@ -17,13 +17,16 @@ def visible_keys(
 ) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
     """Lower and upper bounds (inclusive) of the keys whose score is not -inf, as expressions over the other axes.
 
-    Only what is proven counts: comparisons of indices under which a score is exactly -inf otherwise.
+    Only what is proven counts: comparisons of indices under which a score is exactly -inf otherwise. Keys beyond
+    the bounds are not read, so that what is not finite there goes unseen, as in torch's own causal attention.
     """
     lower: list[sympy.Expr] = []
     upper: list[sympy.Expr] = []
     key = symbol(keys)
-    for condition in _needed(scores):
+    for condition, holds in _needed(scores):
         slack = _slack(condition, symbol)
+        if slack is not None and not holds:
+            slack = sympy.expand(-slack - 1)
         slope = slack.coeff(key, 1) if slack is not None else 0
         if slope == -1:
             upper.append(sympy.expand(slack + key))
@@ -32,25 +35,28 @@ def visible_keys(
     return lower, upper
 
 
-def _needed(scores: Located) -> Iterator[Located]:
-    """Conditions without which a score is -inf."""
+def _needed(scores: Located) -> Iterator[tuple[Located, bool]]:
+    """Conditions, and whether they must hold or must not, without which a score is -inf."""
     if scores.kind != "pointwise":
         return
     if scores.node.is_op("where"):
-        condition, seen, hidden = scores.operands
-        if hidden.kind == "constant" and hidden.node.attributes.get("value") == -math.inf:
-            yield from _all_of(condition)
-            yield from _needed(seen)
-    elif scores.node.is_op("cast"):
-        yield from _needed(scores.operands[0])
+        condition, first, second = scores.operands
+        for value, holds in ((second, True), (first, False)):
+            if value.kind == "constant" and value.node.attributes.get("value") == -math.inf:
+                yield from _each(condition, holds)
+                yield from _needed(first if holds else second)
+    elif scores.node.is_op("cast", "add"):
+        for operand in scores.operands:
+            yield from _needed(operand)
 
 
-def _all_of(condition: Located) -> Iterator[Located]:
-    if condition.kind == "pointwise" and condition.node.is_op("and"):
+def _each(condition: Located, holds: bool) -> Iterator[tuple[Located, bool]]:
+    """What a conjunction (or the negation of a disjunction) is made of."""
+    if condition.kind == "pointwise" and condition.node.is_op("and" if holds else "or"):
         for operand in condition.operands:
-            yield from _all_of(operand)
+            yield from _each(operand, holds)
     else:
-        yield condition
+        yield condition, holds
 
 
 def _slack(condition: Located, symbol: Callable[[Axis], sympy.Symbol]) -> sympy.Expr | None:

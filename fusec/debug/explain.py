@@ -9,12 +9,10 @@ from fusec.config import Config
 from fusec.debug.subject import Step, Subject, is_compiled, is_vendor, kind_of, sources_of, subject_of
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
-from fusec.ir.types import Size
+from fusec.ir.types import ASSUMED_SIZE, estimate
 from fusec.remarks import Remark
 
 KINDS = ("generated", "vendor", "opaque")
-ASSUMED_SIZE = 16
-"""What a size symbol stands for in the shares, where the compile does not know."""
 
 
 @dataclass
@@ -226,14 +224,6 @@ def declared(graph: Graph) -> list[str]:
     return found
 
 
-def evaluate(size: Size, sizes: dict[str, int]) -> int:
-    """A size as a number."""
-    if isinstance(size, int):
-        return size
-    known = {s: sizes.get(str(s), ASSUMED_SIZE) for s in size.free_symbols}
-    return int(size.subs(known))
-
-
 def node_name(node: Node) -> str:
     """What a row for a node is called."""
     if node.has(Trait.OPAQUE):
@@ -258,7 +248,7 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
             key = (kind, name, step.source, str(moved), str(work))
             if key not in rows:
                 inside = tuple(dict.fromkeys(declared(node.body))) if node.has(Trait.REGION) else ()
-                each = (evaluate(moved, sizes), evaluate(work, sizes))
+                each = (estimate(moved, sizes), estimate(work, sizes))
                 rows[key] = KernelRow(name, kind, 0, *each, inside, source=step.source, formula=step.formula)
             row = rows[key]
             row.launches += 1
@@ -281,8 +271,8 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
         Fallback(
             name,
             len(nodes),
-            sum(evaluate(moved_bytes(n), sizes) for n in nodes),
-            sum(evaluate(flops(n), sizes) for n in nodes),
+            sum(estimate(moved_bytes(n), sizes) for n in nodes),
+            sum(estimate(flops(n), sizes) for n in nodes),
             reasons.get(name, "") or _usual_reason(nodes[0]),
             tuple(dict.fromkeys(p for n in nodes for p in _places(n)))[:8],
             nodes,

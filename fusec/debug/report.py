@@ -3,10 +3,10 @@
 from typing import Any
 
 from fusec.analysis.memory import is_attention, is_lookup, touched_bytes
-from fusec.debug.explain import KINDS, Explanation, KernelRow, evaluate, explain_subjects
+from fusec.debug.explain import KINDS, Explanation, KernelRow, explain_subjects
 from fusec.debug.subject import subject_of
 from fusec.ir.graph import Node
-from fusec.ir.types import TensorType
+from fusec.ir.types import TensorType, estimate
 
 
 def summarize(*compiled: Any, title: str = "") -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _is_expected(node: Node) -> bool:
 def _activation_bytes(row: KernelRow, sizes: dict[str, int]) -> int:
     values = (v for node in row.nodes for v in dict.fromkeys((*node.operands, *node.results)))
     computed = (v for v in values if v.producer is not None and isinstance(v.type, TensorType))
-    return sum(evaluate(touched_bytes(v), sizes) for v in computed if v.tensor.dtype.is_float)
+    return sum(estimate(touched_bytes(v), sizes) for v in computed if v.tensor.dtype.is_float)
 
 
 def summary_line(explanation: Explanation) -> str:

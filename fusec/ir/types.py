@@ -1,12 +1,18 @@
 """Types of values: element type, shape, strides and device, all frozen."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import sympy
 
+from fusec.errors import GraphError
+
 Size: TypeAlias = int | sympy.Expr
 """A length: an int, or a sympy expression over the symbols of the graph."""
+
+ASSUMED_SIZE = 97
+"""What a size symbol counts as where its value is not known: something middling, and seldom a size that is known."""
 
 
 @dataclass(frozen=True)
@@ -178,3 +184,35 @@ def broadcast(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
 def symbol(name: str) -> sympy.Symbol:
     """The symbol of that name, with the assumptions every size symbol has: a positive integer."""
     return sympy.Symbol(name, integer=True, positive=True)
+
+
+def evaluate_size(expr: Size, symbols: Mapping[str, int]) -> int:
+    """The value of a size.
+
+    Raises:
+        GraphError: where a symbol is not known, or the value is not whole.
+    """
+    if isinstance(expr, int):
+        return expr
+    if expr.is_Symbol and expr.name in symbols:
+        return symbols[expr.name]
+    value = expr.subs({s: symbols[s.name] for s in expr.free_symbols if s.name in symbols})
+    if not value.is_Integer:
+        unknown = ", ".join(sorted(map(str, value.free_symbols)))
+        raise GraphError(
+            f"size {expr} has no whole value", why=f"{unknown} is not known" if unknown else f"it is {value}"
+        )
+    return int(value)
+
+
+def evaluate_sizes(sizes: Sequence[Size], symbols: Mapping[str, int]) -> tuple[int, ...]:
+    """The values of several sizes."""
+    return tuple(n if isinstance(n, int) else evaluate_size(n, symbols) for n in sizes)
+
+
+def estimate(size: Size, symbols: Mapping[str, int] | None = None) -> int:
+    """About what a size is, where costs are compared or shown: unknown symbols count as ``ASSUMED_SIZE``."""
+    if isinstance(size, int):
+        return size
+    known = symbols or {}
+    return int(size.subs({s: known.get(s.name, ASSUMED_SIZE) for s in size.free_symbols}))

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import DType, TensorType, accumulation
+from fusec.ir.types import DType, TensorType, accumulation, evaluate_size, evaluate_sizes
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.opaque import call_opaque
-from fusec.verify.sizes import bind_symbols, evaluate_size, evaluate_sizes
+from fusec.verify.sizes import bind_symbols
 
-__all__ = ["POINTWISE", "Machine", "apply_view", "bind_symbols", "call_opaque", "evaluate", "evaluate_size"]
+__all__ = ["POINTWISE", "Machine", "apply_view", "bind_symbols", "call_opaque", "evaluate"]
 
 Datum: TypeAlias = Any
 """A tensor, a Python number (a 0-d value in full precision), or what only opaque nodes exchange."""

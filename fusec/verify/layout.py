@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph
-from fusec.ir.types import TensorType, Type
-from fusec.verify.sizes import evaluate_sizes
+from fusec.ir.types import TensorType, Type, evaluate_sizes
 
 
 def with_strides(x: Tensor, strides: Sequence[int]) -> Tensor:

@@ -9,10 +9,9 @@ import torch
 
 from fusec.errors import GraphError
 from fusec.ir.graph import Node
-from fusec.ir.types import OtherType, ScalarType, TensorType
+from fusec.ir.types import OtherType, ScalarType, TensorType, evaluate_size
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.layout import laid_out
-from fusec.verify.sizes import evaluate_size
 
 
 def call_opaque(

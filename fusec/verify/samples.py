@@ -8,10 +8,9 @@ from torch import Tensor
 
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph, Value
-from fusec.ir.types import ScalarType, TensorType
+from fusec.ir.types import ScalarType, TensorType, evaluate_size, evaluate_sizes
 from fusec.verify import field
 from fusec.verify.dtypes import torch_dtype
-from fusec.verify.sizes import evaluate_size, evaluate_sizes
 
 ROUNDS: dict[str, tuple[str, ...]] = {
     "float64": ("normal", "positive", "tiny", "large"),

@@ -17,9 +17,8 @@ from typing import Any
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import ScalarType, Size, TensorType
+from fusec.ir.types import ScalarType, Size, TensorType, evaluate_size, evaluate_sizes
 from fusec.ir.verifier import written_inputs
-from fusec.verify.sizes import evaluate_size, evaluate_sizes
 
 _SMALL = 16
 """Sizes up to this are never scaled."""

@@ -1,6 +1,6 @@
 """Symbols of sizes get their values from the inputs of a call."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -8,26 +8,6 @@ import sympy
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType, Size, TensorType
-
-
-def evaluate_size(expr: Size, symbols: Mapping[str, int]) -> int:
-    """The value of a size."""
-    if isinstance(expr, int):
-        return expr
-    if expr.is_Symbol and expr.name in symbols:
-        return symbols[expr.name]
-    value = expr.subs({s: symbols[s.name] for s in expr.free_symbols if s.name in symbols})
-    if not value.is_Integer:
-        unknown = ", ".join(sorted(map(str, value.free_symbols)))
-        raise GraphError(
-            f"size {expr} has no whole value", why=f"{unknown} is not known" if unknown else f"it is {value}"
-        )
-    return int(value)
-
-
-def evaluate_sizes(sizes: Sequence[Size], symbols: Mapping[str, int]) -> tuple[int, ...]:
-    """The values of several sizes."""
-    return tuple(n if isinstance(n, int) else evaluate_size(n, symbols) for n in sizes)
 
 
 def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:

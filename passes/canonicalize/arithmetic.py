@@ -49,6 +49,17 @@ def plus_zero(graph: Graph, node: Node) -> Value | None:
     return _same_type(x, node)
 
 
+@simplifies("min")
+def all_lowest(graph: Graph, node: Node) -> Value | None:
+    """All of x are -∞ exactly where the largest is: a softmax over masked rows has that already."""
+    test = node.operands[0].producer
+    if test is None or not test.is_op("eq") or number_of(test.operands[1]) != -math.inf:
+        return None
+    x, lowest = test.operands
+    largest = graph.add_node("max", (x,), dict(node.attributes)).result
+    return _like(graph, node, "eq", largest, lowest)
+
+
 @simplifies("sub")
 def minus_constant(graph: Graph, node: Node) -> Value | None:
     """x - c = x + (-c)."""
@@ -142,6 +153,24 @@ def settled_choice(graph: Graph, node: Node) -> Value | None:
     return _same_type(a if a is b or known else b, node)
 
 
+@simplifies("where")
+def choice_of_truths(graph: Graph, node: Node) -> Value | None:
+    """c ? true : false = c."""
+    condition, a, b = node.operands
+    if node.result.dtype.kind != "bool" or number_of(a) != 1 or number_of(b) != 0:
+        return None
+    return _same_type(condition, node)
+
+
+@simplifies("where")
+def negated_choice(graph: Graph, node: Node) -> Value | None:
+    """¬c ? a : b = c ? b : a."""
+    condition, a, b = node.operands
+    if condition.producer is None or not condition.producer.is_op("not"):
+        return None
+    return _like(graph, node, "where", condition.producer.operands[0], b, a)
+
+
 @simplifies("and", "or")
 def neutral_truth(graph: Graph, node: Node) -> Value | None:
     """x ∧ true = x, x ∨ false = x."""
@@ -156,6 +185,7 @@ RULES = (
     constant_right,
     times_one,
     plus_zero,
+    all_lowest,
     minus_constant,
     plus_negative,
     times_minus_one,
@@ -165,5 +195,7 @@ RULES = (
     one_over,
     reciprocal_root,
     settled_choice,
+    choice_of_truths,
+    negated_choice,
     neutral_truth,
 )

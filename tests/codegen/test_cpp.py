@@ -9,7 +9,7 @@ import torch
 
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, find_compiler
-from fusec.codegen.cpp.expressions import print_constant, print_size
+from fusec.codegen.cpp.expressions import print_constant
 from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Index, Init, Kernel, Load, Loop, Store, Update
 from fusec.config import Config
@@ -238,21 +238,6 @@ LITERALS: list[tuple[float, DType, str]] = [
 @pytest.mark.parametrize(("value", "dtype", "text"), LITERALS)
 def test_literals(value: float, dtype: DType, text: str) -> None:
     assert print_constant(Constant(value), dtype) == text
-
-
-def test_sizes_evaluate_as_sympy_does() -> None:
-    s, n = symbol("s"), symbol("n")
-    for e in (s * 3 - n, -s + 4, sympy.floor(s / 3), sympy.Mod(s, n), (s * n) / 2 + sympy.Rational(1, 2) * s,
-              sympy.Max(s, n, 4), sympy.ceiling(s / 4), s**2, sympy.Integer(2) ** 40):  # fmt: skip
-        text = print_size(e).replace("<int64_t>", "").replace("LL", "")
-        functions = {
-            "floor_divide": lambda a, b: a // b,
-            "remainder": lambda a, b: a % b,
-            "minimum": min,
-            "maximum": max,
-        }
-        for a, b in ((12, 4), (6, 3)):
-            assert int(eval(text, functions, {"s": a, "n": b})) == e.subs({s: a, n: b}), text
 
 
 def test_flags_are_safe() -> None:

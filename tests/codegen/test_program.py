@@ -17,11 +17,11 @@ from fusec.codegen.program import Program, build_program
 from fusec.config import Config
 from fusec.errors import BuildError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import BF16, F32, I64, DType, ScalarType, TensorType, contiguous_strides, symbol
+from fusec.ir.types import BF16, F32, I64, DType, ScalarType, TensorType, contiguous_strides, evaluate_size, symbol
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate, evaluate_size
+from fusec.verify.interpreter import evaluate
 from fusec.verify.samples import float_inputs
 from tests.random_graphs import random_graph
 

@@ -9,12 +9,9 @@ import torch
 from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Kernel, Load, Loop, Store
 from fusec.codegen.triton.launch import InterpretedKernel
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.sizes import size_text
 from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, symbol
 from tests.codegen.tile_programs import (
-    B,
-    G,
     J,
     S,
     column_sum,
@@ -349,20 +346,3 @@ def test_what_triton_cannot_hold_is_refused():
     inner = Loop("j", 0, 8, 8, "tile", (Loop("g", 0, 8, 8, "tile", ()),))
     with pytest.raises(ScheduleError, match="two dimensions"):
         print_kernel(Kernel("k", "row", (), (), (inner,)))
-
-
-@pytest.mark.parametrize("expression, text", [
-    (J + 3, "j + 3"), (2 * J - B, "2 * j - b"), (sympy.floor((S + 7) / 8), "(s0 + 7) // 8"),
-    (sympy.Mod(J, 4), "j % 4"), (sympy.Min(B + 4, S), None), (-J, "-j"), (S * (J + 1), "s0 * (j + 1)"),
-    (sympy.ceiling(S / 8), "(s0 + 7) // 8"), (S**2 * G, None),
-])  # fmt: skip
-def test_sizes_print_as_integer_arithmetic(expression, text):
-    printed = size_text(expression)
-    values = {"j": 5, "b": 2, "s0": 19, "g": 3}
-
-    class tl:
-        minimum = staticmethod(min)
-
-    exact = expression.subs({s: values[s.name] for s in expression.free_symbols})
-    assert eval(printed, {"tl": tl}, values) == exact
-    assert text is None or eval(text, {}, values) == exact

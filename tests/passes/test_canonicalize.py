@@ -61,6 +61,23 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%a: f32[3, 4] = where(%m, %x, %x)\n%r: f32[3, 4] = exp(%a)",
         ["exp"],
     ),
+    "all-lowest": (
+        "%x: f32[3, 4]",
+        "%a: bool[3, 4] = eq(%x, -inf)\n%r: bool[3, 1] = min(%a) {dims=(-1,)}",
+        ["max", "eq"],
+    ),
+    "choice-of-truths": (
+        "%m: bool[3, 4]",
+        '%t: bool[] = constant() {value=true, dtype=bool, device="cpu"}\n'
+        '%f: bool[] = constant() {value=false, dtype=bool, device="cpu"}\n'
+        "%a: bool[3, 4] = where(%m, %t, %f)\n%r: bool[3, 4] = not(%a)",
+        ["not"],
+    ),
+    "negated-choice": (
+        "%x: f32[3, 4], %m: bool[3, 4]",
+        "%a: bool[3, 4] = not(%m)\n%r: f32[3, 4] = where(%a, %x, 1.0)",
+        ["where"],
+    ),
     "neutral-truth": (
         "%m: bool[3, 4]",
         '%c: bool[] = constant() {value=true, dtype=bool, device="cpu"}\n'

@@ -8,9 +8,9 @@ from fusec.errors import GraphError
 from fusec.ir.graph import Graph
 from fusec.ir.ops import OPS, Trait
 from fusec.ir.parser import parse_graph
-from fusec.ir.types import ScalarType, TensorType
+from fusec.ir.types import ScalarType, TensorType, evaluate_size
 from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import POINTWISE, bind_symbols, evaluate, evaluate_size
+from fusec.verify.interpreter import POINTWISE, bind_symbols, evaluate
 from fusec.verify.samples import float_inputs
 from tests.random_graphs import graphs
 

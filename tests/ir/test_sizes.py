@@ -1,0 +1,27 @@
+"""Sizes as numbers: exactly where every symbol is known, about where costs are compared."""
+
+import pytest
+import sympy
+
+from fusec.errors import GraphError
+from fusec.ir.types import ASSUMED_SIZE, estimate, evaluate_size, evaluate_sizes, symbol
+
+S, N = symbol("s"), symbol("n")
+
+
+def test_a_size_has_one_value() -> None:
+    assert evaluate_sizes((3, S, S * N - 1, sympy.floor(S / 2)), {"s": 5, "n": 4}) == (3, 5, 19, 2)
+
+
+def test_what_is_no_size_is_refused() -> None:
+    with pytest.raises(GraphError, match="n is not known"):
+        evaluate_size(S * N, {"s": 5})
+    with pytest.raises(GraphError, match="it is 5/2"):
+        evaluate_size(S / 2, {"s": 5})
+
+
+def test_an_estimate_knows_what_it_is_told() -> None:
+    assert estimate(12) == 12
+    assert estimate(S * N) == ASSUMED_SIZE**2
+    assert estimate(S * N, {"n": 4}) == 4 * ASSUMED_SIZE
+    assert estimate(S * N / 8, {"s": 5, "n": 4}) == 2
