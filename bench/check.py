@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.families import Family, Inputs, Sizes
-from bench.numerics import cast_inputs, cast_parameters, reference_outputs, tensors_of
+from bench.numerics import cast_inputs, cast_parameters, move_weights, reference_outputs, tensors_of
 from bench.peers import Backend, Runner, compiled_with
 from bench.routing import Routed, flips, scores_and_choices, unfounded_choices
 from fusec.debug.report import summarize
@@ -26,6 +26,9 @@ MOST_LEFT = {"flops": 0.01, "bytes": 0.05}
 """Largest shares of calls into ATen other than attention, lookups and arithmetic on indices."""
 LEAST_GENERATED = 0.95
 """Least share of generated kernels in activation traffic outside GEMMs, attention and lookups."""
+
+DRAWS = 4
+"""Runs of one shape that are held to the rule together (bench.numerics says why)."""
 
 
 @dataclass
@@ -130,9 +133,18 @@ def _comparisons(
         if family.routed:
             comparisons.append(_routed_comparison(runner_model, compiled, inputs, dtype, result))
         else:
-            found, expected = _run(compiled, inputs), _run(model, inputs)
-            comparisons.append(compare_outputs(expected, found, reference_outputs(model, inputs), dtype))
+            comparisons.append(_comparison(model, compiled, inputs, dtype, seed))
     return comparisons
+
+
+def _comparison(model: nn.Module, compiled: Runner, inputs: Inputs, dtype: torch.dtype, seed: int) -> Comparison:
+    runs = []
+    for draw in range(DRAWS):
+        if draw:
+            move_weights(model, seed + draw)
+        runs.append((_run(model, inputs), _run(compiled, inputs), reference_outputs(model, inputs)))
+    e, f, r = ([torch.stack(draws) for draws in zip(*side, strict=True)] for side in zip(*runs, strict=True))
+    return compare_outputs(e, f, r, dtype)
 
 
 def _routed_comparison(

@@ -5,9 +5,7 @@ that, fusec's another, and now and then two such draws are more than a factor of
 most where the true gradient vanishes: a key's bias moves all scores of a query alike, which softmax does not see, so
 that its computed gradient is what rounding leaves of large terms that cancel.
 
-A wider bound would hide errors. Instead the weights move to neighbouring numbers again and again: each time the
-problem is as hard as before, every rounding is drawn anew, and eager, fusec and float64 get the same weights. The rule
-is held as it stands, over all these runs together: what is worse than eager is so on the whole, and luck evens out.
+A wider bound would hide errors. Instead the rule is held as it stands over several draws together (bench.numerics).
 """
 
 from typing import Any
@@ -16,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from bench.families import Family, Inputs
-from bench.numerics import Float64, cast_inputs, cast_parameters, in_float64
+from bench.numerics import Float64, cast_inputs, cast_parameters, in_float64, move_weights
 from bench.peers import Backend, Runner, compiled_with
 from bench.routing import Routed, scores_and_choices
 from fusec.verify.contract import Comparison, compare_outputs
 
 DRAWS = 8
+"""Runs that are held to the rule together."""
 
 Gradients = dict[str, Tensor]
 """By parameter; and the loss."""
@@ -63,15 +62,6 @@ def loss_of(runner: Runner, inputs: dict[str, Any]) -> Tensor:
     if labels is None:
         labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-
-
-@torch.no_grad()
-def move_weights(model: nn.Module, seed: int) -> None:
-    """Every weight becomes the next number up or down, by chance."""
-    draw = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        up = torch.rand(parameter.shape, generator=draw) < 0.5
-        parameter.copy_(torch.nextafter(parameter, torch.where(up, torch.inf, -torch.inf).to(parameter.dtype)))
 
 
 def _run(family: Family, model: nn.Module, compiled: Runner, inputs: dict[str, Any]) -> tuple[Gradients, ...]:
