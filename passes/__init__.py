@@ -10,6 +10,7 @@ from typing import Any
 
 from fusec.config import Config
 from fusec.passes import fusion, raising
+from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.canonicalize import Canonicalize, normalize
 from fusec.passes.declared import ApplyDeclared
 from fusec.passes.grouping import Group
@@ -43,6 +44,7 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
         "raise": partial(ApplyDeclared, "raise", raising.__doc__, order[:first], library),
         "fuse": partial(ApplyDeclared, "fuse", fusion.__doc__, order[first:], library, True),
         "group": partial(Group, config.small_m),
+        "bias": BiasedProducts,
     }
     return made
 
@@ -57,4 +59,5 @@ def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
         known["fuse"](),  # regions across them: residual and norm, gates, projections
         known["canonicalize"](),  # what became equal or dead by that
         known["group"](),  # kernels: whatever one loop nest serves, by cost
+        known["bias"](),  # a product of the vendor takes the bias that a kernel would only add
     ))  # fmt: skip
