@@ -27,11 +27,17 @@ class Buffer:
     """``update`` is read and written in place; ``scratch`` is private to one iteration of the grid (C++ only)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Constant:
     """A literal operand, in full precision; the operation that uses it rounds it to its own compute type."""
 
     value: float | int | bool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and repr(self.value) == repr(other.value)  # 0.0 is not -0.0
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
 
 
 Operand: TypeAlias = str | Constant

@@ -11,6 +11,7 @@ from typing import Any
 from fusec.config import Config
 from fusec.passes import fusion, raising
 from fusec.passes.attention import SpellAttention
+from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.canonicalize import Canonicalize, normalize
 from fusec.passes.declared import ApplyDeclared
 from fusec.passes.grouping import Group
@@ -45,6 +46,7 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
         "fuse": partial(ApplyDeclared, "fuse", fusion.__doc__, order[first:], library, True),
         "attention": partial(SpellAttention, config.small_m),
         "group": partial(Group, config.small_m),
+        "bias": BiasedProducts,
     }
     return made
 
@@ -60,4 +62,5 @@ def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
         known["attention"](),  # calls that a kernel of ours can serve are spelled out
         known["canonicalize"](),  # what became equal or dead by that
         known["group"](),  # kernels: whatever one loop nest serves, by cost
+        known["bias"](),  # a product of the vendor takes the bias that a kernel would only add
     ))  # fmt: skip

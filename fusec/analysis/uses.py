@@ -1,42 +1,62 @@
-"""Who needs a value, and whether joining nodes would close a circle."""
+"""Who reads what, and what must come before what."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import cache
 
-from fusec.ir.graph import Node, Value
+from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 
 
-def joining_closes_circle(
-    first: set[Node],
-    second: set[Node],
-    unit: Callable[[Node], Iterable[Node]],
-    after: Callable[[Node], Iterable[Node]],
-    position: dict[Node, int],
-) -> bool:
-    """Whether a path leads from ``first`` to ``second`` through a node of neither, so that they cannot be one.
+class Uses:
+    """Who reads what in a graph that does not change, where some nodes are free: they are looked through."""
 
-    Args:
-        first: the nodes of the earlier unit.
-        second: the nodes of the later unit.
-        unit: all nodes that run together with a node.
-        after: the nodes that must come after a node.
-        position: where each node stands; a path never goes beyond the last node of ``second``.
-    """
-    last = max(position[n] for n in second)
-    stack = [s for n in first for s in after(n) if s not in first and s not in second]
-    seen: set[Node] = set()
-    while stack:
-        node = stack.pop()
-        members = () if node in seen else tuple(unit(node))
-        seen.update(members)
-        if all(position[m] > last for m in members):
-            continue
-        for reader in (s for m in members for s in after(m)):
-            if reader in second:
-                return True
-            if reader not in first and reader not in seen:
-                stack.append(reader)
-    return False
+    def __init__(self, graph: Graph, free: Iterable[Node]) -> None:
+        self.free = set(free)
+        self.returned = {v.producer for v in graph.outputs}
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.effects = graph.order_of_effects()
+        self.readers = cache(self._readers)
+        self.before = cache(self._before)
+        self.taken = cache(self._taken)
+
+    def stop_at(self, *nodes: Node) -> None:
+        """Let nodes no longer be free."""
+        self.free.difference_update(nodes)
+        for answers in (self.readers, self.before, self.taken):
+            answers.cache_clear()
+
+    def ordered(self, nodes: Iterable[Node]) -> list[Node]:
+        """Nodes in the order of the graph."""
+        return sorted(nodes, key=self.position.__getitem__)
+
+    def escapes(self, node: Node, nodes: set[Node]) -> bool:
+        """Whether anything but these nodes reads what a node gives."""
+        return node in self.returned or not nodes.issuperset(self.readers(node))
+
+    def _readers(self, node: Node) -> tuple[Node, ...]:
+        """The nodes that read what a node gives; of free ones, those that are returned."""
+        found: dict[Node, None] = {}
+        for user in node.users:
+            if user in self.free:
+                found.update(dict.fromkeys(self.readers(user)))
+            if user not in self.free or user in self.returned:
+                found[user] = None
+        return tuple(found)
+
+    def _before(self, node: Node) -> tuple[Node, ...]:
+        """What must come before a node: the makers of what it reads, and what the order of effects demands."""
+        found = dict.fromkeys(v.producer for v in self.taken(node))
+        found.update(dict.fromkeys(self.effects.get(node, ())))
+        return tuple(n for n in found if n is not None and n not in self.free)
+
+    def _taken(self, node: Node) -> tuple[Value, ...]:
+        """The values that a node reads, each behind those that are read to make it where a free node does."""
+        found: dict[Value, None] = {}
+        for value in node.operands:
+            if value.producer in self.free:
+                found.update(dict.fromkeys(self.taken(value.producer)))
+            found[value] = None
+        return tuple(found)
 
 
 def base(value: Value) -> Value:

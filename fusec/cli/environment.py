@@ -10,7 +10,7 @@ import typer
 from fusec.cli.terminal import show, write_json
 from fusec.errors import BuildError
 
-PACKAGES = ("fusec", "torch", "triton", "transformers", "sympy", "networkx", "numpy")
+PACKAGES = ("fusec", "torch", "triton", "transformers", "sympy", "numpy")
 
 
 def env(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:

@@ -9,6 +9,8 @@ from fusec.errors import GraphError
 from fusec.ir.ops import OPS, Op, Trait
 from fusec.ir.types import DType, ScalarType, Size, TensorType, Type
 
+_EFFECT = Trait.ORDERED | Trait.WRITE
+
 
 @dataclass(frozen=True)
 class Source:
@@ -226,27 +228,33 @@ class Graph:
         outputs = set(self.outputs)
         count = 0
         for node in reversed(list(self._nodes if nodes is None else nodes)):
-            if node in self._nodes and not node.has(Trait.WRITE | Trait.ORDERED):
+            if node in self._nodes and not node.has(_EFFECT):
                 if not any(r.users or r in outputs for r in node.results):
                     self.erase(node)
                     count += 1
         return count
 
-    def sort(self) -> None:
-        """Restore an order that respects data flow, as near to the present one as possible.
+    def order_of_effects(self) -> dict[Node, list[Node]]:
+        """What has to come before a node without being read by it.
 
         Ordered nodes and writes keep their order among each other, and a write comes behind all nodes that read the
         old value of its destination, be it through views.
+        """
+        effects = [n for n in self._nodes if n.has(_EFFECT)]
+        earlier = {node: [previous] for previous, node in pairwise(effects)}
+        for node in effects:
+            if node.has(Trait.WRITE):
+                earlier.setdefault(node, []).extend(_readers(node.operands[0], node))
+        return earlier
+
+    def sort(self) -> None:
+        """Restore an order that respects data flow and effects, as near to the present one as possible.
 
         Raises:
             GraphError: where the graph has a cycle.
         """
         placed: dict[Node, None] = {}
-        effects = [n for n in self._nodes if n.has(Trait.ORDERED | Trait.WRITE)]
-        earlier = {node: [previous] for previous, node in pairwise(effects)}
-        for node in effects:
-            if node.has(Trait.WRITE):
-                earlier.setdefault(node, []).extend(_readers(node.operands[0], node))
+        earlier = self.order_of_effects()
         for root in self._nodes:
             stack = [(root, False)]
             on_path: set[Node] = set()
@@ -296,7 +304,7 @@ class Graph:
         """A deep copy; bodies of regions are shared, as nobody changes them in place."""
         out = Graph(self.name)
         to = {v: out.add_input(v.type, v.name) for v in self.inputs}
-        out.splice(self, to)
+        out.splice(self._nodes, to)
         out.set_outputs([to[v] for v in self.outputs], self.output_types)
         return out
 
@@ -305,9 +313,9 @@ class Graph:
         self.inputs, self.outputs, self.output_types = other.inputs, other.outputs, other.output_types
         self._nodes = other._nodes
 
-    def splice(self, body: "Graph", to: dict[Value, Value], sources: tuple[Source, ...] = ()) -> dict[Value, Value]:
-        """Add copies of all nodes of ``body`` here; ``to`` maps its inputs to values and is filled with the rest."""
-        for node in body.nodes:
+    def splice(self, nodes: Iterable[Node], to: dict[Value, Value], sources: tuple[Source, ...] = ()) -> None:
+        """Add copies of nodes; ``to`` maps the values that they take, and is filled with those that they give."""
+        for node in nodes:
             copy = self.add_node(
                 node.op.name,
                 [to[v] for v in node.operands],
@@ -318,7 +326,6 @@ class Graph:
             for old, new in zip(node.results, copy.results, strict=True):
                 new.name = old.name
                 to[old] = new
-        return to
 
     def __str__(self) -> str:
         from fusec.ir.printer import print_graph

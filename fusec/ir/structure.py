@@ -1,17 +1,57 @@
-"""A key that tells whether two graphs compute the same on the same types, cheap enough for every candidate."""
+"""Keys of what nodes and graphs compute: equal keys, equal computations."""
 
-from fusec.ir.graph import Graph, Value
+from collections.abc import Callable, Hashable, Iterable
+from functools import cache
+
+from fusec.ir.graph import Graph, Node, Value
 
 
-def structure(body: Graph) -> tuple[object, ...]:
-    """A key that two bodies share exactly if they compute the same on the same types."""
-    numbers: dict[Value, int] = {v: i for i, v in enumerate(body.inputs)}
-    key: list[object] = [v.type for v in body.inputs]
-    for node in body.nodes:
-        attributes = tuple(sorted(node.attributes.items(), key=str))
-        key.append((node.op.name, tuple(numbers[v] for v in node.operands), attributes))
-        for result in node.results:
-            numbers[result] = len(numbers)
-            key.append(result.type)
-    key.append(tuple(numbers[v] for v in body.outputs))
-    return tuple(key)
+def operation(node: Node) -> tuple[Hashable, ...]:
+    """What a node does with its operands, whatever those are."""
+    return (node.op.name, *((key, _exactly(value)) for key, value in sorted(node.attributes.items())))
+
+
+def spelling(thing: Node | Value) -> Hashable:
+    """What counts of one node or input in the key of a graph."""
+    if isinstance(thing, Value):
+        return thing.type
+    return operation(thing), tuple(r.type for r in thing.results)
+
+
+def structure(body: Graph) -> tuple[Hashable, ...]:
+    """A key that two graphs share exactly if they compute the same on the same types."""
+    return structure_of_piece(body.inputs, body.nodes, body.outputs)
+
+
+def structure_of_piece(
+    inputs: Iterable[Value],
+    nodes: Iterable[Node],
+    outputs: Iterable[Value],
+    spell: Callable[[Node | Value], Hashable] = spelling,
+) -> tuple[Hashable, ...]:
+    """The same of a piece of a graph.
+
+    Args:
+        inputs: the values that the piece takes.
+        nodes: its nodes, operands before users.
+        outputs: the values that it gives.
+        spell: ``spelling``, or an abbreviation of it.
+    """
+    inputs, nodes = tuple(inputs), tuple(nodes)
+    number = {v: i for i, v in enumerate([*inputs, *[r for n in nodes for r in n.results]])}.__getitem__
+    read = [(spell(n), *map(number, n.operands)) for n in nodes]
+    return (*map(spell, inputs), *read, tuple(map(number, outputs)))
+
+
+def abbreviations() -> Callable[[Node | Value], Hashable]:
+    """Numbers in place of spellings, quick to compare; keys agree only if made with the same abbreviations."""
+    numbers: dict[Hashable, int] = {}
+    return cache(lambda thing: numbers.setdefault(spelling(thing), len(numbers)))
+
+
+def _exactly(value: object) -> Hashable:
+    """1, 1.0, True, 0.0 and -0.0 are different constants; one NaN is as good as another."""
+    if isinstance(value, float | int):
+        return (type(value).__name__, repr(value))
+    assert isinstance(value, Hashable)
+    return value

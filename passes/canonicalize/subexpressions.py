@@ -4,6 +4,7 @@ from collections.abc import Hashable
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
+from fusec.ir.structure import operation
 
 _KEPT = Trait.OPAQUE | Trait.ORDERED | Trait.WRITE | Trait.REGION
 
@@ -38,16 +39,7 @@ def _key(node: Node, position: dict[Value, int]) -> Hashable:
     operands = [position[v] for v in node.operands]
     if node.has(Trait.COMMUTATIVE):
         operands.sort()
-    attributes = tuple((k, _exactly(v)) for k, v in sorted(node.attributes.items()))
-    return (node.op.name, tuple(operands), attributes)
-
-
-def _exactly(value: object) -> Hashable:
-    """1, 1.0, True, 0.0 and -0.0 are different constants; one NaN is as good as another."""
-    if isinstance(value, float | int):
-        return (type(value).__name__, repr(value))
-    assert isinstance(value, Hashable)
-    return value
+    return (operation(node), tuple(operands))
 
 
 def _roots(values: list[Value]) -> set[Node]:

@@ -36,6 +36,13 @@ def test_inputs_of_any_layout(backend: Any, layout: Any) -> None:
         same(compiled(x), (x * 2, x.sum(-1), x.transpose(0, 1) @ x, x.reshape(-1) + 1))
 
 
+def test_the_sign_of_zero_makes_two_kernels(backend: Any) -> None:
+    def infinities(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.cumsum(1 / (x.exp() * 0.0), 0), torch.cumsum(1 / (y.exp() * -0.0), 0)
+
+    check(backend, infinities, torch.randn(8, 8), torch.randn(8, 8))
+
+
 def test_strides_of_outputs(backend: Any) -> None:
     def outputs(x: Tensor) -> tuple[Tensor, ...]:
         turned = x.permute(2, 0, 1)

@@ -2,12 +2,16 @@
 
 from typing import Any
 
+from hypothesis import given
+
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import F32, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
+from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
+from tests.random_graphs import graphs
 
 
 class Model(Graph):
@@ -58,7 +62,18 @@ def test_many_rows_leave_the_product_to_the_vendor_with_its_bias() -> None:
     m = Model()
     product = m.do("contraction", m.tensor(100, 64), m.tensor(32, 64), spec="az,bz->ab")
     (region,) = m.group(m.do("add", product, m.tensor(32)))
-    assert region.attributes["kind"] == "vendor"
+    BiasedProducts().apply(m, m.context)
+    verify_graph(m)
+    assert m.nodes == [region] and region.attributes["kind"] == "vendor"
+    assert [n.op.name for n in region.body] == ["contraction", "add"]
+
+
+def test_a_bias_stays_a_kernel_where_something_else_reads_the_product() -> None:
+    m = Model()
+    product = m.do("contraction", m.tensor(100, 64), m.tensor(32, 64), spec="az,bz->ab")
+    (region,) = m.group(m.do("add", product, m.tensor(32)), product)
+    BiasedProducts().apply(m, m.context)
+    assert region.attributes["kind"] == "kernel" and len(m) == 2
 
 
 def test_a_table_is_not_recomputed_for_every_head() -> None:
@@ -77,6 +92,42 @@ def test_a_kernel_never_waits_for_itself() -> None:
     assert "a kernel between them" in m.reasons()
 
 
+def test_a_kernel_never_waits_for_one_that_reaches_behind_it() -> None:
+    """The product and ``b`` would be joined across a kernel whose other half comes later than both."""
+    m = Model()
+    product = m.do("contraction", m.tensor(2, 64), m.tensor(64, 64), spec="az,bz->ab")
+    early = m.do("exp", m.tensor(2, 64))
+    b = m.do("add", product, m.call(early))
+    late = m.do("add", m.call(product), early)
+    m.group(b, late)
+    assert "a kernel between them" in m.reasons()
+
+
+def test_a_kernel_never_waits_for_two_writes_in_turn() -> None:
+    m = Model()
+    keys, values = m.tensor(8, 64), m.tensor(8, 64)
+    key = m.do("exp", m.tensor(8, 64))
+    m.do("write", keys, key)
+    m.group(m.do("add", key, m.do("write", values, m.tensor(8, 64))))
+    assert "a kernel between them" in m.reasons()
+
+
+def test_what_reads_a_cache_before_its_row_is_written_stays_before_it() -> None:
+    m = Model()
+    cache, new = m.tensor(8, 64), m.tensor(1, 64)
+    row = m.do("slice", cache, dim=-2, start=0, stop=1, step=1)
+    before = m.do("exp", row)
+    written = m.do("write", m.do("slice", cache, dim=-2, start=0, stop=1, step=1), m.do("neg", new))
+    m.group(m.do("add", before, m.do("sin", written)))
+    assert "a kernel between them" in m.reasons()
+
+
+@given(graphs(30, symbolic=False))
+def test_grouping_keeps_a_graph_whole(graph: Graph) -> None:
+    Group().apply(graph, Context())
+    verify_graph(graph)
+
+
 def test_what_reads_a_cache_before_its_write_stays_before_it() -> None:
     m = Model()
     cache, new = m.tensor(8, 64), m.tensor(8, 64)
@@ -87,6 +138,13 @@ def test_what_reads_a_cache_before_its_write_stays_before_it() -> None:
     write = next(n for n in order if n.is_op("write"))
     reader = next(r for r in regions if cache in r.operands)
     assert order.index(reader) < order.index(write)
+
+
+def test_a_view_that_is_returned_is_no_kernel_between() -> None:
+    m = Model()
+    rows = m.do("reshape", m.do("exp", m.tensor(32, 64)), shape=(4, 8, 64))
+    (region,) = m.group(rows, m.norm(rows))
+    assert len(region.results) == 2
 
 
 def test_views_before_an_opaque_call_cost_nothing() -> None:

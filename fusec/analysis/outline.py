@@ -1,0 +1,49 @@
+"""What the body of a group of nodes would be, without building it: equal layers ask the same question again."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from fusec.analysis.strides import dense
+from fusec.analysis.uses import Uses
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.structure import structure_of_piece
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A group, with the free nodes that it takes along, as a piece of its graph."""
+
+    inputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+
+    def structure(self, spell: Callable[[Node | Value], Hashable]) -> tuple[Hashable, ...]:
+        """A key that two outlines share exactly if their bodies have one structure."""
+        return structure_of_piece(self.inputs, self.nodes, self.outputs, spell)
+
+    def build(self) -> Graph:
+        """The body: what it gives is an array of its own, without gaps."""
+        body = Graph()
+        to = {value: body.add_input(value.type, value.name) for value in self.inputs}
+        body.splice(self.nodes, to)
+        for value in self.outputs:
+            to[value].type = dense(value.tensor)
+        body.set_outputs([to[value] for value in self.outputs])
+        return body
+
+
+def outline(group: set[Node], uses: Uses) -> Outline:
+    """Outline a group of nodes with one result each."""
+    inputs: dict[Value, None] = {}
+    nodes: dict[Node, None] = {}
+    members = uses.ordered(group)
+    for member in members:
+        for value in uses.taken(member):
+            node = value.producer
+            if node in uses.free:
+                nodes[node] = None
+            elif node not in group:
+                inputs[value] = None
+        nodes[member] = None
+    outputs = tuple(n.result for n in members if uses.escapes(n, group))
+    return Outline(tuple(inputs), tuple(nodes), outputs)
