@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--backends", default="fusec,inductor", metavar="A,B", help="the first one is held against the second")
     add("--depths", default="12,24", metavar="A,B")
     add("--hidden", type=int, default=1024)
-    add("--repeats", type=int, default=3, help="of which the best counts")
+    add("--repeats", type=int, default=5, help="of which the best counts")
     add("--seed", type=int, default=0)
     add("--one", default="", help=argparse.SUPPRESS)
     add("--allow-busy", action="store_true", help="measure beside other processes, to see that the command runs")
