@@ -126,7 +126,7 @@ def _settle_layouts(region: Node) -> None:
 
 
 def _kernel_name(region: Node) -> str:
-    label = str(region.attributes.get("label") or region.attributes.get("fusion") or "kernel")
+    label = str(region.attributes.get("label") or "kernel")
     name = "".join(c if c.isalnum() and c.isascii() else "_" for c in label).strip("_")
     return name if name and not name[0].isdigit() else f"kernel_{name}"
 
@@ -136,7 +136,7 @@ def _report(context: Context, node: Node, what: str, reason: FusecError) -> None
         raise reason
     name = _kernel_name(node)
     sources = tuple(map(str, node.sources))
-    context.remarks.add("failure", PASS_NAME, f"{name} {what}", subject=name, reason=str(reason), sources=sources)
+    context.remarks.add("failure", PASS_NAME, f"{name} {what}", subject=name, reason=reason.reason, sources=sources)
 
 
 _warned: set[str] = set()

@@ -36,7 +36,7 @@ class SpellAttention:
                 classify(locate(body), self.small_m)
             except ScheduleError as reason:
                 context.remarks.add(
-                    "missed", self.name, "attention stays a call of ATen", subject="attention", reason=str(reason),
+                    "missed", self.name, "attention stays a call of ATen", subject="attention", reason=reason.reason,
                     sources=sources,
                 )  # fmt: skip
                 continue

@@ -54,6 +54,6 @@ def _join(graph: Graph, product: Node, kernel: Node) -> None:
     inner = dict(zip(kernel.body.inputs, (to[v] for v in kernel.operands), strict=True))
     body.splice(kernel.body.nodes, inner)
     body.set_outputs([inner[v] for v in kernel.body.outputs])
-    kernel.attributes = {"fusion": "linear", "kind": "vendor", "label": "linear", "body": body}
+    kernel.attributes = {"kind": "vendor", "label": "linear", "body": body}
     kernel.sources = tuple(dict.fromkeys((*product.sources, *kernel.sources)))
     graph.replace_operands(kernel, inputs)

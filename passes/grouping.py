@@ -208,7 +208,7 @@ class _Grouping:
             nest = locate(body)
             classify(nest, self.small_m)
         except ScheduleError as reason:
-            return str(reason)
+            return reason.reason
         return recomputation(nest)
 
     # Regions.
@@ -219,9 +219,9 @@ class _Grouping:
         pieces = [outline(group, self.uses) for group in groups]
         for group, piece in zip(groups, pieces, strict=True):
             members = self.uses.ordered(group)
-            body, label = piece.build(), self._label(members)
+            body, label, fusions = piece.build(), self._label(members), self._fusions(members)
             made[members[0]] = graph.add_node(
-                "region", piece.inputs, {"fusion": label, "kind": "kernel", "label": label, "body": body},
+                "region", piece.inputs, {"kind": "kernel", "label": label, "fusions": fusions, "body": body},
                 types=[v.type for v in body.outputs],
                 sources=tuple(dict.fromkeys(s for n in members for s in n.sources)),
             )  # fmt: skip
@@ -234,6 +234,10 @@ class _Grouping:
         graph.reorder([n for node in self.uses.position for n in before.get(node, [node])])
         graph.erase_dead()
         graph.sort()
+
+    def _fusions(self, members: Iterable[Node]) -> tuple[str, ...]:
+        """The declared fusions that it came from."""
+        return tuple(dict.fromkeys(self.labels[n] for n in members if self.labels.get(n)))
 
     def _label(self, members: Iterable[Node]) -> str:
         """A readable name: the fusions and products in it, in order."""

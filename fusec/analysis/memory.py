@@ -6,6 +6,7 @@ from fusec.ir.graph import Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, product, simplify
 
+_PRODUCTS = ("mm", "linear", "conv", "matmul", "einsum")
 _LOOKUPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")
 
 
@@ -44,7 +45,7 @@ def _sum(values: Iterable[Value]) -> Size:
 
 
 def flops(node: Node) -> Size:
-    """Floating-point operations of a node; attention counts its two products, other opaque calls nothing."""
+    """Floating-point operations of a node; of opaque calls, those of their products alone count."""
     if node.has(Trait.REGION):
         return simplify(sum((flops(n) for n in node.body.nodes), start=0))
     if node.has(Trait.CONTRACTION):
@@ -55,7 +56,19 @@ def flops(node: Node) -> Size:
         return simplify(node.result.tensor.numel * node.op.cost)
     if is_attention(node):
         return _attention(node)
+    if node.has(Trait.OPAQUE):
+        return _opaque_product(node)
     return 0
+
+
+def _opaque_product(node: Node) -> Size:
+    """A call that multiplies by a matrix or a filter: 2 for each result and element summed for it."""
+    target = str(node.attributes.get("target", ""))
+    operands = [v.type for v in node.operands if isinstance(v.type, TensorType) and v.type.dtype.is_float]
+    if len(operands) < 2 or not any(word in target for word in _PRODUCTS):
+        return 0
+    summed = product(operands[1].shape[1:]) if "conv" in target else product(operands[-2].shape[-1:])
+    return simplify(2 * node.results[0].tensor.numel * summed)
 
 
 def _contraction(node: Node) -> Size:

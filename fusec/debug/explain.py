@@ -247,7 +247,7 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
             name, moved, work = step.name or node_name(node), moved_bytes(node), flops(node)
             key = (kind, name, step.source, str(moved), str(work))
             if key not in rows:
-                inside = tuple(dict.fromkeys(declared(node.body))) if node.has(Trait.REGION) else ()
+                inside = tuple(node.attributes.get("fusions", ()))
                 each = (estimate(moved, sizes), estimate(work, sizes))
                 rows[key] = KernelRow(name, kind, 0, *each, inside, source=step.source, formula=step.formula)
             row = rows[key]

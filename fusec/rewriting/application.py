@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.ops import Trait
 from fusec.ir.types import DType, TensorType
 from fusec.rewriting.driver import cut, erase_unread
 from fusec.rewriting.fusion import Fusion
@@ -68,7 +69,8 @@ class _Application:
     def replace(self, declared: Declaration, match: Match, dtype: DType) -> bool:
         """Put what stands for a match in its place, if the journal allows it."""
         graph, journal, nodes = self.graph, self.journal, sorted_nodes(match)
-        sources = tuple(dict.fromkeys(s for n in nodes for s in n.sources))
+        # Numbers that layers share name all of them.
+        sources = tuple(dict.fromkeys(s for n in nodes if not n.has(Trait.SOURCE) for s in n.sources))
         if journal is not None and not journal.application(declared.name, sources, describe(match)):
             return False
         size = len(graph)

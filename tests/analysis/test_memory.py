@@ -1,8 +1,8 @@
-"""Bytes that nodes move: what is read counts, not what it is read from."""
+"""Bytes that nodes move and their arithmetic: what is read counts, not what it is read from."""
 
 import pytest
 
-from fusec.analysis.memory import moved_bytes
+from fusec.analysis.memory import flops, moved_bytes
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import F32, I64, DType, TensorType, contiguous_strides, symbol
 
@@ -50,3 +50,14 @@ def test_symbolic_sizes_stay() -> None:
     graph = Graph()
     x = graph.add_input(TensorType(F32, (n, 8), (8, 1)))
     assert moved_bytes(graph.add_node("exp", (x,))) == 64 * n
+
+
+def test_opaque_products_count_their_arithmetic() -> None:
+    image, filters, result = tensor(F32, 2, 3, 9, 9), tensor(F32, 5, 3, 2, 2), tensor(F32, 2, 5, 8, 8)
+    assert flops(opaque("aten.convolution.default", (image, filters), result)) == 2 * (2 * 5 * 8 * 8) * (3 * 2 * 2)
+    rows, experts, ends = tensor(F32, 6, 7), tensor(F32, 4, 7, 11), tensor(I64, 4)
+    grouped = opaque("transformers.grouped_mm_fallback.default", (rows, experts, ends), tensor(F32, 6, 11))
+    assert flops(grouped) == 2 * 6 * 7 * 11
+    bias, x, weight = tensor(F32, 11), tensor(F32, 6, 7), tensor(F32, 7, 11)
+    assert flops(opaque("aten.addmm.default", (bias, x, weight), tensor(F32, 6, 11))) == 2 * 6 * 7 * 11
+    assert flops(opaque("aten.sort.default", (x,), tensor(F32, 6, 7))) == 0

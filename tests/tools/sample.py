@@ -75,10 +75,7 @@ def _norm(g: Graph, x: Value, weight: Value, module: str, fused: bool) -> Value:
     def inner(body: Graph, a: Value, w: Value) -> list[Value]:
         return [rms_norm(body, a, w, module)]
 
-    def outer(body: Graph, a: Value, w: Value) -> list[Value]:
-        return [region(body, [a, w], inner, module, fusion="rms_norm", kind="declared").result]
-
-    return region(g, [x, weight], outer, module, kind="kernel", label="rms_norm").result
+    return region(g, [x, weight], inner, module, kind="kernel", label="rms_norm", fusions=("rms_norm",)).result
 
 
 def _layer(g: Graph, x: Value, path: str, fused: bool) -> Value:
