@@ -48,7 +48,8 @@ def classify(nest: Nest, small_m: int = 0) -> Shape:
     for r in reductions:
         if r.axes != rows or rows.intersection(r.bound):
             first = reductions[0].node.op.name
-            why = f"{r.node.op.name} has {ordered(nest, r.axes)}, {first} has {ordered(nest, rows)}"
+            own, others = (" × ".join(str(a.size) for a in ordered(nest, axes)) or "one" for axes in (r.axes, rows))
+            why = f"{r.node.op.name} has {own} of them, {first} has {others}"
             raise ScheduleError("reductions run over different rows", why=why)
     return Shape("row", ordered(nest, rows), reductions=reductions)
 
