@@ -11,6 +11,7 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BOOL, I64, DType, Size, accumulation, broadcast, same_shape
 from fusec.pipeline import Context
+from fusec.rewriting.driver import cut
 
 TARGET = "aten.scaled_dot_product_attention.default"
 _LETTERS = "abcdefghijklmnop"
@@ -26,30 +27,30 @@ class SpellAttention:
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Spell out what can be; the others stay calls, with a remark that says why."""
-        changed = False
-        for node in graph.nodes:
-            if not node.has(Trait.OPAQUE) or node.attributes.get("target") != TARGET:
-                continue
-            sources = tuple(map(str, node.sources))
+        calls = [n for n in graph.nodes if n.has(Trait.OPAQUE) and n.attributes.get("target") == TARGET]
+        for call in calls:
             try:
-                body = spelled_out(node)
+                body = spelled_out(call)
                 classify(locate(body), self.small_m)
             except ScheduleError as reason:
                 context.remarks.add(
                     "missed", self.name, "attention stays a call of ATen", subject="attention", reason=reason.reason,
-                    sources=sources,
+                    sources=tuple(map(str, call.sources)),
                 )  # fmt: skip
                 continue
-            if not context.application("attention", node.sources):
+            if not context.application("attention", call.sources):
                 continue
-            attributes = {"fusion": "attention", "kind": "declared", "body": body}
-            types = [node.result.type]
-            region = graph.add_node("region", node.operands, attributes, types=types, sources=node.sources)
-            graph.replace_value(node.result, region.result)
-            changed = True
-        if changed:
-            graph.erase_dead()
-            graph.sort()
+            # Over a field nothing says what the call means, so that numbers decide.
+            same = not context.verifies or context.agrees(
+                "attention", cut(call.operands, [call], call.results), body, exact=False
+            )
+            if same:
+                attributes = {"fusion": "attention", "kind": "declared", "body": body}
+                types = [call.result.type]
+                region = graph.add_node("region", call.operands, attributes, types=types, sources=call.sources)
+                graph.replace_value(call.result, region.result)
+        graph.erase_dead(calls)
+        graph.sort()
 
 
 def spelled_out(call: Node) -> Graph:
@@ -91,8 +92,9 @@ def spelled_out(call: Node) -> Graph:
         seen = write("ge", write.reshape(rows, (scores.shape[-2], 1)), columns)
         scores = write("where", seen, scores, write.number(-math.inf, wide))
     if mask is not None and mask.dtype == BOOL:
-        scores = write("where", mask, scores, write.number(-math.inf, wide))
-    elif mask is not None:
+        # Added, as the call does it: what is no number under the mask stays none.
+        mask = write("where", mask, write.number(0.0, wide), write.number(-math.inf, wide))
+    if mask is not None:
         scores = write("add", scores, write.cast(mask, wide))
     largest = write("max", scores, dims=(-1,))
     exponential = write("exp", write("sub", scores, largest))

@@ -15,6 +15,8 @@ from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend, compiled_graphs
 from fusec.frontend import trace
+from fusec.ir.graph import Graph, Node
+from fusec.passes import attention
 from fusec.verify.contract import compare_outputs
 
 SCALE = 0.125
@@ -219,3 +221,27 @@ def test_a_call_that_drops_weights_stays_one() -> None:
     with torch.no_grad():
         torch.compile(dropping, backend=backend, options={"strict": True})(*sample(20, 40, width=48))
     assert "attention" not in kernels(compiled_graphs()[-1])
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize("spelling", [call, call_masked, call_causal], ids=lambda f: f.__name__)
+def test_a_call_and_its_spelling_are_compared(
+    spelling: Callable[..., Tensor], planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if planted:
+        right = attention.spelled_out
+
+        def wrong(node: Node) -> Graph:
+            body = right(node)
+            scale = next(n for n in body.nodes if n.is_op("mul")).operands[1].producer
+            assert scale is not None
+            scale.attributes = scale.attributes | {"value": 1.01 * scale.attributes["value"]}
+            return body
+
+        monkeypatch.setattr(attention, "spelled_out", wrong)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(spelling, backend=backend, options={"strict": True, "verify": True})(*sample(20, 40, width=48))
+    (result,) = compiled_graphs()
+    assert ("attention" in kernels(result)) != planted
+    assert bool(result.remarks.of("failure")) == planted
