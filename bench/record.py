@@ -20,7 +20,7 @@ def provenance(seed: int) -> dict[str, Any]:
     """Who measured what, on what."""
     return {
         "commit": _git("rev-parse", "HEAD") or "unknown",
-        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "changed": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)bench/results")),
         "seed": seed,
         "command": " ".join(Path(word).name if "/" in word else word for word in sys.argv),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
