@@ -138,6 +138,7 @@ class _Grouping:
         group = {n for n in found if n not in self.uses.free}
         if not group:
             return
+        group |= self._spelled_beside(group)
         if any(not group.issuperset(self.uses.readers(n)) for n in group - {node}):
             reason = "something else reads what lies between its products"
         else:
@@ -151,6 +152,18 @@ class _Grouping:
         self.small |= {n for n in group if n.has(Trait.CONTRACTION)}
         self.units.put(group)
         self.labels |= dict.fromkeys(group, "attention")
+
+    def _spelled_beside(self, group: set[Node]) -> set[Node]:
+        """What a spelled-out attention computes beside its scores, as a mask to add, for nobody else."""
+        found: set[Node] = set()
+        stack = list(group)
+        while stack:
+            for node in self.uses.before(stack.pop()):
+                own = self.labels.get(node) == "attention" and node not in group | found
+                if own and (group | found).issuperset(self.uses.readers(node)):
+                    found.add(node)
+                    stack.append(node)
+        return found
 
     def _sweep(self, nodes: list[Node], wanted: Callable[[set[Node], set[Node]], bool]) -> None:
         """Join every pair of groups that may be, in the order of the graph."""
