@@ -71,6 +71,11 @@ class Config:
             chosen["cache"] = False
         return cls(**chosen)
 
+    @property
+    def disabled(self) -> frozenset[str]:
+        """The names that ``disable`` lists."""
+        return frozenset(filter(None, map(str.strip, self.disable.split(","))))
+
     def cache_path(self) -> Path:
         """The directory of built kernels."""
         if self.cache_dir:

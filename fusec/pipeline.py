@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from fusec.config import Config
-from fusec.errors import OptionError
+from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph, Node, Source
 from fusec.remarks import Remarks
 from fusec.rewriting.match import MatchFailure
@@ -86,7 +86,7 @@ class Context:
 
     def __post_init__(self) -> None:
         self._selector = Selector.parse(self.config.apply)
-        self._disabled = frozenset(filter(None, (n.strip() for n in self.config.disable.split(","))))
+        self._disabled = self.config.disabled
 
     def allows(self, number: int, name: str) -> bool:
         """Whether application ``number`` of the rewrite ``name`` may be made."""
@@ -208,7 +208,7 @@ class Pipeline:
         passes = []
         for name, options in _split(text):
             if name not in known:
-                raise OptionError(f"unknown pass {name!r}", fix=f"one of {', '.join(known)}")
+                raise OptionError(f"unknown pass {name!r}", fix=suggestion(name, known))
             made = known[name]()
             try:
                 passes.append(known[name](**{k: _value(made, k, v) for k, v in options.items()}))
@@ -237,7 +237,8 @@ def _value(step: Pass, name: str, text: str) -> Any:
         if f.name == name:
             wanted = type(f.default)
             return text.lower() in ("true", "1", "yes") if wanted is bool else wanted(text)
-    raise OptionError(f"pass {step.name!r} has no option {name!r}", fix=f"one of {[f.name for f in _options(step)]}")
+    options = [f.name for f in _options(step)]
+    raise OptionError(f"pass {step.name!r} has no option {name!r}", fix=suggestion(name, options))
 
 
 def _split(text: str) -> list[tuple[str, dict[str, str]]]:

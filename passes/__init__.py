@@ -37,7 +37,7 @@ def pattern_library(disabled: frozenset[str] = frozenset()) -> PatternLibrary:
 def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]:
     """What makes each pass from its options, by name."""
     config = config or Config()
-    library = pattern_library(frozenset(filter(None, map(str.strip, config.disable.split(",")))))
+    library = pattern_library(config.disabled)
     order = tuple(library.order())
     first = order.index(FUSED[0])
     made: dict[str, Callable[..., Any]] = {

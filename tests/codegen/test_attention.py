@@ -183,6 +183,19 @@ def test_blocks_of_keys_that_no_query_sees_are_left_out(
     assert bool(sympy.sympify(loop.stop).free_symbols) == stop
 
 
+@pytest.mark.parametrize("queries", [1, 5, 65, 130])
+@pytest.mark.parametrize(("behind", "ahead"), [(17, -1), (1, 0), (64, 1), (65, 63), (300, 64), (-60, 65)], ids=str)
+def test_windows_that_end_at_the_edge_of_a_block(queries: int, behind: int, ahead: int) -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        i, j = torch.arange(q.shape[2])[:, None] + 128, torch.arange(k.shape[2])
+        return softmaxed(torch.where((j <= i + ahead) & (i - j < behind), q @ k.transpose(-1, -2), -math.inf), v)
+
+    inputs = sample(queries, 330)
+    result = compiled(model, inputs)
+    assert kernels(result) == ["attention"]
+    assert passes(model, result, inputs)
+
+
 def with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     weights = torch.softmax(q @ k.transpose(-1, -2) + mask, -1)
     return weights @ v, weights
@@ -203,7 +216,15 @@ def other_maximum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (exponential / exponential.sum(-1, keepdim=True)) @ v
 
 
-@pytest.mark.parametrize("function", [with_weights, twice, plus_one, other_maximum], ids=lambda f: f.__name__)
+def other_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2)
+    exponential = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (exponential / (exponential + mask.abs()).sum(-1, keepdim=True)) @ v
+
+
+@pytest.mark.parametrize(
+    "function", [with_weights, twice, plus_one, other_maximum, other_sum], ids=lambda f: f.__name__
+)
 def test_what_is_no_attention_stays_right(function: Callable[..., Any]) -> None:
     inputs = sample(20, 40)
     result = compiled(function, inputs)

@@ -1,0 +1,64 @@
+"""The regions that DeepSpeed-Inference and xFormers write by hand, each as one kernel of a model that has it."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from fusec.ir.graph import Graph, Node
+from fusec.ir.ops import Trait
+from tests.golden_models import optimized
+
+FEW, MANY = (1, 8), (3, 40)
+"""Tokens of which fusec makes the matrix products itself, and of which the vendor's library does."""
+
+REGIONS = [
+    # name, model, shape, declared fusions, products, operations that have to be inside
+    ("norm + QKV, separate weights, rotary embedding", "llama", FEW, "add_rms_norm rotary_embedding", 3, ""),
+    ("norm of q or k + rotary embedding", "qwen3", FEW, "rms_norm rotary_embedding", 0, "rsqrt concat"),
+    ("norm + QKV, separate weights with biases", "bert", FEW, "add_layer_norm", 3, "add"),
+    ("norm + QKV, one packed weight with a bias", "gpt2", FEW, "add_layer_norm", 1, "add"),
+    ("transpose + attention, q and k turned", "llama", MANY, "attention", 2, "exp"),
+    ("transpose + attention, straight from the products", "bert", MANY, "attention", 2, "exp reshape"),
+    ("residual + norm + gate·up + SwiGLU", "llama", FEW, "add_rms_norm gated_projection", 2, "sigmoid"),
+    ("residual + norm + gate·up + GEGLU", "gemma3", FEW, "", 2, "tanh rsqrt"),
+    ("bias + residual + norm + up + activation", "bert", FEW, "add_layer_norm linear_gelu", 1, "erf"),
+    ("norm + up + activation, before the residual", "gpt2", FEW, "layer_norm", 1, "tanh"),
+    ("bias + residual + norm beside the vendor's products", "bert", MANY, "add_layer_norm", 0, "rsqrt"),
+    ("bias + activation beside the vendor's products", "bert", MANY, "linear_gelu", 0, "add erf"),
+    ("SwiGLU beside the vendor's products", "llama", MANY, "gated_projection", 0, "sigmoid"),
+    ("layer norm", "bert", MANY, "layer_norm", 0, "rsqrt"),
+]
+
+
+@cache
+def kernels(family: str, shape: tuple[int, int]) -> list[Node]:
+    return [node for graph in optimized(family, *shape) for node in graph if node.attributes.get("kind") == "kernel"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "shape", "fusions", "products", "operations"), [r[1:] for r in REGIONS], ids=[r[0] for r in REGIONS]
+)
+def test_region_is_one_kernel(
+    family: str, shape: tuple[int, int], fusions: str, products: int, operations: str
+) -> None:
+    found = [
+        node
+        for node in kernels(family, shape)
+        if set(fusions.split()) <= set(node.attributes["fusions"])
+        and count(node.body, Trait.CONTRACTION) == products
+        and set(operations.split()) <= set(ops(node.body))
+    ]
+    shown = Counter((n.attributes["label"], count(n.body, Trait.CONTRACTION)) for n in kernels(family, shape))
+    assert found, f"{family} has {dict(shown)}"
+
+
+def count(body: Graph, trait: Trait) -> int:
+    return sum(n.has(trait) for n in body.nodes)
+
+
+def ops(body: Graph) -> list[str]:
+    return [n.op.name for n in body.nodes]
