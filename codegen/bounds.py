@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sympy
 
 from fusec.analysis.affine import at_least
-from fusec.codegen.kernel import Kernel, Load, Loop, Statement, Store
+from fusec.codegen.kernel import Kernel, Load, Loop, Statement, Store, When
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 
@@ -57,6 +57,8 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
         for statement in body:
             if isinstance(statement, Loop):
                 yield from visit(statement.body, (*loops, statement))
+            elif isinstance(statement, When):
+                yield from visit(statement.body, loops)
             elif isinstance(statement, (Load, Store)):
                 yield Access(statement, loops, lengths[statement.buffer])
 

@@ -165,7 +165,15 @@ class Loop:
     body: "tuple[Statement, ...]"
 
 
-Statement: TypeAlias = "Load | Compute | Index | Init | Update | Fold | Dot | Store | Loop"
+@dataclass(frozen=True)
+class When:
+    """The body runs only where a scalar truth value holds; what it defines is known inside only."""
+
+    condition: str
+    body: "tuple[Statement, ...]"
+
+
+Statement: TypeAlias = "Load | Compute | Index | Init | Update | Fold | Dot | Store | Loop | When"
 
 
 @dataclass(frozen=True)
@@ -191,5 +199,5 @@ def walk(body: Iterable[Statement]) -> Iterator[Statement]:
     """All statements, outer before inner, in order."""
     for statement in body:
         yield statement
-        if isinstance(statement, Loop):
+        if isinstance(statement, (Loop, When)):
             yield from walk(statement.body)

@@ -22,6 +22,7 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    When,
     walk,
 )
 from fusec.errors import BuildError
@@ -135,6 +136,8 @@ class _Printer:
             self._fold(statement)
         elif isinstance(statement, Dot):
             self._dot(statement)
+        elif isinstance(statement, When):
+            self._when(statement)
         else:
             self._store(statement)
 
@@ -196,6 +199,15 @@ class _Printer:
         self._open(loop)
         for statement in loop.body:
             self._statement(statement)
+        self._close()
+
+    def _when(self, statement: When) -> None:
+        if self._operand_lanes(statement.condition):
+            raise BuildError("a tile decides whether statements run", where=self.kernel.name)
+        self._line(f"if ({identifier(statement.condition)}) {{")
+        self.depth += 1
+        for inner in statement.body:
+            self._statement(inner)
         self._close()
 
     def _tile(self, loop: Loop) -> None:

@@ -8,18 +8,19 @@ Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import reduce
 
 import sympy
 
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import FEW_QUERIES, Attention, summed
 from fusec.analysis.indexing import Located, Nest, stride
-from fusec.analysis.visible import visible_keys
+from fusec.analysis.visible import loaded_masks, visible_keys
 from fusec.codegen.kernel import Compute, Constant, Dot, Fold, Init, Load, Matrix, Operand, Statement, Store, Update
 from fusec.codegen.schedule.emitter import Emitter, grid
 from fusec.codegen.schedule.rows import Tiling
-from fusec.ir.types import Size, accumulation
+from fusec.ir.types import BOOL, DType, Size, accumulation
 
 _QUERIES = 64
 _KEYS = 64
@@ -90,6 +91,8 @@ class _Attention(ABC):
             emitter.axis_name(axis)
         self.inner_range: dict[sympy.Symbol, tuple[sympy.Expr, sympy.Expr]] = {}
         """First and last value of the queries' axes that loop inside an iteration of the grid."""
+        self.inside: dict[Axis, tuple[Size, Size]] = {}
+        """Where those axes start and stop."""
         self.first_key = sympy.Symbol("key_block", integer=True, nonnegative=True)
 
     def run(self) -> tuple[Statement, ...]:
@@ -111,17 +114,51 @@ class _Attention(ABC):
             emitter.inner.append(Store(self.largest, self.row(), _LOWEST))
             emitter.inner.append(Store(self.total, self.row(), Constant(0.0)))
         with emitter.repeat(str(self.first_key), *self._visible(), self.keys):
-            emitter.inner.append(self.scoring(queries))
-            with self.rows():
-                self._softmax()
-            with self.cells(parts.columns):
-                place = self.place(self.columns, parts.columns)
-                old, factor = self._load(self.sums, place), self._load(self.factor, self.row())
-                emitter.inner.append(Store(self.sums, place, self._compute("mul", old, factor)))
-            emitter.inner.append(self.weighing())
+            seen = self._seen()
+            with emitter.when(seen) if seen else nullcontext():
+                self._take_in(queries)
         with self.cells(parts.columns):
             self._finish()
         return self.grid()
+
+    def _take_in(self, queries: str) -> None:
+        """One block of keys: its scores, what they make of the softmax, and its values."""
+        emitter, columns = self.emitter, self.parts.columns
+        emitter.inner.append(self.scoring(queries))
+        with self.rows():
+            self._softmax()
+        with self.cells(columns):
+            place = self.place(self.columns, columns)
+            old, factor = self._load(self.sums, place), self._load(self.factor, self.row())
+            emitter.inner.append(Store(self.sums, place, self._compute("mul", old, factor)))
+        emitter.inner.append(self.weighing())
+
+    def _seen(self) -> str | None:
+        """Whether any query here sees any key of the block, as far as a loaded mask says; None where there is none."""
+        emitter, masks = self.emitter, loaded_masks(self.parts.scores, self.parts.keys)
+        if not masks:
+            return None
+        seen = emitter.fresh("acc")
+        emitter.inner.append(Init(seen, "max", BOOL, True))
+        with ExitStack() as loops:
+            for axis, (start, stop) in self.inside.items():
+                if any(axis in mask.axes for mask, _ in masks):
+                    loops.enter_context(emitter.loop(axis, "serial", 1, start, stop))
+            start, stop = self.block_keys_range()
+            loops.enter_context(emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop))
+            shown = [self._shown(mask, hidden) for mask, hidden in masks]
+            every = reduce(lambda a, b: self._compute("and", a, b, dtype=BOOL), shown)
+            emitter.inner.append(Update(seen, "max", (every,)))
+        name = emitter.fresh("r")
+        emitter.inner.append(Fold(name, "max", seen, BOOL))
+        return name
+
+    def _shown(self, mask: Located, hidden: bool | float) -> Operand:
+        """Whether a mask lets a score through: whether it is not what hides one."""
+        value = self.emitter.emit(mask)
+        return (
+            value if hidden is False else self._compute("ne", value, Constant(hidden), dtype=accumulation(mask.dtype))
+        )
 
     def _visible(self) -> tuple[Size, Size]:
         """The keys that any query here can see, from the start of a block on."""
@@ -191,9 +228,9 @@ class _Attention(ABC):
         self.emitter.inner.append(Load(name, buffer, offset))
         return name
 
-    def _compute(self, op: str, *operands: Operand) -> str:
+    def _compute(self, op: str, *operands: Operand, dtype: DType | None = None) -> str:
         name = self.emitter.fresh()
-        self.emitter.inner.append(Compute(name, op, operands, self.dtype))
+        self.emitter.inner.append(Compute(name, op, operands, dtype or self.dtype))
         return name
 
     def matrix(self, item: Located, down: Axis, right: Axis) -> Matrix:
@@ -234,6 +271,7 @@ class _AlongQueries(_Attention):
         whole = isinstance(size, int) and size % _QUERIES == 0
         self.stop = self.first + _QUERIES if whole else sympy.Min(self.first + _QUERIES, size)
         self.inner_range[emitter.axis_symbol(self.lane)] = (self.first, self.first + _QUERIES - 1)
+        self.inside[self.lane] = (self.first, self.stop)
 
     def scratch(self, name: str, count: int) -> str:
         return self.emitter.add_scratch(self.dtype, _QUERIES * count, name).name
@@ -290,6 +328,7 @@ class _AlongKeys(_Attention):
         self.count = math.prod(_static(a) for a in attention.queries)
         ends = {emitter.axis_symbol(a): sympy.Integer(_static(a) - 1) for a in attention.queries}
         self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
+        self.inside = {axis: (0, axis.size) for axis in attention.queries}
 
     def scratch(self, name: str, count: int) -> str:
         return self.emitter.add_scratch(self.dtype, self.count * count, name).name

@@ -19,6 +19,7 @@ from fusec.codegen.kernel import (
     Operand,
     Statement,
     Store,
+    When,
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
@@ -110,6 +111,14 @@ class Emitter:
         self.levels.append(_Level(self.levels[-1].axes))
         yield
         self._close(name, start, stop, step, "serial")
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """Open a part that runs only where a condition holds: what it makes is known inside only."""
+        self.levels.append(_Level(self.levels[-1].axes))
+        yield
+        body = self.levels.pop().statements
+        self.inner.append(When(condition, tuple(body)))
 
     def _close(self, name: str, start: Size, stop: Size, step: Size, kind: Literal["serial", "tile"]) -> None:
         body = self.levels.pop().statements

@@ -1,7 +1,7 @@
 """Tile program to the text of a Triton kernel, readable and straight-line wherever one tile covers the range."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -20,6 +20,7 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    When,
     walk,
 )
 from fusec.codegen.triton.arithmetic import NAMES, combined, expression, filled, identity, literal, reduced
@@ -137,6 +138,8 @@ class _Printer:
         for statement in body:
             if isinstance(statement, Loop):
                 yield from self._loop(statement, tile)
+            elif isinstance(statement, When):
+                yield from self._nested(f"if {identifier(statement.condition)}:", (), statement.body, tile)
             else:
                 yield from self._declare(self._touched(statement))
                 yield getattr(self, f"_{type(statement).__name__.lower()}")(statement, tile) or ""
@@ -193,17 +196,23 @@ class _Printer:
     def _repeated(
         self, loop: Loop, over: str, axis: str, tile: _Tile | None, head: "list[str] | tuple[()]"
     ) -> Iterator[str]:
-        updated = {s.acc for s in walk(loop.body) if isinstance(s, Update)}
-        read = {name for s in walk(loop.body) for name in self._touched(s)}
-        yield from self._declare(updated | read)
         counter, lines = axis, list(head)
         if self.wide and loop.kind == "serial" and not sympy.sympify(loop.stop).free_symbols:
             counter = f"{axis}_step"
             lines.append(f"{axis} = tl.cast({counter}, tl.int64)")
-        yield f"for {counter} in {over}:"
+        yield from self._nested(f"for {counter} in {over}:", lines, loop.body, tile)
+
+    def _nested(
+        self, opening: str, head: Sequence[str], body: tuple[Statement, ...], tile: _Tile | None
+    ) -> Iterator[str]:
+        """A part that runs several times, or perhaps not: what it changes has a value before."""
+        updated = {s.acc for s in walk(body) if isinstance(s, Update)}
+        read = {name for s in walk(body) for name in self._touched(s)}
+        yield from self._declare(updated | read)
+        yield opening
         outer, self.ranges = self.ranges, {}
-        yield from _indent(iter(lines))
-        yield from _indent(self._run(loop.body, tile))
+        yield from _indent(iter(head))
+        yield from _indent(self._run(body, tile))
         self.ranges = outer
 
     def _pointer(self, buffer: str, offset: sympy.Expr) -> str:

@@ -1,4 +1,8 @@
-"""Which keys a query can see: the bounds that a mask of indices puts on them, so that blocks beyond are left out."""
+"""Which keys a query can see: bounds that a mask of indices puts on them, and what a loaded mask says at run time.
+
+Keys that no query of a block sees are not read, so that what is not finite there goes unseen, as in torch's own
+causal attention.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -6,7 +10,7 @@ from collections.abc import Callable, Iterator
 import sympy
 
 from fusec.analysis.affine import Axis
-from fusec.analysis.indexing import Located
+from fusec.analysis.indexing import Located, walk
 from fusec.ir.types import Size
 
 _LESS = {"le": 0, "lt": 1, "ge": 0, "gt": 1}
@@ -17,15 +21,14 @@ def visible_keys(
 ) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
     """Lower and upper bounds (inclusive) of the keys whose score is not -inf, as expressions over the other axes.
 
-    Only what is proven counts: comparisons of indices under which a score is exactly -inf otherwise. Keys beyond
-    the bounds are not read, so that what is not finite there goes unseen, as in torch's own causal attention.
+    Only what is proven counts: comparisons of indices under which a score is exactly -inf otherwise.
     """
     lower: list[sympy.Expr] = []
     upper: list[sympy.Expr] = []
     key = symbol(keys)
-    for condition, holds in _needed(scores):
+    for condition, hidden in _hidden(scores):
         slack = _slack(condition, symbol)
-        if slack is not None and not holds:
+        if slack is not None and hidden:
             slack = sympy.expand(-slack - 1)
         slope = slack.coeff(key, 1) if slack is not None else 0
         if slope == -1:
@@ -35,28 +38,41 @@ def visible_keys(
     return lower, upper
 
 
-def _needed(scores: Located) -> Iterator[tuple[Located, bool]]:
-    """Conditions, and whether they must hold or must not, without which a score is -inf."""
+def loaded_masks(scores: Located, keys: Axis) -> list[tuple[Located, bool | float]]:
+    """Values known before any score is, and what each equals only where a score is -inf: for a look at run time."""
+    return [
+        (item, hidden)
+        for item, hidden in _hidden(scores)
+        if keys in item.axes
+        and any(part.kind == "load" for part in walk([item]))
+        and all(part.kind in ("load", "constant", "index", "pointwise") for part in walk([item]))
+    ]
+
+
+def _hidden(scores: Located) -> Iterator[tuple[Located, bool | float]]:
+    """Values, each with what it equals only where a score is -inf."""
+    if scores.kind == "load" and scores.dtype.is_float:
+        yield scores, -math.inf
     if scores.kind != "pointwise":
         return
     if scores.node.is_op("where"):
         condition, first, second = scores.operands
-        for value, holds in ((second, True), (first, False)):
+        for value, hidden in ((second, False), (first, True)):
             if value.kind == "constant" and value.node.attributes.get("value") == -math.inf:
-                yield from _each(condition, holds)
-                yield from _needed(first if holds else second)
+                yield from _each(condition, hidden)
+                yield from _hidden(second if hidden else first)
     elif scores.node.is_op("cast", "add"):
         for operand in scores.operands:
-            yield from _needed(operand)
+            yield from _hidden(operand)
 
 
-def _each(condition: Located, holds: bool) -> Iterator[tuple[Located, bool]]:
+def _each(condition: Located, hidden: bool) -> Iterator[tuple[Located, bool]]:
     """What a conjunction (or the negation of a disjunction) is made of."""
-    if condition.kind == "pointwise" and condition.node.is_op("and" if holds else "or"):
+    if condition.kind == "pointwise" and condition.node.is_op("or" if hidden else "and"):
         for operand in condition.operands:
-            yield from _each(operand, holds)
+            yield from _each(operand, hidden)
     else:
-        yield condition, holds
+        yield condition, hidden
 
 
 def _slack(condition: Located, symbol: Callable[[Axis], sympy.Symbol]) -> sympy.Expr | None:

@@ -107,7 +107,8 @@ def compiled(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Compil
 
 def passes(function: Callable[..., Tensor], result: Compiled, inputs: tuple[Tensor, ...]) -> bool:
     got = result.program(list(inputs))[0]
-    return compare_outputs(function(*inputs), got, function(*(x.double() for x in inputs))).passed
+    exact = function(*(x.double() if x.is_floating_point() else x for x in inputs))
+    return compare_outputs(function(*inputs), got, exact).passed
 
 
 def kernels(result: Compiled) -> list[str]:
@@ -194,6 +195,66 @@ def test_windows_that_end_at_the_edge_of_a_block(queries: int, behind: int, ahea
     result = compiled(model, inputs)
     assert kernels(result) == ["attention"]
     assert passes(model, result, inputs)
+
+
+def filled_where_false(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return softmaxed((q @ k.transpose(-1, -2) * SCALE).masked_fill(mask.logical_not(), -math.inf), v)
+
+
+def call_with_shared_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], attn_mask=mask, enable_gqa=True)
+
+
+def call_up_to_a_position(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    last = mask.sum(-1, dtype=torch.int64).amax((0, 1)) - 1
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[2]) <= last[:, None])
+
+
+@pytest.mark.parametrize("queries", [1, 5, 70])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
+@pytest.mark.parametrize("spelling", [call, call_with_shared_keys], ids=lambda f: f.__name__)
+def test_blocks_that_a_loaded_mask_hides_are_not_read(
+    spelling: Callable[..., Tensor], dtype: torch.dtype, queries: int
+) -> None:
+    q, k, v, _ = sample(queries, 1000)
+    places = torch.arange(1000)
+    seen = ((places > 130) & (places <= torch.arange(queries)[:, None] + 200)).expand(2, 1, -1, -1).contiguous()
+    mask = seen if dtype == torch.bool else torch.zeros(seen.shape).masked_fill(~seen, -math.inf)
+    check_that_hidden_blocks_are_not_read(spelling, (q, k, v, mask), 128 if queries == 70 else 0)
+
+
+@pytest.mark.parametrize("queries", [1, 5, 70])
+@pytest.mark.parametrize("spelling", [filled_where_false, call_up_to_a_position], ids=lambda f: f.__name__)
+def test_blocks_beyond_a_position_are_not_read(spelling: Callable[..., Tensor], queries: int) -> None:
+    q, k, v, _ = sample(queries, 1000)
+    seen = torch.arange(1000) <= torch.arange(queries)[:, None] + 200
+    check_that_hidden_blocks_are_not_read(spelling, (q, k, v, seen.expand(2, 1, -1, -1).contiguous()))
+
+
+def check_that_hidden_blocks_are_not_read(
+    spelling: Callable[..., Tensor], inputs: tuple[Tensor, ...], start: int = 0
+) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(spelling, backend=backend, options={"strict": True})
+    with torch.no_grad():
+        want = fast(*inputs)
+        exact = spelling(*(x.double() if x.is_floating_point() else x for x in inputs))
+        assert compare_outputs(spelling(*inputs), want, exact).passed
+        for x in inputs[1:3]:
+            x[:, :, 512:] = x[:, :, :start] = math.nan
+        assert torch.equal(fast(*inputs), want)
+    (result,) = compiled_graphs()
+    assert kernels(result)[-1] == "attention"
+
+
+@pytest.mark.parametrize("queries", [1, 5, 70])
+def test_nothing_is_seen_at_all(queries: int) -> None:
+    q, k, v, _ = sample(queries, 600)
+    shape, lowest = (2, 1, queries, 600), torch.finfo(torch.float32).min
+    hidden, minimum = torch.full(shape, -math.inf), torch.full(shape, lowest)
+    for spelling, mask in ((call, hidden), (call, hidden > 0), (by_hand, hidden), (call, minimum), (by_hand, minimum)):
+        (got,) = compiled(spelling, (q, k, v, mask)).program([q, k, v, mask])
+        torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
 
 
 def with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

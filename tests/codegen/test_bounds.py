@@ -17,12 +17,13 @@ from tests.codegen.tile_programs import (
     one,
     pointwise,
     softmax,
+    sum_of_chosen,
     transpose,
 )
 
 KERNELS = [
     softmax(3, 37), softmax(S, 37), softmax(S, 37, block=16), layer_norm(S, 45), column_sum(S, 33), column_sum(7, 33),
-    transpose(5, 3), one("neg", ["a"], F32, size=S * 7), pointwise([], [F32], S, [("a", F32)]),
+    sum_of_chosen(S, 33), transpose(5, 3), one("neg", ["a"], F32, size=S * 7), pointwise([], [F32], S, [("a", F32)]),
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from tests.codegen.tile_programs import (
     one,
     pointwise,
     softmax,
+    sum_of_chosen,
     transpose,
 )
 
@@ -237,6 +238,12 @@ def test_softmax(rows, cols, block, dtype):
     (y,) = run(softmax(rows, cols, dtype, block), x)
     expected = x.double().softmax(-1).to(TORCH[dtype])
     assert_near(y.reshape(rows, cols), expected, 8)
+
+
+def test_what_is_not_chosen_is_not_read():
+    x, chosen = torch.randint(-9, 9, (6, 37)).float(), torch.tensor([True, False, True, True, False, True])
+    (y,) = run(sum_of_chosen(6, 37), x.where(chosen[:, None], math.nan), chosen)
+    assert torch.equal(y, x.sum(1) * chosen)
 
 
 @pytest.mark.parametrize("block", [None, 16])

@@ -18,8 +18,9 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    When,
 )
-from fusec.ir.types import F32, I64, DType, Size, symbol
+from fusec.ir.types import BOOL, F32, I64, DType, Size, symbol
 
 ROW, J, B, G, H = sympy.symbols("i j b g h", integer=True, nonnegative=True)
 S = symbol("s0")
@@ -153,6 +154,19 @@ def column_sum(rows: Size, cols: int, block: int = 16) -> Kernel:
     )  # fmt: skip
     buffers = (Buffer("a", F32, rows * cols, "input"), Buffer("y_out", F32, cols, "output"))
     return Kernel("column_sum", "column", buffers, symbols_of(rows), (Loop("b", 0, cols, block, "grid", body),))
+
+
+def sum_of_chosen(rows: Size, cols: int, block: int = 16) -> Kernel:
+    """Sum of the rows that a flag chooses; the others are not read."""
+    at = ROW * cols + J
+    tile = Loop("j", 0, cols, block, "tile", (Load("x", "a", at), Update("s", "sum", ("x",))))
+    body = (
+        Init("s", "sum", F32, True), Load("chosen", "flag", ROW), When("chosen", (tile,)),
+        Fold("total", "sum", "s", F32), Store("y_out", ROW, "total"),
+    )  # fmt: skip
+    buffers = (Buffer("a", F32, rows * cols, "input"), Buffer("flag", BOOL, rows, "input"),
+               Buffer("y_out", F32, rows, "output"))  # fmt: skip
+    return Kernel("sum_of_chosen", "row", buffers, symbols_of(rows), (Loop("i", 0, rows, 1, "grid", body),))
 
 
 def transpose(rows: int, cols: int) -> Kernel:
