@@ -40,15 +40,17 @@ class SpellAttention:
                 continue
             if not context.application("attention", call.sources):
                 continue
+            attributes = {"fusion": "attention", "kind": "declared", "body": body}
+            region = graph.add_node(
+                "region", call.operands, attributes, types=[call.result.type], sources=call.sources
+            )  # fmt: skip
+            inputs = list(dict.fromkeys(call.operands))
             # Over a field nothing says what the call means, so that numbers decide.
-            same = not context.verifies or context.agrees(
-                "attention", cut(call.operands, [call], call.results), body, exact=False
-            )
-            if same:
-                attributes = {"fusion": "attention", "kind": "declared", "body": body}
-                types = [call.result.type]
-                region = graph.add_node("region", call.operands, attributes, types=types, sources=call.sources)
+            before, after = (cut(inputs, [n], n.results) for n in (call, region))
+            if not context.verifies or context.agrees("attention", before, after, exact=False):
                 graph.replace_value(call.result, region.result)
+            else:
+                graph.erase(region)
         graph.erase_dead(calls)
         graph.sort()
 

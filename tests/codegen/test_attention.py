@@ -305,8 +305,12 @@ def test_a_call_that_drops_weights_stays_one() -> None:
     assert "attention" not in kernels(compiled_graphs()[-1])
 
 
+def call_of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q)
+
+
 @pytest.mark.parametrize("planted", [False, True], ids=["right", "wrong"])
-@pytest.mark.parametrize("spelling", [call, call_masked, call_causal], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("spelling", [call, call_masked, call_causal, call_of_one], ids=lambda f: f.__name__)
 def test_a_call_and_its_spelling_are_compared(
     spelling: Callable[..., Tensor], planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
