@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from fusec.analysis.machine import cpu_name
+
 RESULTS = Path(__file__).parent / "results"
 _RESULTS_ASIDE = ":(top,exclude)bench/results"
 PACKAGES = ("torch", "triton", "transformers", "sympy", "numpy")
@@ -27,7 +29,7 @@ def provenance(seed: int) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
     }
 
@@ -64,11 +66,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

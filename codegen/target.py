@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from fusec.analysis.machine import Machine
 from fusec.codegen.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
@@ -36,6 +37,9 @@ class Target(Protocol):
     """Elements of a float tile that suit the machine."""
     whole_row: bool
     """Whether a tile loop takes a whole row at once (blocks of a GPU) instead of a register at a time."""
+
+    def machine(self, config: Config) -> Machine:
+        """What its kernels run on, as far as it is known."""
 
     def schedule(self, region: Node, name: str) -> Kernel:
         """The tile program of a kernel region; raises ScheduleError where there is none."""

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fusec.analysis.machine import Machine
 from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context, PassRecord
@@ -28,6 +29,8 @@ class Compiled:
     records: list[PassRecord]
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of the compile by stage: passes, and code."""
+    machine: Machine | None = None
+    """What predicted times are those of."""
 
 
 def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
@@ -45,12 +48,12 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     from fusec.passes import default_pipeline
 
     config = config or Config.from_environment()
-    context = Context(config)
     work = graph.copy()
     target = target_for(work, config)
+    context = Context(config, machine=target.machine(config))
     start = time.perf_counter()
     default_pipeline(config, target.name).run(work, context)
     passed = time.perf_counter()
     program = build_program(work, target, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}
-    return Compiled(graph, work, program, context.remarks, context.records, seconds)
+    return Compiled(graph, work, program, context.remarks, context.records, seconds, context.machine)

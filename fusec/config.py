@@ -14,6 +14,8 @@ from fusec.errors import OptionError, suggestion
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """What torch.compile documents; on the CPU they all mean ``default``."""
+CHIPS = ("a100", "h100", "h200", "b200", "mi300x")
+"""The GPUs whose figures are known."""
 
 
 def _option(default: Any, doc: str) -> Any:
@@ -34,12 +36,16 @@ class Config:
     small_m: int = _option(16, "largest number of rows for which fusec generates its own matrix product on the CPU")
     cache: bool = _option(True, "keep built kernels on disk for the next process")
     cache_dir: str = _option("", "where; by default the user's cache directory")
+    machine: str = _option("", "GPU that times are predicted for: " + ", ".join(f"`{n}`" for n in CHIPS) + "; "
+                           "by default this machine, as `fusec machine measure` found it")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise OptionError(f"unknown mode {self.mode!r}", fix=suggestion(self.mode, MODES))
         if self.target not in ("", "cpp", "triton"):
             raise OptionError(f"unknown target {self.target!r}", fix="use 'cpp' or 'triton'")
+        if self.machine not in ("", *CHIPS):
+            raise OptionError(f"unknown machine {self.machine!r}", fix=suggestion(self.machine, CHIPS))
 
     @classmethod
     def from_options(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> "Config":

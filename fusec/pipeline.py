@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
 from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph, Node, Source
@@ -83,6 +84,8 @@ class Context:
     """The pass that is running."""
     failures: dict[Node, MatchFailure] = field(default_factory=dict)
     """For each telling node that a pattern looked at, the attempt that came furthest."""
+    machine: Machine = field(default_factory=assumed_cpu)
+    """What predicted times are those of."""
 
     def __post_init__(self) -> None:
         self._selector = Selector.parse(self.config.apply)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fusec.analysis.machine import Machine, chip, cpu_machine
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import find_compiler
 from fusec.codegen.cpp.printer import print_kernel
@@ -34,6 +35,12 @@ class CppTarget:
             return find_compiler().has_bf16_products
         except BuildError:
             return False
+
+    def machine(self, config: Config) -> Machine:
+        """This machine, with the threads that torch has, unless another one is asked for."""
+        import torch
+
+        return chip(config.machine) if config.machine else cpu_machine(config, torch.get_num_threads())
 
     def schedule(self, region: Node, name: str) -> Kernel:
         """The tile program of a kernel region; raises ScheduleError where there is none."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fusec.analysis.machine import Machine, chip
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import schedule_region
 from fusec.codegen.target import Launchable
@@ -23,6 +24,13 @@ class TritonTarget:
     name: str = "triton"
     lanes: int = 1024
     whole_row: bool = True
+
+    def machine(self, config: Config) -> Machine:
+        """The GPU that is asked for, or there, by its datasheet."""
+        import torch
+
+        here = torch.cuda.get_device_name() if not config.machine and torch.cuda.is_available() else ""
+        return chip(config.machine or here)
 
     def schedule(self, region: Node, name: str) -> Kernel:
         """The tile program of a kernel region.

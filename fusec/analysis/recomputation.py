@@ -1,6 +1,6 @@
-"""Whether a nest computes its values more often than is worth it."""
+"""How often a nest computes its values: a kernel repeats what another would have stored."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fusec.analysis.affine import Axis
 from fusec.analysis.indexing import Located, Nest, below
@@ -15,9 +15,20 @@ _CHEAP = 2
 
 def recomputation(nest: Nest) -> str:
     """Why a nest computes some values more often than is worth it; "" where it does not."""
+    counts = evaluations(nest)
+    items = {item.value: item for item in counts}
+    for value, times in repetitions(counts).items():
+        numel = estimate(value.tensor.numel)
+        cost = items[value].node.op.cost if items[value].kind == "pointwise" else 64
+        if cost > _CHEAP and (times - 1) * numel * cost > _FLOPS_PER_BYTE * 2 * numel * value.dtype.bytes:
+            return f"{items[value].node.op.name} would be computed {times:.0f} times over"
+    return ""
+
+
+def evaluations(nest: Nest) -> dict[Located, float]:
+    """How often each computation of a nest is carried out, about."""
     order = [a for dim in nest.axes for a in dim]
-    evaluations: dict[Value, float] = {}
-    items: dict[Value, Located] = {}
+    found: dict[Located, float] = {}
     prologue = below(i for i in nest.walk() if i.kind == "contraction")
     seen: set[Located] = set()
     for output in nest.outputs:
@@ -32,20 +43,21 @@ def recomputation(nest: Nest) -> str:
             stack.extend(item.operands)
             if item.kind in ("pointwise", "reduction", "contraction"):
                 loops = () if item in prologue or item.kind == "contraction" else nested
-                evaluations[item.value] = evaluations.get(item.value, 0.0) + _evaluations(item, loops)
-                items[item.value] = item
-    for value, count in evaluations.items():
-        numel = estimate(value.tensor.numel)
-        saved = 2 * numel * value.dtype.bytes
-        cost = items[value].node.op.cost if items[value].kind == "pointwise" else 64
-        if cost > _CHEAP and (count - numel) * cost > _FLOPS_PER_BYTE * saved:
-            name = items[value].node.op.name
-            return f"{name} would be computed {count / numel:.0f} times over"
-    return ""
+                found[item] = _evaluations(item, loops)
+    return found
+
+
+def repetitions(evaluations: Mapping[Located, float]) -> dict[Value, float]:
+    """For each value that is computed more often than it has elements, how many times over."""
+    counts: dict[Value, float] = {}
+    for item, count in evaluations.items():
+        counts[item.value] = counts.get(item.value, 0.0) + count
+    times = {value: count / max(estimate(value.tensor.numel), 1) for value, count in counts.items()}
+    return {value: n for value, n in times.items() if n > 1}
 
 
 def _evaluations(item: Located, nested: Sequence[Axis]) -> float:
-    """How often a value is computed: once for each step of the loops down to the innermost that it depends on."""
+    """Once for each step of the loops down to the innermost that it depends on."""
     depends = [i for i, a in enumerate(nested) if a in item.axes]
     loops = {*(nested[: max(depends) + 1] if depends else ()), *item.axes}
     count = 1.0

@@ -30,12 +30,13 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = Fa
 
 def environment() -> dict[str, Any]:
     """Versions, compilers, devices and settings."""
+    from fusec.analysis.machine import cpu_name
     from fusec.config import Config
 
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: _version(name) for name in PACKAGES},
         "c++": _compiler(),
@@ -50,14 +51,6 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
 
 
 def _compiler() -> str:

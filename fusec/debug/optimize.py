@@ -36,8 +36,9 @@ def opt(
     from fusec.codegen import target_for
 
     config = Config.from_options(None, {"record": True, **(options or {})})
-    work, context = graph.copy(), Context(config)
-    choose_passes(passes, config, target_for(graph, config).name).run(work, context)
+    target = target_for(graph, config)
+    work, context = graph.copy(), Context(config, machine=target.machine(config))
+    choose_passes(passes, config, target.name).run(work, context)
     if verify_each:
         require_agreement(context.records, verify_passes(context.records))
     return Subject(graph.name, work, graph, context.records, context.remarks)

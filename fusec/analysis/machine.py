@@ -1,0 +1,163 @@
+"""What a machine can do at best: the figures that predicted times are made of, known, measured or assumed."""
+
+import functools
+import json
+import math
+import os
+import platform
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fusec.cache import key_of
+from fusec.config import Config
+
+MEASURED, DATASHEET, ASSUMED = "measured", "datasheet", "assumed"
+FORM = 1
+"""Raised whenever a stored profile changes its form or a figure its meaning; part of the file's name."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The profile of a machine."""
+
+    name: str
+    source: str
+    """``measured``, ``datasheet`` (peaks that nobody reaches) or ``assumed`` (a modest machine)."""
+    read_gb_s: float
+    """Reading memory, with all threads."""
+    peaks: Mapping[str, float] = field(hash=False)
+    """GFLOP/s by unit and element type: ``vector f32``, ``matrix bf16``."""
+    launch_us: float
+    """What one more kernel costs, however little it does."""
+    cache_bytes: int = 0
+    """Of the last cache before memory, all of it; 0 where it is not known."""
+    cache_gb_s: float = 0.0
+    """Reading that cache; 0 where it is not known."""
+    threads: int = 1
+    """Threads, or multiprocessors."""
+
+    def bandwidth(self, cached: bool) -> float:
+        """Bytes in a second, from memory or from the last cache."""
+        known = self.cache_gb_s if cached and self.cache_gb_s else self.read_gb_s
+        return known * 1e9
+
+    def peak(self, unit: str, dtype: str) -> float:
+        """Operations in a second; of an element type without a figure as many as of float32."""
+        return self.peaks.get(f"{unit} {dtype}", self.peaks[f"{unit} f32"]) * 1e9
+
+    def ridge(self, dtype: str, unit: str = "matrix") -> float:
+        """Operations for each byte of memory above which work is bound by arithmetic."""
+        return self.peak(unit, dtype) / self.bandwidth(cached=False)
+
+    def holds(self, size: float) -> bool:
+        """Whether so many bytes are still in the last cache when they are read again, beside others."""
+        return 0 < size <= self.cache_bytes / 4
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "peaks": dict(self.peaks)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Machine":
+        """The machine that such data describe.
+
+        Raises:
+            ValueError: where they describe none.
+        """
+        if not isinstance(data, dict) or data.keys() != {f.name for f in fields(cls)}:
+            raise ValueError("it does not hold the figures of a machine")
+        rates = [data["read_gb_s"], *dict(data["peaks"]).values()]
+        others = [data["launch_us"], data["cache_gb_s"], data["cache_bytes"], data["threads"]]
+        numbers = all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in (*rates, *others))
+        if not numbers or not all(rates) or not {"vector f32", "matrix f32"} <= data["peaks"].keys():
+            raise ValueError("a figure is no positive number")
+        return cls(**data)
+
+
+# Peaks without sparsity. A launch is what separates two kernels of one stream, not the whole call from Python; it is
+# in no datasheet. Where a vendor does not state the rate of the last cache, or its size, it is left out.
+CHIPS = {
+    "a100": Machine(  # NVIDIA A100 80GB SXM datasheet (June 2021); L2: GA100 whitepaper, 5120 B/clk at 1.41 GHz
+        "NVIDIA A100 80GB SXM", DATASHEET, 2039,
+        {"vector f32": 19_500, "vector f64": 9_700, "matrix f32": 156_000, "matrix f64": 19_500,
+         "matrix bf16": 312_000, "matrix f16": 312_000}, 3.0, 40_000_000, 7219, 108),
+    "h100": Machine(  # NVIDIA H100 SXM5 datasheet (tensor figures there are with sparsity: halved)
+        "NVIDIA H100 SXM", DATASHEET, 3350,
+        {"vector f32": 67_000, "vector f64": 34_000, "matrix f32": 494_700, "matrix f64": 67_000,
+         "matrix bf16": 989_400, "matrix f16": 989_400}, 3.0, 50_000_000, 0.0, 132),
+    "h200": Machine(  # NVIDIA H200 SXM datasheet: the H100's arithmetic, HBM3e
+        "NVIDIA H200 SXM", DATASHEET, 4800,
+        {"vector f32": 67_000, "vector f64": 34_000, "matrix f32": 494_700, "matrix f64": 67_000,
+         "matrix bf16": 989_400, "matrix f16": 989_400}, 3.0, 50_000_000, 0.0, 132),
+    "b200": Machine(  # NVIDIA HGX B200 datasheet, an eighth of the board, without sparsity
+        "NVIDIA B200", DATASHEET, 8000,
+        {"vector f32": 80_000, "vector f64": 40_000, "matrix f32": 1_100_000, "matrix f64": 40_000,
+         "matrix bf16": 2_250_000, "matrix f16": 2_250_000}, 3.0, 0, 0.0, 148),
+    "mi300x": Machine(  # AMD Instinct MI300X datasheet; Infinity Cache: CDNA 3 whitepaper
+        "AMD Instinct MI300X", DATASHEET, 5300,
+        {"vector f32": 163_400, "vector f64": 81_700, "matrix f32": 163_400, "matrix f64": 163_400,
+         "matrix bf16": 1_307_400, "matrix f16": 1_307_400}, 3.0, 256_000_000, 17_200, 304),
+}  # fmt: skip
+"""GPUs by name. ``matrix f32`` is TF32 where the chip has it."""
+USUAL_CHIP = "a100"
+"""What a GPU that is not known, or not there, is taken for: the slowest of them."""
+
+
+def assumed_cpu(threads: int = 1) -> Machine:
+    """A modest processor with that many threads: what is taken where nobody has measured."""
+    per_thread = {"vector f32": 24.0, "matrix f32": 48.0}
+    peaks = {unit: rate * threads for unit, rate in per_thread.items()}
+    read = min(10.0 * threads, 80.0)
+    return Machine("a modest CPU", ASSUMED, read, peaks, 2.0, 16 << 20, 25.0 * threads, threads)
+
+
+def chip(name: str) -> Machine:
+    """The GPU that an option or a driver names (``h100``, ``NVIDIA H100 80GB HBM3``), or the usual one."""
+    return next((machine for key, machine in CHIPS.items() if key in name.lower()), CHIPS[USUAL_CHIP])
+
+
+def cpu_machine(config: Config, threads: int) -> Machine:
+    """This machine's profile: the stored one, or an assumed one. A compile never measures."""
+    path = profile_path(config, threads)
+    try:
+        return Machine.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, KeyError) as reason:
+        warnings.warn(
+            f"fusec takes the machine for a modest one, as {path} cannot be used: {reason}; `fusec machine` "
+            "measures it anew", stacklevel=2,
+        )  # fmt: skip
+    return assumed_cpu(threads)
+
+
+def store_machine(machine: Machine, config: Config) -> Path:
+    """Keep a measured profile for all compiles to come; readers see all of it or nothing."""
+    path = profile_path(config, machine.threads)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(json.dumps(machine.to_json(), indent=1) + "\n")
+    os.replace(name, path)
+    return path
+
+
+def profile_path(config: Config, threads: int) -> Path:
+    """Where the profile of this processor with so many threads lies, or will."""
+    key = key_of((f"machine {FORM}", cpu_name(), f"{threads} threads"))
+    return config.cache_path() / f"machine-{key[:16]}.json"
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The model of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return found or platform.processor() or platform.machine() or "unknown"
