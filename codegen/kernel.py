@@ -54,7 +54,7 @@ class Load:
     dst: str
     buffer: str
     offset: sympy.Expr
-    """In elements, affine in loop axes and size symbols."""
+    """In elements, affine in loop axes, size symbols and places."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,27 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Check:
+    """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
+
+    Checks come before the grid: a kernel that has anything to report has not stored anything.
+    """
+
+    value: Operand
+    length: Size
+    number: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """``dst`` = an i64 ``value`` that a check has found to be at least 0 and below ``length``, for use in offsets."""
+
+    dst: str
+    value: Operand
+    length: Size
+
+
+@dataclass(frozen=True)
 class Loop:
     """``for axis in start … stop``.
 
@@ -173,7 +194,7 @@ class When:
     body: "tuple[Statement, ...]"
 
 
-Statement: TypeAlias = "Load | Compute | Index | Init | Update | Fold | Dot | Store | Loop | When"
+Statement: TypeAlias = "Load | Compute | Index | Init | Update | Fold | Dot | Store | Check | Place | Loop | When"
 
 
 @dataclass(frozen=True)
@@ -193,6 +214,10 @@ class Kernel:
     formula: str = ""
     """What it computes, for the comment at its head."""
     sources: tuple[Source, ...] = ()
+
+
+MAX_CHECKS = 255
+"""Different checks in one kernel: the number of one that fails comes with its value, in 64 bits together."""
 
 
 def walk(body: Iterable[Statement]) -> Iterator[Statement]:

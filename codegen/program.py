@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fusec.analysis.indexing import placing
 from fusec.analysis.strides import dense, view_layout
 from fusec.codegen.calls import write_call
 from fusec.codegen.kernel import Kernel
@@ -14,7 +15,7 @@ from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.codegen.target import DirectLaunchable, Launchable, Target
 from fusec.codegen.vendor import write_biased, write_contraction
 from fusec.errors import BuildError, FusecError
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, updated
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 from fusec.ir.types import TensorType, same_size
@@ -120,7 +121,7 @@ def _settle_layouts(region: Node) -> None:
     """Give results memory without gaps or overlaps: what a kernel writes is an array of its own."""
     for result, inner in zip(region.results, region.body.outputs, strict=True):
         if isinstance(inner.type, TensorType) and inner not in region.body.inputs:
-            if inner.producer is None or not inner.producer.is_op("write"):
+            if inner.producer is None or not inner.producer.written:
                 inner.type = dense(inner.type)
         result.type = inner.type
 
@@ -247,11 +248,15 @@ class _Writer:
         text = self.text
         buffers = []
         for value, inner in zip(node.operands, node.body.inputs, strict=True):
-            buffers.append(text.tensor(value, inner.tensor.strides))
+            if value in node.written:
+                text.layout(value)  # the storage itself, or an error
+                buffers.append(text.names[value])
+            else:
+                buffers.append(text.tensor(value, inner.tensor.strides))
         for result, inner in zip(node.results, node.body.outputs, strict=True):
-            updated = self._updated(node, inner)
-            if updated is not None:
-                text.alias(result, updated)
+            destination = updated(node, result.index)
+            if destination is not None:
+                text.alias(result, destination)
                 continue
             allocation, strides = text.allocate(inner.tensor)
             name = text.define(result, strides)
@@ -259,18 +264,17 @@ class _Writer:
             buffers.append(name)
         text.step("kernel", kernel.name, node.sources)
         if isinstance(launchable, DirectLaunchable):
-            text.line(launchable.call_text(text.constant, buffers, kernel.symbols))
-            return
-        symbols = "".join(f"{s}, " for s in kernel.symbols)
-        text.line(f"{text.constant(launchable, kernel.name)}(({''.join(b + ', ' for b in buffers)}), ({symbols}))")
-
-    def _updated(self, node: Node, inner: Value) -> Value | None:
-        """The operand whose storage a result is, where the body writes to it."""
-        while inner.producer is not None and inner.producer.is_op("write"):
-            inner = inner.producer.operands[0]
-            if inner in node.body.inputs:
-                return node.operands[node.body.inputs.index(inner)]
-        return None
+            call = launchable.call_text(text.constant, buffers, kernel.symbols)
+        else:
+            symbols = "".join(f"{s}, " for s in kernel.symbols)
+            call = f"{text.constant(launchable, kernel.name)}(({''.join(b + ', ' for b in buffers)}), ({symbols}))"
+        if places := placing(node.body):
+            dims = [n.attributes["dim"] % n.operands[0].tensor.rank for n in places]
+            lengths = [PYTHON.print(n.operands[0].shape[d]) for n, d in zip(places, dims, strict=True)]
+            known = "".join(f"({d}, {n}, {str(p.sources[0]) if p.sources else ''!r}), "
+                            for d, n, p in zip(dims, lengths, places, strict=True))  # fmt: skip
+            call = f"if fault := {call}: {text.constant(raise_out_of_range, 'raise_out_of_range')}(fault, ({known}))"
+        text.line(call)
 
     def _source(self, node: Node) -> None:
         type, text = node.result.tensor, self.text
@@ -336,6 +340,19 @@ class _Writer:
         known = ", ".join(f"{s!r}: {s}" for s in sorted(text.symbols))
         function, graph = text.constant(interpret, "interpret"), text.constant(body, "body")
         text.line(f"{''.join(name + ', ' for name in names)}= {function}({graph}, [{operands}], {{{known}}})")
+
+
+def raise_out_of_range(fault: int, places: Sequence[tuple[int, int, str]]) -> None:
+    """Raise what eager raises for a place that does not exist.
+
+    Args:
+        fault: what the kernel gave: the number of a check and the place.
+        places: dim, its length and the source line, for each check.
+    """
+    place, number = divmod(fault, 256)
+    dim, length, source = places[number - 1]
+    at = f" ({source})" if source else ""
+    raise IndexError(f"index {place} is out of bounds for dimension {dim} with size {length}{at}")
 
 
 def interpret(body: Graph, operands: list[Any], symbols: dict[str, int]) -> list[Any]:

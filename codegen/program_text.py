@@ -40,7 +40,7 @@ class ProgramText:
         """Strides that a value is known to have; None where only the running program can tell."""
         self.roots: dict[Value, Value] = {}
         """For a value that shares another one's storage, whose storage it is."""
-        self.written = {self._origin(n.operands[0]) for n in graph.nodes if n.is_op("write")}
+        self.written = {self._origin(v) for n in graph.nodes for v in n.written}
         self.constants: dict[str, Any] = {
             "empty": empty_on_cpu, "empty_on": torch.empty_strided, "with_strides": with_strides, "copied": copied,
             "same_storage": same_storage,

@@ -14,7 +14,7 @@ from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.regions import open_regions
 from fusec.ir.structure import abbreviations
@@ -24,6 +24,8 @@ from fusec.pipeline import Context
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 _FREE = Trait.VIEW | Trait.SOURCE
+_TINY = 64
+"""Elements up to which what a kernel makes costs nothing but its launch."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,20 @@ class Group:
     name: ClassVar[str] = "group"
     small_m: int = 16
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
+    places: bool = True
+    """Whether kernels may store where an index says, which they have to check and to report."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
         labels = open_regions(graph)
         graph.erase_dead()
-        _Grouping(graph, context, labels, self.small_m).run()
+        _Grouping(graph, context, labels, self).run()
 
 
 class _Grouping:
-    def __init__(self, graph: Graph, context: Context, labels: dict[Node, str], small_m: int) -> None:
-        self.graph, self.context, self.labels, self.small_m = graph, context, labels, small_m
+    def __init__(self, graph: Graph, context: Context, labels: dict[Node, str], options: Group) -> None:
+        self.graph, self.context, self.labels = graph, context, labels
+        self.small_m, self.places = options.small_m, options.places
         self.spell = abbreviations()
         self.verdicts: dict[tuple[object, ...], str] = {}
         """Why a candidate is no kernel, or "" where it is, by structure."""
@@ -70,7 +75,10 @@ class _Grouping:
         self._sweep(nodes, lambda first, second: not (first & self.small or second & self.small))
         self._sweep(nodes, lambda first, second: bool(first & self.small))
         self._sweep(nodes, lambda first, second: True)
+        self._join_tiny()
         self._explain(nodes)
+        for node in [n for n, unit in self.units.of.items() if len(unit) == 1 and n.has(Trait.WRITE)]:
+            del self.units.of[node]  # a copy and nothing else is ATen's
         self._make_regions()
 
     # What may be grouped.
@@ -81,6 +89,8 @@ class _Grouping:
             return False
         if node.is_op("concat"):
             return not self._verdict({node})
+        if node.has(Trait.WRITE):
+            return node.operands[0].producer is None and (self.places or "dim" not in node.attributes)
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._needs_copy(node)
         if node.has(Trait.CONTRACTION):
@@ -190,7 +200,10 @@ class _Grouping:
 
     def _producers(self, node: Node) -> list[Node]:
         """The computing nodes whose results a computing node reads, through free nodes."""
-        return [n for n in self.uses.before(node) if n in self.units.of] if node in self.units.of else []
+        if node not in self.units.of:
+            return []
+        made = dict.fromkeys(v.producer for v in self.uses.taken(node))
+        return [n for n in made if n is not None and n in self.units.of]
 
     def _refusal(self, producer: Node, first: set[Node], second: set[Node]) -> str:
         """Why two groups are not joined; "" where they are."""
@@ -205,12 +218,18 @@ class _Grouping:
         return self._verdict(inside)
 
     def _same_range(self, producer: Node, second: set[Node]) -> bool:
+        """Whether a reader in the other group runs over as many elements as it is given."""
         numel = producer.result.tensor.numel
-        return any(n.result.tensor.numel == numel or n.operands[0].tensor.numel == numel for n in second)
+        readers = (n for n in self.uses.readers(producer) if n in second)
+        ends = (v for n in readers for v in (n.operands[1:2] if n.has(Trait.WRITE) else (n.result, n.operands[0])))
+        return any(v.tensor.numel == numel for v in ends)
 
     def _verdict(self, group: set[Node]) -> str:
         """Why a group is no kernel; "" where it is one."""
         candidate = outline(group, self.uses)
+        roots = {storage(v) for n in group for v in n.written}
+        if any(v not in roots and storage(v) in roots for v in candidate.inputs):
+            return "a kernel reads what it writes: through a view"
         key = candidate.structure(self.spell)
         if key not in self.verdicts:
             self.verdicts[key] = self._judge(candidate.build())
@@ -223,6 +242,22 @@ class _Grouping:
         except ScheduleError as reason:
             return reason.reason
         return recomputation(nest)
+
+    def _join_tiny(self) -> None:
+        """What no kernel waits for and is so small that only launches count, as all layers' counters, is one kernel."""
+        joined: set[Node] = set()
+        for unit in self.units.distinct():
+            if not all(self._is_tiny(n) and unit.issuperset(self.uses.readers(n)) for n in unit):
+                continue
+            apart = self.units.closes_circle(joined, unit) or self.units.closes_circle(unit, joined) if joined else ""
+            if not apart and len(joined) + len(unit) <= _MAX_NODES and not self._verdict(joined | unit):
+                joined |= unit
+                self.units.put(joined)
+
+    def _is_tiny(self, node: Node) -> bool:
+        plain = node.has(Trait.POINTWISE) or (node.has(Trait.WRITE) and "dim" not in node.attributes)
+        sizes = [v.tensor.numel for v in (*node.results, *node.operands)]
+        return plain and all(isinstance(n, int) and n <= _TINY for n in sizes)
 
     # Regions.
 
@@ -243,8 +278,10 @@ class _Grouping:
         for piece, region in zip(pieces, made.values(), strict=True):
             for old, new in zip(piece.outputs, region.results, strict=True):
                 graph.replace_value(old, new)
+        for node in [n for group in groups for n in group if n.has(Trait.WRITE)]:
+            graph.erase(node)  # a region has its effect now
         before = {node: [made[node], node] for node in made}
-        graph.reorder([n for node in self.uses.position for n in before.get(node, [node])])
+        graph.reorder([n for node in self.uses.position for n in before.get(node, [node]) if n in graph])
         graph.erase_dead()
         graph.sort()
 
@@ -263,7 +300,7 @@ class _Grouping:
 
     def _remark(self, region: Node, members: list[Node]) -> None:
         inside = set(members)
-        kept = [n.result for n in members if not self.uses.escapes(n, inside)]
+        kept = [n.result for n in members if not self.uses.escapes(n, inside) and not n.has(Trait.WRITE)]
         saved: Size = sum((2 * touched_bytes(value) for value in kept), start=0)
         label = region.attributes["label"]
         self.context.remarks.add(

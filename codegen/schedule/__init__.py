@@ -1,8 +1,8 @@
 """From a region to a kernel: which loops there are, what each computes, and where values live."""
 
-from fusec.analysis.indexing import locate
+from fusec.analysis.indexing import locate, made, placing
 from fusec.analysis.kinds import classify
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.kernel import MAX_CHECKS, Kernel
 from fusec.codegen.schedule.attention import schedule_attention
 from fusec.codegen.schedule.contraction import schedule_contraction
 from fusec.codegen.schedule.emitter import Emitter, region_symbols
@@ -40,8 +40,14 @@ def schedule_region(
         statements = schedule(emitter, nest, shape, tiling)
     if whole_row and emitter.scratch:
         raise ScheduleError("the kernel needs scratch memory")
+    numbers = {node: i for i, node in enumerate(placing(body), 1)}
+    if len(numbers) > MAX_CHECKS:
+        raise ScheduleError("a kernel with too many places that are found at run time")
+    statements = (*emitter.checks(nest.places(), numbers), *statements)
     symbols = region_symbols(region, statements)
-    numels = [product(v.shape) for v in (*body.inputs, *body.outputs)]
+    updated = {o.destination for o in nest.outputs}
+    read = [v for v in body.inputs if v not in updated]
+    numels = [product(v.shape) for v in (*read, *map(made, body.outputs))]
     if shape.attention is not None:
         numels = [product(tuple(a.size for a in shape.attention.loops))]
     work = max(numels, key=lambda n: (not isinstance(n, int), estimate(n)))

@@ -221,7 +221,7 @@ class _Attention(ABC):
         emitter.define(total, self._load(self.sums, self.place(self.columns, parts.columns)))
         emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
         for output in self.nest.outputs:
-            emitter.store(output.position, output.index, output.root)
+            emitter.store(output)
 
     def _load(self, buffer: str, offset: sympy.Expr) -> str:
         name = self.emitter.fresh()

@@ -160,6 +160,9 @@ class _Printer:
             return {statement.src}
         return {statement.value} if isinstance(statement, Store) and isinstance(statement.value, str) else set()
 
+    def _check(self, statement: Statement, tile: _Tile | None) -> str:
+        raise ScheduleError(f"kernel {self.kernel.name} checks places", why="a program on a GPU cannot raise an error")
+
     def _loop(self, loop: Loop, tile: _Tile | None) -> Iterator[str]:
         if loop.kind == "grid":
             raise ScheduleError(f"kernel {self.kernel.name} has a grid loop inside another statement")

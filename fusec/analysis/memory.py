@@ -27,7 +27,21 @@ def moved_bytes(node: Node) -> Size:
         return simplify(2 * touched_bytes(node.operands[1]))
     if is_lookup(node):
         return simplify(2 * _sum(node.results) + _sum(node.operands[1:]))
+    if node.has(Trait.REGION):
+        inner = dict(zip(node.operands, node.body.inputs, strict=True))
+        return simplify(_sum(v for v, of in inner.items() if _is_read(of)) + _sum(map(_stored, node.body.outputs)))
     return _sum((*dict.fromkeys(node.operands), *node.results))
+
+
+def _is_read(value: Value) -> bool:
+    """Whether a region reads what its input holds, and does not only write there."""
+    return not value.users or any(value in user.operands[user.has(Trait.WRITE) :] for user in value.users)
+
+
+def _stored(value: Value) -> Value:
+    """What goes to memory for an output of a region: of a write, the value that is written."""
+    node = value.producer
+    return node.operands[1] if node is not None and node.has(Trait.WRITE) else value
 
 
 def is_attention(node: Node) -> bool:

@@ -10,7 +10,6 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fusec.analysis.strides import dense
-from fusec.analysis.uses import base
 from fusec.errors import FusecError, ImportFailure
 from fusec.frontend import contractions, pointwise, reductions, views
 from fusec.frontend.caches import CacheWrites
@@ -23,7 +22,7 @@ from fusec.frontend.sources import source_of
 from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, functional, is_mutable, keeps_its_place
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph, Value, base
 from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size
 from fusec.remarks import Remarks
 

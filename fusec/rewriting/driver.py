@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fusec.analysis.uses import base
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.ops import Trait
 from fusec.rewriting.journal import Journal
 
@@ -125,7 +124,7 @@ def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
     gone, stack = [], list(nodes)
     while stack:
         node = stack.pop()
-        if node not in graph or node.has(Trait.WRITE | Trait.ORDERED):
+        if node not in graph or node.has_effect:
             continue
         if not any(r.users or r in graph.outputs for r in node.results):
             graph.erase(node)
