@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from functools import cache
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
 
 
 class Uses:
@@ -61,6 +60,6 @@ class Uses:
 
 def base(value: Value) -> Value:
     """The value that a chain of aliasing views looks at."""
-    while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
+    while value.producer is not None and value.producer.is_alias:
         value = value.producer.operands[0]
     return value

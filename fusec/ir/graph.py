@@ -101,6 +101,11 @@ class Node:
         return list(dict.fromkeys(user for r in self.results for user in r.users))
 
     @property
+    def is_alias(self) -> bool:
+        """Whether its result is its operand's storage looked at in another way: a view, but no ``concat``."""
+        return self.op.has(Trait.VIEW) and self.op.name != "concat"
+
+    @property
     def body(self) -> "Graph":
         """The body of a region."""
         return self.attributes["body"]
@@ -335,15 +340,11 @@ class Graph:
 
 def _readers(destination: Value, write: Node) -> list[Node]:
     """The other nodes that read what a write replaces: a value, what it is a view of, and all views of that."""
-
-    def is_view(node: Node) -> bool:
-        return node.has(Trait.VIEW) and not node.is_op("concat")
-
-    while destination.producer is not None and is_view(destination.producer):
+    while destination.producer is not None and destination.producer.is_alias:
         destination = destination.producer.operands[0]
     found, stack = dict[Node, None](), [destination]
     while stack:
         new = [user for user in stack.pop().users if user is not write and user not in found]
         found.update(dict.fromkeys(new))
-        stack += [node.result for node in new if is_view(node)]
+        stack += [node.result for node in new if node.is_alias]
     return list(found)
