@@ -21,7 +21,7 @@ def touched_bytes(value: Value) -> Size:
 
 def moved_bytes(node: Node) -> Size:
     """Bytes a node reads and writes when it runs on its own; aliasing views and numbers move nothing."""
-    if node.has(Trait.SOURCE) or (node.has(Trait.VIEW) and not node.is_op("concat")):
+    if node.has(Trait.SOURCE) or node.is_alias:
         return 0
     if node.has(Trait.WRITE):
         return simplify(2 * touched_bytes(node.operands[1]))

@@ -99,6 +99,11 @@ class Node:
         return list(dict.fromkeys(user for r in self.results for user in r.users))
 
     @property
+    def is_alias(self) -> bool:
+        """Whether its result is its operand's storage looked at in another way: a view, but no ``concat``."""
+        return self.op.has(Trait.VIEW) and self.op.name != "concat"
+
+    @property
     def body(self) -> "Graph":
         """The body of a region."""
         return self.attributes["body"]
@@ -348,7 +353,7 @@ class Graph:
 
 def base(value: Value) -> Value:
     """The value that a chain of aliasing views looks at."""
-    while value.producer is not None and _is_alias(value.producer):
+    while value.producer is not None and value.producer.is_alias:
         value = value.producer.operands[0]
     return value
 
@@ -356,7 +361,7 @@ def base(value: Value) -> Value:
 def storage(value: Value) -> Value:
     """The value whose storage this one has: itself, unless it is a view or what a write gives."""
     while (node := value.producer) is not None:
-        if _is_alias(node) or node.has(Trait.WRITE):
+        if node.is_alias or node.has(Trait.WRITE):
             value = node.operands[0]
         elif (of := updated(node, value.index)) is not None:
             value = of
@@ -377,15 +382,11 @@ def updated(node: Node, index: int) -> Value | None:
     return node.operands[body.inputs.index(inner)] if inner in body.inputs else None
 
 
-def _is_alias(node: Node) -> bool:
-    return node.has(Trait.VIEW) and not node.is_op("concat")
-
-
 def _readers(destination: Value, write: Node) -> list[Node]:
     """The other nodes that read what a write replaces: a value, what it is a view of, and all views of that."""
     found, stack = dict[Node, None](), [base(destination)]
     while stack:
         new = [user for user in stack.pop().users if user is not write and user not in found]
         found.update(dict.fromkeys(new))
-        stack += [node.result for node in new if _is_alias(node)]
+        stack += [node.result for node in new if node.is_alias]
     return list(found)

@@ -329,7 +329,7 @@ class Matcher:
 
     def may_repeat(self, node: Node) -> bool:
         """Whether a node is so cheap that it may stay outside as well: a view, a cast or a number."""
-        return node.has(Trait.SOURCE) or node.is_op("cast") or (node.has(Trait.VIEW) and not node.is_op("concat"))
+        return node.has(Trait.SOURCE) or node.is_op("cast") or node.is_alias
 
     def is_convex(self) -> bool:
         """Whether no path leaves the match and comes back."""

@@ -188,7 +188,7 @@ def interior_values(graph: Graph) -> list[Value]:
         for n in graph.nodes
         for r in n.results
         if r not in kept and not n.has(Trait.SOURCE) and not n.is_op("cast")
-        and (not n.has(Trait.VIEW) or n.is_op("concat"))
+        and not n.is_alias
     ]  # fmt: skip
 
 

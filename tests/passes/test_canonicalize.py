@@ -137,6 +137,19 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%a: f32[3, 9] = concat(%x, %y) {dim=-1}\n%r: f32[3, 2] @(9, 1) = slice(%a) {dim=-1, start=5, stop=7, step=1}",
         ["slice"],
     ),
+    "slice-of-computed": (
+        "%x: f32[3, 7, 5], %y: f32[7, 1], %b: f32[5]",
+        "%m: f32[3, 7, 1] = sum(%x) {dims=(-1,)}\n%d: f32[3, 7, 5] = sub(%x, %m)\n"
+        "%f: f32[3, 7, 5] = mul(%d, %y)\n%a: f32[3, 7, 5] = add(%f, %b)\n"
+        "%r: f32[3, 1, 5] @(35, 5, 1) = slice(%a) {dim=-2, start=6, stop=7, step=1}",
+        ["slice", "sum", "sub", "slice", "mul", "add"],
+    ),
+    "slice-of-product": (
+        "%x: f32[3, 7, 4], %w: f32[5, 4]",
+        '%p: f32[3, 7, 5] = contraction(%x, %w) {spec="abz,cz->abc"}\n'
+        "%a: f32[3, 4, 5] @(35, 10, 1) = slice(%p) {dim=-2, start=0, stop=7, step=2}\n%r: f32[3, 4, 5] = exp(%a)",
+        ["slice", "contraction", "exp"],
+    ),
     "concat-of-one": ("%x: f32[3, 4]", "%a: f32[3, 4] = concat(%x) {dim=-1}\n%r: f32[3, 4] = exp(%a)", ["exp"]),
     "concat-of-concat": (
         "%x: f32[3, 4]",
