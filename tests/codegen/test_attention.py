@@ -135,6 +135,25 @@ def test_every_length(queries: int, keys: int) -> None:
     assert passes(by_hand, result, inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("queries", [1, 7])
+def test_a_single_key_is_one_kernel_without_products(queries: int, dtype: torch.dtype) -> None:
+    inputs = sample(queries, 1, dtype)
+    for spelling in (by_hand, call, call_masked, call_shared, shared_keys):
+        result = compiled(spelling, inputs)
+        assert len(kernels(result)) == 1 and not any(s.name in ("bmm", "mm") for s in result.program.steps)
+        assert passes(spelling, result, inputs)
+    q, k, v, mask = inputs
+    mask[0] = -math.inf
+    mask[1, 0, 0] = math.nan
+    torch._dynamo.reset()
+    for spelling in (by_hand, call, call_masked):
+        with torch.no_grad():
+            got = torch.compile(spelling, backend=backend, options={"strict": True})(q, k, v, mask)
+        torch.testing.assert_close(got, spelling(q, k, v, mask), equal_nan=True)
+    assert all(len(kernels(result)) == 1 for result in compiled_graphs())
+
+
 def test_lengths_that_change_share_a_kernel() -> None:
     torch._dynamo.reset()
     fast = torch.compile(triangle, backend=backend, options={"strict": True})
@@ -157,7 +176,9 @@ def test_as_many_keys_as_a_head_is_wide() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(40, 40), (5, 100), (70, 200)], ids=str)
-@pytest.mark.parametrize("spelling", [by_hand, filled, call, call_masked, triangle], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "spelling", [by_hand, filled, call, call_masked, triangle], ids=lambda f: f.__name__
+)
 def test_masked_rows_infinities_and_nan(spelling: Callable[..., Tensor], lengths: tuple[int, int]) -> None:
     q, k, v, mask = sample(*lengths)
     mask[0, 0, 1] = -math.inf
