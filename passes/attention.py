@@ -98,9 +98,9 @@ def spelled_out(call: Node) -> Graph:
         mask = write("where", mask, write.number(0.0, wide), write.number(-math.inf, wide))
     if mask is not None:
         scores = write("add", scores, write.cast(mask, wide))
-    largest = write("max", scores, dims=(-1,))
+    largest = write.reduce("max", scores)
     exponential = write("exp", write("sub", scores, largest))
-    weights = write("div", exponential, write("sum", exponential, dims=(-1,)))
+    weights = write("div", exponential, write.reduce("sum", exponential))
     if mask is not None or causal:
         empty = write("eq", largest, write.number(-math.inf, wide))
         weights = write("where", empty, write.number(0.0, wide), weights)
@@ -150,8 +150,17 @@ class _Writer:
         repeated = self.expand(apart, (*batch, own, heads // own, rows, columns))
         return self.reshape(repeated, (*batch, heads, rows, columns))
 
+    def reduce(self, op: str, value: Value) -> Value:
+        """A reduction over the last dim."""
+        return value if value.shape[-1] == 1 else self(op, value, dims=(-1,))
+
     def product(self, a: Value, b: Value, turned: bool) -> Value:
-        """``a`` times ``b``, or times ``b`` with its last two dims swapped."""
+        """``a`` times ``b``, or times ``b`` with its last two dims swapped; with one key it is no contraction."""
+        if not turned and a.shape[-1] == 1:
+            return self("mul", a, b)
+        if turned and b.shape[-2] == 1:
+            wide = accumulation(a.dtype)
+            return self.cast(self.reduce("sum", self("mul", self.cast(a, wide), self.cast(b, wide))), a.dtype)
         rank = len(a.shape)
         batch, row, column = _LETTERS[: rank - 2], _LETTERS[rank - 2], _LETTERS[rank - 1]
         right = f"{column}z" if turned else f"z{column}"

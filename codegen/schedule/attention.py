@@ -14,10 +14,23 @@ from functools import reduce
 import sympy
 
 from fusec.analysis.affine import Axis
-from fusec.analysis.attention import FEW_QUERIES, Attention, summed
+from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
 from fusec.analysis.indexing import Located, Nest, stride
 from fusec.analysis.visible import loaded_masks, visible_keys
-from fusec.codegen.kernel import Compute, Constant, Dot, Fold, Init, Load, Matrix, Operand, Statement, Store, Update
+from fusec.codegen.kernel import (
+    Buffer,
+    Compute,
+    Constant,
+    Dot,
+    Fold,
+    Init,
+    Load,
+    Matrix,
+    Operand,
+    Statement,
+    Store,
+    Update,
+)
 from fusec.codegen.schedule.emitter import Emitter, grid
 from fusec.codegen.schedule.rows import Tiling
 from fusec.ir.types import BOOL, DType, Size, accumulation
@@ -117,20 +130,19 @@ class _Attention(ABC):
             seen = self._seen()
             with emitter.when(seen) if seen else nullcontext():
                 self._take_in(queries)
+        if not parts.is_plain:
+            self._shift()
         with self.cells(parts.columns):
             self._finish()
         return self.grid()
 
     def _take_in(self, queries: str) -> None:
         """One block of keys: its scores, what they make of the softmax, and its values."""
-        emitter, columns = self.emitter, self.parts.columns
+        emitter = self.emitter
         emitter.inner.append(self.scoring(queries))
         with self.rows():
             self._softmax()
-        with self.cells(columns):
-            place = self.place(self.columns, columns)
-            old, factor = self._load(self.sums, place), self._load(self.factor, self.row())
-            emitter.inner.append(Store(self.sums, place, self._compute("mul", old, factor)))
+        self._scale_sums()
         emitter.inner.append(self.weighing())
 
     def _seen(self) -> str | None:
@@ -199,10 +211,9 @@ class _Attention(ABC):
         empty = self._compute("eq", largest, _LOWEST)
         base = self._compute("where", empty, Constant(0.0), largest)
         factor = self._compute("exp", self._compute("sub", old, base))
-        emitter.define(parts.largest, base)
         emitter.inner.append(Init(sums, "sum", self.dtype, True))
         with self.block_keys():
-            weight = emitter.emit(parts.exponential)
+            weight = self._compute("exp", self._compute("sub", emitter.emit(parts.scores), base))
             emitter.inner.append(Store(self.scores, place, weight))
             emitter.inner.append(Update(sums, "sum", (weight,)))
         before = self._compute("mul", self._load(self.total, self.row()), factor)
@@ -211,10 +222,46 @@ class _Attention(ABC):
             emitter.inner.append(Store(buffer, self.row(), value))
         emitter.kept = {}
 
+    def _shift(self) -> None:
+        """Where the softmax takes something else away than the largest score, as with sinks: make up for it."""
+        emitter, parts = self.emitter, self.parts
+        kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
+        with self.rows():
+            self._define_largest()
+            factor = emitter.emit(self._of_largest(parts.exponential))
+            total = self._compute("mul", self._load(self.total, self.row()), factor)
+            if parts.total is not None:
+                emitter.define(parts.total, total)
+            for item in parts.fixed:
+                buffer = self.scratch("fixed", 1)
+                emitter.inner.append(Store(buffer, self.row(), emitter.emit(item)))
+                kept[item] = (emitter.scratch[-1], self.row())
+            emitter.inner.append(Store(self.factor, self.row(), factor))
+            emitter.inner.append(Store(self.total, self.row(), total))
+        self._scale_sums()
+        emitter.kept = kept
+
+    def _define_largest(self) -> None:
+        """The maxima over all keys, of one row."""
+        emitter, parts = self.emitter, self.parts
+        emitter.define(parts.largest, self._load(self.largest, self.row()))
+        for item in parts.maxima:
+            emitter.define(item, emitter.emit(self._of_largest(item.operands[0])))
+
+    def _of_largest(self, item: Located) -> Located:
+        return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)
+
+    def _scale_sums(self) -> None:
+        """The sums of each row times its factor."""
+        with self.cells(self.parts.columns):
+            place = self.place(self.columns, self.parts.columns)
+            old, factor = self._load(self.sums, place), self._load(self.factor, self.row())
+            self.emitter.inner.append(Store(self.sums, place, self._compute("mul", old, factor)))
+
     def _finish(self) -> None:
         """Divide by the row's sum, or whatever the weights do with it, and store what follows."""
         emitter, parts = self.emitter, self.parts
-        emitter.define(parts.largest, self._load(self.largest, self.row()))
+        self._define_largest()
         if parts.total is not None:
             emitter.define(parts.total, self._load(self.total, self.row()))
         total = Located("load", parts.weighted.value, parts.weighted.index, axes=parts.weighted.axes)

@@ -25,8 +25,10 @@ class Attention:
     """What the softmax is taken of: ``product``, scaled, masked, capped."""
     largest: Located
     """The maximum of a row of scores."""
+    maxima: tuple[Located, ...]
+    """Other maxima, of scores that something has been taken away from; inner ones first."""
     exponential: Located
-    """``exp(scores - largest)``."""
+    """``exp(scores - shift)``: as a rule ``shift`` is ``largest``; sinks and the like may stand in it too."""
     total: Located | None
     """The sum of a row of exponentials."""
     weights: Located
@@ -48,6 +50,23 @@ class Attention:
     """Axes of the queries alone: their positions, and the heads that share one key; the last is the innermost."""
     columns: Axis
     """The axis of the elements of one value."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the softmax takes exactly the largest score away."""
+        difference = self.exponential.operands[0]
+        return difference.operands == (self.scores, self.largest) and difference.node.is_op("sub")
+
+    @property
+    def fixed(self) -> tuple[Located, ...]:
+        """The numbers that the exponentials are multiplied or divided by."""
+        found: dict[Located, None] = {}
+        item = self.weights
+        while item is not self.exponential:
+            moving = [o for o in item.operands if self.keys in o.axes]
+            found.update((o, None) for o in item.operands if o not in moving and o.dtype.is_float and o.axes)
+            (item,) = moving
+        return tuple(found)
 
     @property
     def loops(self) -> tuple[Axis, ...]:
@@ -85,16 +104,17 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
     if len(exponentials) != 1:
         raise _refused("its weights are no softmax")
     (exponential,) = exponentials
-    difference = exponential.operands[0]
-    if difference.kind != "pointwise" or not difference.node.is_op("sub"):
-        raise _refused("its softmax does not take the largest score away")
-    scores, largest = difference.operands
     reductions = [i for i in nest.walk() if i.kind == "reduction"]
     if any(r.bound != (keys,) for r in reductions):
         raise _refused("a reduction runs over something else than the keys")
-    if largest.kind != "reduction" or not largest.node.is_op("max") or largest.operands[0] is not scores:
+    maxima = [r for r in reductions if r.node.is_op("max")]
+    if not maxima:
         raise _refused("its softmax does not take the largest score away")
-    totals = [r for r in reductions if r is not largest]
+    largest = maxima.pop(0)
+    scores = largest.operands[0]
+    if not all(is_shifted(i.operands[0], scores, keys) for i in (*maxima, exponential)):
+        raise _refused("its softmax does not take the largest score away")
+    totals = [r for r in reductions if not r.node.is_op("max")]
     if len(totals) > 1 or any(not r.node.is_op("sum") or r.operands[0] is not exponential for r in totals):
         raise _refused("its softmax divides by something else than the sum")
     if not is_linear(weights, exponential, keys):
@@ -132,8 +152,8 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
         return tuple(sorted(axes, key=lambda a: (known.get(a, len(known)), a.serial)))
 
     return Attention(
-        product, scores, largest, exponential, totals[0] if totals else None, weights, weighted, query, factors, key,
-        value, keys, depth, sorted_(batch), sorted_(queries), next(iter(columns)),
+        product, scores, largest, tuple(maxima), exponential, totals[0] if totals else None, weights, weighted, query,
+        factors, key, value, keys, depth, sorted_(batch), sorted_(queries), next(iter(columns)),
     )  # fmt: skip
 
 
@@ -147,6 +167,20 @@ def _unscaled(item: Located) -> tuple[Located, tuple[Located, ...]]:
         inner, factors = _unscaled(item.operands[0])
         return inner, (*factors, item.operands[1])
     return item, ()
+
+
+def is_shifted(item: Located, scores: Located, keys: Axis) -> bool:
+    """Whether ``item`` is ``scores`` with something added or taken away that is the same for all keys."""
+    if item is scores:
+        return True
+    if item.kind != "pointwise" or not item.node.is_op("add", "sub", "cast"):
+        return False
+    if item.node.is_op("cast"):
+        narrow = item.operands[0].dtype
+        return narrow.is_float and narrow.bytes <= item.dtype.bytes and is_shifted(item.operands[0], scores, keys)
+    moving = [o for o in item.operands if keys in o.axes]
+    first = not item.node.is_op("sub") or item.operands[0] in moving
+    return first and len(moving) == 1 and is_shifted(moving[0], scores, keys)
 
 
 def is_linear(item: Located, exponential: Located, keys: Axis) -> bool:
@@ -180,6 +214,16 @@ def summed(item: Located, exponential: Located, keys: Axis, total: Located) -> L
     if item.node.is_op("cast"):
         return summed(item.operands[0], exponential, keys, total)  # what is rounded is the result
     operands = tuple(summed(o, exponential, keys, total) for o in item.operands)
+    return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
+
+
+def at_largest(item: Located, scores: Located, largest: Located, keys: Axis) -> Located:
+    """What is computed from a score, for the largest one."""
+    if item is scores:
+        return largest
+    if keys not in item.axes:
+        return item
+    operands = tuple(at_largest(o, scores, largest, keys) for o in item.operands)
     return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
 
 

@@ -2,7 +2,7 @@
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import split_spec
-from fusec.ir.types import Size, broadcast, product, same_shape, same_size
+from fusec.ir.types import Size, accumulation, broadcast, product, same_shape, same_size
 from fusec.rewriting.driver import simplifies
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -69,9 +69,10 @@ def flattened_rows(graph: Graph, node: Node) -> Value | None:
     if len(spare) < sum(len(g) - 1 for g in splits.values()):
         return None
     names = {label: label + "".join(spare.pop() for _ in group[1:]) for label, group in splits.items()}
-    for i, (old, new) in enumerate(zip(node.operands, operands, strict=True)):
-        if old is new and any(label in splits for label in terms[i]):
-            return None
+    for term, old, new in zip(terms, node.operands, operands, strict=True):
+        kept = len(old.shape) + sum(len(splits[label]) - 1 for label in term if label in splits)
+        if len(new.shape) != kept:
+            return None  # some dim is split that this operand has in one
     wide = ["".join(names.get(label, label) for label in term) for term in [*terms, out]]
     result = _contraction(graph, node, operands, wide[:-1], wide[-1])
     return graph.add_node("reshape", [result], {"shape": node.result.shape}).result
@@ -98,6 +99,53 @@ def merged_dims(value: Value) -> list[tuple[Size, ...]] | None:
             return None
         groups.append(tuple(group))
     return None if source else groups
+
+
+@simplifies("contraction")
+def single_terms(graph: Graph, node: Node) -> Value | None:
+    """A contraction that sums single terms is a product."""
+    terms, out = split_spec(node.attributes["spec"])
+    sizes = _label_sizes(node, terms)
+    if any(n != 1 for label, n in sizes.items() if label not in out):
+        return None
+    x, y = (_aligned(graph, v, term, out, sizes) for v, term in zip(node.operands, terms, strict=True))
+    return graph.add_node("mul", [x, y]).result
+
+
+@simplifies("contraction", exact=False)
+def single_columns(graph: Graph, node: Node) -> Value | None:
+    """A batch of products whose results have one column, as scores of a single key, is one of sums of products."""
+    terms, out = split_spec(node.attributes["spec"])
+    sizes, batch = _label_sizes(node, terms), set(out).intersection(*terms)
+    columns = set(out).difference(batch, *(term for term in terms if out[-1] not in term))
+    if not batch or out[-1] in batch or any(sizes[label] != 1 for label in columns):
+        return None
+    bound = "".join(label for label in sizes if label not in out)
+    labels, dtype = "".join(label for label in out if label not in columns) + bound, node.result.dtype
+    x, y = (_aligned(graph, v, term, labels, sizes) for v, term in zip(node.operands, terms, strict=True))
+    if accumulation(dtype) != dtype:
+        x, y = (graph.add_node("cast", [v], {"dtype": accumulation(dtype)}).result for v in (x, y))
+    product = graph.add_node("mul", [x, y]).result
+    total = graph.add_node("sum", [product], {"dims": tuple(range(-len(bound), 0))}).result
+    if total.dtype != dtype:
+        total = graph.add_node("cast", [total], {"dtype": dtype}).result
+    return graph.add_node("reshape", [total], {"shape": node.result.shape}).result
+
+
+def _label_sizes(node: Node, terms: list[str]) -> dict[str, Size]:
+    pairs = zip(terms, node.operands, strict=True)
+    return {label: n for term, v in pairs for label, n in zip(term, v.shape, strict=True)}
+
+
+def _aligned(graph: Graph, value: Value, term: str, labels: str, sizes: dict[str, Size]) -> Value:
+    """An operand with a dim for each of these labels, of size 1 where it has none; those that it loses have size 1."""
+    kept = [d for d in range(len(term)) if term[d] in labels]
+    order = sorted(kept, key=lambda d: labels.index(term[d]))
+    if order != kept:
+        dropped = [d for d in range(len(term)) if d not in kept]
+        value = graph.add_node("permute", [value], {"dims": (*order, *dropped)}).result
+    shape = tuple(sizes[label] if label in term else 1 for label in labels)
+    return value if same_shape(value.shape, shape) else graph.add_node("reshape", [value], {"shape": shape}).result
 
 
 _POINTWISE = (
@@ -133,4 +181,4 @@ def flattened_operands(graph: Graph, node: Node) -> Value | None:
     return graph.add_node("reshape", [computed], {"shape": shape}).result
 
 
-RULES = (canonical_labels, permuted_operand, flattened_rows, flattened_operands)
+RULES = (canonical_labels, single_terms, single_columns, permuted_operand, flattened_rows, flattened_operands)

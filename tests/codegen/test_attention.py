@@ -73,6 +73,28 @@ def shared_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return by_hand(q, k, v, mask)
 
 
+def with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A logit per head joins the scores, and what it takes of the weights is dropped."""
+    sinks = k[0, :, 0, 0].reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+    scores = torch.cat([q @ k.transpose(-1, -2) * SCALE + mask, sinks], -1)
+    scores = scores - scores.max(-1, keepdim=True).values
+    return torch.softmax(scores, -1, dtype=scores.dtype)[..., :-1].to(v.dtype) @ v
+
+
+def sinks_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    sinks = k[0, :, 0, 0].reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+    scores = torch.cat([sinks, q @ k.transpose(-1, -2) * SCALE + mask], -1)
+    return torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)[..., 1:] @ v
+
+
+def one_more(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A softmax with 1 added to the sum, so that a row may look at nothing."""
+    scores = (q @ k.transpose(-1, -2) * SCALE + mask).float()
+    shift = scores.amax(-1, keepdim=True).clamp(min=0)
+    exponential = torch.exp(scores - shift)
+    return (exponential / (torch.exp(-shift) + exponential.sum(-1, keepdim=True))).to(v.dtype) @ v
+
+
 def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
@@ -91,6 +113,7 @@ def call_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 SPELLINGS: list[Callable[..., Tensor]] = [
     by_hand, scaled_query, einsum, softmax_by_hand, filled, soft_capped, linear_bias, triangle, window, shared_keys,
+    with_sinks, sinks_first, one_more,
     call, call_masked, call_causal, call_shared,
 ]  # fmt: skip
 
@@ -136,6 +159,25 @@ def test_every_length(queries: int, keys: int) -> None:
     assert passes(by_hand, result, inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("queries", [1, 7])
+def test_a_single_key_is_one_kernel_without_products(queries: int, dtype: torch.dtype) -> None:
+    inputs = sample(queries, 1, dtype)
+    for spelling in (by_hand, call, call_masked, call_shared, shared_keys, with_sinks):
+        result = compiled(spelling, inputs)
+        assert len(kernels(result)) == 1 and not any(s.name in ("bmm", "mm") for s in result.program.steps)
+        assert passes(spelling, result, inputs)
+    q, k, v, mask = inputs
+    mask[0] = -math.inf
+    mask[1, 0, 0] = math.nan
+    torch._dynamo.reset()
+    for spelling in (by_hand, call, call_masked):
+        with torch.no_grad():
+            got = torch.compile(spelling, backend=backend, options={"strict": True})(q, k, v, mask)
+        torch.testing.assert_close(got, spelling(q, k, v, mask), equal_nan=True)
+    assert all(len(kernels(result)) == 1 for result in compiled_graphs())
+
+
 def test_lengths_that_change_share_a_kernel() -> None:
     torch._dynamo.reset()
     fast = torch.compile(triangle, backend=backend, options={"strict": True})
@@ -158,7 +200,9 @@ def test_as_many_keys_as_a_head_is_wide() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(40, 40), (5, 100), (70, 200)], ids=str)
-@pytest.mark.parametrize("spelling", [by_hand, filled, call, call_masked, triangle], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "spelling", [by_hand, filled, call, call_masked, triangle, with_sinks, one_more], ids=lambda f: f.__name__
+)
 def test_masked_rows_infinities_and_nan(spelling: Callable[..., Tensor], lengths: tuple[int, int]) -> None:
     q, k, v, mask = sample(*lengths)
     mask[0, 0, 1] = -math.inf

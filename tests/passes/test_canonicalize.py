@@ -173,6 +173,28 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         '%a: f32[5, 4] @(1, 5) = permute(%w) {dims=(1, 0)}\n%r: f32[3, 5] = contraction(%x, %a) {spec="az,bz->ab"}',
         ["contraction"],
     ),
+    "single-terms": (
+        "%x: f32[2, 3, 1], %y: f32[2, 1, 5]",
+        '%r: f32[2, 3, 5] = contraction(%x, %y) {spec="abz,azc->abc"}',
+        ["mul"],
+    ),
+    "single-columns": (
+        "%x: f32[2, 3, 4], %y: f32[2, 1, 4]",
+        '%r: f32[2, 3, 1] = contraction(%x, %y) {spec="abz,acz->abc"}',
+        ["mul", "sum"],
+    ),
+    "single-elements": ("%x: f32[3, 1]", "%a: f32[3, 1] = max(%x) {dims=(-1,)}\n%r: f32[3, 1] = exp(%a)", ["exp"]),
+    "softmax-of-parts": (
+        "%x: f32[3, 4], %y: f32[3, 1]",
+        "%a: f32[3, 5] = concat(%x, %y) {dim=-1}\n%r: f32[3, 1] = max(%a) {dims=(-1,)}",
+        ["max", "maximum"],
+    ),
+    "slice-of-parts": (
+        "%x: f32[3, 4], %y: f32[3, 1]",
+        "%a: f32[3, 5] = concat(%y, %x) {dim=-1}\n%b: f32[3, 5] = exp(%a)\n"
+        "%r: f32[3, 4] @(5, 1) = slice(%b) {dim=-1, start=1, stop=5, step=1}",
+        ["exp"],
+    ),
     "flattened-rows": (
         "%x: f32[2, 3, 4], %w: f32[5, 4]",
         '%a: f32[6, 4] = reshape(%x) {shape=(6, 4)}\n%b: f32[6, 5] = contraction(%a, %w) {spec="az,bz->ab"}\n'
@@ -237,6 +259,17 @@ LEFT_ALONE = {
 @pytest.mark.parametrize("why", LEFT_ALONE)
 def test_what_would_change_a_bit_is_left(why: str) -> None:
     graph = row(LEFT_ALONE[why] + "\nreturn %r")
+    before = str(graph)
+    normalize(graph)
+    assert str(graph) == before
+
+
+def test_operands_that_were_flattened_in_different_dims_stay_flat() -> None:
+    graph = row(
+        "%a: f32[6, 6, 4] = reshape(%x) {shape=(6, 6, 4)}\n%b: f32[6, 6, 4] = reshape(%y) {shape=(6, 6, 4)}\n"
+        '%r: f32[6, 6] = contraction(%a, %b) {spec="abz,abz->ab"}\nreturn %r',
+        "%x: f32[2, 3, 6, 4], %y: f32[6, 2, 3, 4]",
+    )
     before = str(graph)
     normalize(graph)
     assert str(graph) == before
