@@ -33,6 +33,8 @@ class Program:
     run: Callable[[list[Any]], list[Any]]
     source: str
     """Text of the function behind ``run``."""
+    constants: dict[str, Any]
+    """What it mentions by name."""
     steps: tuple[Step, ...]
     """What one call does, in order; views are left out."""
     kernels: dict[str, Kernel]
@@ -47,6 +49,16 @@ class Program:
                 return self.run(args)
         return self.run(args)
 
+    def probed(self, probe: Callable[[int], None]) -> "Program":
+        """The same program, which calls ``probe(i)`` ahead of step ``i``, and with the number of steps at its end."""
+        head, *lines, last = self.source.splitlines()
+        for i, step in reversed(list(enumerate(self.steps))):
+            lines.insert(step.line, f"    probe({i})")
+        lines += [last.replace("return", "results =", 1), f"    probe({len(self.steps)})", "    return results"]
+        source = "\n".join([head, *lines]) + "\n"
+        constants = {**self.constants, "probe": probe}
+        return replace(self, run=_function(source, constants, "probed"), source=source, constants=constants)
+
 
 def build_program(graph: Graph, target: Target, context: Context) -> Program:
     """Schedule, print and build the kernels of a grouped graph, and write the function that runs it."""
@@ -54,16 +66,23 @@ def build_program(graph: Graph, target: Target, context: Context) -> Program:
     text = ProgramText(graph)
     _Writer(text, built).write()
     source = "\n".join(["def run(args):", *(f"    {line}" for line in text.lines)]) + "\n"
-    namespace = dict(text.constants)
-    exec(compile(source, f"<fusec program {graph.name}>", "exec"), namespace)
     used = {step.name for step in text.steps if step.kind == "kernel"}
     return Program(
-        run=namespace["run"],
+        run=_function(source, text.constants, graph.name),
         source=source,
+        constants=text.constants,
         steps=tuple(text.steps),
         kernels={k.name: k for k, _ in built.values() if k.name in used},
         texts={k.name: launch.source for k, launch in built.values() if k.name in used},
     )
+
+
+def _function(source: str, constants: dict[str, Any], name: str) -> Callable[[list[Any]], list[Any]]:
+    """The function ``run`` of a source that mentions constants."""
+    namespace = dict(constants)
+    exec(compile(source, f"<fusec program {name}>", "exec"), namespace)
+    made: Callable[[list[Any]], list[Any]] = namespace["run"]
+    return made
 
 
 # ---------------------------------------------------------------------------------------------- kernels
@@ -169,8 +188,10 @@ class _Writer:
         if any("parts" in kernel.symbols for kernel, _ in self.kernels.values()):
             self.text.line(f"parts = {self.text.constant(torch.get_num_threads, 'threads')}()")
         for node in self.graph.nodes:
+            self.text.node = node
             self._node(node)
             self._free(node)
+        self.text.node = None
         self._outputs()
 
     def _inputs(self) -> None:
@@ -253,6 +274,7 @@ class _Writer:
                 buffers.append(text.names[value])
             else:
                 buffers.append(text.tensor(value, inner.tensor.strides))
+        text.step("kernel", kernel.name, node.sources)
         for result, inner in zip(node.results, node.body.outputs, strict=True):
             destination = updated(node, result.index)
             if destination is not None:
@@ -262,7 +284,6 @@ class _Writer:
             name = text.define(result, strides)
             text.line(f"{name} = {allocation}")
             buffers.append(name)
-        text.step("kernel", kernel.name, node.sources)
         if isinstance(launchable, DirectLaunchable):
             call = launchable.call_text(text.constant, buffers, kernel.symbols)
         else:

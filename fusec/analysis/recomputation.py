@@ -25,8 +25,8 @@ def recomputation(nest: Nest) -> str:
     return ""
 
 
-def evaluations(nest: Nest) -> dict[Located, float]:
-    """How often each computation of a nest is carried out, about."""
+def evaluations(nest: Nest, symbols: Mapping[str, int] | None = None) -> dict[Located, float]:
+    """How often each computation of a nest is carried out, about; ``symbols`` are the sizes that are known."""
     order = [a for dim in nest.axes for a in dim]
     found: dict[Located, float] = {}
     prologue = below(i for i in nest.walk() if i.kind == "contraction")
@@ -43,7 +43,7 @@ def evaluations(nest: Nest) -> dict[Located, float]:
             stack.extend(item.operands)
             if item.kind in ("pointwise", "reduction", "contraction"):
                 loops = () if item in prologue or item.kind == "contraction" else nested
-                found[item] = _evaluations(item, loops)
+                found[item] = _evaluations(item, loops, symbols)
     return found
 
 
@@ -56,11 +56,11 @@ def repetitions(evaluations: Mapping[Located, float]) -> dict[Value, float]:
     return {value: n for value, n in times.items() if n > 1}
 
 
-def _evaluations(item: Located, nested: Sequence[Axis]) -> float:
+def _evaluations(item: Located, nested: Sequence[Axis], symbols: Mapping[str, int] | None) -> float:
     """Once for each step of the loops down to the innermost that it depends on."""
     depends = [i for i, a in enumerate(nested) if a in item.axes]
     loops = {*(nested[: max(depends) + 1] if depends else ()), *item.axes}
     count = 1.0
     for axis in loops:
-        count *= estimate(axis.size)
+        count *= estimate(axis.size, symbols)
     return count

@@ -21,6 +21,11 @@ def explain(
     length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
     everything: Annotated[bool, typer.Option("--all", help="every row of every table")] = False,
     kernel: Annotated[str, typer.Option(help="print the source of this kernel instead")] = "",
+    roofline: Annotated[
+        bool, typer.Option("--roofline", help="each kernel against the machine's limits: bytes, FLOPs, time")
+    ] = False,
+    time: Annotated[bool, typer.Option("--time", help="run it, and show measured times beside the predicted")] = False,
+    machine: Annotated[str, typer.Option(help="predict for this GPU: a100, h100, h200, b200, mi300x")] = "",
     brief: Annotated[bool, typer.Option("--line", help="one line")] = False,
     fail_under: Annotated[
         float, typer.Option(help="exit with 1 where generated kernels and GEMMs move less than this share, in percent")
@@ -31,10 +36,11 @@ def explain(
     from fusec.config import Config
     from fusec.debug.explain import explain_subjects
     from fusec.debug.report import summary_line
-    from fusec.debug.tables import explanation_view
+    from fusec.debug.tables import explanation_view, roofline_view
 
-    config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
-    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length)
+    chosen = {"target": target, "machine": machine}
+    config = Config.from_options(None, {"record": True, **{k: v for k, v in chosen.items() if v}})
+    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
     explanation = explain_subjects(found, title)
     if as_json:
         write_json(explanation.to_json())
@@ -42,6 +48,8 @@ def explain(
         typer.echo(_source(kernel, {k.name: k.source for k in explanation.kernels if k.source}))
     elif brief:
         typer.echo(summary_line(explanation))
+    elif roofline or time:
+        show(roofline_view(explanation, everything))
     else:
         show(explanation_view(explanation, everything))
     covered = 100 * (1 - explanation.coverage["bytes"]["opaque"])

@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +76,19 @@ def read_graph(path: str) -> "Graph":
 
 
 def subjects(
-    spec: str, config: "Config", *, dynamic: bool, train: bool, batch: int = 2, length: int = 16
+    spec: str,
+    config: "Config",
+    *,
+    dynamic: bool,
+    train: bool,
+    batch: int = 2,
+    length: int = 16,
+    time: bool = False,
 ) -> tuple[str, "list[Subject]"]:
-    """Compile what a specification names; a graph that is grouped into kernels already is taken as it is."""
+    """Compile what a specification names; a graph that is grouped into kernels already is taken as it is.
+
+    Under ``time`` what was compiled is timed as well: a model on its sample inputs, a graph on random ones.
+    """
     from fusec.debug.capture import compile_model
     from fusec.debug.subject import subject_of
 
@@ -92,15 +102,31 @@ def subjects(
             dynamic=dynamic,
             train=train,
             title=loaded.title,
+            time=time,
         )
         return loaded.title, found
     graph = read_graph(spec)
     title = graph.name if spec == "-" else Path(spec).stem
     if subject_of(graph).is_grouped:
-        return title, [subject_of(graph, title)]
+        from fusec.codegen import target_for
+
+        if time:
+            raise UsageError(
+                f"{spec} holds kernels already, which are not timed apart from a compile",
+                fix="give the model, or the graph as it was before it was grouped",
+            )
+        return title, [replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))]
     from fusec.compiler import compile_graph
 
-    return title, [subject_of(compile_graph(graph, config), title)]
+    compiled = compile_graph(graph, config)
+    subject = subject_of(compiled, title)
+    if time:
+        from fusec.debug.timing import sample_inputs, time_program
+        from fusec.ir.types import ASSUMED_SIZE
+
+        inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+        subject.timed(time_program(compiled.program, compiled.graph, inputs))
+    return title, [subject]
 
 
 def _load_packaged(spec: str, rest: str, batch: int, length: int) -> Loaded:

@@ -20,6 +20,7 @@ def view(
     batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
     length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
     graph: Annotated[int, typer.Option(help="this graph alone, where there are several")] = -1,
+    time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
     """Write a page that shows the graph pass by pass, its kernels, and where each node comes from."""
@@ -29,7 +30,7 @@ def view(
     from fusec.viz.html import render
 
     config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
-    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length)
+    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
     if graph >= len(found):
         raise UsageError(f"there is no graph {graph}", fix=f"0 to {len(found) - 1}")
     if graph >= 0:
