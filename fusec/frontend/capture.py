@@ -37,7 +37,7 @@ def trace(function: Callable[..., Any], sample_inputs: Sequence[Any], symbolic: 
 
 def _traced(function: Callable[..., Any], tensors: list[torch.Tensor], symbolic: bool) -> torch.fx.GraphModule:
     mode: Literal["symbolic", "fake"] = "symbolic" if symbolic else "fake"
-    with outside_tracing(), torch.no_grad(), kept_whole(KEPT_WHOLE):
+    with outside_tracing(), torch.inference_mode(), kept_whole(KEPT_WHOLE):
         return make_fx(function, decomposition_table=decompositions(), tracing_mode=mode)(*tensors)
 
 
