@@ -11,7 +11,7 @@ from fusec.config import Config
 from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph, Node, Source
 from fusec.remarks import Remarks
-from fusec.rewriting.match import MatchFailure
+from fusec.rewriting.match import MatchFailure, word
 
 
 class Pass(Protocol):
@@ -152,8 +152,12 @@ class Context:
         for _, failure in left[:limit]:
             self.remarks.add(
                 "missed", self.pass_name, f"{failure.fusion} nearly matched", subject=failure.fusion,
-                reason=str(failure), sources=tuple(map(str, failure.sources)),
-                figures={"depth": failure.depth, "size": failure.size},
+                reason=str(failure), suggestion=failure.edit, sources=tuple(map(str, failure.sources)),
+                figures={
+                    "depth": failure.depth, "size": failure.size, "node": word(failure.node) if failure.node else "",
+                    "clause": failure.clause, "expected": failure.expected, "found": failure.found,
+                    "text": failure.sources[0].text if failure.sources else "",
+                },
             )  # fmt: skip
         self.failures.clear()
 

@@ -41,6 +41,16 @@ class Loaded:
     keywords: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class CompiledModel:
+    """What a specification names, compiled."""
+
+    title: str
+    subjects: "list[Subject]"
+    model: Any = None
+    """None where it names a graph."""
+
+
 def is_graph_file(spec: str) -> bool:
     """Whether a MODEL is the text of a graph."""
     return spec == "-" or spec.endswith(".fir")
@@ -75,7 +85,7 @@ def read_graph(path: str) -> "Graph":
     return graph
 
 
-def subjects(
+def compiled_model(
     spec: str,
     config: "Config",
     *,
@@ -84,7 +94,7 @@ def subjects(
     batch: int = 2,
     length: int = 16,
     time: bool = False,
-) -> tuple[str, "list[Subject]"]:
+) -> CompiledModel:
     """Compile what a specification names; a graph that is grouped into kernels already is taken as it is.
 
     Under ``time`` what was compiled is timed as well: a model on its sample inputs, a graph on random ones.
@@ -104,7 +114,7 @@ def subjects(
             title=loaded.title,
             time=time,
         )
-        return loaded.title, found
+        return CompiledModel(loaded.title, found, loaded.model)
     graph = read_graph(spec)
     title = graph.name if spec == "-" else Path(spec).stem
     if subject_of(graph).is_grouped:
@@ -115,7 +125,8 @@ def subjects(
                 f"{spec} holds kernels already, which are not timed apart from a compile",
                 fix="give the model, or the graph as it was before it was grouped",
             )
-        return title, [replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))]
+        only = replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))
+        return CompiledModel(title, [only])
     from fusec.compiler import compile_graph
 
     compiled = compile_graph(graph, config)
@@ -126,7 +137,7 @@ def subjects(
 
         inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
         subject.timed(time_program(compiled.program, compiled.graph, inputs))
-    return title, [subject]
+    return CompiledModel(title, [subject])
 
 
 def _load_packaged(spec: str, rest: str, batch: int, length: int) -> Loaded:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli.explain import Model
-from fusec.cli.models import subjects
+from fusec.cli.models import compiled_model
 from fusec.cli.terminal import note, write_text
 
 
@@ -30,12 +30,13 @@ def view(
     from fusec.viz.html import render
 
     config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
-    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
+    compiled = compiled_model(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
+    found = compiled.subjects
     if graph >= len(found):
         raise UsageError(f"there is no graph {graph}", fix=f"0 to {len(found) - 1}")
     if graph >= 0:
         found = [found[graph]]
-    write_text(output, render(explain_subjects(found, title)))
+    write_text(output, render(explain_subjects(found, compiled.title)))
     if output != "-":
         note(f"{output}: {Path(output).stat().st_size / 1e6:.1f} MB")
         if open_it:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
@@ -13,6 +13,9 @@ from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import ASSUMED_SIZE, estimate
 from fusec.remarks import Remark
+
+if TYPE_CHECKING:
+    from fusec.debug.verdicts import Verdict
 
 KINDS = ("generated", "vendor", "opaque")
 _NOTHING = Roofline(0.0, 0.0, "launch", 0.0, 0.0)
@@ -93,6 +96,8 @@ class Explanation:
     """Sizes taken for symbols."""
     copies: int = 0
     """Copies made where layouts do not fit."""
+    sites: "list[Verdict]" = field(default_factory=list)
+    """Places where a fusion could be expected, and what became of them; none where no module was given."""
     machine: Machine = field(default_factory=assumed_cpu)
     """What predicted times are those of."""
 
@@ -129,6 +134,7 @@ class Explanation:
             "near_misses": [r.to_json() for r in self.near_misses],
             "remarks": [r.to_json() for r in self.remarks],
             "copies": self.copies,
+            "sites": [site.to_json() for site in self.sites],
             "pass_seconds": self.seconds,
             "sizes": self.assumed,
             "machine": self.machine.to_json(),
@@ -177,11 +183,13 @@ def explain(
     title = title or getattr(model, "__name__", type(model).__name__)
     config = Config.from_options(None, options)
     found = compile_model(model, inputs, keywords, config=config, dynamic=dynamic, train=train, title=title, time=time)
-    return explain_subjects(found, title)
+    return explain_subjects(found, title, model)
 
 
-def explain_subjects(subjects: Sequence[Subject], title: str = "") -> Explanation:
-    """Put the parts of one model together."""
+def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = None) -> Explanation:
+    """Put the parts of one model together; with its module, its sites are looked up too."""
+    from fusec.debug.verdicts import verdicts
+
     remarks = [r for s in subjects for r in s.remarks]
     sizes = {name: s.sizes.get(name, ASSUMED_SIZE) for s in subjects for name in _symbols(s.final)}
     rows = _rows(subjects, sizes)
@@ -199,6 +207,7 @@ def explain_subjects(subjects: Sequence[Subject], title: str = "") -> Explanatio
         sizes,
         sum(s.copies for s in subjects),
         subjects[0].machine if subjects else assumed_cpu(),
+        verdicts(model, subjects) if hasattr(model, "named_modules") else [],
     )
 
 
@@ -296,7 +305,7 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
             len(nodes),
             sum(estimate(moved_bytes(n), sizes) for n in nodes),
             sum(estimate(flops(n), sizes) for n in nodes),
-            reasons.get(name, "") or _usual_reason(nodes[0]),
+            reasons.get(name, "") or usual_reason(nodes[0]),
             tuple(dict.fromkeys(p for n in nodes for p in _places(n)))[:8],
             nodes,
         )
@@ -305,7 +314,8 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
     return sorted(out, key=lambda f: (-f.bytes, f.name))
 
 
-def _usual_reason(node: Node) -> str:
+def usual_reason(node: Node) -> str:
+    """Why a node is left to ATen, where nothing was said about it."""
     from fusec.analysis.memory import is_attention, is_lookup
 
     if node.has(Trait.ORDERED):

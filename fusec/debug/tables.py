@@ -9,6 +9,7 @@ from rich.text import Text
 
 from fusec.analysis.machine import ASSUMED, Machine
 from fusec.debug.explain import KINDS, Explanation
+from fusec.debug.verdicts import Verdict
 from fusec.remarks import Remark
 
 COLOURS = {"generated": "green", "vendor": "blue", "opaque": "yellow"}
@@ -174,6 +175,28 @@ def _remark_table(title: str, remarks: list[Remark], most: int) -> Table:
             r.pass_name, escape(r.message) + times, escape(why), Text(shorten_sources(r.sources), style="dim")
         )
     return _rest(table, len(remarks) - most)
+
+
+def site_view(e: Explanation) -> RenderableType:
+    """The sites by kind, then those that are not fused, equal ones together."""
+    counts = _table("Sites", "kind", "fused", "runs as", numbers=(1,))
+    for kind in dict.fromkeys(v.site.kind for v in e.sites):
+        mine = [v for v in e.sites if v.site.kind == kind]
+        fused = sum(v.fused for v in mine)
+        names = dict.fromkeys(name for v in mine for name in v.meanings or v.kernels)
+        share = Text(f"{fused}/{len(mine)}", style="green" if fused == len(mine) else "yellow")
+        counts.add_row(kind, share, Text(", ".join(names), style="magenta"))
+    missed: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in e.sites:
+        if not verdict.fused:
+            missed.setdefault((verdict.site.kind, verdict.reason), []).append(verdict)
+    reasons = _table("Not fused", "kind", "why", "where", "bytes lost", numbers=(3,))
+    for (kind, reason), same in missed.items():
+        times = f" ×{len(same)}" if len(same) > 1 else ""
+        why = f"{reason}\n→ {same[0].edit}" + (f"\n  nearest: {same[0].attempt}" if same[0].attempt else "")
+        where = Text(same[0].place + (f"\n{same[0].text}" if same[0].text else ""), style="dim")
+        reasons.add_row(kind + times, escape(why), where, amount(sum(v.bytes_lost for v in same), "B"))
+    return Group(headline(e), counts, *([reasons] if missed else [Text("Every site is fused.", style="green")]))
 
 
 def _table(title: str, *columns: str, numbers: tuple[int, ...] = ()) -> Table:
