@@ -80,13 +80,15 @@ class _Judge:
         self.by_module: defaultdict[str, list[Operation]] = defaultdict(list)
         self.at_home: defaultdict[Node, set[Operation]] = defaultdict(set)
         for operation in operations_of(subject):
-            self.at_home[operation.home].add(operation)
+            if not operation.node.is_op("cast"):
+                self.at_home[operation.home].add(operation)
             for module in dict.fromkeys(operation.modules):
                 self.by_module[module].append(operation)
 
     def verdict(self, site: Site) -> Verdict | None:
         """What became of a site; None where it does not run."""
         work = self.work_of(site)
+        work = {o: None for o in work if not o.node.is_op("cast")}
         if not work:
             return None
         homes = dict.fromkeys(o.home for o in work)
@@ -141,7 +143,7 @@ class _Judge:
                 return operation, "operation", f"a call of {word(operation.node)}", self.bytes_of(work, "opaque")
         if site.kind in ("QKV projection", "output and residual", "head"):
             for operation in work:
-                alone = {o for o in self.at_home[operation.home] if not o.node.is_op("cast")} == {operation}
+                alone = self.at_home[operation.home] == {operation}
                 if alone and operation.kind == "generated" and any(o.kind == "vendor" for o in operation.reads):
                     return operation, "kernel", "a kernel that does nothing else", self.bytes_of(work, "split")
             return None
