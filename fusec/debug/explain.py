@@ -206,8 +206,8 @@ def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = 
         sum(record.seconds for s in subjects for record in s.records),
         sizes,
         sum(s.copies for s in subjects),
-        subjects[0].machine if subjects else assumed_cpu(),
         verdicts(model, subjects) if hasattr(model, "named_modules") else [],
+        subjects[0].machine if subjects else assumed_cpu(),
     )
 
 
