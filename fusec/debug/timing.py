@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fusec.analysis.uses import base
 from fusec.config import Config
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
