@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.analysis.attention import attention_nodes
+from fusec.analysis.attention import attention_groups, is_layer
 from fusec.analysis.indexing import locate
 from fusec.analysis.kinds import classify
 from fusec.analysis.memory import touched_bytes
@@ -144,24 +144,44 @@ class _Grouping:
 
     def _join_attention(self, node: Node) -> None:
         """Both products of an attention and what lies between are one group from the start."""
-        found = attention_nodes(node) if self.small_m and node.has(Trait.CONTRACTION) else set()
-        group = {n for n in found if n not in self.uses.free}
-        if not group:
-            return
-        group |= self._spelled_beside(group)
-        if any(not group.issuperset(self.uses.readers(n)) for n in group - {node}):
-            reason = "something else reads what lies between its products"
-        else:
-            reason = self._verdict(group)
-        if reason:
+        reasons: dict[str, None] = {}
+        for found in attention_groups(node) if self.small_m and node.has(Trait.CONTRACTION) else ():
+            group = {n for n in found if n not in self.uses.free}
+            group |= self._spelled_beside(group)
+            reason = self._no_attention(group, node)
+            if not reason:
+                self.small |= {n for n in group if n.has(Trait.CONTRACTION)}
+                self.units.put(group)
+                self.labels |= dict.fromkeys(group, "attention")
+                return
+            reasons[reason] = None
+        if reasons:
             self.context.remarks.add(
-                "missed", "group", "attention stays in several kernels", subject="attention", reason=reason,
-                sources=tuple(map(str, node.sources[:1])),
+                "missed", "group", "attention stays in several kernels", subject="attention",
+                reason="; or ".join(reasons), sources=tuple(map(str, node.sources[:1])),
             )  # fmt: skip
-            return
-        self.small |= {n for n in group if n.has(Trait.CONTRACTION)}
-        self.units.put(group)
-        self.labels |= dict.fromkeys(group, "attention")
+
+    def _no_attention(self, group: set[Node], last: Node) -> str:
+        """Why a group from one product to the last is no attention of one kernel; "" where it is."""
+        if any(self.uses.escapes(n, group) for n in group - {last}):
+            return "something else reads what lies between its products"
+        if is_layer(group) and any(self.labels.get(n) != "attention" for n in group):
+            return "its keys or values are weights that all rows share"
+        reason = self._verdict(group)
+        views = self._views_into(group) if reason else []
+        if views:
+            # A dim that was flattened falls into several loops, unless its view stays outside.
+            self.uses.stop_at(*views)
+            reason = self._verdict(group)
+            if reason:
+                self.uses.pass_through(*views)
+        return reason
+
+    def _views_into(self, group: set[Node]) -> list[Node]:
+        """The reshapes through which a group reads what others compute."""
+        read = dict.fromkeys(v.producer for n in group for v in self.uses.taken(n))
+        views = [n for n in read if n is not None and n in self.uses.free and n.is_op("reshape")]
+        return [n for n in views if group.isdisjoint(self.uses.before(n))]
 
     def _spelled_beside(self, group: set[Node]) -> set[Node]:
         """What a spelled-out attention computes beside its scores, as a mask to add, for nobody else."""

@@ -55,7 +55,8 @@ class Emitter:
             v: _buffer(f"in{i}", v, "update" if v in written else "input") for i, v in enumerate(body.inputs)
         }
         self.outputs = [
-            self.buffers.get(storage(v)) or _buffer(f"out{i}", v, "output") for i, v in enumerate(body.outputs)
+            self.buffers[storage(v)] if storage(v) in written else _buffer(f"out{i}", v, "output")
+            for i, v in enumerate(body.outputs)
         ]
         self.output_types = [v.tensor for v in body.outputs]
         self.scratch: list[Buffer] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fusec.analysis.affine import Axis
 from fusec.analysis.indexing import Located, Nest, below, stride
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Node
+from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
 
 FEW_QUERIES = 16
@@ -231,33 +231,44 @@ def _refused(why: str) -> ScheduleError:
     return ScheduleError("no generated attention", why=why)
 
 
-def attention_nodes(second: Node) -> set[Node]:
-    """The nodes from a first product to ``second`` with a softmax between them; empty where there are none.
+def attention_groups(second: Node) -> list[set[Node]]:
+    """The nodes from a first product to ``second`` with a softmax between them, for each product it may be."""
+    reaches: dict[Node, frozenset[Node]] = {}
 
-    Only batches of products count: a weight that all rows share makes a layer, not an attention.
-    """
-    if not _is_batched(second):
-        return set()
-    reaches: dict[Node, bool] = {}
-
-    def visit(node: Node | None) -> bool:
-        """Whether a product lies above a node, with nothing but arithmetic and views between."""
+    def visit(node: Node | None) -> frozenset[Node]:
+        """The products above a node, with nothing but arithmetic and views between."""
         if node is None or len(reaches) > _MAX_NODES:
-            return False
+            return frozenset()
         if node not in reaches:
-            reaches[node] = node.has(Trait.CONTRACTION) and _is_batched(node)
+            reaches[node] = frozenset({node} if node.has(Trait.CONTRACTION) else ())
             if node.has(_BETWEEN) and not node.is_op("concat"):
-                reaches[node] = any([visit(v.producer) for v in node.operands])
+                reaches[node] = frozenset[Node]().union(*(visit(v.producer) for v in node.operands))
         return reaches[node]
 
-    sides = [v.producer for v in second.operands if visit(v.producer)]
-    found = {node for node, reached in reaches.items() if reached}
-    softmax = any(n.is_op("exp") for n in found) and any(n.is_op("max") for n in found)
-    return {second, *found} if len(sides) == 1 and softmax else set()
+    sides = [visit(v.producer) for v in second.operands]
+    groups: list[set[Node]] = []
+    for first in dict.fromkeys(n for n in reaches if n.has(Trait.CONTRACTION)):
+        found = {node for node, products in reaches.items() if first in products}
+        softmax = any(n.is_op("exp") for n in found) and any(n.is_op("max") for n in found)
+        if softmax and sum(first in products for products in sides) == 1:
+            groups.append({second, *found})
+    return groups
+
+
+def is_layer(group: set[Node]) -> bool:
+    """Whether a product of a group is one with a weight that all rows share, rather than of keys or values."""
+    products = [n for n in group if n.has(Trait.CONTRACTION) and not _is_batched(n)]
+    return any(_is_given(v) for n in products for v in n.operands)
+
+
+def _is_given(value: Value) -> bool:
+    """Whether a value is an input of the graph, seen through views and casts."""
+    value = base(value)
+    while value.producer is not None and value.producer.is_op("cast"):
+        value = base(value.producer.operands[0])
+    return value.producer is None
 
 
 def _is_batched(node: Node) -> bool:
-    if not node.has(Trait.CONTRACTION):
-        return False
     (left, right), out = split_spec(node.attributes["spec"])
     return bool(set(left) & set(right) & set(out))

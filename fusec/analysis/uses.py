@@ -21,6 +21,14 @@ class Uses:
     def stop_at(self, *nodes: Node) -> None:
         """Let nodes no longer be free."""
         self.free.difference_update(nodes)
+        self._forget()
+
+    def pass_through(self, *nodes: Node) -> None:
+        """Let nodes be free again."""
+        self.free.update(nodes)
+        self._forget()
+
+    def _forget(self) -> None:
         for answers in (self.readers, self.before, self.taken):
             answers.cache_clear()
 

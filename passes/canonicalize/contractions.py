@@ -52,6 +52,7 @@ def permuted_operand(graph: Graph, node: Node) -> Value | None:
 def flattened_rows(graph: Graph, node: Node) -> Value | None:
     """Rows that were flattened before the product are flattened after it, where the reshape can cancel."""
     terms, out = split_spec(node.attributes["spec"])
+    batched = bool(set(out).intersection(*terms))
     splits: dict[str, tuple[Size, ...]] = {}
     operands = list(node.operands)
     for i, value in enumerate(operands):
@@ -60,7 +61,8 @@ def flattened_rows(graph: Graph, node: Node) -> Value | None:
             continue
         for label, group in zip(terms[i], groups, strict=True):
             if len(group) > 1:
-                if label not in out or not _agree(splits.setdefault(label, group), group):
+                keys = batched and label not in terms[0]  # a softmax over them has one loop
+                if label not in out or keys or not _agree(splits.setdefault(label, group), group):
                     return None
         operands[i] = value.producer.operands[0] if value.producer else value
     if not splits:

@@ -301,6 +301,44 @@ def test_nothing_is_seen_at_all(queries: int) -> None:
         torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
 
 
+def relative_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Scores that a second product is added to, of the queries and what their distance from a key is known by."""
+    distance = torch.arange(q.shape[2])[:, None, None] - torch.arange(k.shape[2])[:, None]
+    known = torch.cos(distance * 0.01 * torch.arange(q.shape[3])).to(q.dtype)
+    return softmaxed((q @ k.transpose(-1, -2) + torch.einsum("bhid,ijd->bhij", q, known)) * SCALE, v)
+
+
+def windows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Keys and values of a window that lie in a square, as arithmetic before left them."""
+    q, k, v = (torch.tanh(x.reshape(2, 2, 4, 5, -1)).reshape(2, 2, 20, -1) for x in (q, k, v))
+    return softmaxed(q @ k.transpose(-1, -2) * SCALE, v)
+
+
+def single_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    q, k, v = (torch.tanh(x[0, 0]) for x in (q, k, v))
+    return softmaxed(q @ k.transpose(-1, -2) * SCALE, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", [relative_keys, windows, single_head], ids=lambda f: f.__name__)
+def test_what_is_computed_before_stays_outside(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    inputs = sample(20, 20, dtype)
+    result = compiled(function, inputs)
+    assert kernels(result)[-1] == "attention"
+    assert passes(function, result, inputs)
+
+
+def test_a_layer_with_a_softmax_in_it_is_none() -> None:
+    def layer(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return torch.softmax(x @ first, -1) @ second
+
+    inputs = (torch.randn(20, 32), torch.randn(32, 40), torch.randn(40, 8))
+    result = compiled(layer, inputs)
+    assert "attention" not in kernels(result)
+    reasons = [r.reason for r in result.remarks.of("missed") if r.subject == "attention"]
+    assert reasons == ["its keys or values are weights that all rows share"]
+
+
 def with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     weights = torch.softmax(q @ k.transpose(-1, -2) + mask, -1)
     return weights @ v, weights
@@ -334,6 +372,8 @@ def test_what_is_no_attention_stays_right(function: Callable[..., Any]) -> None:
     inputs = sample(20, 40)
     result = compiled(function, inputs)
     assert "attention" not in kernels(result) or function is twice
+    if function is not twice:
+        assert [r.reason for r in result.remarks.of("missed") if r.subject == "attention"]
     given = function(*inputs)
     for got, want in zip(result.program(list(inputs)), given if isinstance(given, tuple) else (given,), strict=True):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)

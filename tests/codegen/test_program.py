@@ -162,6 +162,16 @@ def test_outputs_never_share_memory_with_inputs_constants_or_each_other() -> Non
     assert len({o.data_ptr() for o in outputs}) == 4
 
 
+def test_a_view_that_has_to_be_copied_is_a_kernel() -> None:
+    graph = Graph()
+    part = graph.add_node("slice", [tensor(graph, 8, 16)], {"dim": -1, "start": 1, "stop": 3, "step": 1}).result
+    graph.set_outputs([graph.add_node("reshape", [part], {"shape": (16,)}).result])
+    program, context = compiled(graph)
+    assert kinds(program) == ["kernel"] and not context.remarks.of("failure")
+    x = torch.randn(8, 16)
+    assert torch.equal(program([x])[0], x[:, 1:3].reshape(-1))
+
+
 def test_opaque_calls_with_lists_tuples_and_numbers() -> None:
     graph = Graph()
     count = graph.add_input(ScalarType("int", S))
