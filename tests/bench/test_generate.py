@@ -1,13 +1,15 @@
 """Generation with a static cache: eager's tokens, compiled once, no cache copied; what is not so is seen."""
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
 from bench import generate
 from bench.families import FAMILIES, Sizes
-from bench.generate import Generated, generated, steps_that_move
-from fusec.dynamo import backend
+from bench.generate import Generated, build, generated, steps_that_move
+from fusec.codegen.kernel import When, walk
+from fusec.dynamo import backend, compiled_graphs
 from fusec.ir.parser import parse_graph
 
 SIZES = Sizes(hidden=32, layers=2, heads=2)
@@ -19,6 +21,25 @@ def test_a_static_cache_gives_the_tokens_of_eager(family: str) -> None:
     assert result.same, (result.differs_at, result.margin)
     assert not result.late, result.graphs
     assert not result.copied
+
+
+@pytest.mark.parametrize("tokens", [4, 16])
+def test_several_tokens_are_verified_in_one_pass(tokens: int) -> None:
+    from transformers import StaticCache
+
+    model, given = build(FAMILIES["llama"], SIZES), FAMILIES["llama"].sample(1, 300 + tokens, "none")["input_ids"]
+    torch._dynamo.reset()
+    results = []
+    for run in (model, torch.compile(model, backend=backend, options={"strict": True})):
+        cache = StaticCache(config=model.config, max_cache_len=1024)
+        with torch.no_grad():
+            model(given[:, :300], past_key_values=cache)
+            logits = run(given[:, 300:], past_key_values=cache).logits
+        results.append([logits, *(x for layer in cache.layers for x in (layer.keys, layer.values))])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    kernel = compiled_graphs()[-1].program.kernels["attention"]
+    assert any(isinstance(s, When) for s in walk(kernel.body))
 
 
 def test_a_wrong_token_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:

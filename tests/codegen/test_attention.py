@@ -8,6 +8,7 @@ import pytest
 import sympy
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as config
 from torch.nn import functional as F
 
 from fusec.codegen.cpp.target import CppTarget
@@ -333,6 +334,26 @@ def test_keys_that_grow_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
             assert compare_outputs(want, fast(q, k, v, mask), exact).passed
     ((kernel,),) = [result.program.kernels.values() for result in compiled_graphs()]
     assert any(isinstance(s, Loop) and s.axis == "share" for s in walk(kernel.body))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_a_growing_cache_is_read_where_it_is_put_together(masked: bool) -> None:
+    def step(q: Tensor, k: Tensor, v: Tensor, caches: list[Tensor], mask: Tensor | None) -> tuple[Tensor, ...]:
+        k, v = (torch.cat([old, new], 2) for old, new in zip(caches, (k, v), strict=True))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask), k, v
+
+    torch._dynamo.reset()
+    fast = torch.compile(step, backend=backend, options={"strict": True})
+    for length in (20, 21, 300):
+        q, k, v, mask = sample(1, length + 1)
+        v = v[..., :32]  # ATen does not compare the lengths of keys and values of one width
+        inputs = q, k[:, :, :1], v[:, :, :1], [k[:, :, 1:], v[:, :, 1:]], mask if masked else None
+        with torch.no_grad(), config.patch(use_duck_shape=False):  # or equal lengths would be one symbol to Dynamo
+            got = fast(*inputs)
+        for a, b in zip(got, step(*inputs), strict=True):
+            torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
+    for result in compiled_graphs():
+        assert kernels(result)[-1] == "attention" and len(kernels(result)) == 3
 
 
 @pytest.mark.parametrize("queries", [1, 5, 70])
