@@ -23,8 +23,9 @@ class Buffer:
     dtype: DType
     numel: Size
     """Elements from the pointer to the end of what is touched."""
-    role: Literal["input", "output", "update", "scratch"]
-    """``update`` is read and written in place; ``scratch`` is private to one iteration of the grid (C++ only)."""
+    role: Literal["input", "output", "update", "scratch", "shared"]
+    """``update`` is read and written in place. C++ only: ``scratch`` is private to one iteration of the grid, and
+    ``shared`` is seen by all, and by what comes after the grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,9 +173,9 @@ class Loop:
     """``for axis in start … stop``.
 
     ``grid`` iterations are independent and run in parallel (OpenMP threads, Triton programs); grid loops are the
-    outermost and nest perfectly. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
-    elements, the last one partly filled; inside it names are tiles, and the axis stands for the first
-    element of the tile plus the lane.
+    outermost and nest perfectly; other statements may follow them (C++ only). ``serial`` runs in order. ``tile`` covers
+    the range in tiles of ``step`` elements, the last one partly filled; inside it names are tiles, and the axis stands
+    for the first element of the tile plus the lane.
     """
 
     axis: str
@@ -205,7 +206,7 @@ class Kernel:
     """Readable, from the labels of the region: ``add_rms_norm``."""
     kind: Literal["pointwise", "row", "column", "contraction", "attention"]
     buffers: tuple[Buffer, ...]
-    """Inputs first, then outputs (in the order of the region's operands and results), then scratch."""
+    """Inputs first, then outputs (in the order of the region's operands and results), then memory of its own."""
     symbols: tuple[str, ...]
     """Names of what it takes as 64-bit integers: size symbols, and ``parts``, the number of threads to split over."""
     body: tuple[Statement, ...]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from fusec.analysis.indexing import locate
 from fusec.analysis.kinds import classify
-from fusec.errors import ScheduleError
+from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BOOL, I64, DType, Size, accumulation, broadcast, same_shape
@@ -32,7 +32,7 @@ class SpellAttention:
             try:
                 body = spelled_out(call)
                 classify(locate(body), self.small_m)
-            except ScheduleError as reason:
+            except FusecError as reason:
                 context.remarks.add(
                     "missed", self.name, "attention stays a call of ATen", subject="attention", reason=reason.reason,
                     sources=tuple(map(str, call.sources)),

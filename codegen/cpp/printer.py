@@ -1,5 +1,6 @@
 """A tile program as C++ text: grid loops become OpenMP loops, tiles become Vec values."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import sympy
@@ -83,9 +84,13 @@ class _Printer:
         """The whole text."""
         self._pointers()
         scratch = [b for b in self.kernel.buffers if b.role == "scratch"]
-        if not any(isinstance(s, Loop) and s.kind == "grid" for s in self.kernel.body):
-            self._declare(scratch)  # a single row has no grid around it
-        for statement in self.kernel.body:
+        self._declare([b for b in self.kernel.buffers if b.role == "shared"])
+        grids = [s for s in self.kernel.body if isinstance(s, Loop) and s.kind == "grid"]
+        alone = [s for s in self.kernel.body if s not in grids]
+        for statement in grids:
+            self._statement(statement)
+        self._declare([b for b in scratch if b.name in _touched(alone)])  # no grid is around what stands alone
+        for statement in alone:
             self._statement(statement)
         if self.reports:
             self._line("return 0;")
@@ -114,7 +119,7 @@ class _Printer:
     def _pointers(self) -> None:
         # An updated buffer may be a view of an input, so only kernels without one may promise not to alias.
         restrict = "" if any(b.role == "update" for b in self.kernel.buffers) else " __restrict"
-        arguments = [b for b in self.kernel.buffers if b.role != "scratch"]
+        arguments = [b for b in self.kernel.buffers if b.role not in ("scratch", "shared")]
         for i, b in enumerate(arguments):
             element = ("const " if b.role == "input" else "") + MEMORY_TYPES[b.dtype]
             self._line(f"{element}*{restrict} const {identifier(b.name)} = static_cast<{element}*>(buffers[{i}]);")
@@ -475,6 +480,12 @@ def _partials_that_pay(loop: Loop, carried: int) -> int:
         return 1
     cost = sum(OPS[s.op].cost if isinstance(s, Compute) and s.op in OPS else 1 for s in loop.body)
     return 1 if cost > LIGHT_COST or not carried else {1: PARTIALS, 2: PARTIALS, 3: 2, 4: 2}.get(carried, 1)
+
+
+def _touched(body: Iterable[Statement]) -> set[str]:
+    """Names of the buffers that statements read or write."""
+    names = {s.buffer for s in walk(body) if isinstance(s, (Load, Store))}
+    return names | {m.buffer for s in walk(body) if isinstance(s, Dot) for m in (s.target, s.left, s.right)}
 
 
 def _on_stack(buffer: Buffer) -> bool:

@@ -14,7 +14,13 @@ from fusec.ir.types import estimate, product
 
 
 def schedule_region(
-    region: Node, name: str, lanes: int, whole_row: bool, small_m: int = 1 << 16, bf16_products: bool = False
+    region: Node,
+    name: str,
+    lanes: int,
+    whole_row: bool,
+    small_m: int = 1 << 16,
+    bf16_products: bool = False,
+    cores: int = 1,
 ) -> Kernel:
     """The kernel of a region node.
 
@@ -25,6 +31,7 @@ def schedule_region(
         whole_row: whether a tile may hold a whole row, and scratch memory is unavailable (Triton).
         small_m: the largest number of rows of a contraction; grouping has chosen already.
         bf16_products: whether the machine multiplies bfloat16 directly.
+        cores: of the machine.
 
     Raises:
         ScheduleError: where no schedule covers the region.
@@ -32,7 +39,7 @@ def schedule_region(
     body = region.body
     nest = locate(body)
     shape = classify(nest, 0 if whole_row else small_m)
-    emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products)
+    emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
     if shape.attention is not None:
         statements = schedule_attention(emitter, nest, shape.attention, tiling)
     else:

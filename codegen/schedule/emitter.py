@@ -135,13 +135,21 @@ class Emitter:
         body = self.levels.pop().statements
         self.inner.append(Loop(name, start, stop, step, kind, tuple(body)))
 
+    def take(self) -> list[Statement]:
+        """The statements so far; what follows stands in other loops, and knows nothing of them."""
+        (level,) = self.levels
+        self.levels = [_Level(level.axes)]
+        return level.statements
+
     def define(self, item: Located, operand: Operand, level: int = -1) -> None:
         """Say which name holds a value from here on (within the loop of that level)."""
         self.levels[level].names[item] = operand
 
-    def add_scratch(self, dtype: DType, numel: Size, hint: str = "row") -> Buffer:
-        """New memory private to one grid iteration."""
-        buffer = Buffer(f"{hint}{len(self.scratch)}", dtype, numel, "scratch")
+    def add_scratch(
+        self, dtype: DType, numel: Size, hint: str = "row", role: Literal["scratch", "shared"] = "scratch"
+    ) -> Buffer:
+        """New memory, private to one grid iteration or shared by all."""
+        buffer = Buffer(f"{hint}{len(self.scratch)}", dtype, numel, role)
         self.scratch.append(buffer)
         return buffer
 
@@ -292,11 +300,13 @@ def storage_numel(type: TensorType) -> Size:
     return out
 
 
-def grid(statements: list[Statement], loops: Sequence[tuple[str, Size]]) -> tuple[Statement, ...]:
-    """Wrap statements in grid loops, outermost first."""
+def grid(
+    statements: list[Statement], loops: Sequence[tuple[str, Size]], kind: Literal["grid", "serial"] = "grid"
+) -> tuple[Statement, ...]:
+    """Wrap statements in loops, outermost first."""
     body = tuple(statements)
     for name, size in reversed(loops):
-        body = (Loop(name, 0, size, 1, "grid", body),)
+        body = (Loop(name, 0, size, 1, kind, body),)
     return body
 
 

@@ -34,6 +34,8 @@ class Tiling:
     """Whether a tile may grow to hold a whole row, so that every column loop is one tile (Triton)."""
     bf16_products: bool = False
     """Whether the machine multiplies bfloat16 and adds into float32 in one instruction."""
+    cores: int = 1
+    """How many iterations of a grid run at once."""
     grain: int = 4
     """Tiles in one grid iteration, where a single axis is all there is to split."""
 

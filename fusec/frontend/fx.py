@@ -17,7 +17,7 @@ from fusec.frontend.calling import Imported, Output, View
 from fusec.frontend.dtypes import to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template
-from fusec.frontend.sizes import to_size
+from fusec.frontend.sizes import settle_lengths, to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, functional, is_mutable, keeps_its_place
 from fusec.frontend.targets import number as number_of
@@ -52,6 +52,7 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = ()) -> Imported:
         gm: what AOTAutograd made.
         names: what the inputs of the Dynamo graph before it are called.
     """
+    settle_lengths(gm.graph)
     return Importer(gm, names=names).run(aliases=True)
 
 

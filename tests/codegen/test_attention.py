@@ -8,8 +8,10 @@ import pytest
 import sympy
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as config
 from torch.nn import functional as F
 
+from fusec.codegen.cpp.target import CppTarget
 from fusec.codegen.kernel import Loop, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
@@ -289,6 +291,69 @@ def check_that_hidden_blocks_are_not_read(
         assert torch.equal(fast(*inputs), want)
     (result,) = compiled_graphs()
     assert kernels(result)[-1] == "attention"
+
+
+def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize("heads, queries, cores, shares", [(1, 1, 2, 2), (1, 3, 8, 4), (3, 2, 4, 4), (3, 1, 6, 2)])
+def test_keys_are_dealt_out_where_heads_are_few(
+    heads: int, queries: int, cores: int, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CppTarget, "cores", cores)
+    q, k, v, mask = sample(queries, 2300)
+    q, k, v, mask = q[:1].repeat(1, heads, 1, 1), k[:1, :1], v[:1, :1], mask[:1]
+    k, v = (x * torch.arange(1, heads + 1).reshape(1, heads, 1, 1) for x in (k, v))
+    mask[..., 600:1100] = mask[..., 2050:] = mask[..., 0, :300] = -math.inf
+    torch._dynamo.reset()
+    fast = torch.compile(one_head, backend=backend, options={"strict": True})
+    with torch.no_grad():
+        got = fast(q, k, v, mask)
+        exact = one_head(q.double(), k.double(), v.double(), mask.double())
+        assert compare_outputs(one_head(q, k, v, mask), got, exact).passed
+        for special in (-math.inf, math.nan, math.inf):
+            mask[..., 0, 256 if special == special else 2000] = special
+            mask[..., -1, :] = -math.inf
+            want = one_head(q, k, v, mask)
+            torch.testing.assert_close(fast(q, k, v, mask), want, atol=2e-6, rtol=1e-5, equal_nan=True)
+    ((kernel,),) = [result.program.kernels.values() for result in compiled_graphs()]
+    assert [s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "share"] == [shares, shares]
+
+
+def test_keys_that_grow_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CppTarget, "cores", 4)
+    torch._dynamo.reset()
+    fast = torch.compile(by_hand, backend=backend, options={"strict": True})
+    for length in (300, 2300, 7):
+        q, k, v, mask = (x[:1, :1] for x in sample(1, length))
+        for x, dim in ((k, 2), (v, 2), (mask, 3)):
+            torch._dynamo.mark_dynamic(x, dim)
+        want, exact = by_hand(q, k, v, mask), by_hand(q.double(), k.double(), v.double(), mask.double())
+        with torch.no_grad():
+            assert compare_outputs(want, fast(q, k, v, mask), exact).passed
+    ((kernel,),) = [result.program.kernels.values() for result in compiled_graphs()]
+    assert any(isinstance(s, Loop) and s.axis == "share" for s in walk(kernel.body))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_a_growing_cache_is_read_where_it_is_put_together(masked: bool) -> None:
+    def step(q: Tensor, k: Tensor, v: Tensor, caches: list[Tensor], mask: Tensor | None) -> tuple[Tensor, ...]:
+        k, v = (torch.cat([old, new], 2) for old, new in zip(caches, (k, v), strict=True))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask), k, v
+
+    torch._dynamo.reset()
+    fast = torch.compile(step, backend=backend, options={"strict": True})
+    for length in (20, 21, 300):
+        q, k, v, mask = sample(1, length + 1)
+        v = v[..., :32]  # ATen does not compare the lengths of keys and values of one width
+        inputs = q, k[:, :, :1], v[:, :, :1], [k[:, :, 1:], v[:, :, 1:]], mask if masked else None
+        with torch.no_grad(), config.patch(use_duck_shape=False):  # or equal lengths would be one symbol to Dynamo
+            got = fast(*inputs)
+        for a, b in zip(got, step(*inputs), strict=True):
+            torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
+    for result in compiled_graphs():
+        assert kernels(result)[-1] == "attention" and len(kernels(result)) == 3
 
 
 @pytest.mark.parametrize("queries", [1, 5, 70])
