@@ -9,9 +9,8 @@ from typing import Any
 from fusec.analysis.cost import region_cost
 from fusec.analysis.machine import Machine
 from fusec.analysis.memory import touched_bytes
-from fusec.analysis.uses import base
 from fusec.debug.subject import Subject
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.types import estimate
 
 
