@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fusec.analysis.attention import attention_groups, is_layer
-from fusec.analysis.indexing import locate
-from fusec.analysis.kinds import classify
+from fusec.analysis.gain import Judgement, gain, judge, may_lose
 from fusec.analysis.memory import touched_bytes
-from fusec.analysis.outline import outline
-from fusec.analysis.recomputation import recomputation
+from fusec.analysis.outline import Outline, outline
 from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
-from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.regions import open_regions
@@ -50,8 +47,10 @@ class _Grouping:
         self.graph, self.context, self.labels = graph, context, labels
         self.small_m, self.places = options.small_m, options.places
         self.spell = abbreviations()
-        self.verdicts: dict[tuple[object, ...], str] = {}
-        """Why a candidate is no kernel, or "" where it is, by structure."""
+        self.judgements: dict[tuple[object, ...], Judgement] = {}
+        """What candidates would be, by structure."""
+        self.gains: dict[tuple[object, ...], float] = {}
+        """What kernels save over their operations one by one, in seconds, by structure."""
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if n.has(_FREE) and not n.is_op("concat")))
@@ -175,7 +174,7 @@ class _Grouping:
             reason = self._verdict(group)
             if reason:
                 self.uses.pass_through(*views)
-        return reason
+        return reason or self._loss(group, *({n} for n in group))
 
     def _views_into(self, group: set[Node]) -> list[Node]:
         """The reshapes through which a group reads what others compute."""
@@ -235,7 +234,7 @@ class _Grouping:
             return "several kernels read it"
         if self.units.closes_circle(first, second):
             return "a kernel between them needs the one and feeds the other"
-        return self._verdict(inside)
+        return self._verdict(inside) or self._loss(inside, first, second)
 
     def _same_range(self, producer: Node, second: set[Node]) -> bool:
         """Whether a reader in the other group runs over as many elements as it is given."""
@@ -246,22 +245,37 @@ class _Grouping:
 
     def _verdict(self, group: set[Node]) -> str:
         """Why a group is no kernel; "" where it is one."""
+        return self._judged(group).reason
+
+    def _judged(self, group: set[Node]) -> Judgement:
         candidate = outline(group, self.uses)
         roots = {storage(v) for n in group for v in n.written}
         if any(v not in roots and storage(v) in roots for v in candidate.inputs):
-            return "a kernel reads what it writes: through a view"
+            return Judgement("a kernel reads what it writes: through a view")
         key = candidate.structure(self.spell)
-        if key not in self.verdicts:
-            self.verdicts[key] = self._judge(candidate.build())
-        return self.verdicts[key]
+        if key not in self.judgements:
+            self.judgements[key] = judge(candidate.build(), self.small_m, self.context.machine)
+        return self.judgements[key]
 
-    def _judge(self, body: Graph) -> str:
-        try:
-            nest = locate(body)
-            classify(nest, self.small_m)
-        except ScheduleError as reason:
-            return reason.reason
-        return recomputation(nest)
+    def _loss(self, whole: set[Node], *parts: set[Node]) -> str:
+        """Why several kernels are left several though they could be one; "" where that one is quicker."""
+        together, machine = self._judged(whole), self.context.machine
+        if not may_lose(together, machine):
+            return ""
+        apart = [self._judged(part) for part in parts]
+        gained = gain(together, apart, machine)
+        if gained >= 0:
+            return ""
+        saved = sum(part.cost.bytes for part in apart) - together.cost.bytes
+        return f"{together.repeated}: {-gained * 1e6:.3g} µs more in all, to move {saved} bytes less"
+
+    def _gain(self, members: Iterable[Node], piece: Outline) -> float:
+        """What a kernel saves over its operations one by one."""
+        key = piece.structure(self.spell)
+        if key not in self.gains:
+            apart = [self._judged({node}) for node in members]
+            self.gains[key] = gain(self._judged(set(members)), apart, self.context.machine)
+        return self.gains[key]
 
     def _join_tiny(self) -> None:
         """What no kernel waits for and is so small that only launches count, as all layers' counters, is one kernel."""
@@ -294,7 +308,7 @@ class _Grouping:
                 sources=tuple(dict.fromkeys(s for n in members for s in n.sources)),
             )  # fmt: skip
             if len(members) > 1:
-                self._remark(made[members[0]], members)
+                self._remark(made[members[0]], members, self._gain(members, piece))
         for piece, region in zip(pieces, made.values(), strict=True):
             for old, new in zip(piece.outputs, region.results, strict=True):
                 graph.replace_value(old, new)
@@ -318,12 +332,13 @@ class _Grouping:
             words = list(heavy)[:4] or ["cast"]
         return "_".join(words[:4])
 
-    def _remark(self, region: Node, members: list[Node]) -> None:
+    def _remark(self, region: Node, members: list[Node], gained: float) -> None:
         inside = set(members)
         kept = [n.result for n in members if not self.uses.escapes(n, inside) and not n.has(Trait.WRITE)]
         saved: Size = sum((2 * touched_bytes(value) for value in kept), start=0)
         label = region.attributes["label"]
         self.context.remarks.add(
             "passed", "group", f"{label}: {len(members)} operations in one kernel", subject=label,
-            sources=tuple(map(str, region.sources[:8])), figures={"bytes_saved": str(saved)},
+            sources=tuple(map(str, region.sources[:8])),
+            figures={"bytes_saved": str(saved), "gain_us": round(gained * 1e6, 3)},
         )  # fmt: skip

@@ -8,7 +8,7 @@ import sympy
 
 from fusec.analysis.indexing import Located, locate
 from fusec.analysis.machine import Machine
-from fusec.analysis.memory import flops, moved_bytes, touched_bytes
+from fusec.analysis.memory import body_ends, ends, flops, moved_bytes, touched_bytes
 from fusec.analysis.recomputation import evaluations
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
@@ -31,6 +31,10 @@ class Cost:
     cached: Size = 0
     """Those of the bytes that come from the last cache, or stay there."""
     launches: int = 1
+
+    def __add__(self, other: "Cost") -> "Cost":
+        work = {unit: self.work.get(unit, 0) + other.work.get(unit, 0) for unit in {**self.work, **other.work}}
+        return Cost(self.bytes + other.bytes, work, self.cached + other.cached, self.launches + other.launches)
 
     @property
     def flops(self) -> Size:
@@ -83,9 +87,10 @@ def node_cost(node: Node, cached: Callable[[Value], bool] = lambda value: False)
         cached: whether a value that it reads or writes lies in the last cache.
     """
     moved = moved_bytes(node)
-    if moved == 0 and node.has(Trait.SOURCE | Trait.VIEW):
+    if node.has(Trait.SOURCE) or node.is_alias:
         return Cost(launches=0)
-    near = simplify(sum((touched_bytes(v) for v in dict.fromkeys((*node.operands, *node.results)) if cached(v)), 0))
+    at = ends(node) if node.has(Trait.REGION) else dict.fromkeys((*node.operands, *node.results))
+    near = simplify(sum((touched_bytes(v) for v in at if cached(v)), 0))
     both = isinstance(near, int) and isinstance(moved, int)
     return Cost(moved, _work(node), min(near, moved) if both else sympy.Min(near, moved))
 
@@ -98,7 +103,7 @@ def kernel_cost(body: Graph, counts: Mapping[Located, float], machine: Machine) 
         counts: how often each computation of the located body is carried out.
         machine: whose cache keeps what is small.
     """
-    sizes = [estimate(touched_bytes(v)) for v in dict.fromkeys((*body.inputs, *body.outputs))]
+    sizes = [estimate(touched_bytes(v)) for v in body_ends(body)]
     return Cost(sum(sizes), work_of(counts), sum(size for size in sizes if machine.holds(size)))
 
 
@@ -123,7 +128,7 @@ def work_of(counts: Mapping[Located, float], symbols: Mapping[str, int] | None =
     """Operations by unit of what is computed so often."""
     work: dict[Unit, Size] = {}
     for item, count in counts.items():
-        unit = _unit(item.node)
+        unit = unit_of(item.node)
         work[unit] = work.get(unit, 0) + round(count * operations(item, symbols))
     return work
 
@@ -142,7 +147,8 @@ def compute_bound_from(cost: Cost, machine: Machine, size: sympy.Symbol) -> floa
     return min(map(float, found), default=None)
 
 
-def _unit(node: Node) -> Unit:
+def unit_of(node: Node) -> Unit:
+    """What carries out a node's operations."""
     if node.has(Trait.CONTRACTION):
         return "matrix", node.operands[0].dtype.name
     return "vector", accumulation(node.result.dtype).name
@@ -161,7 +167,7 @@ def _work(node: Node) -> dict[Unit, Size]:
         return {}
     if node.has(Trait.OPAQUE):
         return {("matrix", _float_operand(node).name): count}
-    return {_unit(node): count}
+    return {unit_of(node): count}
 
 
 def _float_operand(node: Node) -> DType:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fusec.ir.graph import Node, Value
+from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, product, simplify
 
@@ -28,9 +28,19 @@ def moved_bytes(node: Node) -> Size:
     if is_lookup(node):
         return simplify(2 * _sum(node.results) + _sum(node.operands[1:]))
     if node.has(Trait.REGION):
-        inner = dict(zip(node.operands, node.body.inputs, strict=True))
-        return simplify(_sum(v for v, of in inner.items() if _is_read(of)) + _sum(map(_stored, node.body.outputs)))
+        return _sum(ends(node))
     return _sum((*dict.fromkeys(node.operands), *node.results))
+
+
+def ends(region: Node) -> tuple[Value, ...]:
+    """What a region reads from memory, each value once, and what it stores there."""
+    inner = dict(zip(region.operands, region.body.inputs, strict=True))
+    return (*(v for v, of in inner.items() if _is_read(of)), *map(_stored, region.body.outputs))
+
+
+def body_ends(body: Graph) -> tuple[Value, ...]:
+    """What a region with this body would read and store, by its values inside."""
+    return (*filter(_is_read, body.inputs), *map(_stored, body.outputs))
 
 
 def _is_read(value: Value) -> bool:

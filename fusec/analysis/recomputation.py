@@ -7,23 +7,6 @@ from fusec.analysis.indexing import Located, Nest, below
 from fusec.ir.graph import Value
 from fusec.ir.types import estimate
 
-# Arithmetic that costs about as much as moving one byte (a core's share of bandwidth against its throughput).
-_FLOPS_PER_BYTE = 8
-# Arithmetic that hides behind the load of its operand, however often it is repeated.
-_CHEAP = 2
-
-
-def recomputation(nest: Nest) -> str:
-    """Why a nest computes some values more often than is worth it; "" where it does not."""
-    counts = evaluations(nest)
-    items = {item.value: item for item in counts}
-    for value, times in repetitions(counts).items():
-        numel = estimate(value.tensor.numel)
-        cost = items[value].node.op.cost if items[value].kind == "pointwise" else 64
-        if cost > _CHEAP and (times - 1) * numel * cost > _FLOPS_PER_BYTE * 2 * numel * value.dtype.bytes:
-            return f"{items[value].node.op.name} would be computed {times:.0f} times over"
-    return ""
-
 
 def evaluations(nest: Nest, symbols: Mapping[str, int] | None = None) -> dict[Located, float]:
     """How often each computation of a nest is carried out, about; ``symbols`` are the sizes that are known."""

@@ -119,11 +119,10 @@ def residents(graph: Graph, machine: Machine, sizes: Mapping[str, int]) -> Calla
     Small ones that the graph computes do, as they are read soon. What it is given, weights above all, does where all
     of it fits together: otherwise each call takes it from memory again.
     """
-    given = machine.holds(sum(estimate(touched_bytes(v), sizes) for v in graph.inputs))
+    fits = machine.holds_all(sum(estimate(touched_bytes(v), sizes) for v in graph.inputs))
 
     def cached(value: Value) -> bool:
-        computed = base(value).producer is not None
-        return (computed or given) and machine.holds(estimate(touched_bytes(value), sizes))
+        return fits if base(value).producer is None else machine.holds(estimate(touched_bytes(value), sizes))
 
     return cached
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fusec.config import Config
-from fusec.ir.graph import Graph, Node, Value, base
+from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -124,28 +124,7 @@ def sample_inputs(graph: Graph, symbols: dict[str, int]) -> list[Any]:
 
 def written_inputs(graph: Graph) -> set[Value]:
     """The inputs whose storage a graph writes to, in regions as well."""
-    found: set[Value] = set()
-    for node in graph.nodes:
-        if node.is_op("write"):
-            found.add(_origin(node.operands[0]))
-        elif node.is_op("region"):
-            inner = written_inputs(node.body)
-            pairs = zip(node.body.inputs, node.operands, strict=True)
-            found |= {_origin(operand) for value, operand in pairs if value in inner}
-    return found & set(graph.inputs)
-
-
-def _origin(value: Value) -> Value:
-    """The value whose storage this one is, through views and writes in turn."""
-    value = base(value)
-    maker = value.producer
-    if maker is not None and maker.is_op("write"):
-        return _origin(maker.operands[0])
-    if maker is not None and maker.is_op("region"):
-        inner = _origin(maker.body.outputs[value.index])
-        if inner.producer is None:
-            return _origin(maker.operands[maker.body.inputs.index(inner)])
-    return value
+    return {storage(v) for node in graph.nodes for v in node.written} & set(graph.inputs)
 
 
 def _clock(inputs: Sequence[Any]) -> Callable[[], float]:

@@ -1,16 +1,19 @@
 """What becomes one kernel, what does not, and why."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 
+from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
+from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import F32, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
 from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
+from fusec.remarks import Remark
 from tests.random_graphs import graphs
 
 
@@ -31,9 +34,9 @@ class Model(Graph):
         total = self.do("sum", self.do("mul", x, x), dims=(-1,))
         return self.do("mul", x, self.do("rsqrt", total))
 
-    def group(self, *outputs: Value) -> list[Node]:
+    def group(self, *outputs: Value, machine: Machine | None = None) -> list[Node]:
         self.set_outputs(outputs)
-        self.context = Context()
+        self.context = Context(machine=machine or assumed_cpu())
         Group().apply(self, self.context)
         verify_graph(self)
         return [n for n in self.nodes if n.has(Trait.REGION)]
@@ -82,6 +85,58 @@ def test_a_table_is_not_recomputed_for_every_head() -> None:
     regions = m.group(m.do("mul", m.tensor(2, 8, 100, 64), m.do("cos", angles)))
     assert len(regions) == 2
     assert "times over" in m.reasons()
+
+
+def rotated(heads: int, length: int) -> tuple[Model, Value]:
+    """Heads times the cosine of angles that all of them share."""
+    m = Model()
+    table = m.do("cos", m.tensor(1, length, 64))
+    return m, m.do("mul", m.tensor(heads, length, 64), table)
+
+
+def test_a_join_that_would_lose_is_not_made_and_says_by_how_much() -> None:
+    m, out = rotated(heads=16, length=100)
+    assert len(m.group(out)) == 2
+    cpu, table, rest = assumed_cpu(), 100 * 64 * 4, 2 * 16 * 100 * 64 * 4
+    cos, near = OPS["cos"].cost * 100 * 64 / cpu.peaks["vector f32"], cpu.cache_gb_s
+    apart = max(2 * table / near, cos) + (table + rest) / near + 1e3 * cpu.launch_us
+    together = max((table + rest) / near, 16 * cos + 16 * 100 * 64 / cpu.peaks["vector f32"])
+    assert f"{(together - apart) / 1e3:.3g} µs more in all, to move {2 * table} bytes less" in m.reasons()
+
+
+def test_what_is_cheaper_to_repeat_than_to_launch_is_repeated() -> None:
+    """Of two rows the cosines take less time, sixteen times over, than a kernel of their own."""
+    m, out = rotated(heads=16, length=2)
+    assert len(m.group(out)) == 1
+
+
+def test_the_same_question_may_have_another_answer_on_another_machine() -> None:
+    m, out = rotated(heads=16, length=100)
+    assert len(m.group(out, machine=CHIPS["a100"])) == 1  # arithmetic that hides behind the memory is free
+    slow = replace(assumed_cpu(), peaks={"vector f32": 0.1, "matrix f32": 0.1})
+    m, out = rotated(heads=16, length=2)
+    assert len(m.group(out, machine=slow)) == 2
+
+
+def test_a_kernel_says_what_it_saves() -> None:
+    m = Model()
+    h = m.do("exp", m.tensor(400, 640))
+    m.group(m.do("neg", h))
+    (remark,) = m.context.remarks.of("passed")
+    cpu, moved, numel = assumed_cpu(), 2 * 400 * 640 * 4, 400 * 640
+    one, other = OPS["exp"].cost * numel / cpu.peaks["vector f32"], numel / cpu.peaks["vector f32"]
+    near = moved / cpu.cache_gb_s
+    saved = max(near, one) + max(near, other) - max(near, one + other) + 1e3 * cpu.launch_us
+    assert remark.figures == {"bytes_saved": str(moved), "gain_us": round(saved / 1e3, 3)}
+
+
+def test_decisions_are_the_same_every_time() -> None:
+    def grouped() -> tuple[str, list[Remark]]:
+        m, out = rotated(heads=16, length=100)
+        m.group(m.norm(out))
+        return str(m), list(m.context.remarks)
+
+    assert grouped() == grouped()
 
 
 def test_a_kernel_never_waits_for_itself() -> None:
