@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -98,15 +99,15 @@ class Baseline:
     tests: list[str]
     seconds: dict[str, float]
     """By test."""
-    lines: dict[str, dict[str, list[str]]]
-    """By file and line, the quickest tests that run it."""
+    lines: dict[str, dict[str, list[int]]]
+    """By file and line, the tests that run it, as positions in ``seconds``."""
     cpu_seconds: float
 
-    def quickest(self, mutant: Mutant) -> list[str]:
-        """Of the tests that run the place of a mutant, the quickest."""
-        known = self.lines.get(mutant.path, {})
-        tests = {test for line in mutant.lines for test in known.get(str(line), ())}
-        return sorted(tests, key=self.seconds.__getitem__)[:QUICKEST]
+    def running(self, mutant: Mutant) -> list[str]:
+        """The tests that run the place of a mutant, quickest first."""
+        known, names = self.lines.get(mutant.path, {}), list(self.seconds)
+        tests = {names[i] for line in mutant.lines for i in known.get(str(line), ())}
+        return sorted(tests, key=self.seconds.__getitem__)
 
     def limit(self, tests: list[str]) -> float:
         """Seconds of CPU that tests may take."""
@@ -136,7 +137,7 @@ def main(words: list[str] | None = None) -> int:
         def work(mutant: Mutant) -> None:
             with lock:
                 server = servers.pop()
-            row = judge(mutant, server, baseline)
+            row = judge(mutant, server, baseline, options.near)
             with lock:
                 servers.append(server)
                 content["mutants"][mutant.key] = row
@@ -159,8 +160,8 @@ def main(words: list[str] | None = None) -> int:
     return int(not content["passed"])
 
 
-def judge(mutant: Mutant, server: Server, baseline: Baseline) -> dict[str, Any]:
-    """What the tests say of a mutant: those that concern its file, and if they are content, all others."""
+def judge(mutant: Mutant, server: Server, baseline: Baseline, near: bool = False) -> dict[str, Any]:
+    """What the tests say of a mutant, the likeliest to notice it first."""
     source = (baseline.tree / mutant.path).read_bytes()
     tree = server.folder / "tree"
     shutil.rmtree(tree, ignore_errors=True)
@@ -172,8 +173,7 @@ def judge(mutant: Mutant, server: Server, baseline: Baseline) -> dict[str, Any]:
         "key": mutant.key, "path": mutant.path, "function": mutant.function, "operator": mutant.operator,
         "difference": mutant.difference(source), "outcome": "survived", "by": "", "cpu_seconds": 0.0,
     }  # fmt: skip
-    near = concerned(baseline.tree, mutant.path)
-    for tests in (baseline.quickest(mutant), near, [t for t in baseline.tests if t not in near]):
+    for tests in _stages(mutant, baseline, near):
         if not tests:
             continue
         found = server.ask(
@@ -194,8 +194,31 @@ def judge(mutant: Mutant, server: Server, baseline: Baseline) -> dict[str, Any]:
     return row
 
 
-INVALID, QUICKEST = 70, 40
+INVALID = 70
 """See ``mutation_server``."""
+_EACH = 6
+"""Tests of each file that come first."""
+
+
+def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> Iterator[list[str]]:
+    """The tests in the order in which they are asked.
+
+    Of those that run the place of the mutant the quickest of each file; then the others that run it; then those that
+    its file is the subject of; then, unless ``near``, all there are. What runs in a process once, for whatever test
+    comes first, is why the later ones are asked as well.
+    """
+    running = baseline.running(mutant)
+    first, seen = [], Counter[str]()
+    for name in running:
+        seen[name.partition("::")[0]] += 1
+        first += [name] if seen[name.partition("::")[0]] <= _EACH else []
+    yield first
+    yield [name for name in running if name not in first]
+    subjects = concerned(baseline.tree, mutant.path)
+    if not near or not running:
+        yield subjects
+    if not near:
+        yield [t for t in baseline.tests if t not in subjects]
 
 
 def concerned(tree: Path, path: str) -> list[str]:
@@ -328,7 +351,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--count", type=int, default=240, help="about how many mutants")
     add("--workers", type=int, default=2)
     add("--only", default="", metavar="TEXT", help="of these, those with TEXT in path or key")
-    add("--near", action="store_true", help="only the tests that a file is the subject of: quicker, and says less")
+    add(
+        "--near",
+        action="store_true",
+        help="only the tests that run the place of a mutant: quicker, nearly as good",
+    )
     add("--keep", action="store_true", help="what a run on another tree killed stays killed, as tests were only added")
     add(
         "--baseline",

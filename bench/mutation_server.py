@@ -25,8 +25,6 @@ WARM = ("torch", "torch._dynamo", "torch._inductor.utils", "torch._export", "tor
         "transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert")  # fmt: skip
 INVALID = 70
 """Exit status where the mistake keeps its own module from being imported."""
-QUICKEST = 40
-"""Tests of a line that are told: the first to run."""
 MEMORY = 8 << 30
 """Bytes that a fork may take beyond what it starts with."""
 
@@ -78,17 +76,17 @@ class Order:
         told = {"seconds": self.seconds, "failed": self.failed, "lines": self.lines()}
         Path(self.report).write_text(json.dumps(told))
 
-    def lines(self) -> dict[str, dict[int, list[str]]]:
-        """The quickest tests that run each line of each file."""
+    def lines(self) -> dict[str, dict[int, list[int]]]:
+        """The tests (as positions in ``seconds``) that run each line of each file."""
         if self.coverage is None:
             return {}
         self.coverage.stop()
-        data = self.coverage.get_data()
+        data, number = self.coverage.get_data(), {name: i for i, name in enumerate(self.seconds)}
         found = {}
         for path in data.measured_files():
             rows = data.contexts_by_lineno(path).items()
-            quick = {line: sorted(filter(None, tests), key=self.seconds.__getitem__)[:QUICKEST] for line, tests in rows}
-            found[os.path.relpath(path, self.tree)] = quick
+            tests = {line: sorted(number[name] for name in names if name) for line, names in rows}
+            found[os.path.relpath(path, self.tree)] = tests
         return found
 
 
