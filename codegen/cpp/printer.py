@@ -85,12 +85,12 @@ class _Printer:
         self._pointers()
         scratch = [b for b in self.kernel.buffers if b.role == "scratch"]
         self._declare([b for b in self.kernel.buffers if b.role == "shared"])
-        grids = [s for s in self.kernel.body if isinstance(s, Loop) and s.kind == "grid"]
-        alone = [s for s in self.kernel.body if s not in grids]
-        for statement in grids:
-            self._statement(statement)
-        self._declare([b for b in scratch if b.name in _touched(alone)])  # no grid is around what stands alone
-        for statement in alone:
+        alone = [s for s in self.kernel.body if not (isinstance(s, Loop) and s.kind == "grid")]
+        declared: set[str] = set()
+        for statement in self.kernel.body:
+            if statement in alone:  # no grid is around it
+                self._declare([b for b in scratch if b.name in _touched([statement]) - declared])
+                declared |= _touched([statement])
             self._statement(statement)
         if self.reports:
             self._line("return 0;")

@@ -321,6 +321,15 @@ def test_keys_are_dealt_out_where_heads_are_few(
     assert [s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "share"] == [shares, shares]
 
 
+def test_sinks_join_what_was_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CppTarget, "cores", 4)
+    inputs = tuple(x[:1, :1] for x in sample(2, 2300))
+    result = compiled(with_sinks, inputs)
+    assert kernels(result) == ["attention"] and passes(with_sinks, result, inputs)
+    (kernel,) = result.program.kernels.values()
+    assert any(isinstance(s, Loop) and s.axis == "share" for s in walk(kernel.body))
+
+
 def test_keys_that_grow_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CppTarget, "cores", 4)
     torch._dynamo.reset()
