@@ -21,7 +21,7 @@ from fusec.ir.structure import structure
 from fusec.ir.types import TensorType, same_size
 from fusec.pipeline import Context
 from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
+from fusec.verify.interpreter import evaluate, take
 
 PASS_NAME = "program"
 
@@ -220,6 +220,8 @@ class _Writer:
             self._source(node)
         elif node.is_op("write"):
             self._write(node)
+        elif node.is_op("take"):
+            self._take(node)
         elif node.is_op("concat"):
             self._concat(node)
         elif node.has(Trait.VIEW):
@@ -323,6 +325,13 @@ class _Writer:
         else:
             text.line(f"{target}.copy_({new})")
         text.alias(node.result, destination)
+
+    def _take(self, node: Node) -> None:
+        text = self.text
+        table, index = (text.names[v] for v in node.operands)
+        text.step("opaque", "take", node.sources)
+        name = text.define(node.result, None)
+        text.line(f"{name} = {text.constant(take, 'take')}({table}, {node.attributes['dim']}, {index})")
 
     def _concat(self, node: Node) -> None:
         text = self.text

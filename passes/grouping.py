@@ -33,7 +33,7 @@ class Group:
     small_m: int = 16
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
     places: bool = True
-    """Whether kernels may store where an index says, which they have to check and to report."""
+    """Whether kernels may load and store where an index says, which they have to check and to report."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
@@ -90,6 +90,8 @@ class _Grouping:
             return not self._verdict({node})
         if node.has(Trait.WRITE):
             return node.operands[0].producer is None and (self.places or "dim" not in node.attributes)
+        if node.has(Trait.LOOKUP):
+            return self.places and not self._verdict({node})
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._needs_copy(node)
         if node.has(Trait.CONTRACTION):
@@ -137,7 +139,8 @@ class _Grouping:
         )
 
     def _is_arithmetic(self, node: Node) -> bool:
-        return node.has(_ARITHMETIC) or node.is_op("concat") or node in self.small
+        looked_up = self.places and node.has(Trait.LOOKUP)
+        return node.has(_ARITHMETIC) or node.is_op("concat") or node in self.small or looked_up
 
     # Joining.
 
@@ -237,11 +240,10 @@ class _Grouping:
         return self._verdict(inside) or self._loss(inside, first, second)
 
     def _same_range(self, producer: Node, second: set[Node]) -> bool:
-        """Whether a reader in the other group runs over as many elements as it is given."""
-        numel = producer.result.tensor.numel
-        readers = (n for n in self.uses.readers(producer) if n in second)
-        ends = (v for n in readers for v in (n.operands[1:2] if n.has(Trait.WRITE) else (n.result, n.operands[0])))
-        return any(v.tensor.numel == numel for v in ends)
+        """Whether the other group has loops like those that a value is computed in."""
+        wanted = _loops(producer.result)
+        ends = (v for n in second for v in (n.operands[1:2] if n.has(Trait.WRITE) else (n.result, n.operands[0])))
+        return any(_loops(v) == wanted for v in ends)
 
     def _verdict(self, group: set[Node]) -> str:
         """Why a group is no kernel; "" where it is one."""
@@ -342,3 +344,7 @@ class _Grouping:
             sources=tuple(map(str, region.sources[:8])),
             figures={"bytes_saved": str(saved), "gain_us": round(gained * 1e6, 3)},
         )  # fmt: skip
+
+
+def _loops(value: Value) -> list[Size]:
+    return [n for n in value.shape if n != 1]

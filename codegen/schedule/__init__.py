@@ -52,8 +52,8 @@ def schedule_region(
         raise ScheduleError("a kernel with too many places that are found at run time")
     statements = (*emitter.checks(nest.places(), numbers), *statements)
     symbols = region_symbols(region, statements)
-    updated = {o.destination for o in nest.outputs}
-    read = [v for v in body.inputs if v not in updated]
+    elsewhere = {o.destination for o in nest.outputs} | {i.value for i in nest.walk() if i.kind == "lookup"}
+    read = [v for v in body.inputs if v not in elsewhere]
     numels = [product(v.shape) for v in (*read, *map(made, body.outputs))]
     if shape.attention is not None:
         numels = [product(tuple(a.size for a in shape.attention.loops))]

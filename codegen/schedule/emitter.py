@@ -167,6 +167,8 @@ class Emitter:
             buffer = self.buffers[item.value]
             offset = self.offset(item.index, item.value.tensor)
             return self._define(item, self._load(item, buffer, offset), self._level(item))
+        if item.place is not None:
+            return self._lookup(item, item.place)
         if item.kind == "constant":
             return self._constant(item)
         if item.kind == "index":
@@ -210,6 +212,12 @@ class Emitter:
                 self.inner.append(Check(self.emit(place.value), place.length, numbers[place.node]))
         statements, self.levels = tuple(self.inner), opened
         return statements
+
+    def _lookup(self, item: Located, place: indexing.Place) -> str:
+        offset, (row,) = self.offset(item.index, item.value.tensor), item.bound
+        there = sympy.expand(offset.subs(self.axis_symbol(row), self.place(place)))
+        level = self._level(item, (self.emit(place.value),))
+        return self._define(item, self._load(item, self.buffers[item.value], there), level)
 
     def _load(self, item: Located, buffer: Buffer, offset: sympy.Expr) -> Statement:
         return Load(self.fresh(), buffer.name, offset)

@@ -334,7 +334,7 @@ class Rows:
 def unit_strides(nest: Nest, output_types: Sequence[TensorType]) -> Counter[Axis]:
     """How many loads and stores have each axis at unit stride."""
     counts: Counter[Axis] = Counter()
-    accesses = [(i.index, i.value.tensor) for i in nest.walk() if i.kind == "load"]
+    accesses = [(i.index, i.value.tensor) for i in nest.walk() if i.kind in ("load", "lookup")]
     accesses += [(o.index, output_types[o.position]) for o in nest.outputs]
     for index, type in accesses:
         for part, stride in zip(index, type.strides, strict=True):

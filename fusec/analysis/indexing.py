@@ -21,16 +21,18 @@ class Located:
     """One operation at one index. Identity is equality; equal computations are one object."""
 
     kind: str
-    """``load``, ``constant``, ``index``, ``pointwise``, ``reduction`` or ``contraction``."""
+    """``load``, ``lookup``, ``constant``, ``index``, ``pointwise``, ``reduction`` or ``contraction``."""
     value: Value
     index: tuple[Affine, ...]
     operands: "tuple[Located, ...]" = ()
     bound: tuple[Axis, ...] = ()
-    """The axes that a reduction or contraction sums over."""
+    """The axes that a reduction or contraction sums over; of a lookup, the one that stands for its place."""
     axes: frozenset[Axis] = frozenset()
     """The axes its value depends on."""
     depth: int = 0
     """How many reductions lie below it, one above the other."""
+    place: "Place | None" = None
+    """Of a lookup: where along a dim it loads."""
 
     @property
     def node(self) -> Node:
@@ -93,11 +95,13 @@ class Nest:
 
     def walk(self) -> Iterator[Located]:
         """Every computation once, operands first."""
-        return walk([*(o.root for o in self.outputs), *(place.value for place in self.places())])
+        return walk([*(o.root for o in self.outputs), *(o.place.value for o in self.outputs if o.place is not None)])
 
     def places(self) -> list[Place]:
         """What has to be checked before anything is stored."""
-        return [o.place for o in self.outputs if o.place is not None]
+        roots = [place for o in self.outputs if (place := o.place) is not None]
+        items = walk([*(o.root for o in self.outputs), *(place.value for place in roots)])
+        return [*roots, *(i.place for i in items if i.place is not None)]
 
 
 _MAX_CUTS = 24
@@ -130,7 +134,7 @@ def made(output: Value) -> Value:
 
 def placing(body: Graph) -> list[Node]:
     """The nodes of a region's body that store or load at places found at run time, in order."""
-    return [n for n in body.nodes if n.is_op("write") and "dim" in n.attributes]
+    return [n for n in body.nodes if n.has(Trait.LOOKUP) or (n.has(Trait.WRITE) and "dim" in n.attributes)]
 
 
 def _extent(shape: tuple[Size, ...]) -> tuple[int, int]:
@@ -282,6 +286,8 @@ class _Locator:
             return self._reduction(node, index)
         if node.has(Trait.CONTRACTION):
             return self._contraction(node, index)
+        if node.has(Trait.LOOKUP):
+            return self._lookup(node, index)
         raise ScheduleError(f"{node.op.name} cannot be part of a kernel")
 
     def _through_view(self, node: Node, index: tuple[Affine, ...]) -> Located:
@@ -368,6 +374,24 @@ class _Locator:
             self.at(x, tuple(at[label] for label in term)) for term, x in zip(terms, node.operands, strict=True)
         )
         return _above("contraction", node.result, index, operands, tuple(bound))
+
+    def _lookup(self, node: Node, index: tuple[Affine, ...]) -> Located:
+        """A load at a place that another computation gives, which stands as an axis of its own in the index."""
+        table, places = node.operands
+        d = node.attributes["dim"] % len(table.shape)
+        behind = d + len(places.shape)
+        place = Place(node, d, self.at(places, index[d:behind]))
+        row = Axis(place.length, "row")
+        try:
+            found = self.at(table, (*index[:d], Affine.of([(row, 1)]), *index[behind:]))
+        except Unaligned as cut:
+            if cut.axis is row:
+                raise NotAffine("a place that is found at run time lies across two dims") from cut
+            raise
+        if found.kind != "load":
+            raise ScheduleError("a kernel looks up what it computes itself")
+        axes = found.axes - {row} | place.value.axes
+        return Located("lookup", found.value, found.index, (place.value,), (row,), axes, 0, place)
 
     def _summed(self, n: Size, taken: set[Axis]) -> _Part:
         """The variable of a contracted dim: that of every contraction over ``n``, unless the operands' dims use it."""

@@ -7,7 +7,7 @@ from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, product, simplify
 
 _PRODUCTS = ("mm", "linear", "conv", "matmul", "einsum")
-_LOOKUPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")
+_LOOKUPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")  # what stays a call
 
 
 def touched_bytes(value: Value) -> Size:
@@ -33,19 +33,27 @@ def moved_bytes(node: Node) -> Size:
 
 
 def ends(region: Node) -> tuple[Value, ...]:
-    """What a region reads from memory, each value once, and what it stores there."""
+    """What a region reads from memory, each value once and of tables what it looks up, and what it stores there."""
     inner = dict(zip(region.operands, region.body.inputs, strict=True))
-    return (*(v for v, of in inner.items() if _is_read(of)), *map(_stored, region.body.outputs))
+    return (*(v for v, of in inner.items() if _is_read(of)), *_found(region.body), *map(_stored, region.body.outputs))
 
 
 def body_ends(body: Graph) -> tuple[Value, ...]:
     """What a region with this body would read and store, by its values inside."""
-    return (*filter(_is_read, body.inputs), *map(_stored, body.outputs))
+    return (*filter(_is_read, body.inputs), *_found(body), *map(_stored, body.outputs))
+
+
+def _found(body: Graph) -> list[Value]:
+    return [node.result for node in body.nodes if node.has(Trait.LOOKUP)]
 
 
 def _is_read(value: Value) -> bool:
-    """Whether a region reads what its input holds, and does not only write there."""
-    return not value.users or any(value in user.operands[user.has(Trait.WRITE) :] for user in value.users)
+    """Whether a region reads all that its input holds, and does not only write there or look something up."""
+    return not value.users or any(
+        value in user.operands[1:]
+        or (_is_read(user.result) if user.has(Trait.VIEW) else not user.has(Trait.WRITE | Trait.LOOKUP))
+        for user in value.users
+    )
 
 
 def _stored(value: Value) -> Value:
@@ -61,7 +69,8 @@ def is_attention(node: Node) -> bool:
 
 def is_lookup(node: Node) -> bool:
     """Whether a node takes places out of its first operand, so that it reads those and not the whole table."""
-    return node.has(Trait.OPAQUE) and str(node.attributes.get("target", "")).startswith(_LOOKUPS)
+    target = str(node.attributes.get("target", ""))
+    return node.has(Trait.LOOKUP) or (node.has(Trait.OPAQUE) and target.startswith(_LOOKUPS))
 
 
 def _sum(values: Iterable[Value]) -> Size:

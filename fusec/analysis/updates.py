@@ -17,7 +17,11 @@ def check_updates(nest: Nest, kind: str) -> None:
         raise ScheduleError("a kernel cannot tell beforehand where it stores")
     for output in nest.outputs:
         if output.destination is not None and (loads := loads_of(nest, output.destination)):
-            if output.place is not None or kind != "pointwise" or any(i.index != output.index for i in loads):
+            if (
+                output.place is not None
+                or kind != "pointwise"
+                or any(i.kind == "lookup" or i.index != output.index for i in loads)
+            ):
                 raise ScheduleError("a kernel reads what it writes", why=f"it is {output.destination.name}")
             if output.axes and any(o.axes != output.axes for o in nest.outputs if reads(o, loads)):
                 raise ScheduleError("a kernel reads what it writes", why="in another loop")
@@ -28,7 +32,7 @@ _PLAIN = ("load", "constant", "index", "pointwise")
 
 def loads_of(nest: Nest, value: Value) -> list[Located]:
     """The loads of an input."""
-    return [i for i in nest.walk() if i.kind == "load" and i.value is value]
+    return [i for i in nest.walk() if i.kind in ("load", "lookup") and i.value is value]
 
 
 def reads(output: Output, loads: list[Located]) -> bool:

@@ -154,7 +154,7 @@ def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 
         for v in at.operands:
             if v.producer is None or (v in edge and not v.producer.is_op("constant")):
                 continue
-            if v.producer.has(Trait.OPAQUE | Trait.WRITE) or (left == 0 and v.producer.operands):
+            if v.producer.has(Trait.OPAQUE | Trait.WRITE | Trait.LOOKUP) or (left == 0 and v.producer.operands):
                 continue
             collect(v.producer, left - 1)
 

@@ -308,7 +308,6 @@ def test_the_loss_of_a_language_model() -> None:
 
 
 OPAQUE: dict[str, Callable[..., Any]] = {
-    "aten.embedding.default": lambda x, i: F.embedding(i, x),
     "aten.index.Tensor": lambda x, i: (x[i], x[:, i % 3]),
     "aten.topk.default": lambda x, i: torch.topk(x, 2),
     "aten.sort.default": lambda x, i: torch.sort(x, descending=True),
@@ -321,6 +320,16 @@ OPAQUE: dict[str, Callable[..., Any]] = {
         x[None], x[None], x[None], is_causal=True, scale=0.3
     ),
 }
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, i: F.embedding(i, x),
+    lambda x, i: F.embedding(i.int()[:, None], x, padding_idx=1),
+    lambda x, i: F.embedding(i[0], x),
+    lambda x, i: (x.index_select(0, i), x.index_select(-1, i), x[0].index_select(0, i[2])),
+])  # fmt: skip
+def test_lookups(function: Callable[..., Any]) -> None:
+    check(function, torch.randn(4, 4), torch.tensor([2, 0, 1, 1]), symbolic=True)
 
 
 @pytest.mark.parametrize("target", OPAQUE)
