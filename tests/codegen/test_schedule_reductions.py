@@ -7,6 +7,7 @@ import torch
 
 from fusec.analysis.affine import Axis
 from fusec.codegen.bounds import accesses, unproven_accesses
+from fusec.codegen.kernel import Loop, walk
 from fusec.codegen.schedule import schedule_region
 from fusec.codegen.schedule.chains import Run, chained
 from fusec.compiler import Compiled, compile_graph
@@ -105,3 +106,13 @@ def test_what_is_dear_is_kept_once_for_each_column() -> None:
     kernel = schedule_region(region, "k", 16, False)
     assert [b.numel for b in kernel.buffers if b.role == "scratch"] == [300]
     assert all(a.statement.offset.free_symbols for a in accesses(kernel)) and not unproven_accesses(kernel)
+
+
+@pytest.mark.parametrize(("columns", "lanes"), [(5, 8), (300, 512), (512, 512), (40000, 16384)])
+def test_a_tile_that_may_hold_a_row_is_no_wider(columns: int, lanes: int) -> None:
+    body = Body()
+    x = body.tensor(6, columns)
+    body.set_outputs([body.do("div", x, body.do("max", x, dims=(-1,)))])
+    region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[x.type])
+    kernel = schedule_region(region, "k", 1024, True)
+    assert {loop.step for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile"} == {lanes}
