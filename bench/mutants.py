@@ -36,15 +36,17 @@ SOURCES = ("fusec", "passes", "codegen", "models", "tests", "bench", "examples",
 
 CONCERNED: dict[str, tuple[str, ...]] = {
     "fusec/rewriting": ("rewriting", "passes", "test_user_fusions.py", "test_fusions.py"),
-    "passes/canonicalize": ("passes/test_canonicalize.py", "passes", "rewriting", "verify/test_rewrites.py",
-                            "test_fusions.py"),
+    "passes/canonicalize": ("passes", "rewriting", "verify/test_rewrites.py", "test_fusions.py"),
     "passes/raising": ("passes/test_spellings.py", "test_fusions.py"),
     "passes/fusion": ("passes/test_spellings.py", "test_fusions.py"),
     "passes": ("passes", "codegen/test_attention.py", "codegen/test_program.py", "test_compiler.py"),
-    "fusec/analysis": ("analysis", "passes/test_grouping.py", "codegen"),
-    "codegen/triton": ("codegen/test_triton_printer.py", "codegen/test_triton_regions.py", "codegen"),
-    "codegen": ("codegen/test_cpp.py", "codegen/test_cpp_functions.py", "codegen/test_bounds.py",
-                "codegen/test_schedule_reductions.py", "codegen/test_attention.py", "codegen/test_sizes.py", "codegen"),
+    "fusec/analysis": ("analysis", "passes/test_grouping.py", "codegen/test_attention.py", "codegen/test_products.py",
+                       "codegen/test_program.py", "codegen/test_schedule_reductions.py"),
+    "codegen/triton": ("codegen/test_triton_printer.py", "codegen/test_triton_regions.py",
+                       "codegen/test_triton_compile.py"),
+    "codegen/cpp": ("codegen/test_cpp.py", "codegen/test_cpp_functions.py", "codegen/test_program.py"),
+    "codegen": ("codegen/test_bounds.py", "codegen/test_schedule_reductions.py", "codegen/test_attention.py",
+                "codegen/test_products.py", "codegen/test_program.py", "codegen/test_sizes.py"),
 }  # fmt: skip
 """The tests (below tests/) that a folder's files are the subject of: they run first."""
 UNCONCERNED = ("test_layout.py", "test_packaging.py", "test_readme.py", "bench", "models/test_weights.py")
@@ -204,8 +206,8 @@ def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> Iterator[list[str
     """The tests in the order in which they are asked.
 
     Of those that run the place of the mutant the quickest of each file; then the others that run it; then those that
-    its file is the subject of; then, unless ``near``, all there are. What runs in a process once, for whatever test
-    comes first, is why the later ones are asked as well.
+    its file is the subject of; then, unless ``near``, all there are. The later ones are asked since some places run
+    once in a process, for whatever test comes first.
     """
     running = baseline.running(mutant)
     first, seen = [], Counter[str]()
@@ -215,8 +217,7 @@ def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> Iterator[list[str
     yield first
     yield [name for name in running if name not in first]
     subjects = concerned(baseline.tree, mutant.path)
-    if not near or not running:
-        yield subjects
+    yield subjects
     if not near:
         yield [t for t in baseline.tests if t not in subjects]
 
@@ -354,7 +355,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--near",
         action="store_true",
-        help="only the tests that run the place of a mutant: quicker, nearly as good",
+        help="only tests that run the place, or are about the file",
     )
     add("--keep", action="store_true", help="what a run on another tree killed stays killed, as tests were only added")
     add(

@@ -122,7 +122,7 @@ def divide_by_power_of_two(graph: Graph, node: Node) -> Value | None:
     """x/2ᵏ = x·2⁻ᵏ; the division of a sum stays, as that is what a mean looks like."""
     x, c = node.operands
     n = number_of(c)
-    if n is None or not x.dtype.is_float or n in (0, 1, -1) or not math.isfinite(n):
+    if n is None or not x.dtype.is_float:
         return None
     if x.producer is not None and x.producer.is_op("sum"):
         return None

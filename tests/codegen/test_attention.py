@@ -494,3 +494,27 @@ def test_a_call_and_its_spelling_are_compared(
     (result,) = compiled_graphs()
     assert ("attention" in kernels(result)) != planted
     assert bool(result.remarks.of("failure")) == planted
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((2, 18, 32), (2, 19, 32), (2, 19, 48)),
+        ((3, 2, 4, 18, 32), (3, 2, 4, 19, 32), (3, 2, 4, 19, 48)),
+    ],
+    ids=["no heads", "two batches"],
+)
+def test_calls_of_any_rank(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    inputs = (torch.randn(q), torch.randn(k), torch.randn(v))
+    result = compiled(F.scaled_dot_product_attention, inputs)
+    assert kernels(result)[-1] == "attention" and not any(step.kind == "aten" for step in result.program.steps)
+    assert passes(F.scaled_dot_product_attention, result, inputs)
+
+
+def test_nothing_is_verified_unless_it_is_asked_for() -> None:
+    inputs = sample(18, 19)
+    graph = trace(call, inputs, symbolic=False)
+    for verify in (False, True):
+        records = compile_graph(graph, Config(strict=True, verify=verify)).records
+        assert sum(record.applications for record in records) > 0
+        assert sum(record.verified for record in records) == verify * sum(record.applications for record in records)

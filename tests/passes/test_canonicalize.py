@@ -1,5 +1,6 @@
 """Canonicalisation: each rule keeps the meaning, leaves what would change a bit, and gives one form."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from fusec.passes.canonicalize import RULES, normalize
 from fusec.passes.canonicalize.contractions import canonical_spec
 from fusec.passes.canonicalize.numbers import rounded
 from fusec.pipeline import Context
-from fusec.rewriting.driver import simplify_graph
+from fusec.rewriting.driver import simplifies, simplify_graph
 from fusec.verify.interpreter import evaluate
 
 
@@ -338,3 +339,15 @@ def test_a_rule_that_raises_is_left_out() -> None:
     simplify_graph(graph_of("one-over"), [Simplification("broken", ("div",), broken, True)], context)
     (failure,) = context.remarks.of("failure")
     assert "broken" in failure.message
+
+
+def test_a_wrong_rule_is_told_with_both_sides_in_order() -> None:
+    @simplifies("exp")
+    def negated(graph: Graph, node: Any) -> Any:
+        return graph.add_node("neg", [node.result]).result if not node.result.users else None
+
+    graph, context = row("%r: f32[3, 4] = exp(%x)\nreturn %r"), Context(Config(verify=True))
+    assert not simplify_graph(graph, [negated], context)
+    (failure,) = context.remarks.of("failure")
+    before, after = map(float, re.findall(r"\): (\S+) and (\S+?)(?:,|$)", failure.reason)[0])
+    assert before > 0 > after == -before

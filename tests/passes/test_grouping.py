@@ -206,3 +206,14 @@ def test_views_before_an_opaque_call_cost_nothing() -> None:
     x = m.do("exp", m.tensor(2, 8, 64))
     heads = m.do("permute", m.do("reshape", x, shape=(2, 8, 4, 16)), dims=(0, 2, 1, 3))
     assert len(m.group(m.call(heads))) == 1
+
+
+def test_only_a_softmax_between_products_makes_an_attention() -> None:
+    for missing in ("max", "exp"):
+        model = Model()
+        q, k, v = model.tensor(2, 18, 8), model.tensor(2, 19, 8), model.tensor(2, 19, 10)
+        scores = model.do("contraction", q, k, spec="abz,acz->abc")
+        shifted = scores if missing == "max" else model.do("sub", scores, model.do("max", scores, dims=(-1,)))
+        weights = model.do("tanh" if missing == "exp" else "exp", shifted)
+        model.group(model.do("contraction", weights, v, spec="abz,azc->abc"))
+        assert not any(r.subject == "attention" for r in model.context.remarks), missing
