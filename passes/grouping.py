@@ -177,7 +177,7 @@ class _Grouping:
             reason = self._verdict(group)
             if reason:
                 self.uses.pass_through(*views)
-        return reason or self._loss(group, *({n} for n in group))
+        return reason or self._loss(self._judged(group), *({n} for n in group))
 
     def _views_into(self, group: set[Node]) -> list[Node]:
         """The reshapes through which a group reads what others compute."""
@@ -237,7 +237,8 @@ class _Grouping:
             return "several kernels read it"
         if self.units.closes_circle(first, second):
             return "a kernel between them needs the one and feeds the other"
-        return self._verdict(inside) or self._loss(inside, first, second)
+        together = self._judged(inside)
+        return together.reason or self._loss(together, first, second)
 
     def _same_range(self, producer: Node, second: set[Node]) -> bool:
         """Whether the other group has loops like those that a value is computed in."""
@@ -259,9 +260,9 @@ class _Grouping:
             self.judgements[key] = judge(candidate.build(), self.small_m, self.context.machine)
         return self.judgements[key]
 
-    def _loss(self, whole: set[Node], *parts: set[Node]) -> str:
+    def _loss(self, together: Judgement, *parts: set[Node]) -> str:
         """Why several kernels are left several though they could be one; "" where that one is quicker."""
-        together, machine = self._judged(whole), self.context.machine
+        machine = self.context.machine
         if not may_lose(together, machine):
             return ""
         apart = [self._judged(part) for part in parts]
