@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 import sympy
 
 from fusec.analysis.affine import at_least
-from fusec.codegen.kernel import Kernel, Load, Loop, Place, Statement, Store, When, walk
+from fusec.codegen.kernel import Check, Kernel, Load, Loop, Place, Statement, Store, When, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 
@@ -50,8 +51,11 @@ def size_limits(body: Graph) -> dict[str, Size]:
 
 
 def accesses(kernel: Kernel) -> Iterator[Access]:
-    """Every load and store of a kernel; a place found at run time counts as one more loop around."""
-    places = tuple(Loop(s.dst, 0, s.length, 1, "serial", ()) for s in walk(kernel.body) if isinstance(s, Place))
+    """Every load and store of a kernel; a place that was checked before any store counts as one more loop around."""
+    first = takewhile(lambda s: not isinstance(s, Store), walk(kernel.body))
+    checked = {s.length for s in first if isinstance(s, Check)}
+    found = [s for s in walk(kernel.body) if isinstance(s, Place) and s.length in checked]
+    places = tuple(Loop(s.dst, 0, s.length, 1, "serial", ()) for s in found)
     lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}
 
     def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:

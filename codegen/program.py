@@ -15,7 +15,7 @@ from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.codegen.target import DirectLaunchable, Launchable, Target
 from fusec.codegen.vendor import write_biased, write_contraction
 from fusec.errors import BuildError, FusecError
-from fusec.ir.graph import Graph, Node, Value, updated
+from fusec.ir.graph import Graph, Node, Value, storage, updated
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 from fusec.ir.types import TensorType, same_size
@@ -199,6 +199,11 @@ class _Writer:
         if names:
             self.text.line(f"{''.join(name + ', ' for name in names)}= args")
         self.text.line("args.clear()")
+        changed = {storage(v) for node in self.kernels for v in node.written}
+        if counted := [self.text.names[v] for v in self.graph.inputs if v in changed]:
+            # Torch counts changes, so that a tensor saved for a backward pass is not used after one.
+            function = self.text.constant(torch.autograd.graph.increment_version, "increment_version")
+            self.text.line(f"{function}([{', '.join(counted)}])")
         for value in self.graph.inputs:
             self.text.bind_symbols(value)
         for value in self.graph.inputs:
@@ -365,7 +370,7 @@ class _Writer:
         text = self.text
         body = node.body if node.has(Trait.REGION) else _alone(node)
         operands = ", ".join(text.names[v] for v in node.operands)
-        names = [text.define(r, None) for r in node.results]
+        names = [text.define(r, None, updated(node, r.index)) for r in node.results]
         text.step("interpreted", _kernel_name(node) if node.has(Trait.REGION) else node.op.name, node.sources)
         known = ", ".join(f"{s!r}: {s}" for s in sorted(text.symbols))
         function, graph = text.constant(interpret, "interpret"), text.constant(body, "body")
@@ -386,14 +391,16 @@ def raise_out_of_range(fault: int, places: Sequence[tuple[int, int, str]]) -> No
 
 
 def interpret(body: Graph, operands: list[Any], symbols: dict[str, int]) -> list[Any]:
-    """Run a graph operation by operation; writes change the operands' storage."""
-    results = evaluate(body, operands, symbols, mutate=True)
-    if any(node.has(Trait.WRITE) for node in body.nodes):
-        return results
+    """Run a graph operation by operation; writes change the operands' storage once all is computed."""
+    results = evaluate(body, operands, symbols)
     # A cast that changes nothing gives its operand back; the caller relies on memory of its own.
     taken = {x.untyped_storage().data_ptr() for x in operands if isinstance(x, torch.Tensor)}
     fresh = (not isinstance(x, torch.Tensor) or x.untyped_storage().data_ptr() not in taken for x in results)
-    return [x if own else x.clone() for x, own in zip(results, fresh, strict=True)]
+    results = [x if own else x.clone() for x, own in zip(results, fresh, strict=True)]
+    for i, value in enumerate(body.outputs):
+        if value.producer is not None and value.producer.written:
+            results[i] = operands[body.inputs.index(storage(value))].copy_(results[i])
+    return results
 
 
 def _alone(node: Node) -> Graph:

@@ -127,6 +127,10 @@ def test_what_is_stored_at_a_place_is_proven_to_stay_inside() -> None:
     assert [s.length for s in walk(kernel.body) if isinstance(s, Check)] == [place.length] == [9]
     short = tuple(replace(b, numel=b.numel - 1) if b.role == "update" else b for b in kernel.buffers)
     assert unproven_accesses(replace(kernel, buffers=short))
+    *checks, grid = kernel.body
+    assert unproven_accesses(replace(kernel, body=(grid, *checks)))
+    text = target_named("cpp").print(kernel)
+    assert text.index("return out_of_range(") < text.index("store(")
 
 
 def test_two_writes_at_the_same_places_are_checked_once() -> None:
@@ -210,6 +214,25 @@ def test_a_kernel_that_reads_the_old_rows_comes_first() -> None:
       return %both
     }"""
     agrees(text, torch.randn(9, 4), torch.randn(2, 4), torch.tensor([4, 1]), kinds=["kernel"] * 3)
+
+
+def test_counters_on_a_gpu_are_one_kernel_and_places_stay_calls() -> None:
+    """Run by Triton's interpreter."""
+    pytest.importorskip("triton")
+    graph, inputs = parse_graph(counters(3)), [torch.tensor(i) for i in range(3)]
+    x = torch.randn(64, 64) / 8
+    expected = [*(i + 1 for i in inputs), *evaluate(graph, [*inputs, x], {})]
+    Group(0, places=False).apply(graph, Context())
+    made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
+    assert [step.kind for step in made.steps] == ["vendor"] * 3 + ["kernel"] * 2
+    torch.testing.assert_close([*inputs, *made([*inputs, x])], [*expected[:3], expected[3]])
+    graph = parse_graph(EMBEDDED)
+    Group(0, places=False).apply(graph, Context())
+    made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
+    assert sorted(step.name for step in made.steps if step.kind == "opaque") == ["take", "take"]
+    graph = parse_graph(ROWS)
+    Group(0, places=False).apply(graph, Context())
+    assert [n.op.name for n in graph.nodes if n.is_op("write")] == ["write"]
 
 
 def counters(layers: int) -> str:

@@ -126,6 +126,25 @@ def test_an_input_with_other_strides_is_copied() -> None:
     torch.testing.assert_close(program([data])[0], data.exp())
 
 
+def test_a_region_that_writes_runs_without_a_kernel_too() -> None:
+    graph = Graph("counter")
+    count, x = tensor(graph, dtype=I64), tensor(graph, 4)
+    same = graph.add_node("cast", [count], {"dtype": I64}).result
+    more = graph.add_node("add", [same, graph.constant(1, I64)]).result
+    graph.add_node("write", [count, more])
+    graph.set_outputs([same, more, graph.add_node("exp", [x]).result])
+    for target in (NoKernels(), None):
+        program, _ = compiled(graph.copy(), target)
+        assert {"interpreted" if target else "kernel"} == set(kinds(program))
+        number, version = torch.tensor(7), 0
+        for step in range(3):
+            old, new, _ = program([number, torch.zeros(4)])
+            assert (int(old), int(new), int(number)) == (7 + step, 8 + step, 8 + step)
+            assert number._version > version, "autograd would not see the change"
+            version = number._version
+            new.zero_()
+
+
 @pytest.mark.parametrize(("function", "steps"), [("exp", ["kernel", "kernel"]), (None, ["write", "kernel"])])
 def test_writes_change_the_input_and_copies_do_not_miss_them(function: str | None, steps: list[str]) -> None:
     graph = Graph("cache")
