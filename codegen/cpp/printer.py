@@ -1,4 +1,7 @@
-"""A tile program as C++ text: grid loops become OpenMP loops, tiles become Vec values."""
+"""A tile program as C++ text: grid loops become OpenMP loops, tiles become Vec values.
+
+Longer than 500 lines: it has a method for each statement of the tile program.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -2,349 +2,38 @@
 
 Scores never reach memory: a block of them lies in the cache between the two products. With many queries the lanes
 run along them, so that a softmax has nothing to fold across lanes; with few, as in decoding, along the keys.
-Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import reduce
+from contextlib import ExitStack, contextmanager
 
 import sympy
 
 from fusec.analysis.affine import Axis
-from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
-from fusec.analysis.indexing import Located, Nest, stride
-from fusec.analysis.visible import loaded_masks, visible_keys
-from fusec.codegen.kernel import (
-    Buffer,
-    Compute,
-    Constant,
-    Dot,
-    Fold,
-    Init,
-    Load,
-    Matrix,
-    Operand,
-    Statement,
-    Store,
-    Update,
-)
+from fusec.analysis.attention import FEW_QUERIES, Attention
+from fusec.analysis.indexing import Nest
+from fusec.codegen.kernel import Dot, Fold, Matrix, Statement, Store
 from fusec.codegen.schedule.emitter import Emitter, grid
+from fusec.codegen.schedule.online_softmax import SHARE, OnlineSoftmax, static_size
 from fusec.codegen.schedule.rows import Tiling
-from fusec.ir.types import BOOL, DType, Size, accumulation
+from fusec.ir.types import Size
 
 _QUERIES = 64
 _KEYS = 64
 _KEYS_OF_FEW = 256
 _SHARED_KEYS = 512
 """Keys that are worth an iteration of their own."""
-_LOWEST = Constant(-math.inf)
-_SHARE = sympy.Symbol("share", integer=True, nonnegative=True)
 
 
 def schedule_attention(emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
     """The body of a kernel for an attention region."""
     rows = math.prod(a.size if isinstance(a.size, int) else 2**30 for a in attention.queries)
-    blocks = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
+    blocks: type[OnlineSoftmax] = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
     return blocks(emitter, nest, attention, tiling).run()
 
 
-class _Attention(ABC):
-    """The steps, whichever way the lanes run."""
-
-    keys: int
-    """Keys in a block."""
-    row_count: int
-    """Queries that an iteration has place for."""
-    outer: tuple[Axis, ...]
-    """Axes of the grid."""
-    share: sympy.Expr = _SHARE
-    """Which of the shares is at work."""
-    shares: int = 1
-    """Iterations that the keys of one are dealt out to, block by block; what they find is combined at the end."""
-
-    @abstractmethod
-    def scratch(self, name: str, count: int, shares: int = 1) -> str:
-        """Memory for ``count`` elements of each query; of all iterations, if each has but a share of the keys."""
-
-    @abstractmethod
-    def row(self) -> sympy.Expr:
-        """Place of a query."""
-
-    @abstractmethod
-    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
-        """Place of an element of a query, of which it has ``count``; ``axis`` counts them from ``start`` on."""
-
-    @abstractmethod
-    def rows(self) -> AbstractContextManager[None]:
-        """Loop over the queries."""
-
-    @abstractmethod
-    def cells(self, axis: Axis) -> AbstractContextManager[None]:
-        """Loop over the queries and an axis."""
-
-    @abstractmethod
-    def block_keys(self) -> AbstractContextManager[None]:
-        """Loop over the keys of this block."""
-
-    @abstractmethod
-    def folded(self, op: str, accumulator: str) -> str:
-        """The result of a row, of what the loop over its keys left in an accumulator."""
-
-    @abstractmethod
-    def scoring(self, queries: str) -> Dot:
-        """Products of the queries with the keys of the block."""
-
-    @abstractmethod
-    def weighing(self) -> Dot:
-        """Weights of the block times its values, added to the sums."""
-
-    @abstractmethod
-    def grid(self) -> tuple[Statement, ...]:
-        """The loops around everything."""
-
-    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
-        self.emitter, self.nest, self.parts, self.tiling = emitter, nest, attention, tiling
-        self.dtype = accumulation(attention.product.dtype)
-        self.depth, self.columns = _static(attention.depth), _static(attention.columns)
-        for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
-            emitter.axis_name(axis)
-        self.inner_range: dict[sympy.Symbol, tuple[sympy.Expr, sympy.Expr]] = {}
-        """First and last value of the queries' axes that loop inside an iteration of the grid."""
-        self.inside: dict[Axis, tuple[Size, Size]] = {}
-        """Where those axes start and stop."""
-        self.first_key = sympy.Symbol("key_block", integer=True, nonnegative=True)
-
-    def slot(self, size: int, share: sympy.Expr | None = None) -> sympy.Expr:
-        """Where ``size`` elements of one share (by default the present one) lie, in memory that all shares see."""
-        place: sympy.Expr = sympy.Integer(0)
-        if self.shares > 1:
-            for axis in self.outer:
-                place = place * _static(axis) + self.emitter.axis_symbol(axis)
-            place = place * self.shares + (self.share if share is None else share)
-        return sympy.expand(place * size)
-
-    def state(self, share: sympy.Expr | None = None) -> sympy.Expr:
-        """Place of what is known of a query's softmax."""
-        return sympy.expand(self.row() + self.slot(self.row_count, share))
-
-    def sum(self, share: sympy.Expr | None = None) -> sympy.Expr:
-        """Place of an element of the sum of a query's values."""
-        place = self.place(self.columns, self.parts.columns)
-        return sympy.expand(place + self.slot(self.row_count * self.columns, share))
-
-    def run(self) -> tuple[Statement, ...]:
-        """The statements of the whole kernel."""
-        emitter, parts = self.emitter, self.parts
-        emitter.levels[0].axes = frozenset(self.outer)
-        queries = self.scratch("query", self.depth)
-        self.scores = self.scratch("scores", self.keys)
-        self.sums = self.scratch("sums", self.columns, self.shares)
-        self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
-        self.factor = self.scratch("factor", 1)
-        with self.cells(parts.depth):
-            query = emitter.emit(parts.query)
-            for factor in map(emitter.emit, parts.factors):
-                query = self._compute("mul", query, factor)
-            emitter.inner.append(Store(queries, self.place(self.depth, parts.depth), query))
-        with self.cells(parts.columns):
-            emitter.inner.append(Store(self.sums, self.sum(), Constant(0.0)))
-        with self.rows():
-            emitter.inner.append(Store(self.largest, self.state(), _LOWEST))
-            emitter.inner.append(Store(self.total, self.state(), Constant(0.0)))
-        start, stop = self._visible()
-        first = start if self.shares == 1 else start + _SHARE * self.keys
-        with emitter.repeat(str(self.first_key), first, stop, self.shares * self.keys):
-            seen = self._seen()
-            with emitter.when(seen) if seen else nullcontext():
-                self._take_in(queries)
-        return self.close()
-
-    def close(self) -> tuple[Statement, ...]:
-        """The end of an iteration, and the loops around it."""
-        self.finish()
-        return self.grid()
-
-    def finish(self) -> None:
-        """What is left to do once all keys are taken in."""
-        if not self.parts.is_plain:
-            self._shift()
-        with self.cells(self.parts.columns):
-            self._finish()
-
-    def _take_in(self, queries: str) -> None:
-        """One block of keys: its scores, what they make of the softmax, and its values."""
-        emitter = self.emitter
-        emitter.inner.append(self.scoring(queries))
-        with self.rows():
-            self._softmax()
-        self._scale_sums()
-        emitter.inner.append(self.weighing())
-
-    def _seen(self) -> str | None:
-        """Whether any query here sees any key of the block, as far as a loaded mask says; None where there is none."""
-        emitter, masks = self.emitter, loaded_masks(self.parts.scores, self.parts.keys)
-        if not masks:
-            return None
-        seen = emitter.fresh("acc")
-        emitter.inner.append(Init(seen, "max", BOOL, True))
-        with ExitStack() as loops:
-            for axis, (start, stop) in self.inside.items():
-                if any(axis in mask.axes for mask, _ in masks):
-                    loops.enter_context(emitter.loop(axis, "serial", 1, start, stop))
-            start, stop = self.block_keys_range()
-            loops.enter_context(emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop))
-            shown = [self._shown(mask, hidden) for mask, hidden in masks]
-            every = reduce(lambda a, b: self._compute("and", a, b, dtype=BOOL), shown)
-            emitter.inner.append(Update(seen, "max", (every,)))
-        name = emitter.fresh("r")
-        emitter.inner.append(Fold(name, "max", seen, BOOL))
-        return name
-
-    def _shown(self, mask: Located, hidden: bool | float) -> Operand:
-        """Whether a mask lets a score through: whether it is not what hides one."""
-        value = self.emitter.emit(mask)
-        return (
-            value if hidden is False else self._compute("ne", value, Constant(hidden), dtype=accumulation(mask.dtype))
-        )
-
-    def _visible(self) -> tuple[Size, Size]:
-        """The keys that any query here can see, from the start of a block on."""
-        lower, upper = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
-        starts = [self.extreme(bound, -1) for bound in lower]
-        stops = [self.extreme(bound, 1) for bound in upper]
-        start = sympy.Max(0, *(sympy.floor(s / self.keys) * self.keys for s in starts if s is not None))
-        return start, sympy.Min(self.parts.keys.size, *(s + 1 for s in stops if s is not None))
-
-    def extreme(self, bound: sympy.Expr, sign: int) -> sympy.Expr | None:
-        """The least (-1) or greatest (1) value of a bound over the queries of one iteration; None if not known."""
-        for axis in self.parts.queries:
-            place = self.emitter.axis_symbol(axis)
-            slope = bound.coeff(place, 1)
-            if place in sympy.expand(bound - slope * place).free_symbols or not slope.is_Integer:
-                return None
-            if slope != 0 and place in self.inner_range:
-                bound = bound.subs(place, self.inner_range[place][0 if slope * sign < 0 else 1])
-        return sympy.expand(bound)
-
-    def _softmax(self) -> None:
-        """One row of a block: its scores become exponentials, and the row's maximum and sum take them in."""
-        emitter, parts = self.emitter, self.parts
-        place = self.place(self.keys, parts.keys, self.first_key)
-        scores, sums = next(b for b in emitter.scratch if b.name == self.scores), emitter.fresh("acc")
-        emitter.kept = {parts.product: (scores, place)}
-        peak = emitter.fresh("acc")
-        emitter.inner.append(Init(peak, "max", self.dtype, True))
-        with self.block_keys():
-            score = emitter.emit(parts.scores)
-            if parts.scores is not parts.product:
-                emitter.inner.append(Store(self.scores, place, score))
-            emitter.inner.append(Update(peak, "max", (score,)))
-        emitter.kept = {parts.scores: (scores, place)}
-        old = self._load(self.largest, self.state())
-        largest, base = self._raised(old, self.folded("max", peak))
-        factor = self._compute("exp", self._compute("sub", old, base))
-        emitter.inner.append(Init(sums, "sum", self.dtype, True))
-        with self.block_keys():
-            weight = self._compute("exp", self._compute("sub", emitter.emit(parts.scores), base))
-            emitter.inner.append(Store(self.scores, place, weight))
-            emitter.inner.append(Update(sums, "sum", (weight,)))
-        before = self._compute("mul", self._load(self.total, self.state()), factor)
-        total = self._compute("add", before, self.folded("sum", sums))
-        emitter.inner.append(Store(self.largest, self.state(), largest))
-        emitter.inner.append(Store(self.total, self.state(), total))
-        emitter.inner.append(Store(self.factor, self.row(), factor))
-        emitter.kept = {}
-
-    def _raised(self, old: Operand, new: Operand) -> tuple[str, str]:
-        """The larger of two maxima of a row, and what is taken from its scores."""
-        largest = self._compute("maximum", old, new)
-        # A row of which nothing but -inf was seen has no exponentials yet, rather than those of -inf + inf.
-        empty = self._compute("eq", largest, _LOWEST)
-        return largest, self._compute("where", empty, Constant(0.0), largest)
-
-    def _shift(self) -> None:
-        """Where the softmax takes something else away than the largest score, as with sinks: make up for it."""
-        emitter, parts = self.emitter, self.parts
-        kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
-        with self.rows():
-            self._define_largest()
-            factor = emitter.emit(self._of_largest(parts.exponential))
-            total = self._compute("mul", self._load(self.total, self.state()), factor)
-            if parts.total is not None:
-                emitter.define(parts.total, total)
-            for item in parts.fixed:
-                buffer = self.scratch("fixed", 1)
-                emitter.inner.append(Store(buffer, self.row(), emitter.emit(item)))
-                kept[item] = (emitter.scratch[-1], self.row())
-            emitter.inner.append(Store(self.factor, self.row(), factor))
-            emitter.inner.append(Store(self.total, self.state(), total))
-        self._scale_sums()
-        emitter.kept = kept
-
-    def _define_largest(self) -> None:
-        """The maxima over all keys, of one row."""
-        emitter, parts = self.emitter, self.parts
-        emitter.define(parts.largest, self._load(self.largest, self.state()))
-        for item in parts.maxima:
-            emitter.define(item, emitter.emit(self._of_largest(item.operands[0])))
-
-    def _of_largest(self, item: Located) -> Located:
-        return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)
-
-    def _scale_sums(self) -> None:
-        """The sums of each row times its factor."""
-        with self.cells(self.parts.columns):
-            old, factor = self._load(self.sums, self.sum()), self._load(self.factor, self.row())
-            self.emitter.inner.append(Store(self.sums, self.sum(), self._compute("mul", old, factor)))
-
-    def _finish(self) -> None:
-        """Divide by the row's sum, or whatever the weights do with it, and store what follows."""
-        emitter, parts = self.emitter, self.parts
-        self._define_largest()
-        if parts.total is not None:
-            emitter.define(parts.total, self._load(self.total, self.state()))
-        total = Located("load", parts.weighted.value, parts.weighted.index, axes=parts.weighted.axes)
-        emitter.define(total, self._load(self.sums, self.sum()))
-        emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
-        for output in self.nest.outputs:
-            emitter.store(output)
-
-    def _load(self, buffer: str, offset: sympy.Expr) -> str:
-        name = self.emitter.fresh()
-        self.emitter.inner.append(Load(name, buffer, offset))
-        return name
-
-    def _compute(self, op: str, *operands: Operand, dtype: DType | None = None) -> str:
-        name = self.emitter.fresh()
-        self.emitter.inner.append(Compute(name, op, operands, dtype or self.dtype))
-        return name
-
-    def matrix(self, item: Located, down: Axis, right: Axis) -> Matrix:
-        """A loaded operand as a matrix, from the first key of the block on."""
-        emitter, parts = self.emitter, self.parts
-        first = {emitter.axis_symbol(a): 0 for a in (parts.depth, parts.columns)}
-        first[emitter.axis_symbol(parts.keys)] = self.first_key
-        offset = sympy.expand(emitter.offset(item.index, item.value.tensor).subs(first))
-        return Matrix(emitter.buffers[item.value].name, offset, stride(item, down), stride(item, right))
-
-    @property
-    def key_count(self) -> Size:
-        """Keys in this block."""
-        n = self.parts.keys.size
-        return self.keys if isinstance(n, int) and n % self.keys == 0 else sympy.Min(self.keys, n - self.first_key)
-
-    def block_keys_range(self) -> tuple[Size, Size]:
-        """The keys of this block."""
-        n = self.parts.keys.size
-        whole = isinstance(n, int) and n % self.keys == 0
-        stop = self.first_key + self.keys
-        return self.first_key, stop if whole else sympy.Min(stop, n)
-
-
-class _AlongQueries(_Attention):
+class _AlongQueries(OnlineSoftmax):
     """Lanes along the queries: scores and sums lie transposed."""
 
     keys = _KEYS
@@ -407,7 +96,7 @@ class _AlongQueries(_Attention):
         return grid(self.emitter.inner, [*loops, (self.block, count)])
 
 
-class _AlongKeys(_Attention):
+class _AlongKeys(OnlineSoftmax):
     """Few queries: each block of keys and values is read once for all of them, lanes along its rows."""
 
     keys = _KEYS_OF_FEW
@@ -415,9 +104,9 @@ class _AlongKeys(_Attention):
     def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
         super().__init__(emitter, nest, attention, tiling)
         self.outer = attention.batch
-        self.row_count = math.prod(map(_static, attention.queries))
+        self.row_count = math.prod(map(static_size, attention.queries))
         self.shares = self._worthwhile_shares()
-        ends = {emitter.axis_symbol(a): sympy.Integer(_static(a) - 1) for a in attention.queries}
+        ends = {emitter.axis_symbol(a): sympy.Integer(static_size(a) - 1) for a in attention.queries}
         self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
 
@@ -434,13 +123,13 @@ class _AlongKeys(_Attention):
     def scratch(self, name: str, count: int, shares: int = 1) -> str:
         if shares == 1:
             return self.emitter.add_scratch(self.dtype, self.row_count * count, name).name
-        everywhere = shares * math.prod(map(_static, self.outer))
+        everywhere = shares * math.prod(map(static_size, self.outer))
         return self.emitter.add_scratch(self.dtype, everywhere * self.row_count * count, name, "shared").name
 
     def row(self) -> sympy.Expr:
         place: sympy.Expr = sympy.Integer(0)
         for axis in self.parts.queries:
-            place = place * _static(axis) + self.emitter.axis_symbol(axis)
+            place = place * static_size(axis) + self.emitter.axis_symbol(axis)
         return sympy.expand(place)
 
     def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
@@ -482,7 +171,7 @@ class _AlongKeys(_Attention):
 
     def grid(self) -> tuple[Statement, ...]:
         loops: list[tuple[str, Size]] = [(self.emitter.axis_name(a), a.size) for a in self.outer]
-        return grid(self.emitter.take(), [*loops, (str(_SHARE), self.shares)] if self.shares > 1 else loops)
+        return grid(self.emitter.take(), [*loops, (str(SHARE), self.shares)] if self.shares > 1 else loops)
 
     def close(self) -> tuple[Statement, ...]:
         if self.shares == 1:
@@ -497,10 +186,10 @@ class _AlongKeys(_Attention):
     def _combine(self) -> None:
         """The first share takes in the others, in order; it is too little work for threads."""
         emitter, first = self.emitter, sympy.Integer(0)
-        with self.rows(), emitter.repeat(str(_SHARE), 1, self.shares, 1):
-            kept, other = self._load(self.largest, self.state(first)), self._load(self.largest, self.state())
-            largest, base = self._raised(kept, other)
-            factors = [self._compute("exp", self._compute("sub", x, base)) for x in (kept, other)]
+        with self.rows(), emitter.repeat(str(SHARE), 1, self.shares, 1):
+            kept, other = self.load(self.largest, self.state(first)), self.load(self.largest, self.state())
+            largest, base = self.raised(kept, other)
+            factors = [self.compute("exp", self.compute("sub", x, base)) for x in (kept, other)]
             with emitter.loop(self.parts.columns, "tile", self.tiling.lanes):
                 self._add(self.sums, (self.sum(first), self.sum()), factors)
             self._add(self.total, (self.state(first), self.state()), factors)
@@ -509,16 +198,10 @@ class _AlongKeys(_Attention):
     def _add(self, buffer: str, places: tuple[sympy.Expr, sympy.Expr], factors: list[str]) -> None:
         """The first of two places becomes their sum, each times its factor."""
         kept, other = (
-            self._compute("mul", self._load(buffer, place), factor)
-            for place, factor in zip(places, factors, strict=True)
+            self.compute("mul", self.load(buffer, place), factor) for place, factor in zip(places, factors, strict=True)
         )
-        self.emitter.inner.append(Store(buffer, places[0], self._compute("add", kept, other)))
+        self.emitter.inner.append(Store(buffer, places[0], self.compute("add", kept, other)))
 
 
 def _rows(buffer: str, length: int) -> Matrix:
     return Matrix(buffer, sympy.Integer(0), length, 1)
-
-
-def _static(axis: Axis) -> int:
-    assert isinstance(axis.size, int)  # an attention with other sizes is none
-    return axis.size

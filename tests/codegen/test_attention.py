@@ -8,10 +8,8 @@ import pytest
 import sympy
 import torch
 from torch import Tensor
-from torch.fx.experimental import _config as config
 from torch.nn import functional as F
 
-from fusec.codegen.cpp.target import CppTarget
 from fusec.codegen.kernel import Loop, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
@@ -246,138 +244,6 @@ def test_windows_that_end_at_the_edge_of_a_block(queries: int, behind: int, ahea
     result = compiled(model, inputs)
     assert kernels(result) == ["attention"]
     assert passes(model, result, inputs)
-
-
-def filled_where_false(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return softmaxed((q @ k.transpose(-1, -2) * SCALE).masked_fill(mask.logical_not(), -math.inf), v)
-
-
-def call_with_shared_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], attn_mask=mask, enable_gqa=True)
-
-
-def call_up_to_a_position(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    last = mask.sum(-1, dtype=torch.int64).amax((0, 1)) - 1
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[2]) <= last[:, None])
-
-
-@pytest.mark.parametrize("queries", [1, 5, 70])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
-@pytest.mark.parametrize("spelling", [call, call_with_shared_keys], ids=lambda f: f.__name__)
-def test_blocks_that_a_loaded_mask_hides_are_not_read(
-    spelling: Callable[..., Tensor], dtype: torch.dtype, queries: int
-) -> None:
-    q, k, v, _ = sample(queries, 1000)
-    places = torch.arange(1000)
-    seen = ((places > 130) & (places <= torch.arange(queries)[:, None] + 200)).expand(2, 1, -1, -1).contiguous()
-    mask = seen if dtype == torch.bool else torch.zeros(seen.shape).masked_fill(~seen, -math.inf)
-    check_that_hidden_blocks_are_not_read(spelling, (q, k, v, mask), 128 if queries == 70 else 0)
-
-
-@pytest.mark.parametrize("queries", [1, 5, 70])
-@pytest.mark.parametrize("spelling", [filled_where_false, call_up_to_a_position], ids=lambda f: f.__name__)
-def test_blocks_beyond_a_position_are_not_read(spelling: Callable[..., Tensor], queries: int) -> None:
-    q, k, v, _ = sample(queries, 1000)
-    seen = torch.arange(1000) <= torch.arange(queries)[:, None] + 200
-    check_that_hidden_blocks_are_not_read(spelling, (q, k, v, seen.expand(2, 1, -1, -1).contiguous()))
-
-
-def check_that_hidden_blocks_are_not_read(
-    spelling: Callable[..., Tensor], inputs: tuple[Tensor, ...], start: int = 0
-) -> None:
-    torch._dynamo.reset()
-    fast = torch.compile(spelling, backend=backend, options={"strict": True})
-    with torch.no_grad():
-        want = fast(*inputs)
-        exact = spelling(*(x.double() if x.is_floating_point() else x for x in inputs))
-        assert compare_outputs(spelling(*inputs), want, exact).passed
-        for x in inputs[1:3]:
-            x[:, :, 512:] = x[:, :, :start] = math.nan
-        assert torch.equal(fast(*inputs), want)
-    (result,) = compiled_graphs()
-    assert kernels(result)[-1] == "attention"
-
-
-def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-
-
-@pytest.mark.parametrize("heads, queries, cores, shares", [(1, 1, 2, 2), (1, 3, 8, 4), (3, 2, 4, 4), (3, 1, 6, 2)])
-def test_keys_are_dealt_out_where_heads_are_few(
-    heads: int, queries: int, cores: int, shares: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CppTarget, "cores", cores)
-    q, k, v, mask = sample(queries, 2300)
-    q, k, v, mask = q[:1].repeat(1, heads, 1, 1), k[:1, :1], v[:1, :1], mask[:1]
-    k, v = (x * torch.arange(1, heads + 1).reshape(1, heads, 1, 1) for x in (k, v))
-    mask[..., 600:1100] = mask[..., 2050:] = mask[..., 0, :300] = -math.inf
-    torch._dynamo.reset()
-    fast = torch.compile(one_head, backend=backend, options={"strict": True})
-    with torch.no_grad():
-        got = fast(q, k, v, mask)
-        exact = one_head(q.double(), k.double(), v.double(), mask.double())
-        assert compare_outputs(one_head(q, k, v, mask), got, exact).passed
-        for special in (-math.inf, math.nan, math.inf):
-            mask[..., 0, 256 if special == special else 2000] = special
-            mask[..., -1, :] = -math.inf
-            want = one_head(q, k, v, mask)
-            torch.testing.assert_close(fast(q, k, v, mask), want, atol=2e-6, rtol=1e-5, equal_nan=True)
-    ((kernel,),) = [result.program.kernels.values() for result in compiled_graphs()]
-    assert [s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "share"] == [shares, shares]
-
-
-def test_sinks_join_what_was_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CppTarget, "cores", 4)
-    inputs = tuple(x[:1, :1] for x in sample(2, 2300))
-    result = compiled(with_sinks, inputs)
-    assert kernels(result) == ["attention"] and passes(with_sinks, result, inputs)
-    (kernel,) = result.program.kernels.values()
-    assert any(isinstance(s, Loop) and s.axis == "share" for s in walk(kernel.body))
-
-
-def test_keys_that_grow_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CppTarget, "cores", 4)
-    torch._dynamo.reset()
-    fast = torch.compile(by_hand, backend=backend, options={"strict": True})
-    for length in (300, 2300, 7):
-        q, k, v, mask = (x[:1, :1] for x in sample(1, length))
-        for x, dim in ((k, 2), (v, 2), (mask, 3)):
-            torch._dynamo.mark_dynamic(x, dim)
-        want, exact = by_hand(q, k, v, mask), by_hand(q.double(), k.double(), v.double(), mask.double())
-        with torch.no_grad():
-            assert compare_outputs(want, fast(q, k, v, mask), exact).passed
-    ((kernel,),) = [result.program.kernels.values() for result in compiled_graphs()]
-    assert any(isinstance(s, Loop) and s.axis == "share" for s in walk(kernel.body))
-
-
-@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
-def test_a_growing_cache_is_read_where_it_is_put_together(masked: bool) -> None:
-    def step(q: Tensor, k: Tensor, v: Tensor, caches: list[Tensor], mask: Tensor | None) -> tuple[Tensor, ...]:
-        k, v = (torch.cat([old, new], 2) for old, new in zip(caches, (k, v), strict=True))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask), k, v
-
-    torch._dynamo.reset()
-    fast = torch.compile(step, backend=backend, options={"strict": True})
-    for length in (20, 21, 300):
-        q, k, v, mask = sample(1, length + 1)
-        v = v[..., :32]  # ATen does not compare the lengths of keys and values of one width
-        inputs = q, k[:, :, :1], v[:, :, :1], [k[:, :, 1:], v[:, :, 1:]], mask if masked else None
-        with torch.no_grad(), config.patch(use_duck_shape=False):  # or equal lengths would be one symbol to Dynamo
-            got = fast(*inputs)
-        for a, b in zip(got, step(*inputs), strict=True):
-            torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
-    for result in compiled_graphs():
-        assert kernels(result)[-1] == "attention" and len(kernels(result)) == 3
-
-
-@pytest.mark.parametrize("queries", [1, 5, 70])
-def test_nothing_is_seen_at_all(queries: int) -> None:
-    q, k, v, _ = sample(queries, 600)
-    shape, lowest = (2, 1, queries, 600), torch.finfo(torch.float32).min
-    hidden, minimum = torch.full(shape, -math.inf), torch.full(shape, lowest)
-    for spelling, mask in ((call, hidden), (call, hidden > 0), (by_hand, hidden), (call, minimum), (by_hand, minimum)):
-        (got,) = compiled(spelling, (q, k, v, mask)).program([q, k, v, mask])
-        torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
 
 
 def relative_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
