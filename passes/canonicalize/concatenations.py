@@ -2,7 +2,7 @@
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import Size, same_size, simplify
+from fusec.ir.types import Size, same_size
 from fusec.rewriting.driver import simplifies
 
 _COMBINED = {"max": "maximum", "sum": "add"}
@@ -74,23 +74,6 @@ def softmax_of_parts(graph: Graph, node: Node) -> Value | None:
     return out
 
 
-@simplifies("slice")
-def slice_of_parts(graph: Graph, node: Node) -> Value | None:
-    """What is kept of a softmax over scores and single columns is computed from the part that it lies in."""
-    (x,), at = node.operands, node.attributes
-    if x.producer is None or x.producer.is_op("concat") or at["step"] != 1:
-        return None
-    parts = _Parts(graph, at["dim"])
-    if not parts.find(x):
-        return None
-    begin: Size = 0
-    for i, n in enumerate(parts.sizes):
-        if same_size(begin, at["start"]) and same_size(simplify(begin + n), at["stop"]):
-            return parts.of(x, i)
-        begin = simplify(begin + n)
-    return None
-
-
 def _is_exponential(value: Value) -> bool:
     node = value.producer
     while node is not None and node.is_op("cast"):
@@ -102,4 +85,4 @@ def _same(a: list[Size], b: list[Size]) -> bool:
     return len(a) == len(b) and all(same_size(m, n) for m, n in zip(a, b, strict=True))
 
 
-RULES = (softmax_of_parts, slice_of_parts)
+RULES = (softmax_of_parts,)

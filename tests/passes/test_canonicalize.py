@@ -190,12 +190,6 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%a: f32[3, 5] = concat(%x, %y) {dim=-1}\n%r: f32[3, 1] = max(%a) {dims=(-1,)}",
         ["max", "maximum"],
     ),
-    "slice-of-parts": (
-        "%x: f32[3, 4], %y: f32[3, 1]",
-        "%a: f32[3, 5] = concat(%y, %x) {dim=-1}\n%b: f32[3, 5] = exp(%a)\n"
-        "%r: f32[3, 4] @(5, 1) = slice(%b) {dim=-1, start=1, stop=5, step=1}",
-        ["exp"],
-    ),
     "flattened-rows": (
         "%x: f32[2, 3, 4], %w: f32[5, 4]",
         '%a: f32[6, 4] = reshape(%x) {shape=(6, 4)}\n%b: f32[6, 5] = contraction(%a, %w) {spec="az,bz->ab"}\n'
