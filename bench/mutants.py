@@ -8,13 +8,14 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,21 +137,20 @@ def main(words: list[str] | None = None) -> int:
             baseline = measure(servers[0], tree, tests, Path(options.baseline) if options.baseline else None)
             content["baseline_cpu_seconds"] = baseline.cpu_seconds
 
-        def work(mutant: Mutant) -> None:
-            with lock:
-                server = servers.pop()
+        def work(mutant: Mutant, server: Server) -> None:
             row = judge(mutant, server, baseline, options.near)
             with lock:
-                servers.append(server)
                 content["mutants"][mutant.key] = row
                 write_result("mutants", options.seed, content | _counts(content["mutants"]), str(target))
-                bar.console.print(f"{row['outcome']:9} {row['cpu_seconds']:6.1f} s  {mutant.path} {mutant.function}: "
-                                  f"{mutant.operator}", highlight=False, soft_wrap=True)  # fmt: skip
+                bar.console.print(
+                    f"{row['outcome']:9} {row['cpu_seconds']:6.1f} s  {mutant.path} {mutant.function}: "
+                    f"{mutant.operator}", highlight=False, soft_wrap=True,
+                )  # fmt: skip
                 bar.advance(task)
 
-        with progress() as bar, ThreadPoolExecutor(options.workers) as pool:
+        with progress() as bar:
             task = bar.add_task("mutants", total=len(left))
-            list(pool.map(work, left))
+            side_by_side(work, left, servers)
     content |= _counts(content["mutants"])
     console.print(table(content["mutants"]))
     for row in content["mutants"].values():
@@ -160,6 +160,26 @@ def main(words: list[str] | None = None) -> int:
     content["passed"] = content["rate"] >= PROMISED
     console.print(f"written to {write_result('mutants', options.seed, content, str(target))}", style="dim")
     return int(not content["passed"])
+
+
+def side_by_side(work: Callable[[Mutant, Server], None], mutants: list[Mutant], servers: list[Server]) -> None:
+    """Do the work on every mutant, each server one at a time; what stops this process stops all of it at once."""
+    waiting, failed = deque(mutants), list[BaseException]()
+
+    def keep_working(server: Server) -> None:
+        try:
+            while waiting and not failed:
+                work(waiting.popleft(), server)
+        except BaseException as problem:
+            failed.append(problem)
+
+    threads = [threading.Thread(target=keep_working, args=(server,), daemon=True) for server in servers]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) and not failed:
+        time.sleep(0.1)
+    if failed:
+        raise failed[0]
 
 
 def judge(mutant: Mutant, server: Server, baseline: Baseline, near: bool = False) -> dict[str, Any]:
@@ -291,6 +311,7 @@ def workplace() -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
     folder = Path(tempfile.gettempdir()) / f"fusec-mutants-{os.getpid()}"
     folder.mkdir()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     try:
         yield folder
     finally:

@@ -201,7 +201,9 @@ def _is_silent(node: ast.AST) -> bool:
         name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
         remark = name == "add" and "remarks" in ast.unparse(called)
         return remark or name in _SILENT_CALLS
-    return isinstance(node, ast.keyword) and node.arg == "strict"
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "message":
+        return True
+    return isinstance(node, ast.keyword) and node.arg in ("strict", "why", "fix", "reason", "sources")
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:

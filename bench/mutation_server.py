@@ -185,3 +185,5 @@ if __name__ == "__main__":
             serve(sys.argv[2:] or WARM)
     finally:
         shutil.rmtree(sys.argv[1], ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Path(sys.argv[1]).parent.rmdir()  # the last one to go

@@ -137,3 +137,35 @@ server.ask(Path({str(tree)!r}), ["tests/test_sums.py"], 500)
     while (Path(f"/proc/{server}").exists() or log.exists()) and time.monotonic() < end:
         time.sleep(0.1)
     assert not log.exists()
+
+
+def test_work_is_shared_and_stops_when_one_fails() -> None:
+    done: list[tuple[int, str]] = []
+    mutants.side_by_side(lambda m, s: done.append((m, s)), [1, 2, 3], ["a", "b"])  # type: ignore[arg-type, list-item]
+    assert sorted(m for m, _ in done) == [1, 2, 3] and {s for _, s in done} <= {"a", "b"}
+
+    def fail(mutant: int, server: str) -> None:
+        done.append((mutant, server))
+        raise RuntimeError("out of order")
+
+    done.clear()
+    with pytest.raises(RuntimeError, match="out of order"):
+        mutants.side_by_side(fail, [1, 2, 3], ["a"])  # type: ignore[arg-type, list-item]
+    assert len(done) == 1
+
+
+def test_tests_that_run_the_place_come_first() -> None:
+    mutant = mutation.mutants("x.py", SOURCE)[0]
+    lines = {"x.py": {str(mutant.lines[0]): [0, 1, 2]}}
+    seconds = {"tests/a.py::slow": 9.0, "tests/a.py::quick": 1.0, "tests/b.py::other": 5.0, "tests/c.py::not": 0.1}
+    baseline = mutants.Baseline(ROOT, ROOT, list(seconds), seconds, lines, 15.1)
+    assert baseline.running(mutant) == ["tests/a.py::quick", "tests/b.py::other", "tests/a.py::slow"]
+    assert baseline.limit(["tests/a.py"]) == 60 + mutants.LIMIT * 10
+
+
+def test_shares_leave_out_what_is_argued_or_invalid() -> None:
+    rows = {str(i): {"outcome": o, "by": b, "path": "x.py"} for i, (o, b) in enumerate(
+        [("killed", "t"), ("killed", "time"), ("survived", ""), ("argued", "why"), ("invalid", "import")])}  # fmt: skip
+    found = mutants._counts(rows)
+    assert found["rate"] == 2 / 3 and found["counts"]["killed_by_time"] == 1
+    assert mutants.table(rows).row_count == 2

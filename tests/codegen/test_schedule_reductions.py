@@ -116,3 +116,15 @@ def test_a_tile_that_may_hold_a_row_is_no_wider(columns: int, lanes: int) -> Non
     region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[x.type])
     kernel = schedule_region(region, "k", 1024, True)
     assert {loop.step for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile"} == {lanes}
+
+
+def test_reductions_over_different_columns_have_loops_of_their_own() -> None:
+    body = Body()
+    x, y = body.tensor(6, 40), body.tensor(6, 23)
+    total, largest = body.do("sum", x, dims=(-1,)), body.do("max", y, dims=(-1,))
+    rows = body.do("mul", total, largest)
+    result = compiled(body, rows, body.do("sub", y, rows), body.do("div", x, largest))
+    inputs = [torch.randn(6, 40), torch.randn(6, 23)]
+    found = result.program(list(inputs))
+    reference = evaluate(result.imported, inputs, dtype=torch.float64)
+    assert compare_outputs(evaluate(result.imported, inputs), found, reference).passed
