@@ -1,7 +1,7 @@
 """Slices and concatenations that undo each other."""
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import Size, same_size, simplify
+from fusec.ir.types import Size, same_shape, same_size, simplify
 from fusec.rewriting.driver import simplifies
 
 
@@ -86,4 +86,56 @@ def concat_of_neighbours(graph: Graph, node: Node) -> Value | None:
     return None
 
 
-RULES = (slice_of_slice, slice_of_concat, concat_of_one, concat_of_concat, concat_of_neighbours)
+@simplifies("concat")
+def concat_of_all_slices(graph: Graph, node: Node) -> Value | None:
+    """All of x in equal slices along one dim, put together along another one: a reshape of x, permuted.
+
+    The slices may have been reshaped by dims of length 1 that come and go, as unbind and stack do.
+    """
+    parts = [_slice_of(part) for part in node.operands]
+    first = parts[0]
+    if first is None or len(parts) < 2:
+        return None
+    x, dim, place, length = first.operands[0], first.attributes["dim"], 0, first.result.shape[first.attributes["dim"]]
+    for part in parts:
+        if part is None or part.operands[0] is not x or part.attributes["dim"] != dim or part.attributes["step"] != 1:
+            return None
+        if not same_size(part.attributes["start"], place) or not same_size(part.result.shape[dim], length):
+            return None
+        place = simplify(part.attributes["stop"])
+    if not same_size(place, x.shape[dim]):
+        return None
+    shape, at = node.operands[0].shape, len(node.result.shape) + node.attributes["dim"]
+    where = _behind(first.result.shape, shape, at)
+    if where is None:
+        return None
+    from_, count = len(x.shape) + dim, len(parts)
+    if where == from_:
+        return graph.add_node("reshape", [x], {"shape": node.result.shape}).result
+    # x with its dim as (slices, length), then the number of the slice before the dim that grows.
+    split = graph.add_node("reshape", [x], {"shape": (*x.shape[:from_], count, length, *x.shape[from_ + 1 :])}).result
+    rest = [d for d in range(len(split.shape)) if d != from_]
+    dims = (*rest[:where], from_, *rest[where:])
+    moved = graph.add_node("permute", [split], {"dims": dims}).result
+    return graph.add_node("reshape", [moved], {"shape": node.result.shape}).result
+
+
+def _slice_of(value: Value) -> Node | None:
+    """The slice that a value is, apart from dims of length 1."""
+    node = value.producer
+    if node is not None and node.is_op("reshape"):
+        inner = node.operands[0]
+        if not same_shape(*(tuple(n for n in v.shape if n != 1) for v in (inner, value))):
+            return None
+        node = inner.producer
+    return node if node is not None and node.is_op("slice") else None
+
+
+def _behind(own: tuple[Size, ...], shape: tuple[Size, ...], at: int) -> int | None:
+    """Before which dim of a slice lies dim ``at`` of its reshape; None where dims of length 1 hide that."""
+    before = sum(n != 1 for n in shape[:at])
+    dims = [d for d, n in enumerate(own) if n != 1]
+    return dims[before] if before < len(dims) else len(own)
+
+
+RULES = (concat_of_all_slices, slice_of_slice, slice_of_concat, concat_of_one, concat_of_concat, concat_of_neighbours)
