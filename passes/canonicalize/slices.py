@@ -72,6 +72,33 @@ def concat_of_concat(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("concat")
+def concat_of_permuted(graph: Graph, node: Node) -> Value | None:
+    """Values that are permuted alike are put together first, then permuted."""
+    views = (v.producer for v in node.operands)
+    dims = next((v.attributes["dims"] for v in views if v is not None and v.is_op("permute")), None)
+    if dims is None:
+        return None
+    parts = [inner for v in node.operands if (inner := _before_permute(v, dims)) is not None]
+    if len(parts) != len(node.operands):
+        return None
+    joined = graph.add_node("concat", parts, {"dim": dims[node.attributes["dim"]] - len(dims)}).result
+    return graph.add_node("permute", [joined], {"dims": dims}).result
+
+
+def _before_permute(value: Value, dims: tuple[int, ...]) -> Value | None:
+    """What a value is the permutation of; a reshape is one where only dims of length 1 move."""
+    view = value.producer
+    if view is None or not view.is_op("permute", "reshape"):
+        return None
+    (x,) = view.operands
+    if view.is_op("permute"):
+        return x if view.attributes["dims"] == dims else None
+    moved = [d for d in dims if len(x.shape) == len(dims) and x.shape[d] != 1]
+    same = len(x.shape) == len(dims) and same_shape(tuple(x.shape[d] for d in dims), value.shape)
+    return x if same and moved == sorted(moved) else None
+
+
+@simplifies("concat")
 def concat_of_neighbours(graph: Graph, node: Node) -> Value | None:
     """Slices that follow each other are one slice."""
     dim, parts = node.attributes["dim"], list(node.operands)
@@ -138,4 +165,12 @@ def _behind(own: tuple[Size, ...], shape: tuple[Size, ...], at: int) -> int | No
     return dims[before] if before < len(dims) else len(own)
 
 
-RULES = (concat_of_all_slices, slice_of_slice, slice_of_concat, concat_of_one, concat_of_concat, concat_of_neighbours)
+RULES = (
+    concat_of_all_slices,
+    slice_of_slice,
+    slice_of_concat,
+    concat_of_one,
+    concat_of_concat,
+    concat_of_permuted,
+    concat_of_neighbours,
+)

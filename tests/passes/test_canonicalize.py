@@ -152,6 +152,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%e: f32[3, 4] = exp(%x)\n%a: f32[3, 8] = concat(%x, %e) {dim=-1}\n%r: f32[3, 12] = concat(%a, %x) {dim=-1}",
         ["exp", "concat"],
     ),
+    "concat-of-permuted": (
+        "%x: f32[3, 4], %y: f32[3, 5]",
+        "%a: f32[4, 3] @(1, 4) = permute(%x) {dims=(1, 0)}\n%b: f32[5, 3] @(1, 5) = permute(%y) {dims=(1, 0)}\n"
+        "%r: f32[9, 3] = concat(%a, %b) {dim=-2}",
+        ["concat", "permute"],
+    ),
     "concat-of-neighbours": (
         "%x: f32[3, 6]",
         "%a: f32[3, 2] @(6, 1) = slice(%x) {dim=-1, start=1, stop=3, step=1}\n"
