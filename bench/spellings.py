@@ -120,12 +120,14 @@ def difference(case: Case, plain: Figures, names: Collection[str], seed: int, sh
     found, used = case.figures(names, seed, share)
     if found == plain:
         return None
-    least, shown = used, found
-    for name in used:
-        fewer = [other for other in least if other != name]
-        again, _ = case.figures(fewer, seed, share)
-        if again != plain:
-            least, shown = fewer, again
+    least, shown, before = used, found, 0
+    while len(least) != before:
+        before = len(least)
+        for name in least:
+            fewer = [other for other in least if other != name]
+            again, _ = case.figures(fewer, seed, share)
+            if again != plain:
+                least, shown = fewer, again
     return Difference(case.name, seed, share, least, str(plain), str(shown))
 
 
@@ -190,10 +192,10 @@ def main(words: list[str] | None = None) -> int:
             for found in tallies[-1].differences:
                 bar.console.print(f"  {' + '.join(found.synonyms)}: {found.found}", highlight=False, soft_wrap=True)
     console.print(_table(tallies))
-    for least, found in _by_synonyms(tallies):
-        first = found[0]
+    for least, alike in _by_synonyms(tallies):
+        first = alike[0]
         console.print(
-            f"[red]{' + '.join(least)}[/]: {len(found)} times, {first.case} seed {first.seed}", highlight=False
+            f"[red]{' + '.join(least)}[/]: {len(alike)} times, {first.case} seed {first.seed}", highlight=False
         )
         console.print(f"  {first.plain} → {first.found}", style="dim", highlight=False, soft_wrap=True)
     passed = not any(tally.differences for tally in tallies)
