@@ -331,6 +331,34 @@ def test_a_normal_form_means_the_same(graph: Graph) -> None:
     assert verdict, verdict.message
 
 
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        lambda x: torch.cat(x.unbind(2), -1),
+        lambda x: torch.cat([part.mT for part in x.unbind(2)], -2).mT,
+        lambda x: torch.stack([x[:, :, i] for i in range(3)], 2).reshape(2, 5, 12),
+        lambda x: torch.cat(x.split(1, 2), -1).squeeze(2),
+        lambda x: x.transpose(1, 2).transpose(1, 2).flatten(2),
+    ],
+)
+def test_heads_side_by_side_have_one_form(spelled: Callable[..., Any]) -> None:
+    x = torch.randn(2, 5, 3, 4)
+    graph = trace(lambda x: spelled(x.sin()), [x], symbolic=False)
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == ["sin", "reshape"]
+    assert torch.equal(evaluate(graph, [x])[0], x.sin().reshape(2, 5, 12))
+
+
+def test_heads_put_together_in_another_order_stay_in_it() -> None:
+    x = torch.randn(2, 5, 3, 4)
+    graph = trace(lambda x: torch.cat([part.mT for part in x.sin().unbind(2)], -1), [x], symbolic=False)
+    normalize(graph)
+    assert torch.equal(evaluate(graph, [x])[0], torch.cat([part.mT for part in x.sin().unbind(2)], -1))
+    turned = trace(lambda x: torch.cat(x.sin().unbind(2)[::-1], -1), [x], symbolic=False)
+    normalize(turned)
+    assert torch.equal(evaluate(turned, [x])[0], torch.cat(x.sin().unbind(2)[::-1], -1))
+
+
 def test_labels() -> None:
     assert canonical_spec("mk,nk->mn") == "az,bz->ab"
     assert canonical_spec("bhqd,bhkd->bhqk") == "abcz,abdz->abcd"
