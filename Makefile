@@ -42,7 +42,20 @@ check: $(READY) ## format, lint, types, layering and the fast tests, in under a 
 
 verify: $(READY) ## what is too long for CI, each to its end; results with commit, seed and versions go to bench/results
 	@failed=; \
-	for module in "pytest -n $(WORKERS)" "bench.models --check --faults" "bench.triton_kernels --full" bench.training "bench.spellings --each" bench.compile_time bench.speed bench.attention; do \
+	for module in \
+		"pytest -n $(WORKERS)" \
+		"bench.models --check --faults" \
+		bench.verification \
+		bench.architectures \
+		"bench.spellings --each" \
+		bench.mutants \
+		"bench.triton_kernels --full" \
+		bench.training \
+		bench.generate \
+		bench.compile_time \
+		bench.speed \
+		bench.attention \
+		bench.roofline; do \
 		echo "== python -m $$module"; \
 		HYPOTHESIS_PROFILE=thorough $(BIN)/python -m $$module || failed+=" $${module%% *}"; \
 	done; \

@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bench.harness import BASELINE, Measurement, measure, report, table
-from bench.machine import measure_limits, wait_until_idle
+from bench.machine import wait_until_idle
 from bench.models import DTYPES
 from bench.peers import peer
 from bench.record import write_result
+from fusec.debug.measurement import measure_machine
 
 LENGTHS = (512, 2048)
 HEADS, SHARED, WIDTH = 32, 8, 64
@@ -67,7 +68,7 @@ def main(words: list[str] | None = None) -> int:
         return 0
     console = report(options.width)
     wait_until_idle(options.allow_busy)
-    limits, measurements, kinds = measure_limits(), dict[str, Measurement](), dict[str, str]()
+    limits, measurements, kinds = measure_machine().to_json(), dict[str, Measurement](), dict[str, str]()
     for dtype in options.dtypes.split(","):
         for kind, question, causal, shapes in _questions():
             wait_until_idle(options.allow_busy)

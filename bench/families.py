@@ -47,7 +47,7 @@ class Family:
     config: str
     options: Callable[[Sizes], dict[str, Any]]
     inputs: str = "tokens"
-    """``tokens``, ``tokens to tokens`` or ``images``."""
+    """A key of ``INPUTS``."""
     routed: bool = False
     """Whether a router chooses experts."""
 
@@ -57,20 +57,50 @@ class Family:
 
         transformers.logging.set_verbosity_error()
         torch.manual_seed(seed)
+        kind = getattr(transformers, self.model)
+        if attention == "sdpa" and not kind._supports_sdpa:
+            attention = "eager"
         config = getattr(transformers, self.config)(attn_implementation=attention, **self.options(sizes or Sizes()))
         config.use_cache = False
-        return redraw(getattr(transformers, self.model)(config).eval(), seed)
+        return redraw(kind(config).eval(), seed)
 
     def sample(self, batch: int, length: int, padding: Padding, seed: int = 0) -> Inputs:
         """Inputs by argument name; without padding no mask is given."""
-        if self.inputs == "images":
-            return {"pixel_values": sample_images(batch, 3, 32, seed)}
-        inputs = {"input_ids": sample_tokens(VOCABULARY, batch, length, seed)}
-        if padding != "none":
-            inputs["attention_mask"] = padded_mask(batch, length, padding, seed)
-        if self.inputs == "tokens to tokens":
-            inputs["decoder_input_ids"] = sample_tokens(VOCABULARY, batch, max(1, length // 2), seed + 1)
-        return inputs
+        return {name: made for part in INPUTS[self.inputs] for name, made in part(batch, length, padding, seed).items()}
+
+
+def _tokens(batch: int, length: int, padding: Padding, seed: int) -> Inputs:
+    inputs = {"input_ids": sample_tokens(VOCABULARY, batch, length, seed)}
+    return inputs if padding == "none" else inputs | {"attention_mask": padded_mask(batch, length, padding, seed)}
+
+
+def _decoder_tokens(batch: int, length: int, padding: Padding, seed: int) -> Inputs:
+    return {"decoder_input_ids": sample_tokens(VOCABULARY, batch, max(1, length // 2), seed + 1)}
+
+
+def _images(batch: int, length: int, padding: Padding, seed: int) -> Inputs:
+    return {"pixel_values": sample_images(batch, 3, 32, seed)}
+
+
+def _waves(batch: int, length: int, padding: Padding, seed: int) -> Inputs:
+    samples = 20 * length + 25
+    inputs = {"input_values": sample_images(batch, 1, 1, seed, samples).flatten(1)}
+    return inputs if padding == "none" else inputs | {"attention_mask": padded_mask(batch, samples, "right", seed)}
+
+
+def _spectrogram(batch: int, length: int, padding: Padding, seed: int) -> Inputs:
+    return {"input_features": sample_images(batch, 1, 32, seed, 64).flatten(1, 2)}
+
+
+INPUTS: dict[str, tuple[Callable[[int, int, Padding, int], Inputs], ...]] = {
+    "tokens": (_tokens,),
+    "tokens to tokens": (_tokens, _decoder_tokens),
+    "images": (_images,),
+    "tokens and images": (_tokens, _images),
+    "speech": (_waves,),
+    "spectrogram to tokens": (_spectrogram, _decoder_tokens),
+}
+"""What the inputs of a model may be."""
 
 
 def _decoder(sizes: Sizes, **more: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from bench.machine import BUSY, Watch
 console = Console(stderr=True)
 BASELINE = "eager"
 FLOOR = "eager again"
-"""Eager against eager: what the machine's noise alone makes of a ratio."""
+"""Eager, or whatever is the baseline, against itself: what the machine's noise alone makes of a ratio."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,18 @@ class Measurement:
         return asdict(self) | {"noise": self.noise, "disturbed": self.disturbed}
 
 
-def measure(candidates: dict[str, Callable[[], object]], rounds: int = 30, call_ms: float = 2.0) -> Measurement:
+def measure(
+    candidates: dict[str, Callable[[], object]], rounds: int = 30, call_ms: float = 2.0, baseline: str = BASELINE
+) -> Measurement:
     """Time candidates in paired rounds (A B C A B C …).
 
     Args:
-        candidates: by name, compiled on their first call; one is "eager", and runs a second time as the noise floor.
+        candidates: by name, compiled on their first call.
         rounds: how many.
         call_ms: a shorter call is repeated to last this long.
+        baseline: the candidate that the others are compared with; it runs a second time as the noise floor.
     """
-    baseline = candidates[BASELINE]
-    runs = {BASELINE: baseline, FLOOR: baseline} | candidates
+    runs = {baseline: candidates[baseline], FLOOR: candidates[baseline]} | candidates
     with torch.no_grad(), progress() as bar:
         task = bar.add_task("compile", total=len(runs) + rounds)
         repeats = {}
@@ -85,7 +87,7 @@ def measure(candidates: dict[str, Callable[[], object]], rounds: int = 30, call_
             for name, run in runs.items():
                 times[name].append(_time(run, repeats[name]))
             bar.advance(task)
-    rows = [_row(name, taken, times[BASELINE]) for name, taken in times.items()]
+    rows = [_row(name, taken, times[baseline]) for name, taken in times.items()]
     return Measurement(rows, rounds, watch.others())
 
 

@@ -1,12 +1,10 @@
-"""The machine under the figures: whether it is idle, and what it can do at best."""
+"""The machine under the figures: whether it is idle. What it can do at best, `fusec.debug.measurement` measures."""
 
 import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 BUSY = 0.10
 """Share of the machine that others may use. A preempted thread holds up every parallel loop, so a little costs much."""
@@ -55,28 +53,6 @@ def wait_until_idle(allow_busy: bool = False, patience: float = 60.0) -> float:
                 f"  why:   beside another process a small matrix product can take 60 times as long\n"
                 f"  fix:   stop them, or give --allow-busy to see that the command runs"
             )
-
-
-def measure_limits(megabytes: int = 256, size: int = 1024, seconds: float = 0.5) -> dict[str, float]:
-    """Read bandwidth in GB/s and matrix-product peaks in GFLOP/s, the best of repeated runs."""
-    data = torch.ones(megabytes * 1024 * 1024 // 4)
-    limits = {"read_gb_s": data.nbytes / _best(lambda: torch.dot(data, data), seconds) / 1e9 * 1.0}
-    for dtype in (torch.float32, torch.bfloat16):
-        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
-        name = str(dtype).removeprefix("torch.")
-        limits[f"gemm_{name}_gflop_s"] = 2 * size**3 / _best(lambda a=a, b=b: a @ b, seconds) / 1e9
-    return limits
-
-
-def _best(run: object, seconds: float) -> float:
-    assert callable(run)
-    run()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def _times() -> tuple[float, float]:

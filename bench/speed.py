@@ -13,11 +13,12 @@ import torch
 
 from bench.families import Family, Inputs, Sizes, chosen
 from bench.harness import BASELINE, Measurement, measure, report, table
-from bench.machine import measure_limits, wait_until_idle
+from bench.machine import wait_until_idle
 from bench.models import DTYPES
 from bench.numerics import cast_inputs, cast_parameters
 from bench.peers import peer
 from bench.record import write_result
+from fusec.debug.measurement import measure_machine
 
 
 def main(words: list[str] | None = None) -> int:
@@ -26,7 +27,7 @@ def main(words: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module="torch._dynamo")
     console = report(options.width)
     wait_until_idle(options.allow_busy)
-    limits = measure_limits()
+    limits = measure_machine().to_json()
     measurements: dict[str, Measurement] = {}
     for family in chosen(options.models):
         for dtype in options.dtypes.split(","):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sympy
 
 from fusec.analysis.affine import at_least
-from fusec.codegen.kernel import Kernel, Load, Loop, Statement, Store, When
+from fusec.codegen.kernel import Kernel, Load, Loop, Place, Statement, Store, When, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 
@@ -50,7 +50,8 @@ def size_limits(body: Graph) -> dict[str, Size]:
 
 
 def accesses(kernel: Kernel) -> Iterator[Access]:
-    """Every load and store of a kernel."""
+    """Every load and store of a kernel; a place found at run time counts as one more loop around."""
+    places = tuple(Loop(s.dst, 0, s.length, 1, "serial", ()) for s in walk(kernel.body) if isinstance(s, Place))
     lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}
 
     def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:
@@ -62,7 +63,7 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
             elif isinstance(statement, (Load, Store)):
                 yield Access(statement, loops, lengths[statement.buffer])
 
-    return visit(kernel.body, ())
+    return visit(kernel.body, places)
 
 
 def _stays_inside(access: Access, limits: Mapping[str, Size]) -> bool:

@@ -23,8 +23,9 @@ class Buffer:
     dtype: DType
     numel: Size
     """Elements from the pointer to the end of what is touched."""
-    role: Literal["input", "output", "update", "scratch"]
-    """``update`` is read and written in place; ``scratch`` is private to one iteration of the grid (C++ only)."""
+    role: Literal["input", "output", "update", "scratch", "shared"]
+    """``update`` is read and written in place. C++ only: ``scratch`` is private to one iteration of the grid, and
+    ``shared`` is seen by all, and by what comes after the grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class Load:
     dst: str
     buffer: str
     offset: sympy.Expr
-    """In elements, affine in loop axes and size symbols."""
+    """In elements, affine in loop axes, size symbols and places."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,34 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Check:
+    """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
+
+    Checks come before the grid: a kernel that has anything to report has not stored anything.
+    """
+
+    value: Operand
+    length: Size
+    number: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """``dst`` = an i64 ``value`` that a check has found to be at least 0 and below ``length``, for use in offsets."""
+
+    dst: str
+    value: Operand
+    length: Size
+
+
+@dataclass(frozen=True)
 class Loop:
     """``for axis in start … stop``.
 
     ``grid`` iterations are independent and run in parallel (OpenMP threads, Triton programs); grid loops are the
-    outermost and nest perfectly. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
-    elements, the last one partly filled; inside it names are tiles, and the axis stands for the first
-    element of the tile plus the lane.
+    outermost and nest perfectly; other statements may follow them (C++ only). ``serial`` runs in order. ``tile`` covers
+    the range in tiles of ``step`` elements, the last one partly filled; inside it names are tiles, and the axis stands
+    for the first element of the tile plus the lane.
     """
 
     axis: str
@@ -173,7 +195,7 @@ class When:
     body: "tuple[Statement, ...]"
 
 
-Statement: TypeAlias = "Load | Compute | Index | Init | Update | Fold | Dot | Store | Loop | When"
+Statement: TypeAlias = "Load | Compute | Index | Init | Update | Fold | Dot | Store | Check | Place | Loop | When"
 
 
 @dataclass(frozen=True)
@@ -184,7 +206,7 @@ class Kernel:
     """Readable, from the labels of the region: ``add_rms_norm``."""
     kind: Literal["pointwise", "row", "column", "contraction", "attention"]
     buffers: tuple[Buffer, ...]
-    """Inputs first, then outputs (in the order of the region's operands and results), then scratch."""
+    """Inputs first, then outputs (in the order of the region's operands and results), then memory of its own."""
     symbols: tuple[str, ...]
     """Names of what it takes as 64-bit integers: size symbols, and ``parts``, the number of threads to split over."""
     body: tuple[Statement, ...]
@@ -193,6 +215,10 @@ class Kernel:
     formula: str = ""
     """What it computes, for the comment at its head."""
     sources: tuple[Source, ...] = ()
+
+
+MAX_CHECKS = 255
+"""Different checks in one kernel: the number of one that fails comes with its value, in 64 bits together."""
 
 
 def walk(body: Iterable[Statement]) -> Iterator[Statement]:

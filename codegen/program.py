@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fusec.analysis.indexing import placing
 from fusec.analysis.strides import dense, view_layout
 from fusec.codegen.calls import write_call
 from fusec.codegen.kernel import Kernel
@@ -14,13 +15,13 @@ from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.codegen.target import DirectLaunchable, Launchable, Target
 from fusec.codegen.vendor import write_biased, write_contraction
 from fusec.errors import BuildError, FusecError
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, updated
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 from fusec.ir.types import TensorType, same_size
 from fusec.pipeline import Context
 from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
+from fusec.verify.interpreter import evaluate, take
 
 PASS_NAME = "program"
 
@@ -32,6 +33,8 @@ class Program:
     run: Callable[[list[Any]], list[Any]]
     source: str
     """Text of the function behind ``run``."""
+    constants: dict[str, Any]
+    """What it mentions by name."""
     steps: tuple[Step, ...]
     """What one call does, in order; views are left out."""
     kernels: dict[str, Kernel]
@@ -46,6 +49,16 @@ class Program:
                 return self.run(args)
         return self.run(args)
 
+    def probed(self, probe: Callable[[int], None]) -> "Program":
+        """The same program, which calls ``probe(i)`` ahead of step ``i``, and with the number of steps at its end."""
+        head, *lines, last = self.source.splitlines()
+        for i, step in reversed(list(enumerate(self.steps))):
+            lines.insert(step.line, f"    probe({i})")
+        lines += [last.replace("return", "results =", 1), f"    probe({len(self.steps)})", "    return results"]
+        source = "\n".join([head, *lines]) + "\n"
+        constants = {**self.constants, "probe": probe}
+        return replace(self, run=_function(source, constants, "probed"), source=source, constants=constants)
+
 
 def build_program(graph: Graph, target: Target, context: Context) -> Program:
     """Schedule, print and build the kernels of a grouped graph, and write the function that runs it."""
@@ -53,16 +66,23 @@ def build_program(graph: Graph, target: Target, context: Context) -> Program:
     text = ProgramText(graph)
     _Writer(text, built).write()
     source = "\n".join(["def run(args):", *(f"    {line}" for line in text.lines)]) + "\n"
-    namespace = dict(text.constants)
-    exec(compile(source, f"<fusec program {graph.name}>", "exec"), namespace)
     used = {step.name for step in text.steps if step.kind == "kernel"}
     return Program(
-        run=namespace["run"],
+        run=_function(source, text.constants, graph.name),
         source=source,
+        constants=text.constants,
         steps=tuple(text.steps),
         kernels={k.name: k for k, _ in built.values() if k.name in used},
         texts={k.name: launch.source for k, launch in built.values() if k.name in used},
     )
+
+
+def _function(source: str, constants: dict[str, Any], name: str) -> Callable[[list[Any]], list[Any]]:
+    """The function ``run`` of a source that mentions constants."""
+    namespace = dict(constants)
+    exec(compile(source, f"<fusec program {name}>", "exec"), namespace)
+    made: Callable[[list[Any]], list[Any]] = namespace["run"]
+    return made
 
 
 # ---------------------------------------------------------------------------------------------- kernels
@@ -120,7 +140,7 @@ def _settle_layouts(region: Node) -> None:
     """Give results memory without gaps or overlaps: what a kernel writes is an array of its own."""
     for result, inner in zip(region.results, region.body.outputs, strict=True):
         if isinstance(inner.type, TensorType) and inner not in region.body.inputs:
-            if inner.producer is None or not inner.producer.is_op("write"):
+            if inner.producer is None or not inner.producer.written:
                 inner.type = dense(inner.type)
         result.type = inner.type
 
@@ -168,8 +188,10 @@ class _Writer:
         if any("parts" in kernel.symbols for kernel, _ in self.kernels.values()):
             self.text.line(f"parts = {self.text.constant(torch.get_num_threads, 'threads')}()")
         for node in self.graph.nodes:
+            self.text.node = node
             self._node(node)
             self._free(node)
+        self.text.node = None
         self._outputs()
 
     def _inputs(self) -> None:
@@ -198,6 +220,8 @@ class _Writer:
             self._source(node)
         elif node.is_op("write"):
             self._write(node)
+        elif node.is_op("take"):
+            self._take(node)
         elif node.is_op("concat"):
             self._concat(node)
         elif node.has(Trait.VIEW):
@@ -247,30 +271,33 @@ class _Writer:
         text = self.text
         buffers = []
         for value, inner in zip(node.operands, node.body.inputs, strict=True):
-            buffers.append(text.tensor(value, inner.tensor.strides))
+            if value in node.written:
+                text.layout(value)  # the storage itself, or an error
+                buffers.append(text.names[value])
+            else:
+                buffers.append(text.tensor(value, inner.tensor.strides))
+        text.step("kernel", kernel.name, node.sources)
         for result, inner in zip(node.results, node.body.outputs, strict=True):
-            updated = self._updated(node, inner)
-            if updated is not None:
-                text.alias(result, updated)
+            destination = updated(node, result.index)
+            if destination is not None:
+                text.alias(result, destination)
                 continue
             allocation, strides = text.allocate(inner.tensor)
             name = text.define(result, strides)
             text.line(f"{name} = {allocation}")
             buffers.append(name)
-        text.step("kernel", kernel.name, node.sources)
         if isinstance(launchable, DirectLaunchable):
-            text.line(launchable.call_text(text.constant, buffers, kernel.symbols))
-            return
-        symbols = "".join(f"{s}, " for s in kernel.symbols)
-        text.line(f"{text.constant(launchable, kernel.name)}(({''.join(b + ', ' for b in buffers)}), ({symbols}))")
-
-    def _updated(self, node: Node, inner: Value) -> Value | None:
-        """The operand whose storage a result is, where the body writes to it."""
-        while inner.producer is not None and inner.producer.is_op("write"):
-            inner = inner.producer.operands[0]
-            if inner in node.body.inputs:
-                return node.operands[node.body.inputs.index(inner)]
-        return None
+            call = launchable.call_text(text.constant, buffers, kernel.symbols)
+        else:
+            symbols = "".join(f"{s}, " for s in kernel.symbols)
+            call = f"{text.constant(launchable, kernel.name)}(({''.join(b + ', ' for b in buffers)}), ({symbols}))"
+        if places := placing(node.body):
+            dims = [n.attributes["dim"] % n.operands[0].tensor.rank for n in places]
+            lengths = [PYTHON.print(n.operands[0].shape[d]) for n, d in zip(places, dims, strict=True)]
+            known = "".join(f"({d}, {n}, {str(p.sources[0]) if p.sources else ''!r}), "
+                            for d, n, p in zip(dims, lengths, places, strict=True))  # fmt: skip
+            call = f"if fault := {call}: {text.constant(raise_out_of_range, 'raise_out_of_range')}(fault, ({known}))"
+        text.line(call)
 
     def _source(self, node: Node) -> None:
         type, text = node.result.tensor, self.text
@@ -298,6 +325,13 @@ class _Writer:
         else:
             text.line(f"{target}.copy_({new})")
         text.alias(node.result, destination)
+
+    def _take(self, node: Node) -> None:
+        text = self.text
+        table, index = (text.names[v] for v in node.operands)
+        text.step("opaque", "take", node.sources)
+        name = text.define(node.result, None)
+        text.line(f"{name} = {text.constant(take, 'take')}({table}, {node.attributes['dim']}, {index})")
 
     def _concat(self, node: Node) -> None:
         text = self.text
@@ -336,6 +370,19 @@ class _Writer:
         known = ", ".join(f"{s!r}: {s}" for s in sorted(text.symbols))
         function, graph = text.constant(interpret, "interpret"), text.constant(body, "body")
         text.line(f"{''.join(name + ', ' for name in names)}= {function}({graph}, [{operands}], {{{known}}})")
+
+
+def raise_out_of_range(fault: int, places: Sequence[tuple[int, int, str]]) -> None:
+    """Raise what eager raises for a place that does not exist.
+
+    Args:
+        fault: what the kernel gave: the number of a check and the place.
+        places: dim, its length and the source line, for each check.
+    """
+    place, number = divmod(fault, 256)
+    dim, length, source = places[number - 1]
+    at = f" ({source})" if source else ""
+    raise IndexError(f"index {place} is out of bounds for dimension {dim} with size {length}{at}")
 
 
 def interpret(body: Graph, operands: list[Any], symbols: dict[str, int]) -> list[Any]:

@@ -10,7 +10,7 @@ from fusec.analysis.strides import dense
 from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.errors import FusecError
 from fusec.frontend.torch_internals import empty_on_cpu
-from fusec.ir.graph import Graph, Source, Value
+from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.types import ScalarType, Size, TensorType, same_size
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.layout import copied, with_strides
@@ -26,6 +26,10 @@ class Step:
     """``kernel`` is generated, ``vendor`` a library's matrix product, ``interpreted`` a region without a kernel."""
     name: str
     sources: tuple[Source, ...] = ()
+    node: Node | None = None
+    """What of the graph it belongs to; None for the copies of outputs."""
+    line: int = 0
+    """Lines of the function ahead of those that do it."""
 
 
 class ProgramText:
@@ -35,12 +39,14 @@ class ProgramText:
         self.graph = graph
         self.lines: list[str] = []
         self.steps: list[Step] = []
+        self.node: Node | None = None
+        """The node that is being written."""
         self.names: dict[Value, str] = {}
         self.layouts: dict[Value, tuple[Size, ...] | None] = {}
         """Strides that a value is known to have; None where only the running program can tell."""
         self.roots: dict[Value, Value] = {}
         """For a value that shares another one's storage, whose storage it is."""
-        self.written = {self._origin(n.operands[0]) for n in graph.nodes if n.is_op("write")}
+        self.written = {self._origin(v) for n in graph.nodes for v in n.written}
         self.constants: dict[str, Any] = {
             "empty": empty_on_cpu, "empty_on": torch.empty_strided, "with_strides": with_strides, "copied": copied,
             "same_storage": same_storage,
@@ -58,7 +64,7 @@ class ProgramText:
 
     def step(self, kind: StepKind, name: str, sources: tuple[Source, ...] = ()) -> None:
         """Note what the lines that follow do."""
-        self.steps.append(Step(kind, name, sources))
+        self.steps.append(Step(kind, name, sources, self.node, len(self.lines)))
 
     def constant(self, thing: Any, hint: str) -> str:
         """The name under which the function sees an object."""

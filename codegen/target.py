@@ -17,8 +17,11 @@ class Launchable(Protocol):
     source: str
     """Its text, as printed."""
 
-    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
-        """Run it on tensors (inputs, then outputs; none for scratch) and the values of its symbols."""
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
+        """Run it on tensors (inputs, then outputs; none for scratch) and the values of its symbols.
+
+        Gives ``256 · value + number`` of a check that failed, and nothing otherwise.
+        """
 
 
 @runtime_checkable

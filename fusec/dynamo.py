@@ -55,11 +55,12 @@ def backend_with(compile_graph: CompileGraph) -> Callable[..., Any]:
     return custom
 
 
-def backend_for(config: Config) -> Callable[..., Any]:
-    """The backend with its choices made already."""
-    from fusec.compiler import compile_graph
+def backend_for(config: Config, compile_graph: CompileGraph | None = None) -> Callable[..., Any]:
+    """The backend with its choices made already, around fusec's compiler of single graphs or another one."""
+    from fusec import compiler
 
-    return lambda gm, example_inputs: _compile(gm, example_inputs, config, compile_graph)
+    chosen = compile_graph or compiler.compile_graph
+    return lambda gm, example_inputs: _compile(gm, example_inputs, config, chosen)
 
 
 def compiled_graphs() -> list[Any]:

@@ -11,7 +11,7 @@ from fusec.config import Config
 from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph, Node, Source
 from fusec.remarks import Remarks
-from fusec.rewriting.match import MatchFailure
+from fusec.rewriting.match import MatchFailure, word
 
 
 class Pass(Protocol):
@@ -38,6 +38,8 @@ class PassRecord:
     after: str
     applications: int
     """How many rewrites it made."""
+    verified: int = 0
+    """Of how many both sides were run and compared."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Context:
     records: list[PassRecord] = field(default_factory=list)
     next_number: int = 0
     """Number of the next application."""
+    verified: int = 0
+    """How many applications have been compared, under ``verify``."""
     pass_name: str = ""
     """The pass that is running."""
     failures: dict[Node, MatchFailure] = field(default_factory=dict)
@@ -152,8 +156,12 @@ class Context:
         for _, failure in left[:limit]:
             self.remarks.add(
                 "missed", self.pass_name, f"{failure.fusion} nearly matched", subject=failure.fusion,
-                reason=str(failure), sources=tuple(map(str, failure.sources)),
-                figures={"depth": failure.depth, "size": failure.size},
+                reason=str(failure), suggestion=failure.edit, sources=tuple(map(str, failure.sources)),
+                figures={
+                    "depth": failure.depth, "size": failure.size, "node": word(failure.node) if failure.node else "",
+                    "clause": failure.clause, "expected": failure.expected, "found": failure.found,
+                    "text": failure.sources[0].text if failure.sources else "",
+                },
             )  # fmt: skip
         self.failures.clear()
 
@@ -168,6 +176,7 @@ class Context:
                 "analysis", self.pass_name, f"{name} could not be verified", subject=name, reason=str(reason)
             )
             return True
+        self.verified += 1
         if verdict.passed:
             return True
         number = self.next_number - 1
@@ -263,7 +272,7 @@ def _split(text: str) -> list[tuple[str, dict[str, str]]]:
 def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
     from fusec.ir.verifier import verify_graph
 
-    saved, shape, first = graph.copy(), _structure(graph), context.next_number
+    saved, shape, first, verified = graph.copy(), _structure(graph), context.next_number, context.verified
     before = str(graph) if context.config.record else ""
     context.pass_name = step.name
     start = time.perf_counter()
@@ -280,7 +289,8 @@ def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
     seconds = time.perf_counter() - start
     changed = _structure(graph) != shape
     after = str(graph) if context.config.record and changed else before
-    context.records.append(PassRecord(describe(step), seconds, changed, before, after, context.next_number - first))
+    made, compared = context.next_number - first, context.verified - verified
+    context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared))
 
 
 def _structure(graph: Graph) -> tuple[object, ...]:

@@ -5,10 +5,11 @@ In a test file: ``test_my_fusions = derived_tests(my_module)``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -23,7 +24,7 @@ from fusec.ir.ops import Trait
 from fusec.ir.types import BF16, F16, F32, DType
 from fusec.pipeline import Context, Pipeline
 from fusec.remarks import Remarks
-from fusec.rewriting.application import attempts
+from fusec.rewriting.application import apply_declared, attempts
 from fusec.rewriting.fusion import Fusion, declared_in
 from fusec.rewriting.match import Match, MatchFailure, Pattern
 from fusec.rewriting.matcher import Matcher
@@ -32,6 +33,7 @@ from fusec.rewriting.sampling import Sizes, symbolize
 from fusec.verify import declarations as derived
 from fusec.verify.contract import compare_outputs
 from fusec.verify.interpreter import evaluate
+from fusec.verify.mistakes import mistakes
 
 AnyFusion: TypeAlias = "Fusion[Any, Any]"
 Check: TypeAlias = "Callable[[AnyFusion], Iterator[str]]"
@@ -40,6 +42,8 @@ Check: TypeAlias = "Callable[[AnyFusion], Iterator[str]]"
 _TOLERANCE = {F32: 1e-4, BF16: 5e-2}
 _BATCH = (101, 103)
 """Sizes of the starred dims that become symbols: no other size is a multiple of them."""
+_SQUARE = 6
+"""A size of dims that could be taken for each other."""
 _CLAUSE_TRIALS = 8
 
 
@@ -165,11 +169,22 @@ def other_axes_prevent_it(declared: AnyFusion) -> Iterator[str]:
                     yield f"found with {node.op.name} along {other}"
 
 
+def what_is_found_is_what_is_declared(declared: AnyFusion) -> Iterator[str]:
+    """A graph with a mistake (in a mask, an axis, an operand, a type) holds it only where it means the same."""
+    library = passes.pattern_library()
+    for case, graph in _mistaken(declared):
+        library.normalize(graph)
+        for found in attempts(declared, graph, library):
+            if isinstance(found, Match):
+                why = derived.contradiction(declared, found)
+                if why:
+                    yield f"found in spite of {case}: {why}\n{graph}"
+
+
 def every_clause_refuses(declared: AnyFusion) -> Iterator[str]:
-    """For every clause there are arguments that it refuses, and the attempt to match says so."""
+    """For every clause there are arguments that it alone refuses, and the attempt to match says so."""
     for clause in declared.clauses:
-        refused = (d for d in derived.draws(tuple(_TOLERANCE)) if not derived.holds(clause, declared, d))
-        for _, draw in zip(range(_CLAUSE_TRIALS), refused, strict=False):
+        for draw in islice(derived.refused(clause, declared, tuple(_TOLERANCE)), _CLAUSE_TRIALS):
             graph = trace(derived.in_company(declared.function), _arguments(declared, draw), symbolic=False)
             _rewrite(declared, graph)
             if derived.regions_named(graph, declared.name):
@@ -178,7 +193,8 @@ def every_clause_refuses(declared: AnyFusion) -> Iterator[str]:
             if any(failure.clause == clause.name for failure in failed):
                 break
         else:
-            yield f"{clause.name} refused nothing that was tried"
+            tried = f"its author's {dict(clause.refuses)}" if clause.refuses else "what was tried; give `refuses=`"
+            yield f"{clause.name} refused nothing of {tried}"
 
 
 # -- the kernels ------------------------------------------------------------------------------------------------
@@ -199,7 +215,7 @@ def triton_kernels_are_right(declared: AnyFusion) -> Iterator[str]:
 PATTERN_CHECKS: tuple[Check, ...] = (
     is_a_pattern, spellings_agree, every_spelling_is_found, disguises_do_not_hide_it, symbolic_sizes_do_not_hide_it,
     a_region_keeps_the_results, other_readers_prevent_it, other_constants_prevent_it, other_axes_prevent_it,
-    every_clause_refuses,
+    what_is_found_is_what_is_declared, every_clause_refuses,
 )  # fmt: skip
 KERNEL_CHECKS: tuple[Check, ...] = (cpp_kernels_are_right, triton_kernels_are_right)
 CHECKS = PATTERN_CHECKS + KERNEL_CHECKS
@@ -283,6 +299,26 @@ def _patterns(declared: AnyFusion) -> Iterator[Pattern]:
     first = next(passes.pattern_library().patterns(declared, F32), None)
     if first is not None:
         yield replace(first, clauses=())
+
+
+def _mistaken(declared: AnyFusion) -> Iterator[tuple[str, Graph]]:
+    """Graphs of the fusion alone with one mistake, where sizes are equal that may be, so that dims can be swapped."""
+    library = passes.pattern_library()
+    draw = replace(_draw(declared, F32), sizes=(_SQUARE,) * 4)
+    arguments = _arguments(declared, draw, batch=(_SQUARE, _SQUARE))
+    for spelling, function in declared.spellings.items():
+        graph = trace(function, arguments, symbolic=False)
+        library.normalize(graph)
+        apply_declared(library.before(declared), graph, library)
+        yield from ((f"{spelling}: {what}", made) for what, made in mistakes(graph))
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, torch.Tensor) and argument.is_floating_point():
+            mixed = [*arguments[:i], argument.bfloat16(), *arguments[i + 1 :]]
+            with contextlib.suppress(RuntimeError):  # eager refuses it as well
+                graph = trace(declared.function, mixed, symbolic=False)
+                library.normalize(graph)
+                apply_declared(library.before(declared), graph, library)
+                yield f"a bf16 {declared.parameters[i].name}", graph
 
 
 def _match(pattern: Pattern, graph: Graph) -> Match | MatchFailure:

@@ -24,6 +24,7 @@ def sample_tokens(vocabulary: int, batch: int, length: int, seed: int = 0) -> Te
     return torch.randint(3, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def sample_images(batch: int, channels: int, size: int, seed: int = 0) -> Tensor:
-    """Random images ``[batch, channels, size, size]``."""
-    return torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(seed))
+def sample_images(batch: int, channels: int, size: int, seed: int = 0, width: int | None = None) -> Tensor:
+    """Random images ``[batch, channels, size, width]``, by default square."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, channels, size, size if width is None else width, generator=draw)

@@ -52,7 +52,8 @@ def _scaled(noise: Tensor, name: str, path: str, module: nn.Module, model: nn.Mo
 
 def _matrix(noise: Tensor, path: str, module: nn.Module, model: nn.Module) -> Tensor:
     outputs_last = type(module).__name__ == "Conv1D"  # transformers' GPT-2 keeps [in, out]
-    fan_in = noise.shape[0] if outputs_last else noise[0].numel() if noise.ndim == 4 else noise.shape[-1]
+    filters = noise.ndim == 4 or isinstance(module, nn.Conv1d)
+    fan_in = noise.shape[0] if outputs_last else noise[0].numel() if filters else noise.shape[-1]
     weight = noise / fan_in**0.5
     leaf = path.rsplit(".", 1)[-1]
     if leaf in QUERY_OR_KEY:

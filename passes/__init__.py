@@ -61,6 +61,6 @@ def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
         known["fuse"](),  # regions across them: residual and norm, gates, projections
         known["attention"](),  # calls that a kernel of ours can serve are spelled out
         known["canonicalize"](),  # what became equal or dead by that
-        known["group"](),  # kernels: whatever one loop nest serves, by cost
+        known["group"](places=target == "cpp"),  # kernels: whatever one loop nest serves, by cost
         known["bias"](),  # a product of the vendor takes the bias that a kernel would only add
     ))  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from fusec.analysis.indexing import locate
 from fusec.analysis.kinds import classify
 from fusec.analysis.strides import dense, view_layout
-from fusec.errors import ScheduleError
+from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BOOL, I64, DType, Size, TensorType, accumulation, broadcast, same_shape
@@ -33,7 +33,7 @@ class SpellAttention:
             try:
                 body = spelled_out(call)
                 classify(locate(_as_laid_out(body, call)), self.small_m)
-            except ScheduleError as reason:
+            except FusecError as reason:
                 context.remarks.add(
                     "missed", self.name, "attention stays a call of ATen", subject="attention", reason=reason.reason,
                     sources=tuple(map(str, call.sources)),
@@ -119,9 +119,9 @@ def spelled_out(call: Node) -> Graph:
         mask = write("where", mask, write.number(0.0, wide), write.number(-math.inf, wide))
     if mask is not None:
         scores = write("add", scores, write.cast(mask, wide))
-    largest = write("max", scores, dims=(-1,))
+    largest = write.reduce("max", scores)
     exponential = write("exp", write("sub", scores, largest))
-    weights = write("div", exponential, write("sum", exponential, dims=(-1,)))
+    weights = write("div", exponential, write.reduce("sum", exponential))
     if mask is not None or causal:
         empty = write("eq", largest, write.number(-math.inf, wide))
         weights = write("where", empty, write.number(0.0, wide), weights)
@@ -171,8 +171,17 @@ class _Writer:
         repeated = self.expand(apart, (*batch, own, heads // own, rows, columns))
         return self.reshape(repeated, (*batch, heads, rows, columns))
 
+    def reduce(self, op: str, value: Value) -> Value:
+        """A reduction over the last dim."""
+        return value if value.shape[-1] == 1 else self(op, value, dims=(-1,))
+
     def product(self, a: Value, b: Value, turned: bool) -> Value:
-        """``a`` times ``b``, or times ``b`` with its last two dims swapped."""
+        """``a`` times ``b``, or times ``b`` with its last two dims swapped; with one key it is no contraction."""
+        if not turned and a.shape[-1] == 1:
+            return self("mul", a, b)
+        if turned and b.shape[-2] == 1:
+            wide = accumulation(a.dtype)
+            return self.cast(self.reduce("sum", self("mul", self.cast(a, wide), self.cast(b, wide))), a.dtype)
         rank = len(a.shape)
         batch, row, column = _LETTERS[: rank - 2], _LETTERS[rank - 2], _LETTERS[rank - 1]
         right = f"{column}z" if turned else f"z{column}"

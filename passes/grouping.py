@@ -4,17 +4,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.analysis.attention import attention_nodes
-from fusec.analysis.indexing import locate
-from fusec.analysis.kinds import classify
+from fusec.analysis.attention import attention_groups, is_layer
+from fusec.analysis.gain import Judgement, gain, judge, may_lose
 from fusec.analysis.memory import touched_bytes
-from fusec.analysis.outline import outline
-from fusec.analysis.recomputation import recomputation
+from fusec.analysis.outline import Outline, outline
 from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
-from fusec.errors import ScheduleError
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.regions import open_regions
 from fusec.ir.structure import abbreviations
@@ -24,6 +21,8 @@ from fusec.pipeline import Context
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 _FREE = Trait.VIEW | Trait.SOURCE
+_TINY = 64
+"""Elements up to which what a kernel makes costs nothing but its launch."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +32,25 @@ class Group:
     name: ClassVar[str] = "group"
     small_m: int = 16
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
+    places: bool = True
+    """Whether kernels may load and store where an index says, which they have to check and to report."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
         labels = open_regions(graph)
         graph.erase_dead()
-        _Grouping(graph, context, labels, self.small_m).run()
+        _Grouping(graph, context, labels, self).run()
 
 
 class _Grouping:
-    def __init__(self, graph: Graph, context: Context, labels: dict[Node, str], small_m: int) -> None:
-        self.graph, self.context, self.labels, self.small_m = graph, context, labels, small_m
+    def __init__(self, graph: Graph, context: Context, labels: dict[Node, str], options: Group) -> None:
+        self.graph, self.context, self.labels = graph, context, labels
+        self.small_m, self.places = options.small_m, options.places
         self.spell = abbreviations()
-        self.verdicts: dict[tuple[object, ...], str] = {}
-        """Why a candidate is no kernel, or "" where it is, by structure."""
+        self.judgements: dict[tuple[object, ...], Judgement] = {}
+        """What candidates would be, by structure."""
+        self.gains: dict[tuple[object, ...], float] = {}
+        """What kernels save over their operations one by one, in seconds, by structure."""
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if self._is_free(n)))
@@ -71,7 +75,10 @@ class _Grouping:
         self._sweep(nodes, lambda first, second: not (first & self.small or second & self.small))
         self._sweep(nodes, lambda first, second: bool(first & self.small))
         self._sweep(nodes, lambda first, second: True)
+        self._join_tiny()
         self._explain(nodes)
+        for node in [n for n, unit in self.units.of.items() if len(unit) == 1 and n.has(Trait.WRITE)]:
+            del self.units.of[node]  # a copy and nothing else is ATen's
         self._make_regions()
 
     # What may be grouped.
@@ -99,6 +106,10 @@ class _Grouping:
             return False
         if node.is_op("concat"):
             return not self._verdict({node})
+        if node.has(Trait.WRITE):
+            return node.operands[0].producer is None and (self.places or "dim" not in node.attributes)
+        if node.has(Trait.LOOKUP):
+            return self.places and not self._verdict({node})
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._needs_copy(node)
         if node.has(Trait.CONTRACTION):
@@ -146,33 +157,56 @@ class _Grouping:
         )
 
     def _is_arithmetic(self, node: Node) -> bool:
-        return node.has(_ARITHMETIC) or node.is_op("concat") or node in self.small
+        looked_up = self.places and node.has(Trait.LOOKUP)
+        return node.has(_ARITHMETIC) or node.is_op("concat") or node in self.small or looked_up
 
     # Joining.
 
     def _join_attention(self, node: Node) -> None:
         """Both products of an attention and what lies between are one group from the start."""
-        found = attention_nodes(node) if self.small_m and node.has(Trait.CONTRACTION) else set()
-        group = {n for n in found if n not in self.uses.free}
-        if not group:
-            return
-        group |= self._spelled_beside(group)
-        scaled = group | self._scaled_before(group)
-        if not self._verdict(scaled):
-            group = scaled
-        if any(not group.issuperset(self.uses.readers(n)) for n in group - {node}):
-            reason = "something else reads what lies between its products"
-        else:
-            reason = self._verdict(group)
-        if reason:
+        reasons: dict[str, None] = {}
+        for found in attention_groups(node) if self.small_m and node.has(Trait.CONTRACTION) else ():
+            group = {n for n in found if n not in self.uses.free}
+            group |= self._spelled_beside(group)
+            scaled = group | self._scaled_before(group)
+            reason = self._no_attention(scaled, node)
+            if not reason:
+                group = scaled
+            elif scaled != group:
+                reason = self._no_attention(group, node)
+            if not reason:
+                self.small |= {n for n in group if n.has(Trait.CONTRACTION)}
+                self.units.put(group)
+                self.labels |= dict.fromkeys(group, "attention")
+                return
+            reasons[reason] = None
+        if reasons:
             self.context.remarks.add(
-                "missed", "group", "attention stays in several kernels", subject="attention", reason=reason,
-                sources=tuple(map(str, node.sources[:1])),
+                "missed", "group", "attention stays in several kernels", subject="attention",
+                reason="; or ".join(reasons), sources=tuple(map(str, node.sources[:1])),
             )  # fmt: skip
-            return
-        self.small |= {n for n in group if n.has(Trait.CONTRACTION)}
-        self.units.put(group)
-        self.labels |= dict.fromkeys(group, "attention")
+
+    def _no_attention(self, group: set[Node], last: Node) -> str:
+        """Why a group from one product to the last is no attention of one kernel; "" where it is."""
+        if any(self.uses.escapes(n, group) for n in group - {last}):
+            return "something else reads what lies between its products"
+        if is_layer(group) and any(self.labels.get(n) != "attention" for n in group):
+            return "its keys or values are weights that all rows share"
+        reason = self._verdict(group)
+        views = self._views_into(group) if reason else []
+        if views:
+            # A dim that was flattened falls into several loops, unless its view stays outside.
+            self.uses.stop_at(*views)
+            reason = self._verdict(group)
+            if reason:
+                self.uses.pass_through(*views)
+        return reason or self._loss(group, *({n} for n in group))
+
+    def _views_into(self, group: set[Node]) -> list[Node]:
+        """The reshapes through which a group reads what others compute."""
+        read = dict.fromkeys(v.producer for n in group for v in self.uses.taken(n))
+        views = [n for n in read if n is not None and n in self.uses.free and n.is_op("reshape")]
+        return [n for n in views if group.isdisjoint(self.uses.before(n))]
 
     def _scaled_before(self, group: set[Node]) -> set[Node]:
         """Products with a number that only the products of an attention read: its scale, put on queries or keys."""
@@ -223,7 +257,10 @@ class _Grouping:
 
     def _producers(self, node: Node) -> list[Node]:
         """The computing nodes whose results a computing node reads, through free nodes."""
-        return [n for n in self.uses.before(node) if n in self.units.of] if node in self.units.of else []
+        if node not in self.units.of:
+            return []
+        made = dict.fromkeys(v.producer for v in self.uses.taken(node))
+        return [n for n in made if n is not None and n in self.units.of]
 
     def _refusal(self, producer: Node, first: set[Node], second: set[Node]) -> str:
         """Why two groups are not joined; "" where they are."""
@@ -235,27 +272,63 @@ class _Grouping:
             return "several kernels read it"
         if self.units.closes_circle(first, second):
             return "a kernel between them needs the one and feeds the other"
-        return self._verdict(inside)
+        return self._verdict(inside) or self._loss(inside, first, second)
 
     def _same_range(self, producer: Node, second: set[Node]) -> bool:
-        numel = producer.result.tensor.numel
-        return any(n.result.tensor.numel == numel or n.operands[0].tensor.numel == numel for n in second)
+        """Whether the other group has loops like those that a value is computed in."""
+        wanted = _loops(producer.result)
+        ends = (v for n in second for v in (n.operands[1:2] if n.has(Trait.WRITE) else (n.result, n.operands[0])))
+        return any(_loops(v) == wanted for v in ends)
 
     def _verdict(self, group: set[Node]) -> str:
         """Why a group is no kernel; "" where it is one."""
-        candidate = outline(group, self.uses)
-        key = candidate.structure(self.spell)
-        if key not in self.verdicts:
-            self.verdicts[key] = self._judge(candidate.build())
-        return self.verdicts[key]
+        return self._judged(group).reason
 
-    def _judge(self, body: Graph) -> str:
-        try:
-            nest = locate(body)
-            classify(nest, self.small_m)
-        except ScheduleError as reason:
-            return reason.reason
-        return recomputation(nest)
+    def _judged(self, group: set[Node]) -> Judgement:
+        candidate = outline(group, self.uses)
+        roots = {storage(v) for n in group for v in n.written}
+        if any(v not in roots and storage(v) in roots for v in candidate.inputs):
+            return Judgement("a kernel reads what it writes: through a view")
+        key = candidate.structure(self.spell)
+        if key not in self.judgements:
+            self.judgements[key] = judge(candidate.build(), self.small_m, self.context.machine)
+        return self.judgements[key]
+
+    def _loss(self, whole: set[Node], *parts: set[Node]) -> str:
+        """Why several kernels are left several though they could be one; "" where that one is quicker."""
+        together, machine = self._judged(whole), self.context.machine
+        if not may_lose(together, machine):
+            return ""
+        apart = [self._judged(part) for part in parts]
+        gained = gain(together, apart, machine)
+        if gained >= 0:
+            return ""
+        saved = sum(part.cost.bytes for part in apart) - together.cost.bytes
+        return f"{together.repeated}: {-gained * 1e6:.3g} µs more in all, to move {saved} bytes less"
+
+    def _gain(self, members: Iterable[Node], piece: Outline) -> float:
+        """What a kernel saves over its operations one by one."""
+        key = piece.structure(self.spell)
+        if key not in self.gains:
+            apart = [self._judged({node}) for node in members]
+            self.gains[key] = gain(self._judged(set(members)), apart, self.context.machine)
+        return self.gains[key]
+
+    def _join_tiny(self) -> None:
+        """What no kernel waits for and is so small that only launches count, as all layers' counters, is one kernel."""
+        joined: set[Node] = set()
+        for unit in self.units.distinct():
+            if not all(self._is_tiny(n) and unit.issuperset(self.uses.readers(n)) for n in unit):
+                continue
+            apart = self.units.closes_circle(joined, unit) or self.units.closes_circle(unit, joined) if joined else ""
+            if not apart and len(joined) + len(unit) <= _MAX_NODES and not self._verdict(joined | unit):
+                joined |= unit
+                self.units.put(joined)
+
+    def _is_tiny(self, node: Node) -> bool:
+        plain = node.has(Trait.POINTWISE) or (node.has(Trait.WRITE) and "dim" not in node.attributes)
+        sizes = [v.tensor.numel for v in (*node.results, *node.operands)]
+        return plain and all(isinstance(n, int) and n <= _TINY for n in sizes)
 
     # Regions.
 
@@ -272,12 +345,14 @@ class _Grouping:
                 sources=tuple(dict.fromkeys(s for n in members for s in n.sources)),
             )  # fmt: skip
             if len(members) > 1:
-                self._remark(made[members[0]], members)
+                self._remark(made[members[0]], members, self._gain(members, piece))
         for piece, region in zip(pieces, made.values(), strict=True):
             for old, new in zip(piece.outputs, region.results, strict=True):
                 graph.replace_value(old, new)
+        for node in [n for group in groups for n in group if n.has(Trait.WRITE)]:
+            graph.erase(node)  # a region has its effect now
         before = {node: [made[node], node] for node in made}
-        graph.reorder([n for node in self.uses.position for n in before.get(node, [node])])
+        graph.reorder([n for node in self.uses.position for n in before.get(node, [node]) if n in graph])
         graph.erase_dead()
         graph.sort()
 
@@ -294,12 +369,17 @@ class _Grouping:
             words = list(heavy)[:4] or ["cast"]
         return "_".join(words[:4])
 
-    def _remark(self, region: Node, members: list[Node]) -> None:
+    def _remark(self, region: Node, members: list[Node], gained: float) -> None:
         inside = set(members)
-        kept = [n.result for n in members if not self.uses.escapes(n, inside)]
+        kept = [n.result for n in members if not self.uses.escapes(n, inside) and not n.has(Trait.WRITE)]
         saved: Size = sum((2 * touched_bytes(value) for value in kept), start=0)
         label = region.attributes["label"]
         self.context.remarks.add(
             "passed", "group", f"{label}: {len(members)} operations in one kernel", subject=label,
-            sources=tuple(map(str, region.sources[:8])), figures={"bytes_saved": str(saved)},
+            sources=tuple(map(str, region.sources[:8])),
+            figures={"bytes_saved": str(saved), "gain_us": round(gained * 1e6, 3)},
         )  # fmt: skip
+
+
+def _loops(value: Value) -> list[Size]:
+    return [n for n in value.shape if n != 1]

@@ -1,5 +1,6 @@
 """The graphs of transformers' models after all passes, for the tests that look at what is left of them."""
 
+from typing import Any
 from unittest import mock
 
 import torch
@@ -15,9 +16,9 @@ from fusec.pipeline import Context
 
 
 def optimized(
-    family: str, batch: int, length: int, dtype: torch.dtype = torch.float32, hidden: int = 64
+    family: str, batch: int, length: int, dtype: torch.dtype = torch.float32, hidden: int = 64, **more: Any
 ) -> list[Graph]:
-    """The graphs of a model of two layers at inference; nothing is built.
+    """The graphs of a model of two layers at inference, which takes ``more`` besides its inputs; nothing is built.
 
     Dynamo of torch 2.11 holds ``torch.compiler.is_exporting()`` for true wherever it compiles. Transformers then
     builds masks that it otherwise leaves out, so it is told here; older ones do not ask.
@@ -26,7 +27,7 @@ def optimized(
     inputs = cast_inputs(FAMILIES[family].sample(batch, length, "none"), dtype)
     torch._dynamo.reset()  # or a second shape of a family would be captured with symbols
     with mock.patch.object(masking_utils, "is_torchdynamo_exporting", _false, create=True):
-        graphs = capture(model, **inputs)
+        graphs = capture(model, **inputs, **more)
     for graph in graphs:
         config = Config()
         default_pipeline(config).run(graph, Context(config))

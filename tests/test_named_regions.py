@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from bench.families import VOCABULARY, Sizes
+from fusec.analysis.memory import flops
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from tests.golden_models import optimized
@@ -54,6 +56,18 @@ def test_region_is_one_kernel(
     ]
     shown = Counter((n.attributes["label"], count(n.body, Trait.CONTRACTION)) for n in kernels(family, shape))
     assert found, f"{family} has {dict(shown)}"
+
+
+@pytest.mark.slow
+def test_only_the_last_token_goes_through_what_only_it_needs() -> None:
+    """The last layer's output projection, norm and MLP, the final norm and the head."""
+    every, last = (int(sum(flops(n) for g in graphs for n in g)) for graphs in (
+        optimized("llama", *MANY), optimized("llama", *MANY, logits_to_keep=1)
+    ))  # fmt: skip
+    hidden, intermediate = Sizes(hidden=64).hidden, Sizes(hidden=64).intermediate
+    tokens = MANY[0] * (MANY[1] - 1)
+    products = hidden * hidden + 3 * hidden * intermediate + hidden * VOCABULARY
+    assert every - last >= 2 * tokens * products
 
 
 def count(body: Graph, trait: Trait) -> int:

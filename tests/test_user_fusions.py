@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,9 @@ from torch.nn import functional as F
 
 from examples import user_fusions
 from fusec import Dims, fusion, passes, testing
+from fusec.errors import DeclarationError
 from fusec.ir.types import TensorType
+from fusec.rewriting import matcher
 from fusec.rewriting.fusion import FUSIONS
 from fusec.rewriting.matcher import Matcher
 
@@ -126,6 +129,58 @@ def test_clauses_decide_over_the_arguments_that_are_drawn() -> None:
         assert complaints(check, limited) == "", check.__name__
 
 
+def test_a_clause_whose_author_says_what_it_refuses() -> None:
+    @fusion
+    def shifted(x: Rows, bias: Row | None, shift: float) -> Tensor:
+        """tanh(x + bias - shift)"""
+        return torch.tanh((x if bias is None else x + bias) - shift)
+
+    @shifted.where
+    def rows_are_no_multiple_of_a_large_prime(x: TensorType) -> bool:
+        """Nobody draws such a row."""
+        return bool(x.shape[-1] % 997)
+
+    assert "refused nothing of what was tried; give `refuses=`" in complaints(testing.every_clause_refuses, shifted)
+    shifted.clauses.clear()
+    shifted.where(refuses={"cols": 998})(rows_are_no_multiple_of_a_large_prime)
+    assert "refused nothing of its author's {'cols': 998}" in complaints(testing.every_clause_refuses, shifted)
+    shifted.clauses.clear()
+    shifted.where(refuses={"cols": 997})(rows_are_no_multiple_of_a_large_prime)
+
+    @shifted.where(refuses={"bias": None, "dtype": "bf16"})
+    def bias_is_there_in_bf16(x: TensorType, bias: TensorType | None) -> bool:
+        """Without a bias, and in f32, it is not worth a name."""
+        return x.dtype.name != "bf16" or bias is not None
+
+    @shifted.where(refuses={"shift": 0.25})
+    def not_by_a_quarter(shift: float) -> bool:
+        """A number that is not tried."""
+        return shift != 0.25
+
+    assert complaints(testing.every_clause_refuses, shifted) == ""
+    with pytest.raises(DeclarationError, match="refuses unknown heads"):
+        shifted.where(refuses={"heads": 3})(not_by_a_quarter)
+
+
+def test_a_clause_is_tested_where_no_other_refuses() -> None:
+    @fusion
+    def scaled_tanh(x: Rows, scale: float) -> Tensor:
+        """tanh(scale·x)"""
+        return torch.tanh(x * scale)
+
+    @scaled_tanh.where
+    def not_zero(scale: float) -> bool:
+        """Zero."""
+        return scale != 0
+
+    @scaled_tanh.where
+    def positive(scale: float) -> bool:
+        """Zero again, and what is below it: the first clause decides nothing."""
+        return scale > 0
+
+    assert "not_zero refused nothing" in complaints(testing.every_clause_refuses, scaled_tanh)
+
+
 def test_what_is_known_already() -> None:
     @fusion
     def known_by_another_name(x: Rows) -> Tensor:
@@ -160,6 +215,23 @@ def test_a_scalar_that_is_computed_with() -> None:
 def test_a_matcher_that_overlooks_other_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Matcher, "users_agree", lambda self: True)
     assert ": found" in complaints(testing.other_readers_prevent_it, THEIRS["soft_cap"])
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mistake", "name_of_fusion", "case"),
+    [
+        (Matcher, "fit_attribute", lambda *_: True, "scaled_branch", "contraction, operand 0 transposed"),
+        (matcher, "_orders", lambda wanted, node: permutations(node.operands), "soft_cap", "div, operands swapped"),
+        (matcher, "same_number", lambda *_: True, "gelu_quick", "constant, not 1.702"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_matcher_that_overlooks_a_difference(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, mistake: Any, name_of_fusion: str, case: str
+) -> None:
+    monkeypatch.setattr(owner, name, mistake)
+    found = complaints(testing.what_is_found_is_what_is_declared, FUSIONS[name_of_fusion])
+    assert f"found in spite of reference: {case}" in found, found
 
 
 def test_a_kernel_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

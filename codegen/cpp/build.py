@@ -29,9 +29,9 @@ class CppKernel:
     def __init__(self, name: str, source: str, function: Any) -> None:
         self.name, self.source, self.function = name, source, function
 
-    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
         """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
-        self.function(
+        return self.function(
             (ctypes.c_void_p * len(buffers))(*[b.data_ptr() for b in buffers]),
             (ctypes.c_int64 * len(symbols))(*symbols),
         )
@@ -66,6 +66,7 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
         key, text = item
         try:
             function = _load(_obtain(key, text, compiler, cache))
+            function.restype = ctypes.c_int64 if f"int64_t {_ENTRY}(" in text else None
         except BuildError as error:
             failures[key] = error
             return
@@ -96,7 +97,7 @@ def _header_text() -> str:
 def _anonymous(name: str, text: str) -> str:
     """The text without comments and with the common entry name: what decides the machine code."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("//")]
-    return re.sub(rf"\bvoid {re.escape(name)}\(", f"void {_ENTRY}(", "\n".join(lines), count=1) + "\n"
+    return re.sub(rf"\b(void|int64_t) {re.escape(name)}\(", rf"\1 {_ENTRY}(", "\n".join(lines), count=1) + "\n"
 
 
 def _obtain(key: str, text: str, compiler: Compiler, cache: Cache) -> Path:
@@ -125,5 +126,4 @@ def _load(path: Path) -> Any:
         function = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)[_ENTRY]
     except (OSError, AttributeError) as error:
         raise BuildError("a built kernel does not load", where=str(path), why=str(error)) from error
-    function.restype = None
     return function

@@ -1,5 +1,6 @@
 """A tile program as C++ text: grid loops become OpenMP loops, tiles become Vec values."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import sympy
@@ -8,6 +9,7 @@ from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, print_c
 from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.kernel import (
     Buffer,
+    Check,
     Compute,
     Constant,
     Dot,
@@ -19,6 +21,7 @@ from fusec.codegen.kernel import (
     Loop,
     Matrix,
     Operand,
+    Place,
     Statement,
     Store,
     Update,
@@ -73,16 +76,24 @@ class _Printer:
         self.lines: list[str] = []
         self.depth = 1
         self.tiles: list[Loop] = []
+        self.reports = any(isinstance(s, Check) for s in walk(kernel.body))
+        """Whether it returns what ``out_of_range`` makes of a failed check, 0 where all is well."""
         self.steps = [s.step for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"]
 
     def print(self) -> str:
         """The whole text."""
         self._pointers()
         scratch = [b for b in self.kernel.buffers if b.role == "scratch"]
-        if not any(isinstance(s, Loop) and s.kind == "grid" for s in self.kernel.body):
-            self._declare(scratch)  # a single row has no grid around it
+        self._declare([b for b in self.kernel.buffers if b.role == "shared"])
+        alone = [s for s in self.kernel.body if not (isinstance(s, Loop) and s.kind == "grid")]
+        declared: set[str] = set()
         for statement in self.kernel.body:
+            if statement in alone:  # no grid is around it
+                self._declare([b for b in scratch if b.name in _touched([statement]) - declared])
+                declared |= _touched([statement])
             self._statement(statement)
+        if self.reports:
+            self._line("return 0;")
         body = "\n".join(self.lines)
         return "\n".join([*self._head(), f"{self._signature()} {{", body, "}", ""])
 
@@ -102,12 +113,13 @@ class _Printer:
         return [*lines, "", *(f"// {_one_line(line)}" for line in comment)]
 
     def _signature(self) -> str:
-        return f'extern "C" EXPORT void {self.kernel.name}(void* const* buffers, const int64_t* symbols)'
+        result = "int64_t" if self.reports else "void"
+        return f'extern "C" EXPORT {result} {self.kernel.name}(void* const* buffers, const int64_t* symbols)'
 
     def _pointers(self) -> None:
         # An updated buffer may be a view of an input, so only kernels without one may promise not to alias.
         restrict = "" if any(b.role == "update" for b in self.kernel.buffers) else " __restrict"
-        arguments = [b for b in self.kernel.buffers if b.role != "scratch"]
+        arguments = [b for b in self.kernel.buffers if b.role not in ("scratch", "shared")]
         for i, b in enumerate(arguments):
             element = ("const " if b.role == "input" else "") + MEMORY_TYPES[b.dtype]
             self._line(f"{element}*{restrict} const {identifier(b.name)} = static_cast<{element}*>(buffers[{i}]);")
@@ -138,6 +150,10 @@ class _Printer:
             self._dot(statement)
         elif isinstance(statement, When):
             self._when(statement)
+        elif isinstance(statement, Check):
+            self._check(statement)
+        elif isinstance(statement, Place):
+            self._place(statement)
         else:
             self._store(statement)
 
@@ -279,21 +295,33 @@ class _Printer:
             return 0
         loop = self.tiles[-1]
         mentioned = {str(s) for s in sympy.sympify(expression).free_symbols}
-        return int(loop.step) if loop.axis in mentioned else 0
+        along = loop.axis in mentioned or any(self.kinds[s].lanes for s in mentioned if s in self.kinds)
+        return int(loop.step) if along else 0
 
     def _address(self, buffer: str, offset: sympy.Expr) -> tuple[str, str]:
         """Pointer of the first lane, and how the others follow: ``""``, ``_strided`` or ``_at`` with an argument."""
         pointer = _pointer(buffer, offset)
         if not self._lanes(offset):
             return pointer, ""
-        axis = next(s for s in offset.free_symbols if str(s) == self.tiles[-1].axis)
+        axis = sympy.Symbol(self.tiles[-1].axis, integer=True, nonnegative=True)
+        axis = next((s for s in offset.free_symbols if str(s) == axis.name), axis)
         stride = sympy.expand(offset).coeff(axis, 1)
         rest = sympy.expand(offset - stride * axis)
-        if axis in rest.free_symbols or axis in stride.free_symbols:
+        places = [s for s in offset.free_symbols if str(s) in self.kinds and self.kinds[str(s)].lanes]
+        if places or axis in rest.free_symbols or axis in stride.free_symbols:
             lane = sympy.Symbol("lane", integer=True)
-            at = CPP.print(offset.subs(axis, axis + lane))
+            each = {s: sympy.Symbol(f"{identifier(s.name)}.v[lane]", integer=True) for s in places}
+            at = CPP.print(offset.subs({axis: axis + lane, **each}))
             return identifier(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
         return pointer, "" if stride == 1 else f"_strided {CPP.print(stride)}"
+
+    def _check(self, s: Check) -> None:
+        value, length = self._operand(s.value, t.I64), CPP.print(s.length)
+        self._line(f"if (uint64_t({value}) >= uint64_t({length})) return out_of_range({value}, {s.number});")
+
+    def _place(self, s: Place) -> None:
+        lanes = self._operand_lanes(s.value)
+        self._line(f"const {self._define(s.dst, t.I64, lanes)} = {self._operand(s.value, t.I64)};")
 
     def _load(self, s: Load) -> None:
         buffer = self.buffers[s.buffer]
@@ -452,6 +480,12 @@ def _partials_that_pay(loop: Loop, carried: int) -> int:
         return 1
     cost = sum(OPS[s.op].cost if isinstance(s, Compute) and s.op in OPS else 1 for s in loop.body)
     return 1 if cost > LIGHT_COST or not carried else {1: PARTIALS, 2: PARTIALS, 3: 2, 4: 2}.get(carried, 1)
+
+
+def _touched(body: Iterable[Statement]) -> set[str]:
+    """Names of the buffers that statements read or write."""
+    names = {s.buffer for s in walk(body) if isinstance(s, (Load, Store))}
+    return names | {m.buffer for s in walk(body) if isinstance(s, Dot) for m in (s.target, s.left, s.right)}
 
 
 def _on_stack(buffer: Buffer) -> bool:

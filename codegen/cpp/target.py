@@ -1,5 +1,6 @@
 """The C++ target: the machine's vector width, and the way from a region to a loaded kernel."""
 
+import os
 from collections.abc import Sequence
 
 from fusec.analysis.machine import Machine, chip, cpu_machine
@@ -42,11 +43,18 @@ class CppTarget:
 
         return chip(config.machine) if config.machine else cpu_machine(config, torch.get_num_threads())
 
+    @property
+    def cores(self) -> int:
+        """Of the machine, however many threads run at the time: results do not depend on that number."""
+        return os.cpu_count() or 1
+
     def schedule(self, region: Node, name: str) -> Kernel:
         """The tile program of a kernel region; raises ScheduleError where there is none."""
         from fusec.codegen.schedule import schedule_region
 
-        return schedule_region(region, name, self.lanes, self.whole_row, bf16_products=self.bf16_products)
+        return schedule_region(
+            region, name, self.lanes, self.whole_row, bf16_products=self.bf16_products, cores=self.cores
+        )
 
     def print(self, kernel: Kernel) -> str:
         """The translation unit."""

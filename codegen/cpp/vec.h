@@ -43,6 +43,12 @@ template <class A, class B> struct same_type { static constexpr bool value = fal
 template <class A> struct same_type<A, A> { static constexpr bool value = true; };
 template <class T> constexpr bool is_float = same_type<T, float>::value || same_type<T, double>::value;
 
+// What a kernel returns where a place is out of range: the number of the check, and the place, as far as it fits.
+FN int64_t out_of_range(int64_t place, int64_t check) {
+  const int64_t far = int64_t(1) << 54;
+  return (place < -far ? -far : place > far ? far : place) * 256 + check;
+}
+
 template <class T, int N> struct Raw { typedef T type __attribute__((vector_size(N * sizeof(T)))); };
 template <int bytes> struct IntOf;
 template <> struct IntOf<1> { typedef int8_t type; };

@@ -1,8 +1,8 @@
 """From a region to a kernel: which loops there are, what each computes, and where values live."""
 
-from fusec.analysis.indexing import locate
+from fusec.analysis.indexing import locate, made, placing
 from fusec.analysis.kinds import classify
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.kernel import MAX_CHECKS, Kernel
 from fusec.codegen.schedule.attention import schedule_attention
 from fusec.codegen.schedule.contraction import schedule_contraction
 from fusec.codegen.schedule.emitter import Emitter, region_symbols
@@ -14,7 +14,13 @@ from fusec.ir.types import estimate, product
 
 
 def schedule_region(
-    region: Node, name: str, lanes: int, whole_row: bool, small_m: int = 1 << 16, bf16_products: bool = False
+    region: Node,
+    name: str,
+    lanes: int,
+    whole_row: bool,
+    small_m: int = 1 << 16,
+    bf16_products: bool = False,
+    cores: int = 1,
 ) -> Kernel:
     """The kernel of a region node.
 
@@ -25,6 +31,7 @@ def schedule_region(
         whole_row: whether a tile may hold a whole row, and scratch memory is unavailable (Triton).
         small_m: the largest number of rows of a contraction; grouping has chosen already.
         bf16_products: whether the machine multiplies bfloat16 directly.
+        cores: of the machine.
 
     Raises:
         ScheduleError: where no schedule covers the region.
@@ -32,7 +39,7 @@ def schedule_region(
     body = region.body
     nest = locate(body)
     shape = classify(nest, 0 if whole_row else small_m)
-    emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products)
+    emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
     if shape.attention is not None:
         statements = schedule_attention(emitter, nest, shape.attention, tiling)
     else:
@@ -40,8 +47,14 @@ def schedule_region(
         statements = schedule(emitter, nest, shape, tiling)
     if whole_row and emitter.scratch:
         raise ScheduleError("the kernel needs scratch memory")
+    numbers = {node: i for i, node in enumerate(placing(body), 1)}
+    if len(numbers) > MAX_CHECKS:
+        raise ScheduleError("a kernel with too many places that are found at run time")
+    statements = (*emitter.checks(nest.places(), numbers), *statements)
     symbols = region_symbols(region, statements)
-    numels = [product(v.shape) for v in (*body.inputs, *body.outputs)]
+    elsewhere = {o.destination for o in nest.outputs} | {i.value for i in nest.walk() if i.kind == "lookup"}
+    read = [v for v in body.inputs if v not in elsewhere]
+    numels = [product(v.shape) for v in (*read, *map(made, body.outputs))]
     if shape.attention is not None:
         numels = [product(tuple(a.size for a in shape.attention.loops))]
     work = max(numels, key=lambda n: (not isinstance(n, int), estimate(n)))

@@ -14,10 +14,23 @@ from functools import reduce
 import sympy
 
 from fusec.analysis.affine import Axis
-from fusec.analysis.attention import FEW_QUERIES, Attention, summed
+from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
 from fusec.analysis.indexing import Located, Nest, stride
 from fusec.analysis.visible import loaded_masks, visible_keys
-from fusec.codegen.kernel import Compute, Constant, Dot, Fold, Init, Load, Matrix, Operand, Statement, Store, Update
+from fusec.codegen.kernel import (
+    Buffer,
+    Compute,
+    Constant,
+    Dot,
+    Fold,
+    Init,
+    Load,
+    Matrix,
+    Operand,
+    Statement,
+    Store,
+    Update,
+)
 from fusec.codegen.schedule.emitter import Emitter, grid
 from fusec.codegen.schedule.rows import Tiling
 from fusec.ir.types import BOOL, DType, Size, accumulation
@@ -25,7 +38,10 @@ from fusec.ir.types import BOOL, DType, Size, accumulation
 _QUERIES = 64
 _KEYS = 64
 _KEYS_OF_FEW = 256
+_SHARED_KEYS = 512
+"""Keys that are worth an iteration of their own."""
 _LOWEST = Constant(-math.inf)
+_SHARE = sympy.Symbol("share", integer=True, nonnegative=True)
 
 
 def schedule_attention(emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
@@ -40,12 +56,18 @@ class _Attention(ABC):
 
     keys: int
     """Keys in a block."""
+    row_count: int
+    """Queries that an iteration has place for."""
     outer: tuple[Axis, ...]
     """Axes of the grid."""
+    share: sympy.Expr = _SHARE
+    """Which of the shares is at work."""
+    shares: int = 1
+    """Iterations that the keys of one are dealt out to, block by block; what they find is combined at the end."""
 
     @abstractmethod
-    def scratch(self, name: str, count: int) -> str:
-        """Memory for ``count`` elements of each query."""
+    def scratch(self, name: str, count: int, shares: int = 1) -> str:
+        """Memory for ``count`` elements of each query; of all iterations, if each has but a share of the keys."""
 
     @abstractmethod
     def row(self) -> sympy.Expr:
@@ -95,42 +117,70 @@ class _Attention(ABC):
         """Where those axes start and stop."""
         self.first_key = sympy.Symbol("key_block", integer=True, nonnegative=True)
 
+    def slot(self, size: int, share: sympy.Expr | None = None) -> sympy.Expr:
+        """Where ``size`` elements of one share (by default the present one) lie, in memory that all shares see."""
+        place: sympy.Expr = sympy.Integer(0)
+        if self.shares > 1:
+            for axis in self.outer:
+                place = place * _static(axis) + self.emitter.axis_symbol(axis)
+            place = place * self.shares + (self.share if share is None else share)
+        return sympy.expand(place * size)
+
+    def state(self, share: sympy.Expr | None = None) -> sympy.Expr:
+        """Place of what is known of a query's softmax."""
+        return sympy.expand(self.row() + self.slot(self.row_count, share))
+
+    def sum(self, share: sympy.Expr | None = None) -> sympy.Expr:
+        """Place of an element of the sum of a query's values."""
+        place = self.place(self.columns, self.parts.columns)
+        return sympy.expand(place + self.slot(self.row_count * self.columns, share))
+
     def run(self) -> tuple[Statement, ...]:
         """The statements of the whole kernel."""
         emitter, parts = self.emitter, self.parts
         emitter.levels[0].axes = frozenset(self.outer)
         queries = self.scratch("query", self.depth)
         self.scores = self.scratch("scores", self.keys)
-        self.sums = self.scratch("sums", self.columns)
-        self.largest, self.total, self.factor = (self.scratch(n, 1) for n in ("largest", "total", "factor"))
+        self.sums = self.scratch("sums", self.columns, self.shares)
+        self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
+        self.factor = self.scratch("factor", 1)
         with self.cells(parts.depth):
             query = emitter.emit(parts.query)
             for factor in map(emitter.emit, parts.factors):
                 query = self._compute("mul", query, factor)
             emitter.inner.append(Store(queries, self.place(self.depth, parts.depth), query))
         with self.cells(parts.columns):
-            emitter.inner.append(Store(self.sums, self.place(self.columns, parts.columns), Constant(0.0)))
+            emitter.inner.append(Store(self.sums, self.sum(), Constant(0.0)))
         with self.rows():
-            emitter.inner.append(Store(self.largest, self.row(), _LOWEST))
-            emitter.inner.append(Store(self.total, self.row(), Constant(0.0)))
-        with emitter.repeat(str(self.first_key), *self._visible(), self.keys):
+            emitter.inner.append(Store(self.largest, self.state(), _LOWEST))
+            emitter.inner.append(Store(self.total, self.state(), Constant(0.0)))
+        start, stop = self._visible()
+        first = start if self.shares == 1 else start + _SHARE * self.keys
+        with emitter.repeat(str(self.first_key), first, stop, self.shares * self.keys):
             seen = self._seen()
             with emitter.when(seen) if seen else nullcontext():
                 self._take_in(queries)
-        with self.cells(parts.columns):
-            self._finish()
+        return self.close()
+
+    def close(self) -> tuple[Statement, ...]:
+        """The end of an iteration, and the loops around it."""
+        self.finish()
         return self.grid()
+
+    def finish(self) -> None:
+        """What is left to do once all keys are taken in."""
+        if not self.parts.is_plain:
+            self._shift()
+        with self.cells(self.parts.columns):
+            self._finish()
 
     def _take_in(self, queries: str) -> None:
         """One block of keys: its scores, what they make of the softmax, and its values."""
-        emitter, columns = self.emitter, self.parts.columns
+        emitter = self.emitter
         emitter.inner.append(self.scoring(queries))
         with self.rows():
             self._softmax()
-        with self.cells(columns):
-            place = self.place(self.columns, columns)
-            old, factor = self._load(self.sums, place), self._load(self.factor, self.row())
-            emitter.inner.append(Store(self.sums, place, self._compute("mul", old, factor)))
+        self._scale_sums()
         emitter.inner.append(self.weighing())
 
     def _seen(self) -> str | None:
@@ -193,35 +243,74 @@ class _Attention(ABC):
                 emitter.inner.append(Store(self.scores, place, score))
             emitter.inner.append(Update(peak, "max", (score,)))
         emitter.kept = {parts.scores: (scores, place)}
-        old = self._load(self.largest, self.row())
-        largest = self._compute("maximum", old, self.folded("max", peak))
-        # A row of which nothing but -inf was seen has no exponentials yet, rather than those of -inf + inf.
-        empty = self._compute("eq", largest, _LOWEST)
-        base = self._compute("where", empty, Constant(0.0), largest)
+        old = self._load(self.largest, self.state())
+        largest, base = self._raised(old, self.folded("max", peak))
         factor = self._compute("exp", self._compute("sub", old, base))
-        emitter.define(parts.largest, base)
         emitter.inner.append(Init(sums, "sum", self.dtype, True))
         with self.block_keys():
-            weight = emitter.emit(parts.exponential)
+            weight = self._compute("exp", self._compute("sub", emitter.emit(parts.scores), base))
             emitter.inner.append(Store(self.scores, place, weight))
             emitter.inner.append(Update(sums, "sum", (weight,)))
-        before = self._compute("mul", self._load(self.total, self.row()), factor)
+        before = self._compute("mul", self._load(self.total, self.state()), factor)
         total = self._compute("add", before, self.folded("sum", sums))
-        for buffer, value in ((self.largest, largest), (self.total, total), (self.factor, factor)):
-            emitter.inner.append(Store(buffer, self.row(), value))
+        emitter.inner.append(Store(self.largest, self.state(), largest))
+        emitter.inner.append(Store(self.total, self.state(), total))
+        emitter.inner.append(Store(self.factor, self.row(), factor))
         emitter.kept = {}
+
+    def _raised(self, old: Operand, new: Operand) -> tuple[str, str]:
+        """The larger of two maxima of a row, and what is taken from its scores."""
+        largest = self._compute("maximum", old, new)
+        # A row of which nothing but -inf was seen has no exponentials yet, rather than those of -inf + inf.
+        empty = self._compute("eq", largest, _LOWEST)
+        return largest, self._compute("where", empty, Constant(0.0), largest)
+
+    def _shift(self) -> None:
+        """Where the softmax takes something else away than the largest score, as with sinks: make up for it."""
+        emitter, parts = self.emitter, self.parts
+        kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
+        with self.rows():
+            self._define_largest()
+            factor = emitter.emit(self._of_largest(parts.exponential))
+            total = self._compute("mul", self._load(self.total, self.state()), factor)
+            if parts.total is not None:
+                emitter.define(parts.total, total)
+            for item in parts.fixed:
+                buffer = self.scratch("fixed", 1)
+                emitter.inner.append(Store(buffer, self.row(), emitter.emit(item)))
+                kept[item] = (emitter.scratch[-1], self.row())
+            emitter.inner.append(Store(self.factor, self.row(), factor))
+            emitter.inner.append(Store(self.total, self.state(), total))
+        self._scale_sums()
+        emitter.kept = kept
+
+    def _define_largest(self) -> None:
+        """The maxima over all keys, of one row."""
+        emitter, parts = self.emitter, self.parts
+        emitter.define(parts.largest, self._load(self.largest, self.state()))
+        for item in parts.maxima:
+            emitter.define(item, emitter.emit(self._of_largest(item.operands[0])))
+
+    def _of_largest(self, item: Located) -> Located:
+        return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)
+
+    def _scale_sums(self) -> None:
+        """The sums of each row times its factor."""
+        with self.cells(self.parts.columns):
+            old, factor = self._load(self.sums, self.sum()), self._load(self.factor, self.row())
+            self.emitter.inner.append(Store(self.sums, self.sum(), self._compute("mul", old, factor)))
 
     def _finish(self) -> None:
         """Divide by the row's sum, or whatever the weights do with it, and store what follows."""
         emitter, parts = self.emitter, self.parts
-        emitter.define(parts.largest, self._load(self.largest, self.row()))
+        self._define_largest()
         if parts.total is not None:
-            emitter.define(parts.total, self._load(self.total, self.row()))
+            emitter.define(parts.total, self._load(self.total, self.state()))
         total = Located("load", parts.weighted.value, parts.weighted.index, axes=parts.weighted.axes)
-        emitter.define(total, self._load(self.sums, self.place(self.columns, parts.columns)))
+        emitter.define(total, self._load(self.sums, self.sum()))
         emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
         for output in self.nest.outputs:
-            emitter.store(output.position, output.index, output.root)
+            emitter.store(output)
 
     def _load(self, buffer: str, offset: sympy.Expr) -> str:
         name = self.emitter.fresh()
@@ -259,6 +348,7 @@ class _AlongQueries(_Attention):
     """Lanes along the queries: scores and sums lie transposed."""
 
     keys = _KEYS
+    row_count = _QUERIES
 
     def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
         super().__init__(emitter, nest, attention, tiling)
@@ -273,7 +363,7 @@ class _AlongQueries(_Attention):
         self.inner_range[emitter.axis_symbol(self.lane)] = (self.first, self.first + _QUERIES - 1)
         self.inside[self.lane] = (self.first, self.stop)
 
-    def scratch(self, name: str, count: int) -> str:
+    def scratch(self, name: str, count: int, shares: int = 1) -> str:
         return self.emitter.add_scratch(self.dtype, _QUERIES * count, name).name
 
     def row(self) -> sympy.Expr:
@@ -325,13 +415,27 @@ class _AlongKeys(_Attention):
     def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
         super().__init__(emitter, nest, attention, tiling)
         self.outer = attention.batch
-        self.count = math.prod(_static(a) for a in attention.queries)
+        self.row_count = math.prod(map(_static, attention.queries))
+        self.shares = self._worthwhile_shares()
         ends = {emitter.axis_symbol(a): sympy.Integer(_static(a) - 1) for a in attention.queries}
         self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
 
-    def scratch(self, name: str, count: int) -> str:
-        return self.emitter.add_scratch(self.dtype, self.count * count, name).name
+    def _worthwhile_shares(self) -> int:
+        """As many as keep every core equally busy, where the batch is too small for that."""
+        cores, keys, sizes = self.tiling.cores, self.parts.keys.size, [a.size for a in self.outer]
+        known = [n for n in sizes if isinstance(n, int)]
+        iterations = math.prod(known)
+        if len(known) < len(sizes) or iterations >= cores:
+            return 1
+        shares = cores // math.gcd(iterations, cores)
+        return max(1, min(shares, keys // _SHARED_KEYS)) if isinstance(keys, int) else shares
+
+    def scratch(self, name: str, count: int, shares: int = 1) -> str:
+        if shares == 1:
+            return self.emitter.add_scratch(self.dtype, self.row_count * count, name).name
+        everywhere = shares * math.prod(map(_static, self.outer))
+        return self.emitter.add_scratch(self.dtype, everywhere * self.row_count * count, name, "shared").name
 
     def row(self) -> sympy.Expr:
         place: sympy.Expr = sympy.Integer(0)
@@ -368,15 +472,47 @@ class _AlongKeys(_Attention):
     def scoring(self, queries: str) -> Dot:
         right = self.matrix(self.parts.key, self.parts.depth, self.parts.keys)
         left = _rows(queries, self.depth)
-        return Dot(_rows(self.scores, self.keys), left, right, self.count, self.key_count, self.depth)
+        return Dot(_rows(self.scores, self.keys), left, right, self.row_count, self.key_count, self.depth)
 
     def weighing(self) -> Dot:
         right = self.matrix(self.parts.value, self.parts.keys, self.parts.columns)
         left = _rows(self.scores, self.keys)
-        return Dot(_rows(self.sums, self.columns), left, right, self.count, self.columns, self.key_count, True)
+        sums = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
+        return Dot(sums, left, right, self.row_count, self.columns, self.key_count, True)
 
     def grid(self) -> tuple[Statement, ...]:
-        return grid(self.emitter.inner, [(self.emitter.axis_name(a), a.size) for a in self.outer])
+        loops: list[tuple[str, Size]] = [(self.emitter.axis_name(a), a.size) for a in self.outer]
+        return grid(self.emitter.take(), [*loops, (str(_SHARE), self.shares)] if self.shares > 1 else loops)
+
+    def close(self) -> tuple[Statement, ...]:
+        if self.shares == 1:
+            return super().close()
+        shared = self.grid()
+        self._combine()
+        self.share = sympy.Integer(0)
+        self.finish()
+        loops = [(self.emitter.axis_name(a), a.size) for a in self.outer]
+        return (*shared, *grid(self.emitter.take(), loops, "serial"))
+
+    def _combine(self) -> None:
+        """The first share takes in the others, in order; it is too little work for threads."""
+        emitter, first = self.emitter, sympy.Integer(0)
+        with self.rows(), emitter.repeat(str(_SHARE), 1, self.shares, 1):
+            kept, other = self._load(self.largest, self.state(first)), self._load(self.largest, self.state())
+            largest, base = self._raised(kept, other)
+            factors = [self._compute("exp", self._compute("sub", x, base)) for x in (kept, other)]
+            with emitter.loop(self.parts.columns, "tile", self.tiling.lanes):
+                self._add(self.sums, (self.sum(first), self.sum()), factors)
+            self._add(self.total, (self.state(first), self.state()), factors)
+            emitter.inner.append(Store(self.largest, self.state(first), largest))
+
+    def _add(self, buffer: str, places: tuple[sympy.Expr, sympy.Expr], factors: list[str]) -> None:
+        """The first of two places becomes their sum, each times its factor."""
+        kept, other = (
+            self._compute("mul", self._load(buffer, place), factor)
+            for place, factor in zip(places, factors, strict=True)
+        )
+        self.emitter.inner.append(Store(buffer, places[0], self._compute("add", kept, other)))
 
 
 def _rows(buffer: str, length: int) -> Matrix:

@@ -16,7 +16,7 @@ from fusec.analysis.indexing import Located, Nest, Output, stride, walk
 from fusec.analysis.kinds import Shape
 from fusec.codegen.kernel import Dot, Loop, Matrix, Statement
 from fusec.codegen.schedule.emitter import Emitter
-from fusec.codegen.schedule.rows import Rows, Tiling, output_axes
+from fusec.codegen.schedule.rows import Rows, Tiling
 from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, DType, Size, TensorType, accumulation, contiguous_strides
 
@@ -162,7 +162,7 @@ class _Contraction:
     # Blocks of columns.
 
     def _columns(self, output: Output) -> tuple[Axis, ...]:
-        return tuple(a for dim in self.nest.axes for a in dim if a in output_axes(output) and a not in self.rows)
+        return tuple(a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows)
 
     def _blocks(self, axis: Axis, results: list[Output], lefts: dict[Located, _Left]) -> None:
         """Blocks of the only column axis there is."""
@@ -197,7 +197,7 @@ class _Contraction:
             axis, start, stop, _ = block
             with self.emitter.loop(axis, "tile", self.tiling.lanes, start, stop):
                 for output in results:
-                    self.emitter.store(output.position, output.index, output.root)
+                    self.emitter.store(output)
 
     # Dot products.
 

@@ -1,28 +1,31 @@
 """From located computations to statements: each is placed in the outermost loop that binds all it needs."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 import sympy
 
+from fusec.analysis import indexing
 from fusec.analysis.affine import Affine, Axis
-from fusec.analysis.indexing import Located
+from fusec.analysis.indexing import Located, Output
 from fusec.codegen.kernel import (
     Buffer,
+    Check,
     Compute,
     Constant,
     Index,
     Load,
     Loop,
     Operand,
+    Place,
     Statement,
     Store,
     When,
 )
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
@@ -35,6 +38,8 @@ class _Level:
     names: dict[Located, Operand] = field(default_factory=dict)
     rounded: dict[Located, str] = field(default_factory=dict)
     """Half values as their type holds them."""
+    places: dict[tuple[Operand, Size], str] = field(default_factory=dict)
+    """Names of values that are places in dims of a length."""
 
 
 class Emitter:
@@ -45,8 +50,14 @@ class Emitter:
     """
 
     def __init__(self, body: Graph, grid: Sequence[Axis]) -> None:
-        self.buffers: dict[Value, Buffer] = {v: _buffer(f"in{i}", v, "input") for i, v in enumerate(body.inputs)}
-        self.outputs = [_buffer(f"out{i}", v, "output") for i, v in enumerate(body.outputs)]
+        written = {storage(v) for node in body.nodes for v in node.written}
+        self.buffers: dict[Value, Buffer] = {
+            v: _buffer(f"in{i}", v, "update" if v in written else "input") for i, v in enumerate(body.inputs)
+        }
+        self.outputs = [
+            self.buffers[storage(v)] if storage(v) in written else _buffer(f"out{i}", v, "output")
+            for i, v in enumerate(body.outputs)
+        ]
         self.output_types = [v.tensor for v in body.outputs]
         self.scratch: list[Buffer] = []
         self.kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
@@ -124,13 +135,21 @@ class Emitter:
         body = self.levels.pop().statements
         self.inner.append(Loop(name, start, stop, step, kind, tuple(body)))
 
+    def take(self) -> list[Statement]:
+        """The statements so far; what follows stands in other loops, and knows nothing of them."""
+        (level,) = self.levels
+        self.levels = [_Level(level.axes)]
+        return level.statements
+
     def define(self, item: Located, operand: Operand, level: int = -1) -> None:
         """Say which name holds a value from here on (within the loop of that level)."""
         self.levels[level].names[item] = operand
 
-    def add_scratch(self, dtype: DType, numel: Size, hint: str = "row") -> Buffer:
-        """New memory private to one grid iteration."""
-        buffer = Buffer(f"{hint}{len(self.scratch)}", dtype, numel, "scratch")
+    def add_scratch(
+        self, dtype: DType, numel: Size, hint: str = "row", role: Literal["scratch", "shared"] = "scratch"
+    ) -> Buffer:
+        """New memory, private to one grid iteration or shared by all."""
+        buffer = Buffer(f"{hint}{len(self.scratch)}", dtype, numel, role)
         self.scratch.append(buffer)
         return buffer
 
@@ -148,6 +167,8 @@ class Emitter:
             buffer = self.buffers[item.value]
             offset = self.offset(item.index, item.value.tensor)
             return self._define(item, self._load(item, buffer, offset), self._level(item))
+        if item.place is not None:
+            return self._lookup(item, item.place)
         if item.kind == "constant":
             return self._constant(item)
         if item.kind == "index":
@@ -156,10 +177,47 @@ class Emitter:
             return self._pointwise(item)
         raise ScheduleError(f"a {item.kind} is read before it is computed")
 
-    def store(self, position: int, index: tuple[Affine, ...], item: Located) -> None:
+    def store(self, output: Output) -> None:
         """Store one output element (tile) in the innermost loop."""
-        value = self.emit(item)
-        self.inner.append(Store(self.outputs[position].name, self.offset(index, self.output_types[position]), value))
+        value, type = self.emit(output.root), self.output_types[output.position]
+        index, there = output.index, sympy.Integer(0)
+        if output.place is not None:
+            d = output.place.dim
+            index = (*index[:d], Affine(), *index[d + 1 :])
+            there = self.place(output.place) * type.strides[d]
+        offset = sympy.expand(self.offset(index, type) + there)
+        self.inner.append(Store(self.outputs[output.position].name, offset, value))
+
+    def place(self, place: indexing.Place) -> sympy.Symbol:
+        """A place that is found at run time, as something that offsets may mention."""
+        value = self.emit(place.value)
+        level = self.levels[self._level(place.value, (value,))]
+        if (value, place.length) not in level.places:
+            name = level.places[value, place.length] = self.fresh("place")
+            level.statements.append(Place(name, value, place.length))
+        return sympy.Symbol(level.places[value, place.length], integer=True, nonnegative=True)
+
+    def checks(self, places: Iterable[indexing.Place], numbers: Mapping[Node, int]) -> tuple[Statement, ...]:
+        """What sees, ahead of all else, that places found at run time lie within their dims.
+
+        Args:
+            places: what the kernel relies on.
+            numbers: under which number the places of each node are reported.
+        """
+        opened, self.levels = self.levels, [_Level(frozenset())]
+        for place in {(p.value, p.length): p for p in reversed(list(places))}.values():
+            with ExitStack() as loops:
+                for axis in sorted(place.value.axes, key=lambda a: a.serial):
+                    loops.enter_context(self.loop(axis, "serial"))
+                self.inner.append(Check(self.emit(place.value), place.length, numbers[place.node]))
+        statements, self.levels = tuple(self.inner), opened
+        return statements
+
+    def _lookup(self, item: Located, place: indexing.Place) -> str:
+        offset, (row,) = self.offset(item.index, item.value.tensor), item.bound
+        there = sympy.expand(offset.subs(self.axis_symbol(row), self.place(place)))
+        level = self._level(item, (self.emit(place.value),))
+        return self._define(item, self._load(item, self.buffers[item.value], there), level)
 
     def _load(self, item: Located, buffer: Buffer, offset: sympy.Expr) -> Statement:
         return Load(self.fresh(), buffer.name, offset)
@@ -236,7 +294,7 @@ class Emitter:
         return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
 
 
-def _buffer(name: str, value: Value, role: Literal["input", "output"]) -> Buffer:
+def _buffer(name: str, value: Value, role: Literal["input", "output", "update"]) -> Buffer:
     return Buffer(name, value.dtype, storage_numel(value.tensor), role)
 
 
@@ -250,11 +308,13 @@ def storage_numel(type: TensorType) -> Size:
     return out
 
 
-def grid(statements: list[Statement], loops: Sequence[tuple[str, Size]]) -> tuple[Statement, ...]:
-    """Wrap statements in grid loops, outermost first."""
+def grid(
+    statements: list[Statement], loops: Sequence[tuple[str, Size]], kind: Literal["grid", "serial"] = "grid"
+) -> tuple[Statement, ...]:
+    """Wrap statements in loops, outermost first."""
     body = tuple(statements)
     for name, size in reversed(loops):
-        body = (Loop(name, 0, size, 1, "grid", body),)
+        body = (Loop(name, 0, size, 1, kind, body),)
     return body
 
 

@@ -11,6 +11,7 @@ import sympy
 from fusec.analysis.affine import Axis
 from fusec.analysis.indexing import Located, Nest, Output, walk
 from fusec.analysis.kinds import Shape
+from fusec.analysis.updates import loads_of
 from fusec.codegen.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update
 from fusec.codegen.schedule.chains import Run, chained
 from fusec.codegen.schedule.emitter import Emitter, grid
@@ -33,6 +34,8 @@ class Tiling:
     """Whether a tile may grow to hold a whole row, so that every column loop is one tile (Triton)."""
     bf16_products: bool = False
     """Whether the machine multiplies bfloat16 and adds into float32 in one instruction."""
+    cores: int = 1
+    """How many iterations of a grid run at once."""
     grain: int = 4
     """Tiles in one grid iteration, where a single axis is all there is to split."""
 
@@ -74,10 +77,13 @@ class Rows:
 
     def _pointwise(self) -> tuple[Statement, ...]:
         outputs = self.nest.outputs
+        updated = [o.destination for o in outputs if o.destination is not None]
+        for number in [i for value in updated for i in loads_of(self.nest, value) if not i.axes]:
+            self.emitter.emit(number)  # before a store replaces it
         lane = self._lane_among([a for dim in self.nest.axes for a in dim])
-        shared = [a for dim in self.nest.axes for a in dim if all(a in output_axes(o) for o in outputs)]
+        shared = [a for dim in self.nest.axes for a in dim if all(a in o.axes for o in outputs)]
         outer = [a for a in shared if a is not lane]
-        if lane is None or outer or any(output_axes(o) != {lane} for o in outputs):
+        if lane is None or outer or any(o.axes != {lane} for o in outputs):
             self.emitter.levels[0].axes = frozenset(outer)
             self.stores(outputs)
             return self._grid(outer)
@@ -123,7 +129,7 @@ class Rows:
             here = [r for r in reductions if r.depth == depth]
             for bound in dict.fromkeys(r.bound for r in here):
                 # Only a whole set of segments may move: otherwise what they share would be computed twice.
-                ready = [o for o in pending if o.root.depth < depth and output_axes(o) - rows == frozenset(bound)]
+                ready = [o for o in pending if o.root.depth < depth and o.axes - rows == frozenset(bound)]
                 pending = [o for o in pending if o not in ready]
                 phases.append((bound, [r for r in here if r.bound == bound], ready))
         return [*phases, ((), [], pending)]
@@ -210,7 +216,7 @@ class Rows:
                     total = emitter.fresh("r")
                     emitter.inner.append(Fold(total, _fold(r), value, _accumulator(r)))
                     emitter.define(r, total)
-                inside = [o for o in outputs if output_axes(o) - rows <= {axis}]
+                inside = [o for o in outputs if o.axes - rows <= {axis}]
                 outside += [o for o in outputs if o not in inside]
                 self._put(inside)
             totals = dict(emitter.levels[-1].names)
@@ -250,7 +256,7 @@ class Rows:
         opened = self.emitter.levels[-1].axes
         groups: dict[tuple[Axis, ...], list[Output]] = {}
         for output in outputs:
-            missing = tuple(a for dim in self.nest.axes for a in dim if a in output_axes(output) and a not in opened)
+            missing = tuple(a for dim in self.nest.axes for a in dim if a in output.axes and a not in opened)
             groups.setdefault(missing, []).append(output)
         for missing, members in groups.items():
             lane = self._lane_among(missing) if tiled else None
@@ -262,9 +268,12 @@ class Rows:
                     loops.enter_context(self.emitter.loop(lane, "tile", self._lanes((lane,))))
                 self._put(members)
 
-    def _put(self, outputs: Iterable[Output]) -> None:
+    def _put(self, outputs: Sequence[Output]) -> None:
+        if any(output.destination is not None for output in outputs):
+            for output in outputs:  # a store may replace what another output reads
+                self.emitter.emit(output.root)
         for output in outputs:
-            self.emitter.store(output.position, output.index, output.root)
+            self.emitter.store(output)
 
     # Scratch: dear values that several loops over the row need.
 
@@ -325,7 +334,7 @@ class Rows:
 def unit_strides(nest: Nest, output_types: Sequence[TensorType]) -> Counter[Axis]:
     """How many loads and stores have each axis at unit stride."""
     counts: Counter[Axis] = Counter()
-    accesses = [(i.index, i.value.tensor) for i in nest.walk() if i.kind == "load"]
+    accesses = [(i.index, i.value.tensor) for i in nest.walk() if i.kind in ("load", "lookup")]
     accesses += [(o.index, output_types[o.position]) for o in nest.outputs]
     for index, type in accesses:
         for part, stride in zip(index, type.strides, strict=True):
@@ -333,11 +342,6 @@ def unit_strides(nest: Nest, output_types: Sequence[TensorType]) -> Counter[Axis
                 if stride == 1 and coefficient == 1:
                     counts[axis] += 1
     return counts
-
-
-def output_axes(output: Output) -> frozenset[Axis]:
-    """The axes over which an output is stored."""
-    return frozenset(axis for part in output.index for axis in part.axes)
 
 
 def _fold(reduction: Located) -> str:

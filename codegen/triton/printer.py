@@ -88,10 +88,10 @@ class _Printer:
         self.tiles: set[str] = set()
         """Names that stand for a tile; all others are scalars."""
         for buffer in kernel.buffers:
-            if buffer.role == "scratch":
+            if buffer.role in ("scratch", "shared"):
                 raise ScheduleError(
-                    f"kernel {kernel.name} needs scratch memory {buffer.name}",
-                    why="a Triton program has no private memory", fix="schedule the region with whole rows",
+                    f"kernel {kernel.name} needs {buffer.role} memory {buffer.name}",
+                    why="a Triton program has no memory of its own", fix="schedule the region with whole rows",
                 )  # fmt: skip
 
     def lines(self) -> Iterator[str]:
@@ -159,6 +159,9 @@ class _Printer:
         if isinstance(statement, Fold):
             return {statement.src}
         return {statement.value} if isinstance(statement, Store) and isinstance(statement.value, str) else set()
+
+    def _check(self, statement: Statement, tile: _Tile | None) -> str:
+        raise ScheduleError(f"kernel {self.kernel.name} checks places", why="a program on a GPU cannot raise an error")
 
     def _loop(self, loop: Loop, tile: _Tile | None) -> Iterator[str]:
         if loop.kind == "grid":

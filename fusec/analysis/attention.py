@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fusec.analysis.affine import Axis
 from fusec.analysis.indexing import Located, Nest, below, stride
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Node
+from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
 
 FEW_QUERIES = 16
@@ -25,8 +25,10 @@ class Attention:
     """What the softmax is taken of: ``product``, scaled, masked, capped."""
     largest: Located
     """The maximum of a row of scores."""
+    maxima: tuple[Located, ...]
+    """Other maxima, of scores that something has been taken away from; inner ones first."""
     exponential: Located
-    """``exp(scores - largest)``."""
+    """``exp(scores - shift)``: as a rule ``shift`` is ``largest``; sinks and the like may stand in it too."""
     total: Located | None
     """The sum of a row of exponentials."""
     weights: Located
@@ -48,6 +50,23 @@ class Attention:
     """Axes of the queries alone: their positions, and the heads that share one key; the last is the innermost."""
     columns: Axis
     """The axis of the elements of one value."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the softmax takes exactly the largest score away."""
+        difference = self.exponential.operands[0]
+        return difference.operands == (self.scores, self.largest) and difference.node.is_op("sub")
+
+    @property
+    def fixed(self) -> tuple[Located, ...]:
+        """The numbers that the exponentials are multiplied or divided by."""
+        found: dict[Located, None] = {}
+        item = self.weights
+        while item is not self.exponential:
+            moving = [o for o in item.operands if self.keys in o.axes]
+            found.update((o, None) for o in item.operands if o not in moving and o.dtype.is_float and o.axes)
+            (item,) = moving
+        return tuple(found)
 
     @property
     def loops(self) -> tuple[Axis, ...]:
@@ -85,16 +104,17 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
     if len(exponentials) != 1:
         raise _refused("its weights are no softmax")
     (exponential,) = exponentials
-    difference = exponential.operands[0]
-    if difference.kind != "pointwise" or not difference.node.is_op("sub"):
-        raise _refused("its softmax does not take the largest score away")
-    scores, largest = difference.operands
     reductions = [i for i in nest.walk() if i.kind == "reduction"]
     if any(r.bound != (keys,) for r in reductions):
         raise _refused("a reduction runs over something else than the keys")
-    if largest.kind != "reduction" or not largest.node.is_op("max") or largest.operands[0] is not scores:
+    maxima = [r for r in reductions if r.node.is_op("max")]
+    if not maxima:
         raise _refused("its softmax does not take the largest score away")
-    totals = [r for r in reductions if r is not largest]
+    largest = maxima.pop(0)
+    scores = largest.operands[0]
+    if not all(is_shifted(i.operands[0], scores, keys) for i in (*maxima, exponential)):
+        raise _refused("its softmax does not take the largest score away")
+    totals = [r for r in reductions if not r.node.is_op("max")]
     if len(totals) > 1 or any(not r.node.is_op("sum") or r.operands[0] is not exponential for r in totals):
         raise _refused("its softmax divides by something else than the sum")
     if not is_linear(weights, exponential, keys):
@@ -132,8 +152,8 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
         return tuple(sorted(axes, key=lambda a: (known.get(a, len(known)), a.serial)))
 
     return Attention(
-        product, scores, largest, exponential, totals[0] if totals else None, weights, weighted, query, factors, key,
-        value, keys, depth, sorted_(batch), sorted_(queries), next(iter(columns)),
+        product, scores, largest, tuple(maxima), exponential, totals[0] if totals else None, weights, weighted, query,
+        factors, key, value, keys, depth, sorted_(batch), sorted_(queries), next(iter(columns)),
     )  # fmt: skip
 
 
@@ -147,6 +167,20 @@ def _unscaled(item: Located) -> tuple[Located, tuple[Located, ...]]:
         inner, factors = _unscaled(item.operands[0])
         return inner, (*factors, item.operands[1])
     return item, ()
+
+
+def is_shifted(item: Located, scores: Located, keys: Axis) -> bool:
+    """Whether ``item`` is ``scores`` with something added or taken away that is the same for all keys."""
+    if item is scores:
+        return True
+    if item.kind != "pointwise" or not item.node.is_op("add", "sub", "cast"):
+        return False
+    if item.node.is_op("cast"):
+        narrow = item.operands[0].dtype
+        return narrow.is_float and narrow.bytes <= item.dtype.bytes and is_shifted(item.operands[0], scores, keys)
+    moving = [o for o in item.operands if keys in o.axes]
+    first = not item.node.is_op("sub") or item.operands[0] in moving
+    return first and len(moving) == 1 and is_shifted(moving[0], scores, keys)
 
 
 def is_linear(item: Located, exponential: Located, keys: Axis) -> bool:
@@ -183,37 +217,58 @@ def summed(item: Located, exponential: Located, keys: Axis, total: Located) -> L
     return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
 
 
+def at_largest(item: Located, scores: Located, largest: Located, keys: Axis) -> Located:
+    """What is computed from a score, for the largest one."""
+    if item is scores:
+        return largest
+    if keys not in item.axes:
+        return item
+    operands = tuple(at_largest(o, scores, largest, keys) for o in item.operands)
+    return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
+
+
 def _refused(why: str) -> ScheduleError:
     return ScheduleError("no generated attention", why=why)
 
 
-def attention_nodes(second: Node) -> set[Node]:
-    """The nodes from a first product to ``second`` with a softmax between them; empty where there are none.
+def attention_groups(second: Node) -> list[set[Node]]:
+    """The nodes from a first product to ``second`` with a softmax between them, for each product it may be."""
+    reaches: dict[Node, frozenset[Node]] = {}
 
-    Only batches of products count: a weight that all rows share makes a layer, not an attention.
-    """
-    if not _is_batched(second):
-        return set()
-    reaches: dict[Node, bool] = {}
-
-    def visit(node: Node | None) -> bool:
-        """Whether a product lies above a node, with nothing but arithmetic and views between."""
+    def visit(node: Node | None) -> frozenset[Node]:
+        """The products above a node, with nothing but arithmetic and views between."""
         if node is None or len(reaches) > _MAX_NODES:
-            return False
+            return frozenset()
         if node not in reaches:
-            reaches[node] = node.has(Trait.CONTRACTION) and _is_batched(node)
+            reaches[node] = frozenset({node} if node.has(Trait.CONTRACTION) else ())
             if node.has(_BETWEEN) and not node.is_op("concat"):
-                reaches[node] = any([visit(v.producer) for v in node.operands])
+                reaches[node] = frozenset[Node]().union(*(visit(v.producer) for v in node.operands))
         return reaches[node]
 
-    sides = [v.producer for v in second.operands if visit(v.producer)]
-    found = {node for node, reached in reaches.items() if reached}
-    softmax = any(n.is_op("exp") for n in found) and any(n.is_op("max") for n in found)
-    return {second, *found} if len(sides) == 1 and softmax else set()
+    sides = [visit(v.producer) for v in second.operands]
+    groups: list[set[Node]] = []
+    for first in dict.fromkeys(n for n in reaches if n.has(Trait.CONTRACTION)):
+        found = {node for node, products in reaches.items() if first in products}
+        softmax = any(n.is_op("exp") for n in found) and any(n.is_op("max") for n in found)
+        if softmax and sum(first in products for products in sides) == 1:
+            groups.append({second, *found})
+    return groups
+
+
+def is_layer(group: set[Node]) -> bool:
+    """Whether a product of a group is one with a weight that all rows share, rather than of keys or values."""
+    products = [n for n in group if n.has(Trait.CONTRACTION) and not _is_batched(n)]
+    return any(_is_given(v) for n in products for v in n.operands)
+
+
+def _is_given(value: Value) -> bool:
+    """Whether a value is an input of the graph, seen through views and casts."""
+    value = base(value)
+    while value.producer is not None and value.producer.is_op("cast"):
+        value = base(value.producer.operands[0])
+    return value.producer is None
 
 
 def _is_batched(node: Node) -> bool:
-    if not node.has(Trait.CONTRACTION):
-        return False
     (left, right), out = split_spec(node.attributes["spec"])
     return bool(set(left) & set(right) & set(out))

@@ -1,14 +1,16 @@
 """What a computation costs: bytes, operations by unit, and the time that a machine's limits leave it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import sympy
 
-from fusec.analysis.indexing import Located
+from fusec.analysis.indexing import Located, locate
 from fusec.analysis.machine import Machine
-from fusec.analysis.memory import flops, moved_bytes, touched_bytes
+from fusec.analysis.memory import body_ends, ends, flops, moved_bytes, touched_bytes
+from fusec.analysis.recomputation import evaluations
+from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import DType, Size, TensorType, accumulation, estimate, product, simplify
@@ -29,6 +31,10 @@ class Cost:
     cached: Size = 0
     """Those of the bytes that come from the last cache, or stay there."""
     launches: int = 1
+
+    def __add__(self, other: "Cost") -> "Cost":
+        work = {unit: self.work.get(unit, 0) + other.work.get(unit, 0) for unit in {**self.work, **other.work}}
+        return Cost(self.bytes + other.bytes, work, self.cached + other.cached, self.launches + other.launches)
 
     @property
     def flops(self) -> Size:
@@ -81,33 +87,56 @@ def node_cost(node: Node, cached: Callable[[Value], bool] = lambda value: False)
         cached: whether a value that it reads or writes lies in the last cache.
     """
     moved = moved_bytes(node)
-    if moved == 0 and node.has(Trait.SOURCE | Trait.VIEW):
+    if node.has(Trait.SOURCE) or node.is_alias:
         return Cost(launches=0)
-    near = simplify(sum((touched_bytes(v) for v in dict.fromkeys((*node.operands, *node.results)) if cached(v)), 0))
+    at = ends(node) if node.has(Trait.REGION) else dict.fromkeys((*node.operands, *node.results))
+    near = simplify(sum((touched_bytes(v) for v in at if cached(v)), 0))
     both = isinstance(near, int) and isinstance(moved, int)
     return Cost(moved, _work(node), min(near, moved) if both else sympy.Min(near, moved))
 
 
-def kernel_cost(body: Graph, evaluations: Mapping[Located, float], machine: Machine) -> Cost:
+def kernel_cost(body: Graph, counts: Mapping[Located, float], machine: Machine) -> Cost:
     """What a kernel with this body costs, about: what its loops repeat counts each time.
 
     Args:
         body: of the region.
-        evaluations: how often each computation of the located body is carried out.
+        counts: how often each computation of the located body is carried out.
         machine: whose cache keeps what is small.
     """
-    sizes = [estimate(touched_bytes(v)) for v in dict.fromkeys((*body.inputs, *body.outputs))]
+    sizes = [estimate(touched_bytes(v)) for v in body_ends(body)]
+    return Cost(sum(sizes), work_of(counts), sum(size for size in sizes if machine.holds(size)))
+
+
+def region_cost(region: Node, symbols: Mapping[str, int], cached: Callable[[Value], bool]) -> Cost:
+    """What a node costs in numbers; a kernel as its loops compute it.
+
+    Args:
+        region: a kernel, or any other node that runs on its own.
+        symbols: the sizes that are known.
+        cached: whether a value that it reads or writes lies in the last cache.
+    """
+    cost = node_cost(region, cached).at(symbols)
+    if not region.has(Trait.REGION):
+        return cost
+    try:
+        return replace(cost, work=work_of(evaluations(locate(region.body), symbols), symbols))
+    except ScheduleError:  # it runs operation by operation
+        return cost
+
+
+def work_of(counts: Mapping[Located, float], symbols: Mapping[str, int] | None = None) -> dict[Unit, Size]:
+    """Operations by unit of what is computed so often."""
     work: dict[Unit, Size] = {}
-    for item, count in evaluations.items():
-        unit = _unit(item.node)
-        work[unit] = work.get(unit, 0) + round(count * operations(item))
-    return Cost(sum(sizes), work, sum(size for size in sizes if machine.holds(size)))
+    for item, count in counts.items():
+        unit = unit_of(item.node)
+        work[unit] = work.get(unit, 0) + round(count * operations(item, symbols))
+    return work
 
 
-def operations(item: Located) -> int:
+def operations(item: Located, symbols: Mapping[str, int] | None = None) -> int:
     """Operations of one evaluation, about."""
     bound = product(tuple(axis.size for axis in item.bound))
-    return estimate(bound) * item.node.op.cost
+    return estimate(bound, symbols) * item.node.op.cost
 
 
 def compute_bound_from(cost: Cost, machine: Machine, size: sympy.Symbol) -> float | None:
@@ -118,7 +147,8 @@ def compute_bound_from(cost: Cost, machine: Machine, size: sympy.Symbol) -> floa
     return min(map(float, found), default=None)
 
 
-def _unit(node: Node) -> Unit:
+def unit_of(node: Node) -> Unit:
+    """What carries out a node's operations."""
     if node.has(Trait.CONTRACTION):
         return "matrix", node.operands[0].dtype.name
     return "vector", accumulation(node.result.dtype).name
@@ -137,7 +167,7 @@ def _work(node: Node) -> dict[Unit, Size]:
         return {}
     if node.has(Trait.OPAQUE):
         return {("matrix", _float_operand(node).name): count}
-    return {_unit(node): count}
+    return {unit_of(node): count}
 
 
 def _float_operand(node: Node) -> DType:

@@ -21,16 +21,18 @@ class Located:
     """One operation at one index. Identity is equality; equal computations are one object."""
 
     kind: str
-    """``load``, ``constant``, ``index``, ``pointwise``, ``reduction`` or ``contraction``."""
+    """``load``, ``lookup``, ``constant``, ``index``, ``pointwise``, ``reduction`` or ``contraction``."""
     value: Value
     index: tuple[Affine, ...]
     operands: "tuple[Located, ...]" = ()
     bound: tuple[Axis, ...] = ()
-    """The axes that a reduction or contraction sums over."""
+    """The axes that a reduction or contraction sums over; of a lookup, the one that stands for its place."""
     axes: frozenset[Axis] = frozenset()
     """The axes its value depends on."""
     depth: int = 0
     """How many reductions lie below it, one above the other."""
+    place: "Place | None" = None
+    """Of a lookup: where along a dim it loads."""
 
     @property
     def node(self) -> Node:
@@ -49,6 +51,21 @@ class Located:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where along a dim something lies, as a value says that is known only at run time."""
+
+    node: Node
+    """What stores or loads there; its first operand has the dim."""
+    dim: int
+    value: Located
+
+    @property
+    def length(self) -> Size:
+        """The length of the dim, which the value has to stay below."""
+        return self.node.operands[0].shape[self.dim]
+
+
+@dataclass(frozen=True)
 class Output:
     """One output of the region over one part of its range; an output cut in segments has several."""
 
@@ -56,7 +73,16 @@ class Output:
     """Which output of the body."""
     root: Located
     index: tuple[Affine, ...]
-    """Where the element belongs in the output."""
+    """Where the element belongs in the output; of a write, in the value that is written."""
+    destination: Value | None = None
+    """The input whose storage a write changes."""
+    place: Place | None = None
+    """Of a write at rows that an index gives: where the element belongs in the destination along that dim."""
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        """The axes over which it is stored."""
+        return frozenset(axis for part in self.index for axis in part.axes)
 
 
 @dataclass
@@ -69,7 +95,13 @@ class Nest:
 
     def walk(self) -> Iterator[Located]:
         """Every computation once, operands first."""
-        return walk(output.root for output in self.outputs)
+        return walk([*(o.root for o in self.outputs), *(o.place.value for o in self.outputs if o.place is not None)])
+
+    def places(self) -> list[Place]:
+        """What has to be checked before anything is stored."""
+        roots = [place for o in self.outputs if (place := o.place) is not None]
+        items = walk([*(o.root for o in self.outputs), *(place.value for place in roots)])
+        return [*roots, *(i.place for i in items if i.place is not None)]
 
 
 _MAX_CUTS = 24
@@ -82,7 +114,7 @@ def locate(body: Graph) -> Nest:
     Raises:
         ScheduleError: where the outputs have no common loop nest, or an index is not affine.
     """
-    shape = max((v.shape for v in body.outputs), key=_extent)
+    shape = max((made(v).shape for v in body.outputs), key=_extent)
     cuts = _Cuts()
     for _ in range(_MAX_CUTS):
         try:
@@ -92,6 +124,17 @@ def locate(body: Graph) -> Nest:
         except NotAffine as reason:
             raise ScheduleError("a region has no affine loop nest", why=str(reason)) from reason
     raise ScheduleError("a region needs too many loops", why=f"more than {_MAX_CUTS} cuts of its axes")
+
+
+def made(output: Value) -> Value:
+    """What is computed for an output of a region: of a write, the value that is written."""
+    node = output.producer
+    return node.operands[1] if node is not None and node.is_op("write") else output
+
+
+def placing(body: Graph) -> list[Node]:
+    """The nodes of a region's body that store or load at places found at run time, in order."""
+    return [n for n in body.nodes if n.has(Trait.LOOKUP) or (n.has(Trait.WRITE) and "dim" in n.attributes)]
 
 
 def _extent(shape: tuple[Size, ...]) -> tuple[int, int]:
@@ -170,12 +213,24 @@ class _Locator:
 
     def run(self, body: Graph) -> Nest:
         outputs: list[Output] = []
-        widest_first = sorted(enumerate(body.outputs), key=lambda o: _extent(o[1].shape), reverse=True)
-        for position, value in widest_first:
-            for index in self._places(value):
-                outputs.append(Output(position, self.at(value, index), index))
+        values = [made(value) for value in body.outputs]
+        for position in sorted(range(len(values)), key=lambda i: _extent(values[i].shape), reverse=True):
+            for index in self._places(values[position]):
+                outputs.append(self._output(position, body.outputs[position], values[position], index))
         known = {a for dim in self.axes for a in dim}
         return Nest(outputs, (*self.axes, tuple(a for a in self.extra if a not in known)))
+
+    def _output(self, position: int, value: Value, what: Value, index: tuple[Affine, ...]) -> Output:
+        root, node = self.at(what, index), value.producer
+        if node is None or what is value:
+            return Output(position, root, index)
+        destination, place = node.operands[0], None
+        if destination.producer is not None:
+            raise ScheduleError("a kernel writes to a view")
+        if "dim" in node.attributes:
+            d = node.attributes["dim"] % len(index)
+            place = Place(node, d, self.at(node.operands[2], (index[d],)))
+        return Output(position, root, index, destination, place)
 
     def _places(self, value: Value) -> list[tuple[Affine, ...]]:
         """The indices, one per segment, at which an output is computed: its dims aligned with the root's."""
@@ -222,6 +277,8 @@ class _Locator:
             return Located("index", value, index, axes=axes)
         if node.has(Trait.VIEW):
             return self._through_view(node, index)
+        if node.is_op("write") and "dim" not in node.attributes:
+            return self.at(node.operands[1], index)
         if node.has(Trait.POINTWISE):
             operands = tuple(self.at(v, broadcast_index(v.shape, value.shape, index)) for v in node.operands)
             return _above("pointwise", value, index, operands)
@@ -229,6 +286,8 @@ class _Locator:
             return self._reduction(node, index)
         if node.has(Trait.CONTRACTION):
             return self._contraction(node, index)
+        if node.has(Trait.LOOKUP):
+            return self._lookup(node, index)
         raise ScheduleError(f"{node.op.name} cannot be part of a kernel")
 
     def _through_view(self, node: Node, index: tuple[Affine, ...]) -> Located:
@@ -315,6 +374,24 @@ class _Locator:
             self.at(x, tuple(at[label] for label in term)) for term, x in zip(terms, node.operands, strict=True)
         )
         return _above("contraction", node.result, index, operands, tuple(bound))
+
+    def _lookup(self, node: Node, index: tuple[Affine, ...]) -> Located:
+        """A load at a place that another computation gives, which stands as an axis of its own in the index."""
+        table, places = node.operands
+        d = node.attributes["dim"] % len(table.shape)
+        behind = d + len(places.shape)
+        place = Place(node, d, self.at(places, index[d:behind]))
+        row = Axis(place.length, "row")
+        try:
+            found = self.at(table, (*index[:d], Affine.of([(row, 1)]), *index[behind:]))
+        except Unaligned as cut:
+            if cut.axis is row:
+                raise NotAffine("a place that is found at run time lies across two dims") from cut
+            raise
+        if found.kind != "load":
+            raise ScheduleError("a kernel looks up what it computes itself")
+        axes = found.axes - {row} | place.value.axes
+        return Located("lookup", found.value, found.index, (place.value,), (row,), axes, 0, place)
 
     def _summed(self, n: Size, taken: set[Axis]) -> _Part:
         """The variable of a contracted dim: that of every contraction over ``n``, unless the operands' dims use it."""

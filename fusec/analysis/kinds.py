@@ -7,6 +7,7 @@ from typing import Literal
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import Attention, find_attention
 from fusec.analysis.indexing import Located, Nest, below, stride
+from fusec.analysis.updates import check_updates
 from fusec.errors import ScheduleError
 
 Kind = Literal["pointwise", "row", "contraction", "attention"]
@@ -25,7 +26,7 @@ class Shape:
 
 
 def classify(nest: Nest, small_m: int = 0) -> Shape:
-    """The kind of a nest.
+    """The kind of a nest, which may be a kernel.
 
     Args:
         nest: the located region.
@@ -34,6 +35,12 @@ def classify(nest: Nest, small_m: int = 0) -> Shape:
     Raises:
         ScheduleError: where no schedule covers it.
     """
+    shape = _shape(nest, small_m)
+    check_updates(nest, shape.kind)
+    return shape
+
+
+def _shape(nest: Nest, small_m: int) -> Shape:
     items = list(nest.walk())
     reductions = tuple(i for i in items if i.kind == "reduction")
     contractions = tuple(i for i in items if i.kind == "contraction")

@@ -54,8 +54,12 @@ class Machine:
         return self.peak(unit, dtype) / self.bandwidth(cached=False)
 
     def holds(self, size: float) -> bool:
-        """Whether so many bytes are still in the last cache when they are read again, beside others."""
-        return 0 < size <= self.cache_bytes / 4
+        """Whether a value of so many bytes is still in the last cache when it is read again, after others."""
+        return size <= self.cache_bytes / 4
+
+    def holds_all(self, size: float) -> bool:
+        """Whether so many bytes are all that a program touches, and stay in the last cache from call to call."""
+        return size <= self.cache_bytes * 3 / 4
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

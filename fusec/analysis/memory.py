@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from fusec.ir.graph import Node, Value
+from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, product, simplify
 
 _PRODUCTS = ("mm", "linear", "conv", "matmul", "einsum")
-_LOOKUPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")
+_LOOKUPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")  # what stays a call
 
 
 def touched_bytes(value: Value) -> Size:
@@ -21,13 +21,45 @@ def touched_bytes(value: Value) -> Size:
 
 def moved_bytes(node: Node) -> Size:
     """Bytes a node reads and writes when it runs on its own; aliasing views and numbers move nothing."""
-    if node.has(Trait.SOURCE) or (node.has(Trait.VIEW) and not node.is_op("concat")):
+    if node.has(Trait.SOURCE) or node.is_alias:
         return 0
     if node.has(Trait.WRITE):
         return simplify(2 * touched_bytes(node.operands[1]))
     if is_lookup(node):
         return simplify(2 * _sum(node.results) + _sum(node.operands[1:]))
+    if node.has(Trait.REGION):
+        return _sum(ends(node))
     return _sum((*dict.fromkeys(node.operands), *node.results))
+
+
+def ends(region: Node) -> tuple[Value, ...]:
+    """What a region reads from memory, each value once and of tables what it looks up, and what it stores there."""
+    inner = dict(zip(region.operands, region.body.inputs, strict=True))
+    return (*(v for v, of in inner.items() if _is_read(of)), *_found(region.body), *map(_stored, region.body.outputs))
+
+
+def body_ends(body: Graph) -> tuple[Value, ...]:
+    """What a region with this body would read and store, by its values inside."""
+    return (*filter(_is_read, body.inputs), *_found(body), *map(_stored, body.outputs))
+
+
+def _found(body: Graph) -> list[Value]:
+    return [node.result for node in body.nodes if node.has(Trait.LOOKUP)]
+
+
+def _is_read(value: Value) -> bool:
+    """Whether a region reads all that its input holds, and does not only write there or look something up."""
+    return not value.users or any(
+        value in user.operands[1:]
+        or (_is_read(user.result) if user.has(Trait.VIEW) else not user.has(Trait.WRITE | Trait.LOOKUP))
+        for user in value.users
+    )
+
+
+def _stored(value: Value) -> Value:
+    """What goes to memory for an output of a region: of a write, the value that is written."""
+    node = value.producer
+    return node.operands[1] if node is not None and node.has(Trait.WRITE) else value
 
 
 def is_attention(node: Node) -> bool:
@@ -37,7 +69,8 @@ def is_attention(node: Node) -> bool:
 
 def is_lookup(node: Node) -> bool:
     """Whether a node takes places out of its first operand, so that it reads those and not the whole table."""
-    return node.has(Trait.OPAQUE) and str(node.attributes.get("target", "")).startswith(_LOOKUPS)
+    target = str(node.attributes.get("target", ""))
+    return node.has(Trait.LOOKUP) or (node.has(Trait.OPAQUE) and target.startswith(_LOOKUPS))
 
 
 def _sum(values: Iterable[Value]) -> Size:

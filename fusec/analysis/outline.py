@@ -22,12 +22,13 @@ class Outline:
         return structure_of_piece(self.inputs, self.nodes, self.outputs, spell)
 
     def build(self) -> Graph:
-        """The body: what it gives is an array of its own, without gaps."""
+        """The body: what it gives is an array of its own, without gaps, or an input that it has written to."""
         body = Graph()
         to = {value: body.add_input(value.type, value.name) for value in self.inputs}
         body.splice(self.nodes, to)
         for value in self.outputs:
-            to[value].type = dense(value.tensor)
+            if value.producer is None or not value.producer.written:
+                to[value].type = dense(value.tensor)
         body.set_outputs([to[value] for value in self.outputs])
         return body
 
@@ -45,5 +46,5 @@ def outline(group: set[Node], uses: Uses) -> Outline:
             elif node not in group:
                 inputs[value] = None
         nodes[member] = None
-    outputs = tuple(n.result for n in members if uses.escapes(n, group))
+    outputs = tuple(n.result for n in members if n.written or uses.escapes(n, group))
     return Outline(tuple(inputs), tuple(nodes), outputs)

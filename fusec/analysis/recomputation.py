@@ -7,26 +7,9 @@ from fusec.analysis.indexing import Located, Nest, below
 from fusec.ir.graph import Value
 from fusec.ir.types import estimate
 
-# Arithmetic that costs about as much as moving one byte (a core's share of bandwidth against its throughput).
-_FLOPS_PER_BYTE = 8
-# Arithmetic that hides behind the load of its operand, however often it is repeated.
-_CHEAP = 2
 
-
-def recomputation(nest: Nest) -> str:
-    """Why a nest computes some values more often than is worth it; "" where it does not."""
-    counts = evaluations(nest)
-    items = {item.value: item for item in counts}
-    for value, times in repetitions(counts).items():
-        numel = estimate(value.tensor.numel)
-        cost = items[value].node.op.cost if items[value].kind == "pointwise" else 64
-        if cost > _CHEAP and (times - 1) * numel * cost > _FLOPS_PER_BYTE * 2 * numel * value.dtype.bytes:
-            return f"{items[value].node.op.name} would be computed {times:.0f} times over"
-    return ""
-
-
-def evaluations(nest: Nest) -> dict[Located, float]:
-    """How often each computation of a nest is carried out, about."""
+def evaluations(nest: Nest, symbols: Mapping[str, int] | None = None) -> dict[Located, float]:
+    """How often each computation of a nest is carried out, about; ``symbols`` are the sizes that are known."""
     order = [a for dim in nest.axes for a in dim]
     found: dict[Located, float] = {}
     prologue = below(i for i in nest.walk() if i.kind == "contraction")
@@ -43,7 +26,7 @@ def evaluations(nest: Nest) -> dict[Located, float]:
             stack.extend(item.operands)
             if item.kind in ("pointwise", "reduction", "contraction"):
                 loops = () if item in prologue or item.kind == "contraction" else nested
-                found[item] = _evaluations(item, loops)
+                found[item] = _evaluations(item, loops, symbols)
     return found
 
 
@@ -56,11 +39,11 @@ def repetitions(evaluations: Mapping[Located, float]) -> dict[Value, float]:
     return {value: n for value, n in times.items() if n > 1}
 
 
-def _evaluations(item: Located, nested: Sequence[Axis]) -> float:
+def _evaluations(item: Located, nested: Sequence[Axis], symbols: Mapping[str, int] | None) -> float:
     """Once for each step of the loops down to the innermost that it depends on."""
     depends = [i for i, a in enumerate(nested) if a in item.axes]
     loops = {*(nested[: max(depends) + 1] if depends else ()), *item.axes}
     count = 1.0
     for axis in loops:
-        count *= estimate(axis.size)
+        count *= estimate(axis.size, symbols)
     return count

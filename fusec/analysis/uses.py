@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from functools import cache
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
 
 
 class Uses:
@@ -22,6 +21,14 @@ class Uses:
     def stop_at(self, *nodes: Node) -> None:
         """Let nodes no longer be free."""
         self.free.difference_update(nodes)
+        self._forget()
+
+    def pass_through(self, *nodes: Node) -> None:
+        """Let nodes be free again."""
+        self.free.update(nodes)
+        self._forget()
+
+    def _forget(self) -> None:
         for answers in (self.readers, self.before, self.taken):
             answers.cache_clear()
 
@@ -57,10 +64,3 @@ class Uses:
                 found.update(dict.fromkeys(self.taken(value.producer)))
             found[value] = None
         return tuple(found)
-
-
-def base(value: Value) -> Value:
-    """The value that a chain of aliasing views looks at."""
-    while value.producer is not None and value.producer.has(Trait.VIEW) and not value.producer.is_op("concat"):
-        value = value.producer.operands[0]
-    return value

@@ -1,4 +1,4 @@
-"""The command line: ``fusec capture | opt | explain | view | env | cache``."""
+"""The command line: ``fusec capture | opt | explain | view | env | machine | cache``."""
 
 import typer
 
@@ -6,6 +6,7 @@ from fusec.cli.cache import cache
 from fusec.cli.capture import capture
 from fusec.cli.environment import env
 from fusec.cli.explain import explain
+from fusec.cli.machine import machine
 from fusec.cli.opt import opt
 from fusec.cli.terminal import reports
 from fusec.cli.view import view
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 for command in (capture, opt, explain, view, env):
     app.command()(reports(command))
+app.add_typer(machine, name="machine")
 app.add_typer(cache, name="cache")
 
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli.models import subjects
-from fusec.cli.terminal import CHECK_FAILED, note, show, write_json
+from fusec.cli.models import compiled_model, is_graph_file
+from fusec.cli.terminal import CHECK_FAILED, UsageError, note, show, write_json
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, hf:llama, GRAPH.fir, or - for a graph")
@@ -20,7 +20,15 @@ def explain(
     batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
     length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
     everything: Annotated[bool, typer.Option("--all", help="every row of every table")] = False,
+    sites: Annotated[
+        bool, typer.Option("--sites", help="where a fusion could be expected, and what became of it")
+    ] = False,
     kernel: Annotated[str, typer.Option(help="print the source of this kernel instead")] = "",
+    roofline: Annotated[
+        bool, typer.Option("--roofline", help="each kernel against the machine's limits: bytes, FLOPs, time")
+    ] = False,
+    time: Annotated[bool, typer.Option("--time", help="run it, and show measured times beside the predicted")] = False,
+    machine: Annotated[str, typer.Option(help="predict for this GPU: a100, h100, h200, b200, mi300x")] = "",
     brief: Annotated[bool, typer.Option("--line", help="one line")] = False,
     fail_under: Annotated[
         float, typer.Option(help="exit with 1 where generated kernels and GEMMs move less than this share, in percent")
@@ -31,17 +39,24 @@ def explain(
     from fusec.config import Config
     from fusec.debug.explain import explain_subjects
     from fusec.debug.report import summary_line
-    from fusec.debug.tables import explanation_view
+    from fusec.debug.tables import explanation_view, roofline_view, site_view
 
-    config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
-    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length)
-    explanation = explain_subjects(found, title)
+    chosen = {"target": target, "machine": machine}
+    config = Config.from_options(None, {"record": True, **{k: v for k, v in chosen.items() if v}})
+    if sites and is_graph_file(model):
+        raise UsageError("a graph has no sites", why="they are found from the modules of a model", fix="give the model")
+    compiled = compiled_model(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
+    explanation = explain_subjects(compiled.subjects, compiled.title, compiled.model)
     if as_json:
         write_json(explanation.to_json())
     elif kernel:
         typer.echo(_source(kernel, {k.name: k.source for k in explanation.kernels if k.source}))
     elif brief:
         typer.echo(summary_line(explanation))
+    elif roofline or time:
+        show(roofline_view(explanation, everything))
+    elif sites:
+        show(site_view(explanation))
     else:
         show(explanation_view(explanation, everything))
     covered = 100 * (1 - explanation.coverage["bytes"]["opaque"])

@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,16 @@ class Loaded:
     model: Any
     inputs: tuple[Any, ...] = ()
     keywords: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class CompiledModel:
+    """What a specification names, compiled."""
+
+    title: str
+    subjects: "list[Subject]"
+    model: Any = None
+    """None where it names a graph."""
 
 
 def is_graph_file(spec: str) -> bool:
@@ -75,10 +85,20 @@ def read_graph(path: str) -> "Graph":
     return graph
 
 
-def subjects(
-    spec: str, config: "Config", *, dynamic: bool, train: bool, batch: int = 2, length: int = 16
-) -> tuple[str, "list[Subject]"]:
-    """Compile what a specification names; a graph that is grouped into kernels already is taken as it is."""
+def compiled_model(
+    spec: str,
+    config: "Config",
+    *,
+    dynamic: bool,
+    train: bool,
+    batch: int = 2,
+    length: int = 16,
+    time: bool = False,
+) -> CompiledModel:
+    """Compile what a specification names; a graph that is grouped into kernels already is taken as it is.
+
+    Under ``time`` what was compiled is timed as well: a model on its sample inputs, a graph on random ones.
+    """
     from fusec.debug.capture import compile_model
     from fusec.debug.subject import subject_of
 
@@ -92,15 +112,32 @@ def subjects(
             dynamic=dynamic,
             train=train,
             title=loaded.title,
+            time=time,
         )
-        return loaded.title, found
+        return CompiledModel(loaded.title, found, loaded.model)
     graph = read_graph(spec)
     title = graph.name if spec == "-" else Path(spec).stem
     if subject_of(graph).is_grouped:
-        return title, [subject_of(graph, title)]
+        from fusec.codegen import target_for
+
+        if time:
+            raise UsageError(
+                f"{spec} holds kernels already, which are not timed apart from a compile",
+                fix="give the model, or the graph as it was before it was grouped",
+            )
+        only = replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))
+        return CompiledModel(title, [only])
     from fusec.compiler import compile_graph
 
-    return title, [subject_of(compile_graph(graph, config), title)]
+    compiled = compile_graph(graph, config)
+    subject = subject_of(compiled, title)
+    if time:
+        from fusec.debug.timing import sample_inputs, time_program
+        from fusec.ir.types import ASSUMED_SIZE
+
+        inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+        subject.timed(time_program(compiled.program, compiled.graph, inputs))
+    return CompiledModel(title, [subject])
 
 
 def _load_packaged(spec: str, rest: str, batch: int, length: int) -> Loaded:

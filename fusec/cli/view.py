@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli.explain import Model
-from fusec.cli.models import subjects
+from fusec.cli.models import compiled_model
 from fusec.cli.terminal import note, write_text
 
 
@@ -20,6 +20,7 @@ def view(
     batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
     length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
     graph: Annotated[int, typer.Option(help="this graph alone, where there are several")] = -1,
+    time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
     """Write a page that shows the graph pass by pass, its kernels, and where each node comes from."""
@@ -29,12 +30,13 @@ def view(
     from fusec.viz.html import render
 
     config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
-    title, found = subjects(model, config, dynamic=dynamic, train=train, batch=batch, length=length)
+    compiled = compiled_model(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
+    found = compiled.subjects
     if graph >= len(found):
         raise UsageError(f"there is no graph {graph}", fix=f"0 to {len(found) - 1}")
     if graph >= 0:
         found = [found[graph]]
-    write_text(output, render(explain_subjects(found, title)))
+    write_text(output, render(explain_subjects(found, compiled.title)))
     if output != "-":
         note(f"{output}: {Path(output).stat().st_size / 1e6:.1f} MB")
         if open_it:

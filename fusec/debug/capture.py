@@ -7,6 +7,7 @@ from typing import Any
 
 from fusec.config import Config
 from fusec.debug.subject import Subject, subject_of
+from fusec.debug.timing import Stopwatch
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph
 from fusec.remarks import Remark
@@ -63,23 +64,29 @@ def compile_model(
     dynamic: bool = False,
     train: bool = False,
     title: str = "",
+    time: bool = False,
 ) -> list[Subject]:
     """The compiles that one call of the model leads to; they keep the graph before and after every pass.
 
-    Graphs that could not be compiled at all are remarks of the last one.
+    Graphs that could not be compiled at all are remarks of the last one. Under ``time`` every program is run on its
+    inputs again and again, about a second long.
 
     Raises:
         NothingCaptured: where there is none.
     """
     from fusec.dynamo import backend_for, compiled_graphs, fallbacks
 
-    chosen = backend_for(replace(config or Config.from_environment(), record=True))
+    watch = Stopwatch() if time else None
+    chosen = backend_for(replace(config or Config.from_environment(), record=True), watch.compile if watch else None)
     count, failed = len(compiled_graphs()), len(fallbacks())
     _run(model, chosen, inputs, keywords or {}, dynamic, train)
     found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:])]
     what = "a whole graph runs through ATen"
     failures = [Remark("failure", "compile", what, reason=reason) for reason in fallbacks()[failed:]]
     found[-1].remarks = (*found[-1].remarks, *failures)
+    if watch:
+        for subject in found:
+            subject.timed(watch.timing(subject.final))
     return found
 
 

@@ -3,16 +3,22 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
+from fusec.debug.roofline import Roofline, Rooflines, Totals, mean, totals
 from fusec.debug.subject import Step, Subject, is_compiled, is_vendor, kind_of, sources_of, subject_of
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import ASSUMED_SIZE, estimate
 from fusec.remarks import Remark
 
+if TYPE_CHECKING:
+    from fusec.debug.verdicts import Verdict
+
 KINDS = ("generated", "vendor", "opaque")
+_NOTHING = Roofline(0.0, 0.0, "launch", 0.0, 0.0)
 
 
 @dataclass
@@ -31,6 +37,8 @@ class KernelRow:
     source: str = ""
     """Text of the kernel."""
     formula: str = ""
+    roofline: Roofline = _NOTHING
+    """One launch against the limits of the machine."""
     nodes: list[Node] = field(default_factory=list)
 
     @property
@@ -46,7 +54,8 @@ class KernelRow:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         fields = {k: v for k, v in self.__dict__.items() if k != "nodes"}
-        return {**fields, "fusions": list(self.fusions), "bytes": self.bytes, "flops": self.flops}
+        more = {"fusions": list(self.fusions), "bytes": self.bytes, "flops": self.flops}
+        return {**fields, **more, "roofline": self.roofline.to_json()}
 
 
 @dataclass
@@ -87,6 +96,15 @@ class Explanation:
     """Sizes taken for symbols."""
     copies: int = 0
     """Copies made where layouts do not fit."""
+    sites: "list[Verdict]" = field(default_factory=list)
+    """Places where a fusion could be expected, and what became of them; none where no module was given."""
+    machine: Machine = field(default_factory=assumed_cpu)
+    """What predicted times are those of."""
+
+    @property
+    def totals(self) -> Totals:
+        """Predicted and measured times of all launches."""
+        return totals([(k.roofline, k.launches) for k in self.kernels], self.subjects)
 
     def launches(self, kind: str) -> int:
         """Number of launches of a kind."""
@@ -116,8 +134,11 @@ class Explanation:
             "near_misses": [r.to_json() for r in self.near_misses],
             "remarks": [r.to_json() for r in self.remarks],
             "copies": self.copies,
+            "sites": [site.to_json() for site in self.sites],
             "pass_seconds": self.seconds,
             "sizes": self.assumed,
+            "machine": self.machine.to_json(),
+            "totals": self.totals.to_json(),
         }
 
     def __rich__(self) -> Any:
@@ -137,6 +158,7 @@ def explain(
     title: str = "",
     dynamic: bool = False,
     train: bool = False,
+    time: bool = False,
     options: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Explanation:
@@ -148,6 +170,7 @@ def explain(
         title: what to call it; by default the name of its class.
         dynamic: whether sizes become symbols.
         train: whether the backward graph is wanted too.
+        time: whether the compiled programs are run for about a second each, and every step timed.
         options: those of ``torch.compile(..., backend="fusec")``.
         keywords: further sample inputs, by name.
     """
@@ -159,12 +182,14 @@ def explain(
 
     title = title or getattr(model, "__name__", type(model).__name__)
     config = Config.from_options(None, options)
-    found = compile_model(model, inputs, keywords, config=config, dynamic=dynamic, train=train, title=title)
-    return explain_subjects(found, title)
+    found = compile_model(model, inputs, keywords, config=config, dynamic=dynamic, train=train, title=title, time=time)
+    return explain_subjects(found, title, model)
 
 
-def explain_subjects(subjects: Sequence[Subject], title: str = "") -> Explanation:
-    """Put the parts of one model together."""
+def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = None) -> Explanation:
+    """Put the parts of one model together; with its module, its sites are looked up too."""
+    from fusec.debug.verdicts import verdicts
+
     remarks = [r for s in subjects for r in s.remarks]
     sizes = {name: s.sizes.get(name, ASSUMED_SIZE) for s in subjects for name in _symbols(s.final)}
     rows = _rows(subjects, sizes)
@@ -181,6 +206,8 @@ def explain_subjects(subjects: Sequence[Subject], title: str = "") -> Explanatio
         sum(record.seconds for s in subjects for record in s.records),
         sizes,
         sum(s.copies for s in subjects),
+        verdicts(model, subjects) if hasattr(model, "named_modules") else [],
+        subjects[0].machine if subjects else assumed_cpu(),
     )
 
 
@@ -238,7 +265,9 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
     from fusec.analysis.memory import flops, moved_bytes
 
     rows: dict[tuple[Any, ...], KernelRow] = {}
+    launches: defaultdict[tuple[Any, ...], list[Roofline]] = defaultdict(list)
     for subject in subjects:
+        rooflines = Rooflines(subject, sizes)
         for node in subject.final.nodes:
             kind = kind_of(node, subject)
             if not kind:
@@ -254,6 +283,9 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
             row.launches += 1
             row.nodes.append(node)
             row.sources = tuple(dict.fromkeys((*row.sources, *_places(node))))[:8]
+            launches[key].append(rooflines.of(node))
+    for key, row in rows.items():
+        row.roofline = mean(launches[key])
     return list(rows.values())
 
 
@@ -273,7 +305,7 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
             len(nodes),
             sum(estimate(moved_bytes(n), sizes) for n in nodes),
             sum(estimate(flops(n), sizes) for n in nodes),
-            reasons.get(name, "") or _usual_reason(nodes[0]),
+            reasons.get(name, "") or usual_reason(nodes[0]),
             tuple(dict.fromkeys(p for n in nodes for p in _places(n)))[:8],
             nodes,
         )
@@ -282,7 +314,8 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
     return sorted(out, key=lambda f: (-f.bytes, f.name))
 
 
-def _usual_reason(node: Node) -> str:
+def usual_reason(node: Node) -> str:
+    """Why a node is left to ATen, where nothing was said about it."""
     from fusec.analysis.memory import is_attention, is_lookup
 
     if node.has(Trait.ORDERED):

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fusec.analysis.machine import Machine, assumed_cpu
+from fusec.debug.timing import Timing
 from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
 from fusec.pipeline import PassRecord
@@ -37,6 +39,15 @@ class Subject:
     """What the size symbols were when it was compiled, where known."""
     copies: int = 0
     """Copies that the program makes where layouts do not fit."""
+    machine: Machine = field(default_factory=assumed_cpu)
+    """What predicted times are those of."""
+    timing: Timing | None = None
+    """How long its program takes, where that was measured."""
+
+    def timed(self, timing: Timing | None) -> None:
+        """Take what was measured, and the sizes that it was measured with."""
+        self.timing = timing
+        self.sizes |= timing.sizes if timing else {}
 
     @property
     def is_grouped(self) -> bool:
@@ -60,6 +71,7 @@ def subject_of(compiled: Any, title: str = "") -> Subject:
         _kernel_steps(compiled),
         dict(getattr(compiled, "sizes", None) or {}),
         sum(step.kind == "copy" for step in steps),
+        getattr(compiled, "machine", None) or assumed_cpu(),
     )
 
 
@@ -69,18 +81,14 @@ def is_compiled(value: Any) -> bool:
 
 
 def _kernel_steps(compiled: Any) -> dict[Node, Step]:
-    """The step of the program that each region became; the program takes the nodes in the order of the graph."""
+    """The step of the program that each region became."""
     program = compiled.program
-    done = [s for s in getattr(program, "steps", ()) if s.kind in ("kernel", "interpreted")]
     found: dict[Node, Step] = {}
-    for node in compiled.graph.nodes:
-        if len(found) == len(done) or not node.has(Trait.REGION | Trait.POINTWISE | Trait.REDUCTION):
-            continue
-        step = done[len(found)]
-        if step.sources == node.sources and not node.has(Trait.SOURCE) and not is_vendor(node):
+    for step in getattr(program, "steps", ()):
+        if step.kind in ("kernel", "interpreted"):
             kernel = program.kernels.get(step.name) if step.kind == "kernel" else None
             text, formula = program.texts.get(step.name, ""), getattr(kernel, "formula", "")
-            found[node] = Step(step.name, text, kernel is not None, formula)
+            found[step.node] = Step(step.name, text, kernel is not None, formula)
     return found
 
 

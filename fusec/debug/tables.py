@@ -7,7 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fusec.analysis.machine import ASSUMED, Machine
 from fusec.debug.explain import KINDS, Explanation
+from fusec.debug.verdicts import Verdict
 from fusec.remarks import Remark
 
 COLOURS = {"generated": "green", "vendor": "blue", "opaque": "yellow"}
@@ -70,6 +72,93 @@ def kernel_table(e: Explanation, most: int) -> Table:
     return _rest(table, len(e.kernels) - most)
 
 
+def roofline_view(e: Explanation, everything: bool = False) -> RenderableType:
+    """Every kernel against the limits of the machine, those that take longest first, and the sums."""
+    most = 10**6 if everything else MOST_ROWS
+    return Group(headline(e), _machine_line(e), roofline_table(e, most), _totals(e))
+
+
+def roofline_table(e: Explanation, most: int) -> Table:
+    """Bytes, arithmetic and time of one launch each, and how much of the limit is reached."""
+    timed = e.totals.measured_us is not None
+    measured = ("measured", "GB/s", "GFLOP/s") if timed else ()
+    columns = ("kernel", "launches", "bytes", "FLOPs", "FLOP/B", "bound by", "predicted", *measured, "of the limit")
+    rows = sorted(e.kernels, key=lambda k: -k.roofline.us * k.launches)
+    table = _table("One launch each", *columns, numbers=tuple(n for n in range(1, len(columns) - 1) if n != 5))
+    for row in rows[:most]:
+        r = row.roofline
+        cells: list[Text | str] = [
+            Text(row.name, style=COLOURS[row.kind]),
+            str(row.launches),
+            amount(r.bytes, "B"),
+            amount(r.flops),
+        ]
+        cells += [f"{r.intensity:.3g}", r.bound, duration(r.predicted_us)]
+        if timed:
+            unknown = r.measured_us is None
+            cells += ["-"] * 3 if unknown else [duration(r.us), f"{r.gb_s:.3g}", f"{r.gflop_s:.3g}"]
+        table.add_row(*cells, share_bar(r.share))
+    return _rest(table, len(rows) - most)
+
+
+def machine_table(m: Machine) -> Table:
+    """The figures of a machine, a line each."""
+    table = Table.grid(padding=(0, 3))
+    table.add_row("[bold]machine[/]", f"{escape(m.name)}, {m.source}, {m.threads} threads")
+    table.add_row("[bold]memory[/]", f"{m.read_gb_s:.3g} GB/s")
+    if m.cache_gb_s:
+        table.add_row("[bold]last cache[/]", f"{m.cache_gb_s:.3g} GB/s, {amount(m.cache_bytes, 'B')}")
+    for name, rate in m.peaks.items():
+        unit, _, dtype = name.partition(" ")
+        ridge = f"   compute-bound from {m.ridge(dtype, unit):.3g} FLOP/B"
+        table.add_row(f"[bold]{name}[/]", f"{amount(rate * 1e9, 'FLOP/s')}{ridge}")
+    table.add_row("[bold]launch[/]", f"{m.launch_us:.3g} µs")
+    return table
+
+
+def _machine_line(e: Explanation) -> Text:
+    m = e.machine
+    rates = [f"{name} {amount(rate * 1e9, 'FLOP/s')}" for name, rate in m.peaks.items()]
+    near = [f"cache {amount(m.cache_bytes, 'B')} at {m.cache_gb_s:.3g} GB/s"] if m.cache_gb_s else []
+    text = Text(f"{m.name}, {m.source}", style="bold")
+    figures = [f"memory {m.read_gb_s:.3g} GB/s", *near, *rates, f"launch {m.launch_us:.2g} µs"]
+    text.append("   " + " · ".join(figures), style="not bold dim")
+    if m.source == ASSUMED:
+        text.append(
+            "\n`fusec machine measure` measures this one; until then times are guesses.", style="not bold yellow"
+        )
+    return text
+
+
+def _totals(e: Explanation) -> Text:
+    t = e.totals
+    text = Text(f"Together: predicted {duration(t.predicted_us)}", style="bold")
+    if t.measured_us is not None and t.unprobed_us is not None and t.probe_us is not None:
+        text.append(f", measured {duration(t.measured_us)} ({t.measured_us / max(t.predicted_us, 1e-9):.2f} ×)")
+    shares = ", ".join(f"{100 * share:.0f} % {kind}" for kind, share in t.bound.items())
+    text.append(f"   time bound by: {shares}", style="not bold")
+    if t.unprobed_us is not None and t.probe_us is not None:
+        text.append(
+            f"\nA whole call takes {duration(t.unprobed_us)} when nobody looks at the clock, which adds about "
+            f"{duration(t.probe_us)} to each step.", style="not bold dim",
+        )  # fmt: skip
+    return text
+
+
+def share_bar(share: float, width: int = 10) -> Text:
+    """A share as a bar and in percent; a bar that is full can be no faster."""
+    full = min(width, max(0, round(share * width)))
+    colour = "green" if share > 0.6 else "yellow" if share > 0.25 else "red"
+    text = Text("━" * full, style=colour)
+    text.append("─" * (width - full), style="dim")
+    return text.append(f" {100 * share:.0f} %")
+
+
+def duration(us: float) -> str:
+    """``12.3 µs``, ``4.56 ms``."""
+    return f"{us:.3g} µs" if us < 1000 else f"{us / 1000:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
+
+
 def _fallback_table(e: Explanation, most: int) -> Table:
     table = _table("Left to ATen", "operation", "count", "bytes", "FLOPs", "why", numbers=(1, 2, 3))
     for f in e.fallbacks[:most]:
@@ -86,6 +175,28 @@ def _remark_table(title: str, remarks: list[Remark], most: int) -> Table:
             r.pass_name, escape(r.message) + times, escape(why), Text(shorten_sources(r.sources), style="dim")
         )
     return _rest(table, len(remarks) - most)
+
+
+def site_view(e: Explanation) -> RenderableType:
+    """The sites by kind, then those that are not fused, equal ones together."""
+    counts = _table("Sites", "kind", "fused", "runs as", numbers=(1,))
+    for kind in dict.fromkeys(v.site.kind for v in e.sites):
+        mine = [v for v in e.sites if v.site.kind == kind]
+        fused = sum(v.fused for v in mine)
+        names = dict.fromkeys(name for v in mine for name in v.meanings or v.kernels)
+        share = Text(f"{fused}/{len(mine)}", style="green" if fused == len(mine) else "yellow")
+        counts.add_row(kind, share, Text(", ".join(names), style="magenta"))
+    missed: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in e.sites:
+        if not verdict.fused:
+            missed.setdefault((verdict.site.kind, verdict.reason), []).append(verdict)
+    reasons = _table("Not fused", "kind", "why", "where", "bytes lost", numbers=(3,))
+    for (kind, reason), same in missed.items():
+        times = f" ×{len(same)}" if len(same) > 1 else ""
+        why = f"{reason}\n→ {same[0].edit}" + (f"\n  nearest: {same[0].attempt}" if same[0].attempt else "")
+        where = Text(same[0].place + (f"\n{same[0].text}" if same[0].text else ""), style="dim")
+        reasons.add_row(kind + times, escape(why), where, amount(sum(v.bytes_lost for v in same), "B"))
+    return Group(headline(e), counts, *([reasons] if missed else [Text("Every site is fused.", style="green")]))
 
 
 def _table(title: str, *columns: str, numbers: tuple[int, ...] = ()) -> Table:

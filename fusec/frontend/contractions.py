@@ -3,7 +3,7 @@
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers, wide
 from fusec.ir.graph import Value
-from fusec.ir.types import TensorType, broadcast
+from fusec.ir.types import broadcast
 
 LETTERS = "abcdefghijklmnopqrstuvw"
 
@@ -72,32 +72,33 @@ def _addmm(low: Lowering, call: Call) -> Value:
     return low.pointwise("add", product, bias, dtype=dtype)
 
 
-@lowers("aten.convolution.default", "aten.conv2d.default")
+@lowers("aten.convolution.default", "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
 def _convolution(low: Lowering, call: Call) -> Value:
-    """A convolution whose windows tile the image (patch embedding) is a matrix product; the rest stays opaque."""
+    """A convolution whose windows tile its input (patch embedding) is a matrix product; the rest stays opaque."""
     x, weight, bias = call["input"], call["weight"], call["bias"]
-    if len(x.shape) != 4 or call["groups"] != 1 or call.get("transposed"):
-        raise ImportFailure(
-            "a convolution that is no patch embedding", why="only a plain 2-d one, with one group, is a matrix product"
-        )
     window = weight.shape[2:]
+    if len(x.shape) != len(window) + 2 or call["groups"] != 1 or call.get("transposed"):
+        raise ImportFailure(
+            "a convolution that is no patch embedding",
+            why="only a plain one, of a batch and with one group, is a product",
+        )
     plain = not any(call["padding"]) and all(d == 1 for d in call["dilation"])
-    if not plain or not all(isinstance(n, int) for n in window) or not _pairs_equal(call["stride"], window):
+    if not plain or not all(isinstance(n, int) for n in window) or not _same_steps(call["stride"], window):
         raise ImportFailure(
             "a convolution whose windows do not tile the image",
             why="it is a matrix product only with a stride of one window, without padding or dilation",
         )
-    assert isinstance(call.out, TensorType)
-    batch, channels = x.shape[:2]
-    _, _, rows, columns = call.out.shape
-    high, wide_ = window
-    x = low.slice(low.slice(x, 2, 0, rows * high), 3, 0, columns * wide_)
-    x = low.reshape(x, (batch, channels, rows, high, columns, wide_))
-    out = _product(low, call, "azcydx,bzyx->abcd", x, weight)
+    counts = call.out.shape[2:]
+    for dim, (count, size) in enumerate(zip(counts, window, strict=True), 2):
+        x = low.slice(x, dim, 0, count * size)
+    x = low.reshape(x, (*x.shape[:2], *(n for pair in zip(counts, window, strict=True) for n in pair)))
+    places, inner = LETTERS[2 : 2 + len(window)], "yxw"[: len(window)]
+    apart = "".join(place + at for place, at in zip(places, inner, strict=True))
+    out = _product(low, call, f"az{apart},bz{inner}->ab{places}", x, weight)
     if bias is None:
         return out
-    return low.pointwise("add", out, low.reshape(bias, (bias.shape[0], 1, 1)), dtype=call.out.dtype)
+    return low.pointwise("add", out, low.reshape(bias, (bias.shape[0], *(1 for _ in window))), dtype=call.out.dtype)
 
 
-def _pairs_equal(stride: Argument, window: tuple[Argument, ...]) -> bool:
+def _same_steps(stride: Argument, window: tuple[Argument, ...]) -> bool:
     return tuple(stride) == window or (len(stride) == 1 and all(n == stride[0] for n in window))

@@ -27,7 +27,7 @@ tanh_backward sigmoid_backward native_dropout_backward
 mse_loss mse_loss_backward nll_loss_forward nll_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
 huber_loss_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
 lerp xlogy hypot logit logaddexp nan_to_num sinc deg2rad frac
-linalg_vector_norm norm dist aminmax count_nonzero
+_weight_norm_interface linalg_vector_norm norm dist aminmax count_nonzero
 zero zero_ fill eye linspace
 """.split()
 

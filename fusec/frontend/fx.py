@@ -10,7 +10,6 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fusec.analysis.strides import dense
-from fusec.analysis.uses import base
 from fusec.errors import FusecError, ImportFailure
 from fusec.frontend import contractions, pointwise, reductions, views
 from fusec.frontend.caches import CacheWrites
@@ -18,12 +17,12 @@ from fusec.frontend.calling import Imported, Output, View
 from fusec.frontend.dtypes import to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template
-from fusec.frontend.sizes import to_size
+from fusec.frontend.sizes import settle_lengths, to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, functional, is_mutable, keeps_its_place
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph, Value, base
 from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size
 from fusec.remarks import Remarks
 
@@ -53,6 +52,7 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = ()) -> Imported:
         gm: what AOTAutograd made.
         names: what the inputs of the Dynamo graph before it are called.
     """
+    settle_lengths(gm.graph)
     return Importer(gm, names=names).run(aliases=True)
 
 

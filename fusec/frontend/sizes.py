@@ -35,6 +35,21 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+def settle_lengths(graph: torch.fx.Graph) -> None:
+    """Let what a call of attention demands be known: equal batches, and as many keys as values and columns of the mask.
+
+    Dynamo gives each length of a growing cache a symbol of its own, and ATen's own check is inside of the call, which
+    stays whole. To compare symbols makes a guard, after which they are one.
+    """
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+            query, key, value, *mask = (a.meta["val"].shape for a in node.args[:4] if isinstance(a, torch.fx.Node))
+            batch = zip(query[:-2], key[:-2], strict=False)
+            for a, b in (*batch, *zip(key[:-1], value[:-1], strict=False), *((key[-2], given[-1]) for given in mask)):
+                if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+                    bool(a == b)
+
+
 def to_size(value: Any) -> Size:
     """An int or a symbolic int as a size: replacements of the shape environment applied, torch's functions gone."""
     if isinstance(value, (int, float)):

@@ -6,7 +6,7 @@ from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers
 from fusec.frontend.sizes import to_size
 from fusec.ir.graph import Value
-from fusec.ir.types import Size, TensorType, product, same_shape, same_size, simplify
+from fusec.ir.types import I64, Size, TensorType, product, same_shape, same_size, simplify
 
 
 @lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_copy.default",
@@ -68,6 +68,19 @@ def _repeat(low: Lowering, call: Call) -> Value:
     wanted: list[Size] = [part for r, n in zip(repeats, shape, strict=True) for part in (r, n)]
     x = low.reshape(x, tuple(split))
     return low.reshape(low.expand(x, tuple(wanted)), call.out.shape)
+
+
+@lowers("aten.embedding.default", "aten.index_select.default")
+def _take(low: Lowering, call: Call) -> Value:
+    of_rows = call.target == "aten.embedding.default"
+    table, index = (call["weight"], call["indices"]) if of_rows else (call["self"], call["index"])
+    rank = len(table.shape)
+    if rank == 0:
+        raise ImportFailure("a lookup in a number", why="it has no dim to look along")
+    index = low.cast(index, I64)
+    if not of_rows:
+        index = low.reshape(index, (index.tensor.numel,))
+    return low.emit("take", table, index, dim=(0 if of_rows else call["dim"] % rank) - rank)
 
 
 @lowers("aten.slice.Tensor")

@@ -6,7 +6,6 @@ from typing import Any
 import sympy
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
 from fusec.ir.printer import is_inline
 from fusec.ir.types import ScalarType, Size, TensorType, same_shape, same_size
 
@@ -66,7 +65,7 @@ class _Comparison:
         outputs = set(graph.outputs)
         if self.order:
             return [n for n in graph.nodes if not is_inline(n, outputs)]
-        return [n for n in graph.nodes if n.has(Trait.ORDERED | Trait.WRITE)]
+        return [n for n in graph.nodes if n.has_effect]
 
     def _values(self, x: Value, y: Value) -> str | None:
         m, n = x.producer, y.producer

@@ -9,8 +9,6 @@ from fusec.errors import GraphError
 from fusec.ir.ops import OPS, Op, Trait
 from fusec.ir.types import DType, ScalarType, Size, TensorType, Type
 
-_EFFECT = Trait.ORDERED | Trait.WRITE
-
 
 @dataclass(frozen=True)
 class Source:
@@ -101,6 +99,11 @@ class Node:
         return list(dict.fromkeys(user for r in self.results for user in r.users))
 
     @property
+    def is_alias(self) -> bool:
+        """Whether its result is its operand's storage looked at in another way: a view, but no ``concat``."""
+        return self.op.has(Trait.VIEW) and self.op.name != "concat"
+
+    @property
     def body(self) -> "Graph":
         """The body of a region."""
         return self.attributes["body"]
@@ -112,6 +115,21 @@ class Node:
     def is_op(self, *names: str) -> bool:
         """Whether it applies one of these operations."""
         return self.op.name in names
+
+    @property
+    def written(self) -> tuple[Value, ...]:
+        """The operands whose storage it changes; of a region, those that its body writes to."""
+        if self.has(Trait.WRITE):
+            return self.operands[:1]
+        if not self.has(Trait.REGION):
+            return ()
+        inside = {storage(v) for node in self.body._nodes for v in node.written}
+        return tuple(v for v, inner in zip(self.operands, self.body.inputs, strict=True) if inner in inside)
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether it does something besides computing its results."""
+        return self.has(Trait.ORDERED) or bool(self.written)
 
     def __repr__(self) -> str:
         return f"<Node {self.op.name}>"
@@ -228,8 +246,8 @@ class Graph:
         outputs = set(self.outputs)
         count = 0
         for node in reversed(list(self._nodes if nodes is None else nodes)):
-            if node in self._nodes and not node.has(_EFFECT):
-                if not any(r.users or r in outputs for r in node.results):
+            if node in self._nodes and not any(r.users or r in outputs for r in node.results):
+                if not node.has_effect:
                     self.erase(node)
                     count += 1
         return count
@@ -237,14 +255,14 @@ class Graph:
     def order_of_effects(self) -> dict[Node, list[Node]]:
         """What has to come before a node without being read by it.
 
-        Ordered nodes and writes keep their order among each other, and a write comes behind all nodes that read the
-        old value of its destination, be it through views.
+        Ordered nodes keep their order among each other, and what writes comes behind all nodes that read the old
+        value of its destination, be it through views.
         """
-        effects = [n for n in self._nodes if n.has(_EFFECT)]
-        earlier = {node: [previous] for previous, node in pairwise(effects)}
-        for node in effects:
-            if node.has(Trait.WRITE):
-                earlier.setdefault(node, []).extend(_readers(node.operands[0], node))
+        ordered = [n for n in self._nodes if n.has(Trait.ORDERED)]
+        earlier = {node: [previous] for previous, node in pairwise(ordered)}
+        for node in self._nodes:
+            for destination in node.written:
+                earlier.setdefault(node, []).extend(_readers(destination, node))
         return earlier
 
     def sort(self) -> None:
@@ -333,17 +351,42 @@ class Graph:
         return print_graph(self)
 
 
+def base(value: Value) -> Value:
+    """The value that a chain of aliasing views looks at."""
+    while value.producer is not None and value.producer.is_alias:
+        value = value.producer.operands[0]
+    return value
+
+
+def storage(value: Value) -> Value:
+    """The value whose storage this one has: itself, unless it is a view or what a write gives."""
+    while (node := value.producer) is not None:
+        if node.is_alias or node.has(Trait.WRITE):
+            value = node.operands[0]
+        elif (of := updated(node, value.index)) is not None:
+            value = of
+        else:
+            break
+    return value
+
+
+def updated(node: Node, index: int) -> Value | None:
+    """The operand that a result of a region is, after the region has written to it; None for one of its own."""
+    if not node.has(Trait.REGION):
+        return None
+    body = node.body
+    made = body.outputs[index]
+    if made.producer is None or not made.producer.written:
+        return None
+    inner = storage(made)
+    return node.operands[body.inputs.index(inner)] if inner in body.inputs else None
+
+
 def _readers(destination: Value, write: Node) -> list[Node]:
     """The other nodes that read what a write replaces: a value, what it is a view of, and all views of that."""
-
-    def is_view(node: Node) -> bool:
-        return node.has(Trait.VIEW) and not node.is_op("concat")
-
-    while destination.producer is not None and is_view(destination.producer):
-        destination = destination.producer.operands[0]
-    found, stack = dict[Node, None](), [destination]
+    found, stack = dict[Node, None](), [base(destination)]
     while stack:
         new = [user for user in stack.pop().users if user is not write and user not in found]
         found.update(dict.fromkeys(new))
-        stack += [node.result for node in new if is_view(node)]
+        stack += [node.result for node in new if node.is_alias]
     return list(found)

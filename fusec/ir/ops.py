@@ -29,6 +29,8 @@ class Trait(Flag):
     """Has no operands."""
     WRITE = auto()
     """Changes the storage of its first operand."""
+    LOOKUP = auto()
+    """Elements of its first operand from places that the second gives at run time."""
     ORDERED = auto()
     """Keeps its place among the other ordered nodes; never merged, never dropped."""
     REGION = auto()
@@ -219,6 +221,15 @@ def _write(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     return (destination,)
 
 
+def _take(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    table, index = _tensors(types)
+    d = attributes["dim"]
+    if not -table.rank <= d < 0 or index.dtype != t.I64:
+        raise ValueError(f"{index} takes nothing from {table} along {d}: i64 and a negative dim are expected")
+    d += table.rank
+    return (table.with_shape((*table.shape[:d], *index.shape, *table.shape[d + 1 :])),)
+
+
 def _declared(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     raise TypeError("opaque nodes and regions carry their result types; they are not inferred")
 
@@ -269,6 +280,9 @@ _define(Trait.SOURCE, _iota, 0, {"iota": "0, 1, … size-1"})
 _define(Trait.WRITE, _write, None, {
     "write": "the first operand's storage takes the second (at the rows in the third along dim); its new value",
 })  # fmt: skip
+_define(
+    Trait.LOOKUP, _take, 2, {"take": "the first operand at the places along dim that the second, of any rank, gives"}
+)
 _define(Trait.OPAQUE, _declared, None, {"opaque": "a call of the ATen operation in target"})
 _define(Trait.OPAQUE | Trait.ORDERED, _declared, None, {"ordered": "an opaque call that keeps its place"})
 _define(Trait.REGION, _declared, None, {"region": "the body graph, as one"})

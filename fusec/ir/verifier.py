@@ -7,7 +7,7 @@ from weakref import WeakSet
 import sympy
 
 from fusec.errors import GraphError
-from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.graph import Graph, Node, Source, Value, storage, updated
 from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type, same_shape
 
@@ -141,12 +141,12 @@ class _Verifier:
         """Follow storage through views, and let only the storage of graph inputs be written."""
         if node.is_op(*_ALIASING):
             self.roots[node.results[0]] = node.operands[0]
-        if node.is_op("write"):
-            self.check_destination(node, node.operands[0])
-            self.roots[node.results[0]] = node.operands[0]
-        elif node.has(Trait.REGION):
-            for index in written_inputs(node.body):
-                self.check_destination(node, node.operands[index])
+        for value in node.written:
+            self.check_destination(node, value)
+        for result in node.results:
+            of = node.operands[0] if node.is_op("write") else updated(node, result.index)
+            if of is not None:
+                self.roots[result] = of
 
     def check_destination(self, node: Node, value: Value) -> None:
         while value in self.roots:
@@ -188,20 +188,8 @@ class _Verifier:
 
 def written_inputs(graph: Graph) -> list[int]:
     """Positions of the inputs whose storage a graph writes, through views and nested regions too."""
-    found: set[Value] = set()
-    for node in graph.nodes:
-        if node.is_op("write"):
-            found.add(storage(node.operands[0]))
-        elif node.has(Trait.REGION):
-            found.update(storage(node.operands[i]) for i in written_inputs(node.body))
+    found = {storage(value) for node in graph.nodes for value in node.written}
     return [i for i, value in enumerate(graph.inputs) if value in found]
-
-
-def storage(value: Value) -> Value:
-    """The value whose storage this one has: itself, unless it is a view or the result of a write."""
-    while value.producer is not None and value.producer.is_op(*_ALIASING, "write"):
-        value = value.producer.operands[0]
-    return value
 
 
 def _is_allowed(value: Any) -> bool:

@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fusec.analysis.uses import base
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.ops import Trait
 from fusec.rewriting.journal import Journal
 
@@ -113,7 +112,10 @@ class _Worklist:
         self.graph.replace_value(node.result, value)
         touched += [] if value.producer is None else [value.producer]
         gone = erase_unread(self.graph, [node])
-        touched += [v.producer for dead in gone for v in dead.operands if v.producer is not None]
+        for read in dict.fromkeys(v for dead in gone for v in dead.operands):
+            # One reader fewer: what makes it may go, and the last that reads it may take it over.
+            touched += [read.producer] if read.producer is not None else []
+            touched += read.users if len(read.users) == 1 else []
         for other in touched:
             if other in self.graph and other not in self.waiting:
                 self.waiting.add(other)
@@ -125,7 +127,7 @@ def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
     gone, stack = [], list(nodes)
     while stack:
         node = stack.pop()
-        if node not in graph or node.has(Trait.WRITE | Trait.ORDERED):
+        if node not in graph or node.has_effect:
             continue
         if not any(r.users or r in graph.outputs for r in node.results):
             graph.erase(node)
@@ -136,6 +138,9 @@ def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
 
 def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 5) -> tuple[Graph, Graph]:
     """Both sides of a simplification as graphs of their own, over the values that both sides read."""
+    # A view that was there before is what it is of, and no value of its own.
+    there = {v.producer: None for n in added for v in n.operands if v.producer is not None and v.producer.is_alias}
+    added = [*there, *(n for n in added if n not in there)]
     new = set(added)
     edge = {v: None for n in added for v in n.operands if v.producer not in new}
     if value.producer not in new:
@@ -149,7 +154,7 @@ def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 
         for v in at.operands:
             if v.producer is None or (v in edge and not v.producer.is_op("constant")):
                 continue
-            if v.producer.has(Trait.OPAQUE | Trait.WRITE) or (left == 0 and v.producer.operands):
+            if v.producer.has(Trait.OPAQUE | Trait.WRITE | Trait.LOOKUP) or (left == 0 and v.producer.operands):
                 continue
             collect(v.producer, left - 1)
 

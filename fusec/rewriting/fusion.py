@@ -4,9 +4,9 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar, Union, overload
 
 from fusec.errors import DeclarationError
 
@@ -66,6 +66,8 @@ class Clause:
     name: str
     predicate: Callable[..., bool]
     parameters: tuple[str, ...]
+    refuses: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that it refuses, for its test: sizes by dim, numbers (or None) by parameter, a name for ``dtype``."""
 
     @property
     def why(self) -> str:
@@ -113,14 +115,29 @@ class Fusion(Generic[P, R]):
         self.spellings[function.__name__] = function
         return function
 
-    def where(self, predicate: Callable[..., bool]) -> Callable[..., bool]:
+    @overload
+    def where(self, predicate: Callable[..., bool]) -> Callable[..., bool]: ...
+    @overload
+    def where(self, *, refuses: Mapping[str, Any]) -> Callable[[Callable[..., bool]], Callable[..., bool]]: ...
+    def where(
+        self, predicate: Callable[..., bool] | None = None, *, refuses: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
         """Declare a condition of the match.
+
+        Args:
+            predicate: says whether it holds; its parameters are among those of the fusion.
+            refuses: for its test, arguments that it refuses, where the test finds none by itself: sizes by the name
+                of a dim, numbers by that of a parameter, None for an operand that is absent, a name for ``dtype``.
 
         Raises:
             DeclarationError: where it looks at something the fusion does not have.
         """
-        self.clauses.append(make_clause(self.name, predicate, self.parameters))
-        return predicate
+
+        def declare(predicate: Callable[..., bool]) -> Callable[..., bool]:
+            self.clauses.append(make_clause(self.name, predicate, self.parameters, refuses))
+            return predicate
+
+        return declare if predicate is None else declare(predicate)
 
 
 FUSIONS: dict[str, Fusion[Any, Any]] = {}
@@ -179,7 +196,12 @@ def read_parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def make_clause(owner: str, predicate: Callable[..., bool], parameters: tuple[Parameter, ...]) -> Clause:
+def make_clause(
+    owner: str,
+    predicate: Callable[..., bool],
+    parameters: tuple[Parameter, ...],
+    refuses: Mapping[str, Any] | None = None,
+) -> Clause:
     """A named condition of ``owner``.
 
     Raises:
@@ -189,4 +211,8 @@ def make_clause(owner: str, predicate: Callable[..., bool], parameters: tuple[Pa
     unknown = set(wanted) - {p.name for p in parameters}
     if unknown:
         raise DeclarationError(f"clause {predicate.__name__} of {owner} looks at unknown {', '.join(sorted(unknown))}")
-    return Clause(predicate.__name__, predicate, wanted)
+    words = (word for p in parameters if p.dims for word in p.dims.fixed)
+    known = {p.name for p in parameters} | {word.rpartition("*")[2] for word in words} | {"dtype"}
+    if strange := set(refuses or ()) - known:
+        raise DeclarationError(f"clause {predicate.__name__} of {owner} refuses unknown {', '.join(sorted(strange))}")
+    return Clause(predicate.__name__, predicate, wanted, refuses or {})

@@ -116,6 +116,18 @@ class Match:
         return [self.values[v] for v in self.pattern.graph.outputs]
 
 
+_EDITS = {
+    "operation": "compute {expected} in the place of {found}",
+    "attribute": "write it with {expected}; there is {found}",
+    "constant": "write {expected} in the place of {found}",
+    "type": "cast to {expected}; there is {found}",
+    "shape": "give it the shape of {expected}; there is {found}",
+    "users": "keep it to this place ({expected}); it is {found}",
+    "convex": "compute what lies between before or after it; there is {found}",
+}
+"""For each clause of a match, how a model is changed to fulfil it."""
+
+
 @dataclass(frozen=True)
 class MatchFailure:
     """The best attempt of a match that failed."""
@@ -137,11 +149,23 @@ class MatchFailure:
     found: str
     sources: tuple[Source, ...] = ()
 
+    @property
+    def edit(self) -> str:
+        """The change of the model that would let the match go on."""
+        place = next((f" at {s.file.rpartition('/')[2]}:{s.line}" for s in self.sources if s.file), "")
+        words = _EDITS.get(self.clause, "make it so that {expected}; there is {found}")
+        return words.format(expected=self.expected, found=self.found) + place
+
     def __str__(self) -> str:
         return (
             f"{self.depth} of {self.size} operations fit (spelling {self.spelling}), then {self.clause}: "
             f"expected {self.expected}, found {self.found}"
         )
+
+
+def word(node: Node) -> str:
+    """What a node is called where people read it: its operation, or what it calls."""
+    return str(node.attributes.get("target" if node.has(Trait.OPAQUE) else "fusion", node.op.name))
 
 
 def same_number(a: Number, b: Number, dtype: DType) -> bool:

@@ -9,7 +9,7 @@ import sympy
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import Size, TensorType, same_size, simplify
-from fusec.rewriting.match import Match, MatchFailure, Number, Pattern, same_number
+from fusec.rewriting.match import Match, MatchFailure, Number, Pattern, same_number, word
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Matcher:
         node = value.producer
         constant = node is not None and node.is_op("constant")
         if not constant and (name is None or not isinstance(value.type, TensorType) or value.shape != ()):
-            return self.fail(node, "constant", name or number, node.op.name if node else f"input {value.name}")
+            return self.fail(node, "constant", name or number, word(node) if node else f"input {value.name}")
         found: Number | Value = node.attributes["value"] if constant and node else value
         if name is None:
             if not same_number(number, found, pattern.dtype):  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ class Matcher:
         """A size of the pattern, as a size or as the number it has here."""
         node = value.producer
         if node is None or not node.is_op("constant", "size"):
-            return self.fail(node, "constant", f"size {producer.attributes['expr']}", node.op.name if node else "input")
+            return self.fail(node, "constant", f"size {producer.attributes['expr']}", word(node) if node else "input")
         found = node.attributes["value"] if node.is_op("constant") else node.attributes["expr"]
         if isinstance(found, float) and found.is_integer():
             found = int(found)
@@ -209,7 +209,7 @@ class Matcher:
         wanted, node = pattern.producer, value.producer
         assert wanted is not None and node is not None
         if wanted.op is not node.op:
-            return self.fail(node, "operation", wanted.op.name, node.op.name)
+            return self.fail(node, "operation", wanted.op.name, word(node))
         same_count = len(wanted.operands) == len(node.operands) or wanted.is_op("region")
         if node in self.taken or not same_count:
             return self.fail(node, "operation", f"{len(wanted.operands)} operands", f"{len(node.operands)}")
@@ -323,13 +323,13 @@ class Matcher:
                     continue
                 other = next((u for u in result.users if u not in self.taken), None)
                 if other is not None or result in self.outputs:
-                    where = f"also read by {other.op.name}" if other else "a graph output"
+                    where = f"also read by {word(other)}" if other else "a graph output"
                     return self.fail(node, "users", f"{node.op.name} read only inside", where)
         return True
 
     def may_repeat(self, node: Node) -> bool:
         """Whether a node is so cheap that it may stay outside as well: a view, a cast or a number."""
-        return node.has(Trait.SOURCE) or node.is_op("cast") or (node.has(Trait.VIEW) and not node.is_op("concat"))
+        return node.has(Trait.SOURCE) or node.is_op("cast") or node.is_alias
 
     def is_convex(self) -> bool:
         """Whether no path leaves the match and comes back."""
@@ -350,7 +350,7 @@ class Matcher:
         while stack:
             node = stack.pop()
             if any(v.producer is way_out for v in node.operands):
-                return self.fail(node, "convex", "no way out and back in", f"{node.op.name} on such a way")
+                return self.fail(node, "convex", "no way out and back in", f"{word(node)} on such a way")
             producers = {v.producer for v in node.operands if v.producer} - above
             above |= producers
             stack += producers

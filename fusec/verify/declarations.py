@@ -1,7 +1,7 @@
 """Derived checks of a declared fusion: its spellings agree, and its pattern is found wherever it should be."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -11,9 +11,13 @@ from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BF16, DTYPES, F16, F32, F64, DType, TensorType
+from fusec.rewriting.application import sorted_nodes
+from fusec.rewriting.driver import cut
 from fusec.rewriting.fusion import Clause, Dims, Fusion, Parameter
+from fusec.rewriting.match import Match
 from fusec.rewriting.pattern import choices
 from fusec.verify.dtypes import torch_dtype
+from fusec.verify.interpreter import evaluate
 from fusec.verify.rewrites import check_rewrite
 
 
@@ -26,6 +30,8 @@ class Draw:
     """Of the named dims, in order of appearance."""
     numbers: tuple[float, ...] = ()
     """Of the scalar parameters, in order; random ones where there are none."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """By the name of a dim or a parameter, before all others; None for an operand that is absent."""
 
 
 _SIZES = ((5, 7, 11, 13), (8, 16, 32, 64), (13, 11, 7, 5), (64, 32, 16, 8), (16, 16, 16, 16), (1, 1, 1, 1),
@@ -40,6 +46,16 @@ def draws(dtypes: Sequence[DType] = (F32,)) -> Iterator[Draw]:
     usual = everything[0]
     everything.sort(key=lambda drawn: sum(a != b for a, b in zip(drawn, usual, strict=True)))
     yield from (Draw(*drawn) for drawn in everything)
+
+
+def refused(clause: Clause, declared: Fusion[Any, Any], dtypes: Sequence[DType]) -> Iterator[Draw]:
+    """The draws that a clause refuses and no other does: those its author gives, or else those found by trying."""
+    others = [c for c in declared.clauses if c is not clause]
+    given = {k: v for k, v in clause.refuses.items() if k != "dtype"}
+    tried = draws([DTYPES[clause.refuses["dtype"]]] if "dtype" in clause.refuses else dtypes)
+    for draw in (replace(d, given=given) for d in tried):
+        if not holds(clause, declared, draw) and all(holds(c, declared, draw) for c in others):
+            yield draw
 
 
 def accepted(declared: Fusion[Any, Any], dtype: DType = F32) -> Draw | None:
@@ -77,7 +93,8 @@ def sample_arguments(
         factor, _, name = word.rpartition("*")
         if name.isdigit():
             return int(name)
-        return int(factor or 1) * sizes.setdefault(name, draw.sizes[len(sizes) % len(draw.sizes)])
+        usual = draw.sizes[len(sizes) % len(draw.sizes)]
+        return int(factor or 1) * sizes.setdefault(name, draw.given.get(name, usual))
 
     def tensor(dims: Dims) -> torch.Tensor:
         lead = batch if dims.variadic == first else (1,) * len(batch)
@@ -94,9 +111,11 @@ def sample_arguments(
     given: list[Any] = []
     for p in parameters:
         if p.dims is None:
-            given.append(number())
+            usual = number()
+            given.append(draw.given.get(p.name, usual))
         else:
-            given.append(tensor(p.dims) if present is None or p.name in present else None)
+            there = (present is None or p.name in present) and draw.given.get(p.name, True) is not None
+            given.append(tensor(p.dims) if there else None)
     return given
 
 
@@ -130,6 +149,32 @@ def _difference(wanted: list[torch.Tensor], found: list[torch.Tensor], tolerance
         if not torch.allclose(b.double(), a.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
             return f"result {i} is off by {float((a.double() - b.double()).abs().nan_to_num().max()):.3g}"
     return ""
+
+
+def contradiction(declared: Fusion[Any, Any], match: Match) -> str:
+    """How what was found differs from what the declaration says of the same operands; "" where it does not.
+
+    Both are judged as a rewrite is (a constant may be cut to some digits), and run as they are in f32, where it
+    shows what is rounded on the way.
+    """
+    bound: list[Any] = [match.tensor(p.name) if p.dims else match.scalars.get(p.name) for p in declared.parameters]
+    if any(p.dims is None and not isinstance(b, int | float) for p, b in zip(declared.parameters, bound, strict=True)):
+        return ""  # a number that the graph computes
+    operands = list(dict.fromkeys(b for b in bound if isinstance(b, Value)))
+    given = {v: torch.randn([int(n) for n in v.shape]).to(torch_dtype(v.dtype)) for v in operands}
+    said = trace(declared.function, [given[b] if isinstance(b, Value) else b for b in bound], symbolic=False)
+    found, wanted = cut(operands, sorted_nodes(match), match.outputs), Graph(declared.name)
+    inputs = {v: wanted.add_input(v.type) for v in operands}
+    to = dict(zip(said.inputs, (inputs[b] for b in bound if isinstance(b, Value)), strict=True))
+    wanted.splice(said.nodes, to)
+    wanted.set_outputs([to[v] for v in said.outputs])
+    verdict = check_rewrite(wanted, found, exact=False)
+    if not verdict:
+        return verdict.message
+    if any(v.dtype.is_float and v.dtype != F32 for v in operands):
+        return ""
+    arguments = list(given.values())
+    return _difference(evaluate(wanted, arguments), evaluate(found, arguments), 1e-4)
 
 
 def in_company(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,7 +236,7 @@ def interior_values(graph: Graph) -> list[Value]:
         for n in graph.nodes
         for r in n.results
         if r not in kept and not n.has(Trait.SOURCE) and not n.is_op("cast")
-        and (not n.has(Trait.VIEW) or n.is_op("concat"))
+        and not n.is_alias
     ]  # fmt: skip
 
 

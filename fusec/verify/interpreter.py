@@ -97,6 +97,8 @@ class Machine:
             return [self.view(node, self.tensors(node, operands))]
         if node.is_op("write"):
             return [self.write(node, *self.tensors(node, operands))]
+        if node.is_op("take"):
+            return [self.take(node, *self.tensors(node, operands))]
         if node.is_op("cast"):
             return [self.cast(operands[0], node.operands[0].tensor, result)]
         if node.has(Trait.POINTWISE):
@@ -174,12 +176,25 @@ class Machine:
             return wide.to(x.dtype)
         return _extreme(node.op.name, x, dims)
 
+    def take(self, node: Node, table: Datum, index: Datum) -> Datum:
+        """Rows of a table; torch raises IndexError where there is none."""
+        return take(table, node.attributes["dim"], index)
+
     def write(self, node: Node, destination: Datum, value: Datum, *index: Datum) -> Datum:
         """In place where that was asked."""
         target: Tensor = destination if self.mutate else destination.clone()
         if index:
             return target.index_copy_(node.attributes["dim"], index[0].to(torch.int64), value)
         return target.copy_(value)
+
+
+def take(table: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The table at the places along ``dim`` that an index of any rank gives."""
+    if dim == -table.ndim == -2:
+        return torch.embedding(table, index)
+    d = dim % table.ndim
+    found = table.index_select(d, index.reshape(-1))
+    return found.reshape((*table.shape[:d], *index.shape, *table.shape[d + 1 :]))
 
 
 def apply_view(node: Node, operands: Sequence[Tensor], symbols: Mapping[str, int]) -> Tensor:

@@ -1,6 +1,6 @@
 """Inputs for a graph, drawn so that mistakes show: ordinary, positive, tiny, and with special values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph, Value
-from fusec.ir.types import ScalarType, TensorType, evaluate_size, evaluate_sizes
+from fusec.ir.ops import Trait
+from fusec.ir.types import ScalarType, Size, TensorType, evaluate_size, evaluate_sizes
 from fusec.verify import field
 from fusec.verify.dtypes import torch_dtype
 
@@ -50,10 +51,20 @@ def _draw(value: Value, symbols: Mapping[str, int], round: str, generator: torch
         return _draw_floats(shape, round, generator)
     if dtype.kind == "bool":
         return _masked(torch.rand(shape, generator=generator) < 0.7, False, round)
-    if len(shape) == 1:
+    rows = [evaluate_size(n, symbols) for n in _taken_from(value)]
+    if len(shape) == 1 and not rows:
         # Rows to write must differ from each other; positions should cover what they index.
         return torch.randperm(shape[0], generator=generator).to(torch_dtype(dtype))
-    return torch.randint(0, 2, shape, generator=generator).to(torch_dtype(dtype))
+    return torch.randint(0, min(rows, default=2), shape, generator=generator).to(torch_dtype(dtype))
+
+
+def _taken_from(value: Value) -> Iterator[Size]:
+    """The lengths of the dims in which a value says, as it is, what to look up."""
+    for user in value.users:
+        if user.has(Trait.LOOKUP) and value is user.operands[1]:
+            yield user.operands[0].shape[user.attributes["dim"]]
+        elif user.has(Trait.VIEW) or user.is_op("cast"):
+            yield from _taken_from(user.result)
 
 
 def _draw_scalar(type: ScalarType, symbols: Mapping[str, int]) -> Any:

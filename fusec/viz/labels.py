@@ -76,7 +76,7 @@ def category(node: Node) -> str:
         return {"kernel": "kernel", "vendor": "contraction"}.get(str(node.attributes.get("kind")), "declared")
     for trait, name in (
         (Trait.OPAQUE, "opaque"), (Trait.WRITE, "write"), (Trait.CONTRACTION, "contraction"),
-        (Trait.REDUCTION, "reduction"), (Trait.SOURCE, "source"), (Trait.VIEW, "view"),
+        (Trait.REDUCTION, "reduction"), (Trait.SOURCE, "source"), (Trait.VIEW | Trait.LOOKUP, "view"),
     ):  # fmt: skip
         if node.has(trait):
             return name

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fusec.ir.graph import Graph
-from fusec.passes.canonicalize import arithmetic, casts, contractions, numbers, slices, views
+from fusec.passes.canonicalize import arithmetic, casts, concatenations, contractions, numbers, slices, views
 from fusec.passes.canonicalize.subexpressions import merge_equal
 from fusec.pipeline import Context
 from fusec.rewriting.driver import Simplification, simplify_graph
@@ -17,6 +17,7 @@ RULES: tuple[Simplification, ...] = (
     *views.RULES,
     *slices.RULES,
     *contractions.RULES,
+    *concatenations.RULES,
 )
 
 _ROUNDS = 4

@@ -49,6 +49,13 @@ def plus_zero(graph: Graph, node: Node) -> Value | None:
     return _same_type(x, node)
 
 
+@simplifies("sum", "prod", "max", "min")
+def single_elements(graph: Graph, node: Node) -> Value | None:
+    """The sum or the largest of a single element is the element."""
+    (x,), dims = node.operands, node.attributes["dims"]
+    return _same_type(x, node) if all(x.shape[d] == 1 for d in dims) else None
+
+
 @simplifies("min")
 def all_lowest(graph: Graph, node: Node) -> Value | None:
     """All of x are -∞ exactly where the largest is: a softmax over masked rows has that already."""
@@ -115,7 +122,7 @@ def divide_by_power_of_two(graph: Graph, node: Node) -> Value | None:
     """x/2ᵏ = x·2⁻ᵏ; the division of a sum stays, as that is what a mean looks like."""
     x, c = node.operands
     n = number_of(c)
-    if n is None or not x.dtype.is_float or n in (0, 1, -1) or not math.isfinite(n):
+    if n is None or not x.dtype.is_float:
         return None
     if x.producer is not None and x.producer.is_op("sum"):
         return None
@@ -185,6 +192,7 @@ RULES = (
     constant_right,
     times_one,
     plus_zero,
+    single_elements,
     all_lowest,
     minus_constant,
     plus_negative,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fusec.analysis.strides import view_layout
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import Size, TensorType, broadcast, product, same_shape, same_size
+from fusec.ir.types import Size, TensorType, accumulation, broadcast, product, same_shape, same_size
 from fusec.rewriting.driver import simplifies
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -134,7 +134,7 @@ def inserted_ones(graph: Graph, node: Node) -> Value | None:
         if view is None or not view.is_op("reshape"):
             continue
         (inner,) = view.operands
-        kept = _aligned(inner.shape, value.shape)
+        kept = _kept_dims(inner.shape, value.shape)
         if kept is None or len(kept) == len(value.shape):
             continue
         operands, terms[i] = list(node.operands), "".join(terms[i][d] for d in kept)
@@ -146,7 +146,7 @@ def inserted_ones(graph: Graph, node: Node) -> Value | None:
     return None
 
 
-def _aligned(inner: tuple[Size, ...], shape: tuple[Size, ...]) -> list[int] | None:
+def _kept_dims(inner: tuple[Size, ...], shape: tuple[Size, ...]) -> list[int] | None:
     """Which dims are those of ``inner``, the others being of length 1; None where it is no such reshape."""
     kept: list[int] = []
     for d, n in enumerate(shape):
@@ -167,11 +167,12 @@ def flattened_rows(graph: Graph, node: Node) -> Value | None:
     for term, own in zip(terms, groups, strict=True):
         for label, group in zip(term, own, strict=True):
             found.setdefault(label, []).append(group)
+    batched = bool(set(out).intersection(*terms))
     splits: dict[str, tuple[Size, ...]] = {}
     for label, all_groups in found.items():
         agreed = _agreed(all_groups, label in out)
-        if agreed is None:
-            return None
+        if agreed is None or (len(agreed) > 1 and batched and label not in terms[0]):
+            return None  # a softmax over keys has one loop
         splits[label] = agreed
     if all(len(group) == 1 for group in splits.values()):
         return None
@@ -221,6 +222,53 @@ def merged_dims(value: Value) -> list[tuple[Size, ...]] | None:
     return None if source else groups
 
 
+@simplifies("contraction")
+def single_terms(graph: Graph, node: Node) -> Value | None:
+    """A contraction that sums single terms is a product."""
+    terms, out = split_spec(node.attributes["spec"])
+    sizes = _label_sizes(node, terms)
+    if any(n != 1 for label, n in sizes.items() if label not in out):
+        return None
+    x, y = (_aligned(graph, v, term, out, sizes) for v, term in zip(node.operands, terms, strict=True))
+    return graph.add_node("mul", [x, y]).result
+
+
+@simplifies("contraction", exact=False)
+def single_columns(graph: Graph, node: Node) -> Value | None:
+    """A batch of products whose results have one column, as scores of a single key, is one of sums of products."""
+    terms, out = split_spec(node.attributes["spec"])
+    sizes, batch = _label_sizes(node, terms), set(out).intersection(*terms)
+    columns = set(out).difference(batch, *(term for term in terms if out[-1] not in term))
+    if not batch or out[-1] in batch or any(sizes[label] != 1 for label in columns):
+        return None
+    bound = "".join(label for label in sizes if label not in out)
+    labels, dtype = "".join(label for label in out if label not in columns) + bound, node.result.dtype
+    x, y = (_aligned(graph, v, term, labels, sizes) for v, term in zip(node.operands, terms, strict=True))
+    if accumulation(dtype) != dtype:
+        x, y = (graph.add_node("cast", [v], {"dtype": accumulation(dtype)}).result for v in (x, y))
+    product = graph.add_node("mul", [x, y]).result
+    total = graph.add_node("sum", [product], {"dims": tuple(range(-len(bound), 0))}).result
+    if total.dtype != dtype:
+        total = graph.add_node("cast", [total], {"dtype": dtype}).result
+    return graph.add_node("reshape", [total], {"shape": node.result.shape}).result
+
+
+def _label_sizes(node: Node, terms: list[str]) -> dict[str, Size]:
+    pairs = zip(terms, node.operands, strict=True)
+    return {label: n for term, v in pairs for label, n in zip(term, v.shape, strict=True)}
+
+
+def _aligned(graph: Graph, value: Value, term: str, labels: str, sizes: dict[str, Size]) -> Value:
+    """An operand with a dim for each of these labels, of size 1 where it has none; those that it loses have size 1."""
+    kept = [d for d in range(len(term)) if term[d] in labels]
+    order = sorted(kept, key=lambda d: labels.index(term[d]))
+    if order != kept:
+        dropped = [d for d in range(len(term)) if d not in kept]
+        value = graph.add_node("permute", [value], {"dims": (*order, *dropped)}).result
+    shape = tuple(sizes[label] if label in term else 1 for label in labels)
+    return value if same_shape(value.shape, shape) else graph.add_node("reshape", [value], {"shape": shape}).result
+
+
 _POINTWISE = (
     "add", "sub", "mul", "div", "maximum", "minimum", "neg", "exp", "tanh", "sigmoid", "erf", "cast", "rsqrt", "where",
     "sqrt", "reciprocal", "pow",
@@ -256,6 +304,8 @@ def flattened_operands(graph: Graph, node: Node) -> Value | None:
 
 RULES = (
     canonical_labels,
+    single_terms,
+    single_columns,
     permuted_operand,
     rows_first,
     permuted_result,

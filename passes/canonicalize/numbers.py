@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import BOOL, F16, F32, F64, DType
+from fusec.ir.types import BOOL, F16, F32, F64, U8, DType
 from fusec.rewriting.driver import simplifies
 
 Number = float | int | bool
@@ -30,11 +30,12 @@ def number_of(value: Value) -> Number | None:
 
 
 def rounded(value: Number, dtype: DType) -> Number:
-    """The nearest number of the element type, halves to even; infinite where it overflows."""
+    """The nearest number of the element type, halves to even; beyond it infinity, or for integers the remainder."""
     if dtype == BOOL:
         return bool(value)
     if dtype.kind == "int":
-        return int(value)
+        least = 0 if dtype == U8 else -(1 << 8 * dtype.bytes - 1)
+        return (int(value) - least) % (1 << 8 * dtype.bytes) + least
     value = float(value)
     if dtype == F64 or not math.isfinite(value):
         return value

@@ -1,6 +1,7 @@
 """Slices and concatenations that undo each other."""
 
 from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, same_shape, same_size, simplify
 from fusec.rewriting.driver import simplifies
 
@@ -49,6 +50,51 @@ def _at_most(a: Size, b: Size) -> bool:
     """Whether a ≤ b for all values of the symbols."""
     difference = simplify(b - a)
     return difference >= 0 if isinstance(difference, int) else bool(difference.is_nonnegative)
+
+
+@simplifies("slice")
+def slice_of_computed(graph: Graph, node: Node) -> Value | None:
+    """What is computed for one slice of it only is computed from slices: of the last token alone, say."""
+    inner, dim = _computed_for(graph, node), node.attributes["dim"]
+    if inner is None or not inner.has(Trait.POINTWISE | Trait.REDUCTION) or dim in inner.attributes.get("dims", ()):
+        return None
+    n = inner.result.shape[dim]
+    return _of_slices(graph, inner, node, [dim if _has(v, dim, n) else 0 for v in inner.operands])
+
+
+@simplifies("slice", exact=False)
+def slice_of_product(graph: Graph, node: Node) -> Value | None:
+    """A matrix product that is computed for one slice of it only is a product of slices."""
+    inner = _computed_for(graph, node)
+    if inner is None or not inner.has(Trait.CONTRACTION):
+        return None
+    terms, out = split_spec(inner.attributes["spec"])
+    label = out[node.attributes["dim"]]
+    return _of_slices(graph, inner, node, [term.index(label) - len(term) if label in term else 0 for term in terms])
+
+
+def _computed_for(graph: Graph, node: Node) -> Node | None:
+    """What computes a value of which nobody reads more than this slice."""
+    (x,) = node.operands
+    return x.producer if len(x.users) == 1 and x not in graph.outputs else None
+
+
+def _has(value: Value, dim: int, size: Size) -> bool:
+    """Whether the value is not broadcast along this dim."""
+    return -dim <= len(value.shape) and same_size(value.shape[dim], size)
+
+
+def _of_slices(graph: Graph, inner: Node, like: Node, dims: list[int]) -> Value:
+    """A computation on slices of its operands along these dims; 0 where an operand stays whole."""
+    operands = [_part(graph, v, like, dim) if dim else v for v, dim in zip(inner.operands, dims, strict=True)]
+    return graph.add_node(inner.op.name, operands, dict(inner.attributes)).result
+
+
+def _part(graph: Graph, value: Value, like: Node, dim: int) -> Value:
+    """The same slice of another value; the one that there is, so that its last reader is known as such."""
+    at = like.attributes | {"dim": dim}
+    there = (u.result for u in value.users if u.is_op("slice") and u.attributes == at)
+    return next(there, None) or _slice(graph, value, dim, at["start"], at["stop"], at["step"])
 
 
 @simplifies("concat")
@@ -184,6 +230,8 @@ RULES = (
     concat_of_all_slices,
     slice_of_slice,
     slice_of_concat,
+    slice_of_computed,
+    slice_of_product,
     concat_of_one,
     concat_of_concat,
     concat_of_permuted,

@@ -47,7 +47,7 @@ def _roots(values: list[Value]) -> set[Node]:
     for value in values:
         while value.producer is not None:
             found.add(value.producer)
-            if not value.producer.has(Trait.VIEW) or value.producer.is_op("concat"):
+            if not value.producer.is_alias:
                 break
             value = value.producer.operands[0]
     return found
@@ -60,4 +60,4 @@ def _written(graph: Graph) -> set[Node]:
 
 def _returned(graph: Graph) -> set[Node]:
     """What makes the storage of outputs."""
-    return {n for n in _roots(graph.outputs) if not n.has(Trait.VIEW) or n.is_op("concat")}
+    return {n for n in _roots(graph.outputs) if not n.is_alias}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fusec.analysis.memory import flops, moved_bytes
+from fusec.analysis.memory import flops, is_attention, is_lookup, moved_bytes, touched_bytes
 from fusec.ir.graph import Graph, Node
-from fusec.ir.types import F32, I64, DType, TensorType, contiguous_strides, symbol
+from fusec.ir.types import F32, I64, DType, ScalarType, TensorType, contiguous_strides, symbol
 
 
 def tensor(dtype: DType, *shape: int) -> TensorType:
@@ -61,3 +61,38 @@ def test_opaque_products_count_their_arithmetic() -> None:
     bias, x, weight = tensor(F32, 11), tensor(F32, 6, 7), tensor(F32, 7, 11)
     assert flops(opaque("aten.addmm.default", (bias, x, weight), tensor(F32, 6, 11))) == 2 * 6 * 7 * 11
     assert flops(opaque("aten.sort.default", (x,), tensor(F32, 6, 7))) == 0
+
+
+def test_arithmetic_of_one_operation() -> None:
+    graph = Graph()
+    x, y = graph.add_input(tensor(F32, 6, 7)), graph.add_input(tensor(F32, 5, 7))
+    exp = graph.add_node("exp", (x,))
+    assert flops(exp) == 6 * 7 * exp.op.cost and exp.op.cost > 1
+    assert flops(graph.add_node("sum", (x,), {"dims": (-1,)})) == 6 * 7
+    assert flops(graph.add_node("contraction", (x, y), {"spec": "az,bz->ab"})) == 2 * 6 * 5 * 7
+    assert flops(graph.add_node("reshape", (x,), {"shape": (42,)})) == 0
+    body = Graph()
+    inner = body.add_node("exp", (body.add_input(x.type),)).result
+    body.set_outputs([body.add_node("sum", (inner,), {"dims": (-1,)}).result])
+    region = graph.add_node("region", (x,), {"kind": "kernel", "body": body}, types=[tensor(F32, 6, 1)])
+    assert flops(region) == 6 * 7 * exp.op.cost + 6 * 7
+
+
+def test_a_call_of_attention_counts_both_products() -> None:
+    query, key, value = tensor(F32, 2, 3, 5, 7), tensor(F32, 2, 3, 11, 7), tensor(F32, 2, 3, 11, 13)
+    call = opaque("aten.scaled_dot_product_attention.default", (query, key, value), tensor(F32, 2, 3, 5, 13))
+    assert flops(call) == 2 * (2 * 3) * 5 * 11 * (7 + 13)
+    assert is_attention(call) and not is_lookup(call) and moved_bytes(call) > 0
+
+
+def test_a_write_moves_what_it_writes() -> None:
+    graph = Graph()
+    cache, row, place = (graph.add_input(t) for t in (tensor(F32, 50, 8), tensor(F32, 1, 8), tensor(I64, 1)))
+    write = graph.add_node("write", (cache, row, place), {"dim": -2})
+    assert moved_bytes(write) == 2 * 8 * 4 and flops(write) == 0
+
+
+def test_what_is_no_tensor_has_no_bytes() -> None:
+    graph = Graph()
+    assert touched_bytes(graph.add_input(ScalarType("int", None))) == 0
+    assert moved_bytes(graph.constant(1.0, F32).producer) == 0

@@ -99,8 +99,33 @@ def test_a_cache_is_written_in_place(backend: Any) -> None:
             torch.testing.assert_close(compiled(x, positions[0]), plain(x, positions[1]))
             same((cached.rows, positions[0]), (plain.rows, positions[1]))
     assert cached.rows.data_ptr() == storage
-    writes = [n for n in dynamo.compiled_graphs()[0].graph.nodes if n.is_op("write")]
+    graph = dynamo.compiled_graphs()[0].graph
+    writes = [n for r in graph.nodes for n in (r.body if r.is_op("region") else [r]) if n.is_op("write")]
     assert sorted(len(n.operands) for n in writes) == [2, 3]
+
+
+def test_a_place_outside_of_a_cache_or_table_raises(backend: Any) -> None:
+    def step(rows: Tensor, x: Tensor, position: Tensor) -> Tensor:
+        rows.index_copy_(0, position, x.exp())
+        return rows.sum()
+
+    def rows(table: Tensor, ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, table).exp()
+
+    for function in (step, rows):
+        compiled = torch.compile(function, backend=backend)
+        for place in (2, 8, -1):
+            table = torch.randn(8, 4)
+            kept, index = table.clone(), torch.tensor([0, place])
+            arguments = (table, torch.randn(2, 4), index) if function is step else (table, index)
+            with torch.no_grad():
+                if place == 2:
+                    compiled(*arguments)
+                    continue
+                with pytest.raises(IndexError):
+                    compiled(*arguments)
+            if getattr(backend, "__name__", "") != "eager":
+                assert torch.equal(table[1:], kept[1:])
 
 
 def test_a_slice_of_a_cache_is_written_in_place(backend: Any) -> None:

@@ -8,8 +8,10 @@ import pytest
 import sympy
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as config
 from torch.nn import functional as F
 
+from fusec.codegen.cpp.target import CppTarget
 from fusec.codegen.kernel import Loop, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
@@ -73,6 +75,28 @@ def shared_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return by_hand(q, k, v, mask)
 
 
+def with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A logit per head joins the scores, and what it takes of the weights is dropped."""
+    sinks = k[0, :, 0, 0].reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+    scores = torch.cat([q @ k.transpose(-1, -2) * SCALE + mask, sinks], -1)
+    scores = scores - scores.max(-1, keepdim=True).values
+    return torch.softmax(scores, -1, dtype=scores.dtype)[..., :-1].to(v.dtype) @ v
+
+
+def sinks_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    sinks = k[0, :, 0, 0].reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+    scores = torch.cat([sinks, q @ k.transpose(-1, -2) * SCALE + mask], -1)
+    return torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)[..., 1:] @ v
+
+
+def one_more(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A softmax with 1 added to the sum, so that a row may look at nothing."""
+    scores = (q @ k.transpose(-1, -2) * SCALE + mask).float()
+    shift = scores.amax(-1, keepdim=True).clamp(min=0)
+    exponential = torch.exp(scores - shift)
+    return (exponential / (torch.exp(-shift) + exponential.sum(-1, keepdim=True))).to(v.dtype) @ v
+
+
 def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
@@ -91,6 +115,7 @@ def call_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 SPELLINGS: list[Callable[..., Tensor]] = [
     by_hand, scaled_query, einsum, softmax_by_hand, filled, soft_capped, linear_bias, triangle, window, shared_keys,
+    with_sinks, sinks_first, one_more,
     call, call_masked, call_causal, call_shared,
 ]  # fmt: skip
 
@@ -136,14 +161,38 @@ def test_every_length(queries: int, keys: int) -> None:
     assert passes(by_hand, result, inputs)
 
 
-def test_lengths_that_change_share_a_kernel() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("queries", [1, 7])
+def test_a_single_key_is_one_kernel_without_products(queries: int, dtype: torch.dtype) -> None:
+    inputs = sample(queries, 1, dtype)
+    for spelling in (by_hand, call, call_masked, call_shared, shared_keys, with_sinks):
+        result = compiled(spelling, inputs)
+        assert len(kernels(result)) == 1 and not any(s.name in ("bmm", "mm") for s in result.program.steps)
+        assert passes(spelling, result, inputs)
+    q, k, v, mask = inputs
+    mask[0] = -math.inf
+    mask[1, 0, 0] = math.nan
     torch._dynamo.reset()
-    fast = torch.compile(triangle, backend=backend, options={"strict": True})
+    for spelling in (by_hand, call, call_masked):
+        with torch.no_grad():
+            got = torch.compile(spelling, backend=backend, options={"strict": True})(q, k, v, mask)
+        torch.testing.assert_close(got, spelling(q, k, v, mask), equal_nan=True)
+    assert all(len(kernels(result)) == 1 for result in compiled_graphs())
+
+
+def only_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return with_sinks(q, k, v, q.new_zeros(()))
+
+
+@pytest.mark.parametrize("spelling", [triangle, only_sinks], ids=lambda f: f.__name__)
+def test_lengths_that_change_share_a_kernel(spelling: Callable[..., Tensor]) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(spelling, backend=backend, options={"strict": True})
     for lengths in ((40, 50), (7, 130), (200, 3), (64, 64)):
         inputs = sample(*lengths)
         for x in inputs[:3]:
             torch._dynamo.mark_dynamic(x, 2)
-        want, exact = triangle(*inputs), triangle(*(x.double() for x in inputs))
+        want, exact = spelling(*inputs), spelling(*(x.double() for x in inputs))
         with torch.no_grad():
             assert compare_outputs(want, fast(*inputs), exact).passed
     (result,) = compiled_graphs()
@@ -158,7 +207,9 @@ def test_as_many_keys_as_a_head_is_wide() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(40, 40), (5, 100), (70, 200)], ids=str)
-@pytest.mark.parametrize("spelling", [by_hand, filled, call, call_masked, triangle], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "spelling", [by_hand, filled, call, call_masked, triangle, with_sinks, one_more], ids=lambda f: f.__name__
+)
 def test_masked_rows_infinities_and_nan(spelling: Callable[..., Tensor], lengths: tuple[int, int]) -> None:
     q, k, v, mask = sample(*lengths)
     mask[0, 0, 1] = -math.inf
@@ -247,6 +298,78 @@ def check_that_hidden_blocks_are_not_read(
     assert kernels(result)[-1] == "attention"
 
 
+def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize("heads, queries, cores, shares", [(1, 1, 2, 2), (1, 3, 8, 4), (3, 2, 4, 4), (3, 1, 6, 2)])
+def test_keys_are_dealt_out_where_heads_are_few(
+    heads: int, queries: int, cores: int, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CppTarget, "cores", cores)
+    q, k, v, mask = sample(queries, 2300)
+    q, k, v, mask = q[:1].repeat(1, heads, 1, 1), k[:1, :1], v[:1, :1], mask[:1]
+    k, v = (x * torch.arange(1, heads + 1).reshape(1, heads, 1, 1) for x in (k, v))
+    mask[..., 600:1100] = mask[..., 2050:] = mask[..., 0, :300] = -math.inf
+    torch._dynamo.reset()
+    fast = torch.compile(one_head, backend=backend, options={"strict": True})
+    with torch.no_grad():
+        got = fast(q, k, v, mask)
+        exact = one_head(q.double(), k.double(), v.double(), mask.double())
+        assert compare_outputs(one_head(q, k, v, mask), got, exact).passed
+        for special in (-math.inf, math.nan, math.inf):
+            mask[..., 0, 256 if special == special else 2000] = special
+            mask[..., -1, :] = -math.inf
+            want = one_head(q, k, v, mask)
+            torch.testing.assert_close(fast(q, k, v, mask), want, atol=2e-6, rtol=1e-5, equal_nan=True)
+    ((kernel,),) = [result.program.kernels.values() for result in compiled_graphs()]
+    assert [s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "share"] == [shares, shares]
+
+
+def test_sinks_join_what_was_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CppTarget, "cores", 4)
+    inputs = tuple(x[:1, :1] for x in sample(2, 2300))
+    result = compiled(with_sinks, inputs)
+    assert kernels(result) == ["attention"] and passes(with_sinks, result, inputs)
+    (kernel,) = result.program.kernels.values()
+    assert any(isinstance(s, Loop) and s.axis == "share" for s in walk(kernel.body))
+
+
+def test_keys_that_grow_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CppTarget, "cores", 4)
+    torch._dynamo.reset()
+    fast = torch.compile(by_hand, backend=backend, options={"strict": True})
+    for length in (300, 2300, 7):
+        q, k, v, mask = (x[:1, :1] for x in sample(1, length))
+        for x, dim in ((k, 2), (v, 2), (mask, 3)):
+            torch._dynamo.mark_dynamic(x, dim)
+        want, exact = by_hand(q, k, v, mask), by_hand(q.double(), k.double(), v.double(), mask.double())
+        with torch.no_grad():
+            assert compare_outputs(want, fast(q, k, v, mask), exact).passed
+    ((kernel,),) = [result.program.kernels.values() for result in compiled_graphs()]
+    assert any(isinstance(s, Loop) and s.axis == "share" for s in walk(kernel.body))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_a_growing_cache_is_read_where_it_is_put_together(masked: bool) -> None:
+    def step(q: Tensor, k: Tensor, v: Tensor, caches: list[Tensor], mask: Tensor | None) -> tuple[Tensor, ...]:
+        k, v = (torch.cat([old, new], 2) for old, new in zip(caches, (k, v), strict=True))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask), k, v
+
+    torch._dynamo.reset()
+    fast = torch.compile(step, backend=backend, options={"strict": True})
+    for length in (20, 21, 300):
+        q, k, v, mask = sample(1, length + 1)
+        v = v[..., :32]  # ATen does not compare the lengths of keys and values of one width
+        inputs = q, k[:, :, :1], v[:, :, :1], [k[:, :, 1:], v[:, :, 1:]], mask if masked else None
+        with torch.no_grad(), config.patch(use_duck_shape=False):  # or equal lengths would be one symbol to Dynamo
+            got = fast(*inputs)
+        for a, b in zip(got, step(*inputs), strict=True):
+            torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
+    for result in compiled_graphs():
+        assert kernels(result)[-1] == "attention" and len(kernels(result)) == 3
+
+
 @pytest.mark.parametrize("queries", [1, 5, 70])
 def test_nothing_is_seen_at_all(queries: int) -> None:
     q, k, v, _ = sample(queries, 600)
@@ -255,6 +378,44 @@ def test_nothing_is_seen_at_all(queries: int) -> None:
     for spelling, mask in ((call, hidden), (call, hidden > 0), (by_hand, hidden), (call, minimum), (by_hand, minimum)):
         (got,) = compiled(spelling, (q, k, v, mask)).program([q, k, v, mask])
         torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
+
+
+def relative_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Scores that a second product is added to, of the queries and what their distance from a key is known by."""
+    distance = torch.arange(q.shape[2])[:, None, None] - torch.arange(k.shape[2])[:, None]
+    known = torch.cos(distance * 0.01 * torch.arange(q.shape[3])).to(q.dtype)
+    return softmaxed((q @ k.transpose(-1, -2) + torch.einsum("bhid,ijd->bhij", q, known)) * SCALE, v)
+
+
+def windows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Keys and values of a window that lie in a square, as arithmetic before left them."""
+    q, k, v = (torch.tanh(x.reshape(2, 2, 4, 5, -1)).reshape(2, 2, 20, -1) for x in (q, k, v))
+    return softmaxed(q @ k.transpose(-1, -2) * SCALE, v)
+
+
+def single_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    q, k, v = (torch.tanh(x[0, 0]) for x in (q, k, v))
+    return softmaxed(q @ k.transpose(-1, -2) * SCALE, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", [relative_keys, windows, single_head], ids=lambda f: f.__name__)
+def test_what_is_computed_before_stays_outside(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    inputs = sample(20, 20, dtype)
+    result = compiled(function, inputs)
+    assert kernels(result)[-1] == "attention"
+    assert passes(function, result, inputs)
+
+
+def test_a_layer_with_a_softmax_in_it_is_none() -> None:
+    def layer(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return torch.softmax(x @ first, -1) @ second
+
+    inputs = (torch.randn(20, 32), torch.randn(32, 40), torch.randn(40, 8))
+    result = compiled(layer, inputs)
+    assert "attention" not in kernels(result)
+    reasons = [r.reason for r in result.remarks.of("missed") if r.subject == "attention"]
+    assert reasons == ["its keys or values are weights that all rows share"]
 
 
 def with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -290,6 +451,8 @@ def test_what_is_no_attention_stays_right(function: Callable[..., Any]) -> None:
     inputs = sample(20, 40)
     result = compiled(function, inputs)
     assert "attention" not in kernels(result) or function is twice
+    if function is not twice:
+        assert [r.reason for r in result.remarks.of("missed") if r.subject == "attention"]
     given = function(*inputs)
     for got, want in zip(result.program(list(inputs)), given if isinstance(given, tuple) else (given,), strict=True):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
@@ -331,3 +494,27 @@ def test_a_call_and_its_spelling_are_compared(
     (result,) = compiled_graphs()
     assert ("attention" in kernels(result)) != planted
     assert bool(result.remarks.of("failure")) == planted
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((2, 18, 32), (2, 19, 32), (2, 19, 48)),
+        ((3, 2, 4, 18, 32), (3, 2, 4, 19, 32), (3, 2, 4, 19, 48)),
+    ],
+    ids=["no heads", "two batches"],
+)
+def test_calls_of_any_rank(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    inputs = (torch.randn(q), torch.randn(k), torch.randn(v))
+    result = compiled(F.scaled_dot_product_attention, inputs)
+    assert kernels(result)[-1] == "attention" and not any(step.kind == "aten" for step in result.program.steps)
+    assert passes(F.scaled_dot_product_attention, result, inputs)
+
+
+def test_nothing_is_verified_unless_it_is_asked_for() -> None:
+    inputs = sample(18, 19)
+    graph = trace(call, inputs, symbolic=False)
+    for verify in (False, True):
+        records = compile_graph(graph, Config(strict=True, verify=verify)).records
+        assert sum(record.applications for record in records) > 0
+        assert sum(record.verified for record in records) == verify * sum(record.applications for record in records)

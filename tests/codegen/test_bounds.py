@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import sympy
 
-from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.bounds import size_limits, unproven_accesses
 from fusec.codegen.kernel import Buffer, Kernel, Load, Loop
-from fusec.ir.types import F32
+from fusec.ir.graph import Graph
+from fusec.ir.types import F32, TensorType
 from tests.codegen.tile_programs import (
     ROW,
     J,
@@ -78,3 +79,18 @@ def test_limits_of_symbols_count():
     assert unproven_accesses(kernel)
     assert not unproven_accesses(kernel, {"s0": 512})
     assert unproven_accesses(kernel, {"s0": 513})
+
+
+def test_a_slice_up_to_a_symbol_limits_it():
+    body = Graph()
+    tables = [body.add_input(TensorType(F32, (n, 8), (8, 1))) for n in (512, 256)]
+    cut = [body.add_node("slice", [t], {"dim": -2, "start": 0, "stop": S, "step": 1}).result for t in tables]
+    other = body.add_node("slice", [cut[0]], {"dim": -1, "start": 0, "stop": 4, "step": 1}).result
+    body.set_outputs([*cut, other])
+    assert size_limits(body) == {"s0": 256}
+
+
+def test_remainders_stay_below_their_divisor():
+    rest = sympy.Mod(S, 4)
+    assert not unproven_accesses(loads(rest, 4))
+    assert unproven_accesses(loads(rest, 3))

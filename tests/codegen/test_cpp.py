@@ -15,7 +15,7 @@ from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Index, Init, K
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Source
-from fusec.ir.types import BF16, BOOL, F16, F32, F64, I64, DType, symbol
+from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I64, U8, DType, symbol
 
 LANES = 16
 THEIRS = {F32: torch.float32, F64: torch.float64, BF16: torch.bfloat16, F16: torch.float16, I64: torch.int64}
@@ -232,6 +232,19 @@ LITERALS: list[tuple[float, DType, str]] = [
     (-3, I64, "int64_t(-3)"),
     (0.1, F64, "0.1"),
     (float("nan"), F64, '__builtin_nan("")'),
+    (float("nan"), F32, '__builtin_nanf("")'),
+    (-(2**63), I64, "int64_t((-9223372036854775807LL - 1))"),
+    (2**63 - 1, I64, "int64_t(9223372036854775807LL)"),
+    (-(2**31), I64, "int64_t(-2147483648LL)"),
+    (2**31 - 1, I64, "int64_t(2147483647)"),
+    (300, I8, "int8_t(44)"),
+    (200, I8, "int8_t(-56)"),
+    (-1, U8, "uint8_t(255)"),
+    (1e30, F32, "1e+30f"),
+    (1e39, F64, "1e+39"),
+    (-1e39, BF16, "-__builtin_inff()"),
+    (float("-inf"), F64, "-__builtin_inf()"),
+    (0, BOOL, "false"),
 ]
 
 

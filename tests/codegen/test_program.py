@@ -126,19 +126,20 @@ def test_an_input_with_other_strides_is_copied() -> None:
     torch.testing.assert_close(program([data])[0], data.exp())
 
 
-def test_writes_change_the_input_and_copies_do_not_miss_them() -> None:
+@pytest.mark.parametrize(("function", "steps"), [("exp", ["kernel", "kernel"]), (None, ["write", "kernel"])])
+def test_writes_change_the_input_and_copies_do_not_miss_them(function: str | None, steps: list[str]) -> None:
     graph = Graph("cache")
     cache, rows, index = tensor(graph, 1, 8, 4), tensor(graph, 1, 2, 4), tensor(graph, 2, dtype=I64)
-    new = graph.add_node("exp", [rows]).result
+    new = graph.add_node(function, [rows]).result if function else rows
     written = graph.add_node("write", [cache, new, index], {"dim": -2}).result
     graph.set_outputs([graph.add_node("add", [written, written]).result])
     program, _ = compiled(graph)
-    assert "write" in kinds(program)
+    assert kinds(program) == steps
     data, update, at = torch.zeros(1, 8, 4), torch.randn(1, 2, 4), torch.tensor([3, 5])
     pointer = data.data_ptr()
     (found,) = program([data, update, at])
     assert data.data_ptr() == pointer
-    torch.testing.assert_close(data[:, [3, 5]], update.exp())
+    torch.testing.assert_close(data[:, [3, 5]], update.exp() if function else update)
     torch.testing.assert_close(found, data + data)
 
 
@@ -159,6 +160,16 @@ def test_outputs_never_share_memory_with_inputs_constants_or_each_other() -> Non
             output.zero_()
         assert data.abs().sum() > 0
     assert len({o.data_ptr() for o in outputs}) == 4
+
+
+def test_a_view_that_has_to_be_copied_is_a_kernel() -> None:
+    graph = Graph()
+    part = graph.add_node("slice", [tensor(graph, 8, 16)], {"dim": -1, "start": 1, "stop": 3, "step": 1}).result
+    graph.set_outputs([graph.add_node("reshape", [part], {"shape": (16,)}).result])
+    program, context = compiled(graph)
+    assert kinds(program) == ["kernel"] and not context.remarks.of("failure")
+    x = torch.randn(8, 16)
+    assert torch.equal(program([x])[0], x[:, 1:3].reshape(-1))
 
 
 def test_opaque_calls_with_lists_tuples_and_numbers() -> None:

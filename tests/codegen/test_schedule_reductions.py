@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from fusec.analysis.affine import Axis
+from fusec.codegen.bounds import accesses, unproven_accesses
+from fusec.codegen.kernel import Loop, walk
+from fusec.codegen.schedule import schedule_region
 from fusec.codegen.schedule.chains import Run, chained
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
@@ -91,3 +94,25 @@ def test_comparisons_of_half_values_see_them_rounded() -> None:
     values = [torch.randn(6, 40).bfloat16() * 30, torch.randn(6, 40).bfloat16()]
     for found, expected in zip(run(list(values)), evaluate(body, values), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_what_is_dear_is_kept_once_for_each_column() -> None:
+    body = Body()
+    e = body.do("exp", x := body.tensor(6, 300))
+    y = body.do("div", e, body.do("sum", e, dims=(-1,)))
+    body.set_outputs([y])
+    assert x.shape == (6, 300)
+    region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[y.type])
+    kernel = schedule_region(region, "k", 16, False)
+    assert [b.numel for b in kernel.buffers if b.role == "scratch"] == [300]
+    assert all(a.statement.offset.free_symbols for a in accesses(kernel)) and not unproven_accesses(kernel)
+
+
+@pytest.mark.parametrize(("columns", "lanes"), [(5, 8), (300, 512), (512, 512), (40000, 16384)])
+def test_a_tile_that_may_hold_a_row_is_no_wider(columns: int, lanes: int) -> None:
+    body = Body()
+    x = body.tensor(6, columns)
+    body.set_outputs([body.do("div", x, body.do("max", x, dims=(-1,)))])
+    region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[x.type])
+    kernel = schedule_region(region, "k", 1024, True)
+    assert {loop.step for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile"} == {lanes}

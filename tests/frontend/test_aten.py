@@ -227,6 +227,22 @@ def test_convolutions() -> None:
     x, w, b = torch.randn(2, 3, 9, 8), torch.randn(5, 3, 4, 4), torch.randn(5)
     check(lambda x, w, b: F.conv2d(x, w, b, stride=4), x, w, b)
     check(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), x, w, b, opaque=True)
+    x, w, b = torch.randn(3, 5, 11), torch.randn(7, 5, 2), torch.randn(7)
+    check(lambda x, w, b: (F.conv1d(x, w, b, stride=2), F.conv1d(x, w, stride=2)), x, w, b)
+    check(lambda x, w, b: F.conv1d(x, w, b), x, w, b, opaque=True)
+    check(lambda x, w: F.conv3d(x, w, stride=(2, 1, 3)), torch.randn(2, 3, 4, 5, 7), torch.randn(5, 3, 2, 1, 3))
+
+
+def test_updates_under_a_mask() -> None:
+    x, mask = torch.randn(3, 4, 5), torch.rand(3, 4) > 0.5
+
+    def fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+        return torch.index_put(x, (mask,), value)
+
+    for value in (torch.zeros(()), torch.full((1,), 2.0), torch.tensor(torch.nan)):
+        check(fill, x, mask, value, symbolic=True)
+    check(fill, x, torch.tensor([0, 2]), torch.zeros(()), opaque=True)
+    check(lambda x, m: torch.index_put(x, (m,), torch.ones(()), accumulate=True), x, mask, opaque=True)
 
 
 VIEWS: dict[str, Callable[[Tensor], Any]] = {
@@ -282,6 +298,7 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     "glu": lambda x: F.glu(x),
     "loss": lambda x: (F.mse_loss(x, x * 2), F.smooth_l1_loss(x, x * 3)),
     "norms": lambda x: (torch.linalg.vector_norm(x, dim=-1), F.normalize(x, dim=-1)),
+    "weight norm": lambda x: torch._weight_norm(x, x[:, :1], 0),
     "dropout": lambda x: F.dropout(x, 0.5, training=False),
 }  # fmt: skip
 
@@ -308,7 +325,6 @@ def test_the_loss_of_a_language_model() -> None:
 
 
 OPAQUE: dict[str, Callable[..., Any]] = {
-    "aten.embedding.default": lambda x, i: F.embedding(i, x),
     "aten.index.Tensor": lambda x, i: (x[i], x[:, i % 3]),
     "aten.topk.default": lambda x, i: torch.topk(x, 2),
     "aten.sort.default": lambda x, i: torch.sort(x, descending=True),
@@ -321,6 +337,16 @@ OPAQUE: dict[str, Callable[..., Any]] = {
         x[None], x[None], x[None], is_causal=True, scale=0.3
     ),
 }
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, i: F.embedding(i, x),
+    lambda x, i: F.embedding(i.int()[:, None], x, padding_idx=1),
+    lambda x, i: F.embedding(i[0], x),
+    lambda x, i: (x.index_select(0, i), x.index_select(-1, i), x[0].index_select(0, i[2])),
+])  # fmt: skip
+def test_lookups(function: Callable[..., Any]) -> None:
+    check(function, torch.randn(4, 4), torch.tensor([2, 0, 1, 1]), symbolic=True)
 
 
 @pytest.mark.parametrize("target", OPAQUE)

@@ -1,5 +1,6 @@
 """Canonicalisation: each rule keeps the meaning, leaves what would change a bit, and gives one form."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from fusec.passes.canonicalize import RULES, normalize
 from fusec.passes.canonicalize.contractions import canonical_spec
 from fusec.passes.canonicalize.numbers import rounded
 from fusec.pipeline import Context
-from fusec.rewriting.driver import simplify_graph
+from fusec.rewriting.driver import simplifies, simplify_graph
 from fusec.verify.interpreter import evaluate
 from fusec.verify.rewrites import check_rewrite
 from tests.random_graphs import graphs
@@ -146,6 +147,19 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%a: f32[3, 9] = concat(%x, %y) {dim=-1}\n%r: f32[3, 2] @(9, 1) = slice(%a) {dim=-1, start=5, stop=7, step=1}",
         ["slice"],
     ),
+    "slice-of-computed": (
+        "%x: f32[3, 7, 5], %y: f32[7, 1], %b: f32[5]",
+        "%m: f32[3, 7, 1] = sum(%x) {dims=(-1,)}\n%d: f32[3, 7, 5] = sub(%x, %m)\n"
+        "%f: f32[3, 7, 5] = mul(%d, %y)\n%a: f32[3, 7, 5] = add(%f, %b)\n"
+        "%r: f32[3, 1, 5] @(35, 5, 1) = slice(%a) {dim=-2, start=6, stop=7, step=1}",
+        ["slice", "sum", "sub", "slice", "mul", "add"],
+    ),
+    "slice-of-product": (
+        "%x: f32[3, 7, 4], %w: f32[5, 4]",
+        '%p: f32[3, 7, 5] = contraction(%x, %w) {spec="abz,cz->abc"}\n'
+        "%a: f32[3, 4, 5] @(35, 10, 1) = slice(%p) {dim=-2, start=0, stop=7, step=2}\n%r: f32[3, 4, 5] = exp(%a)",
+        ["slice", "contraction", "exp"],
+    ),
     "concat-of-one": ("%x: f32[3, 4]", "%a: f32[3, 4] = concat(%x) {dim=-1}\n%r: f32[3, 4] = exp(%a)", ["exp"]),
     "concat-of-concat": (
         "%x: f32[3, 4]",
@@ -212,6 +226,28 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%e: f32[3, 8] = concat(%c, %d) {dim=-1}\n%r: f32[3, 8] = exp(%e)",
         ["exp", "reshape"],
     ),
+    "single-terms": (
+        "%x: f32[2, 3, 1], %y: f32[2, 1, 5]",
+        '%r: f32[2, 3, 5] = contraction(%x, %y) {spec="abz,azc->abc"}',
+        ["mul"],
+    ),
+    "single-columns": (
+        "%x: f32[2, 3, 4], %y: f32[2, 1, 4]",
+        '%r: f32[2, 3, 1] = contraction(%x, %y) {spec="abz,acz->abc"}',
+        ["mul", "sum"],
+    ),
+    "single-elements": ("%x: f32[3, 1]", "%a: f32[3, 1] = max(%x) {dims=(-1,)}\n%r: f32[3, 1] = exp(%a)", ["exp"]),
+    "softmax-of-parts": (
+        "%x: f32[3, 4], %y: f32[3, 1]",
+        "%a: f32[3, 5] = concat(%x, %y) {dim=-1}\n%r: f32[3, 1] = max(%a) {dims=(-1,)}",
+        ["max", "maximum"],
+    ),
+    "slice-of-parts": (
+        "%x: f32[3, 4], %y: f32[3, 1]",
+        "%a: f32[3, 5] = concat(%y, %x) {dim=-1}\n%b: f32[3, 5] = exp(%a)\n"
+        "%r: f32[3, 4] @(5, 1) = slice(%b) {dim=-1, start=1, stop=5, step=1}",
+        ["exp"],
+    ),
     "flattened-rows": (
         "%x: f32[2, 3, 4], %w: f32[5, 4]",
         '%a: f32[6, 4] = reshape(%x) {shape=(6, 4)}\n%b: f32[6, 5] = contraction(%a, %w) {spec="az,bz->ab"}\n'
@@ -276,6 +312,17 @@ LEFT_ALONE = {
 @pytest.mark.parametrize("why", LEFT_ALONE)
 def test_what_would_change_a_bit_is_left(why: str) -> None:
     graph = row(LEFT_ALONE[why] + "\nreturn %r")
+    before = str(graph)
+    normalize(graph)
+    assert str(graph) == before
+
+
+def test_operands_that_were_flattened_in_different_dims_stay_flat() -> None:
+    graph = row(
+        "%a: f32[6, 6, 4] = reshape(%x) {shape=(6, 6, 4)}\n%b: f32[6, 6, 4] = reshape(%y) {shape=(6, 6, 4)}\n"
+        '%r: f32[6, 6] = contraction(%a, %b) {spec="abz,abz->ab"}\nreturn %r',
+        "%x: f32[2, 3, 6, 4], %y: f32[6, 2, 3, 4]",
+    )
     before = str(graph)
     normalize(graph)
     assert str(graph) == before
@@ -389,3 +436,15 @@ def test_a_rule_that_raises_is_left_out() -> None:
     simplify_graph(graph_of("one-over"), [Simplification("broken", ("div",), broken, True)], context)
     (failure,) = context.remarks.of("failure")
     assert "broken" in failure.message
+
+
+def test_a_wrong_rule_is_told_with_both_sides_in_order() -> None:
+    @simplifies("exp")
+    def negated(graph: Graph, node: Any) -> Any:
+        return graph.add_node("neg", [node.result]).result if not node.result.users else None
+
+    graph, context = row("%r: f32[3, 4] = exp(%x)\nreturn %r"), Context(Config(verify=True))
+    assert not simplify_graph(graph, [negated], context)
+    (failure,) = context.remarks.of("failure")
+    before, after = map(float, re.findall(r"\): (\S+) and (\S+?)(?:,|$)", failure.reason)[0])
+    assert before > 0 > after == -before

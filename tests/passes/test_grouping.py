@@ -1,16 +1,19 @@
 """What becomes one kernel, what does not, and why."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 
+from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
+from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import F32, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
 from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
+from fusec.remarks import Remark
 from tests.random_graphs import graphs
 
 
@@ -31,9 +34,9 @@ class Model(Graph):
         total = self.do("sum", self.do("mul", x, x), dims=(-1,))
         return self.do("mul", x, self.do("rsqrt", total))
 
-    def group(self, *outputs: Value) -> list[Node]:
+    def group(self, *outputs: Value, machine: Machine | None = None) -> list[Node]:
         self.set_outputs(outputs)
-        self.context = Context()
+        self.context = Context(machine=machine or assumed_cpu())
         Group().apply(self, self.context)
         verify_graph(self)
         return [n for n in self.nodes if n.has(Trait.REGION)]
@@ -84,6 +87,58 @@ def test_a_table_is_not_recomputed_for_every_head() -> None:
     assert "times over" in m.reasons()
 
 
+def rotated(heads: int, length: int) -> tuple[Model, Value]:
+    """Heads times the cosine of angles that all of them share."""
+    m = Model()
+    table = m.do("cos", m.tensor(1, length, 64))
+    return m, m.do("mul", m.tensor(heads, length, 64), table)
+
+
+def test_a_join_that_would_lose_is_not_made_and_says_by_how_much() -> None:
+    m, out = rotated(heads=16, length=100)
+    assert len(m.group(out)) == 2
+    cpu, table, rest = assumed_cpu(), 100 * 64 * 4, 2 * 16 * 100 * 64 * 4
+    cos, near = OPS["cos"].cost * 100 * 64 / cpu.peaks["vector f32"], cpu.cache_gb_s
+    apart = max(2 * table / near, cos) + (table + rest) / near + 1e3 * cpu.launch_us
+    together = max((table + rest) / near, 16 * cos + 16 * 100 * 64 / cpu.peaks["vector f32"])
+    assert f"{(together - apart) / 1e3:.3g} µs more in all, to move {2 * table} bytes less" in m.reasons()
+
+
+def test_what_is_cheaper_to_repeat_than_to_launch_is_repeated() -> None:
+    """Of two rows the cosines take less time, sixteen times over, than a kernel of their own."""
+    m, out = rotated(heads=16, length=2)
+    assert len(m.group(out)) == 1
+
+
+def test_the_same_question_may_have_another_answer_on_another_machine() -> None:
+    m, out = rotated(heads=16, length=100)
+    assert len(m.group(out, machine=CHIPS["a100"])) == 1  # arithmetic that hides behind the memory is free
+    slow = replace(assumed_cpu(), peaks={"vector f32": 0.1, "matrix f32": 0.1})
+    m, out = rotated(heads=16, length=2)
+    assert len(m.group(out, machine=slow)) == 2
+
+
+def test_a_kernel_says_what_it_saves() -> None:
+    m = Model()
+    h = m.do("exp", m.tensor(400, 640))
+    m.group(m.do("neg", h))
+    (remark,) = m.context.remarks.of("passed")
+    cpu, moved, numel = assumed_cpu(), 2 * 400 * 640 * 4, 400 * 640
+    one, other = OPS["exp"].cost * numel / cpu.peaks["vector f32"], numel / cpu.peaks["vector f32"]
+    near = moved / cpu.cache_gb_s
+    saved = max(near, one) + max(near, other) - max(near, one + other) + 1e3 * cpu.launch_us
+    assert remark.figures == {"bytes_saved": str(moved), "gain_us": round(saved / 1e3, 3)}
+
+
+def test_decisions_are_the_same_every_time() -> None:
+    def grouped() -> tuple[str, list[Remark]]:
+        m, out = rotated(heads=16, length=100)
+        m.group(m.norm(out))
+        return str(m), list(m.context.remarks)
+
+    assert grouped() == grouped()
+
+
 def test_a_kernel_never_waits_for_itself() -> None:
     m = Model()
     h = m.do("exp", m.tensor(8, 64))
@@ -105,10 +160,9 @@ def test_a_kernel_never_waits_for_one_that_reaches_behind_it() -> None:
 
 def test_a_kernel_never_waits_for_two_writes_in_turn() -> None:
     m = Model()
-    keys, values = m.tensor(8, 64), m.tensor(8, 64)
     key = m.do("exp", m.tensor(8, 64))
-    m.do("write", keys, key)
-    m.group(m.do("add", key, m.do("write", values, m.tensor(8, 64))))
+    first = m.do("write", m.tensor(8, 64), key)
+    m.group(m.do("add", key, m.do("write", first, m.tensor(8, 64))))
     assert "a kernel between them" in m.reasons()
 
 
@@ -131,12 +185,12 @@ def test_grouping_keeps_a_graph_whole(graph: Graph) -> None:
 def test_what_reads_a_cache_before_its_write_stays_before_it() -> None:
     m = Model()
     cache, new = m.tensor(8, 64), m.tensor(8, 64)
-    before = m.do("exp", cache)
+    before = m.do("sum", cache, dims=(-2,))
     written = m.do("write", cache, m.do("neg", new))
     regions = m.group(m.do("add", before, m.do("sin", written)))
     order = m.nodes
-    write = next(n for n in order if n.is_op("write"))
-    reader = next(r for r in regions if cache in r.operands)
+    write = next(r for r in regions if cache in r.written)
+    reader = next(r for r in regions if cache in r.operands and cache not in r.written)
     assert order.index(reader) < order.index(write)
 
 
@@ -152,3 +206,14 @@ def test_views_before_an_opaque_call_cost_nothing() -> None:
     x = m.do("exp", m.tensor(2, 8, 64))
     heads = m.do("permute", m.do("reshape", x, shape=(2, 8, 4, 16)), dims=(0, 2, 1, 3))
     assert len(m.group(m.call(heads))) == 1
+
+
+def test_only_a_softmax_between_products_makes_an_attention() -> None:
+    for missing in ("max", "exp"):
+        model = Model()
+        q, k, v = model.tensor(2, 18, 8), model.tensor(2, 19, 8), model.tensor(2, 19, 10)
+        scores = model.do("contraction", q, k, spec="abz,acz->abc")
+        shifted = scores if missing == "max" else model.do("sub", scores, model.do("max", scores, dims=(-1,)))
+        weights = model.do("tanh" if missing == "exp" else "exp", shifted)
+        model.group(model.do("contraction", weights, v, spec="abz,azc->abc"))
+        assert not any(r.subject == "attention" for r in model.context.remarks), missing

@@ -143,9 +143,9 @@ def compiled(layers: int = 2) -> Any:
     for node in after.nodes:
         if node.is_op("region"):
             name = node.attributes["label"]
-            steps.append(SimpleNamespace(kind="kernel", name=name, sources=node.sources))
+            steps.append(SimpleNamespace(kind="kernel", name=name, node=node))
             kernels[name], texts[name] = SimpleNamespace(formula="", name=name), text
         elif node.is_op("add"):
-            steps.append(SimpleNamespace(kind="interpreted", name="add", sources=node.sources))
+            steps.append(SimpleNamespace(kind="interpreted", name="add", node=node))
     program = SimpleNamespace(steps=tuple(steps), kernels=kernels, texts=texts)
     return SimpleNamespace(graph=after, imported=before, records=records, remarks=remarks, program=program)

@@ -445,7 +445,8 @@ function details() {
   add(el("span", { className: `tag ${r.category}`, textContent: r.category }), " ", marks.has(box.k) ? el("span", { className: "tag", textContent: marks.get(box.k) }) : "",
     el("h2", { textContent: r.label }), el("div", { className: "note", textContent: r.op === "region" ? "" : r.meaning }));
   const kernel = r.kernel !== undefined && report ? report.kernels[r.kernel] : null;
-  if (kernel) add(el("p", {}, el("b", { textContent: kernel.name }), el("span", { className: "note", textContent: `   ${[kernel.launches > 1 ? `one of ${kernel.launches} launches` : "", amount(kernel.bytes_each, "B"), amount(kernel.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })));
+  if (kernel) add(el("p", {}, el("b", { textContent: kernel.name }), el("span", { className: "note", textContent: `   ${[kernel.launches > 1 ? `one of ${kernel.launches} launches` : "", amount(kernel.bytes_each, "B"), amount(kernel.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })),
+    el("p", { className: "note", textContent: roofline(kernel) }));
   if (r.reason) add(el("p", { className: "note", textContent: r.reason }));
   add(el("h3", { textContent: "Values" }), el("table", {}, r.types.map((t, i) => el("tr", {}, el("td", { textContent: r.types.length > 1 ? `result ${i}` : "result" }), el("td", { textContent: t }))), operands.map((o, i) => endRow(`operand ${i}`, o))));
   const attributes = Object.entries(r.attributes);
@@ -459,12 +460,19 @@ function details() {
     add(el("h3", {}, "Kernel source", el("button", { className: "copy", textContent: "copy", onclick: () => navigator.clipboard && navigator.clipboard.writeText(kernel.source) })), code(kernel.source));
   }
 }
+const duration = us => us < 1000 ? `${Number(us.toPrecision(3))} µs` : `${Number((us / 1000).toPrecision(3))} ms`;
+function roofline(kernel) { // one launch against the limits of the machine
+  const r = kernel.roofline;
+  if (!r) return "";
+  const measured = r.measured_us === null ? "" : `measured ${duration(r.measured_us)} (${Number(r.gb_s.toPrecision(3))} GB/s, ${Number(r.gflop_s.toPrecision(3))} GFLOP/s), `;
+  return `${measured}predicted ${duration(r.predicted_us)}, bound by ${r.bound}; ${(100 * r.share).toFixed(0)} % of the limit of ${report.machine.name} (${report.machine.source})`;
+}
 const brief = name => name.replace(/^aten\.|\.default$/g, "");
 const lists = {
   Kernels() {
     const most = Math.max(1, ...report.kernels.map(k => k.bytes || 0));
     return report.kernels.map(k => row(k.kind, k.launches > 1 ? `${brief(k.name)}  ×${k.launches}` : brief(k.name), amount(k.bytes, "B"),
-      [k.kind === "generated" && k.fusions.length ? k.fusions.join(", ") : k.kind, amount(k.flops, "FLOP")].filter(Boolean).join(" · "), (k.bytes || 0) / most, k.nodes[0], k.nodes));
+      [k.kind === "generated" && k.fusions.length ? k.fusions.join(", ") : k.kind, amount(k.flops, "FLOP"), k.roofline ? `${duration(k.roofline.measured_us ?? k.roofline.predicted_us)}${k.launches > 1 ? " each" : ""}, ${k.roofline.bound}` : ""].filter(Boolean).join(" · "), (k.bytes || 0) / most, k.nodes[0], k.nodes));
   },
   Fallbacks() {
     return report.fallbacks.map(f => row("opaque", f.count > 1 ? `${brief(f.name)}  ×${f.count}` : brief(f.name), amount(f.bytes, "B"), [f.reason, ...f.sources.slice(0, 1)].filter(Boolean).join(" · "), null, f.nodes[0], f.nodes));

@@ -1,0 +1,75 @@
+"""``fusec machine``: what this machine can do at best, which predicted times and grouping go by."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusec.cli.terminal import note, reports, show, write_json
+
+if TYPE_CHECKING:
+    from fusec.analysis.machine import Machine
+
+machine = typer.Typer(
+    no_args_is_help=True, help="Measure what this machine can do at best, or show what compiles take it for."
+)
+
+
+@machine.command(name="show")
+@reports
+def show_machine(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
+    """Show the figures that compiles go by."""
+    from fusec.codegen import target_named
+    from fusec.config import Config
+
+    _write(target_named("cpp").machine(Config.from_environment()), as_json)
+
+
+@machine.command()
+@reports
+def measure(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
+    """Measure this machine, a few seconds long, and keep the figures for all compiles to come."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fusec.analysis.machine import store_machine
+    from fusec.config import Config
+    from fusec.debug.measurement import STEPS, measure_machine
+
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 1:
+        note(f"other processes keep the machine busy (load {os.getloadavg()[0]:.1f}): measure it again when it is idle")
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(STEPS))
+        found = measure_machine(
+            step=lambda name: bar.update(task, description=name, completed=STEPS.index(name), refresh=True)
+        )
+    path = store_machine(found, Config.from_environment())
+    _write(found, as_json)
+    note(f"written to {path}")
+
+
+@machine.command()
+@reports
+def forget(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
+    """Remove the figures of this processor: compiles take it for a modest one again."""
+    import torch
+
+    from fusec.analysis.machine import profile_path
+    from fusec.config import Config
+
+    path = profile_path(Config.from_environment(), torch.get_num_threads())
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    if as_json:
+        write_json({"removed": str(path) if there else None})
+    else:
+        typer.echo(f"removed {path}" if there else f"nothing to remove: there is no {path}")
+
+
+def _write(found: "Machine", as_json: bool) -> None:
+    from fusec.debug.tables import machine_table
+
+    if as_json:
+        write_json(found.to_json())
+    else:
+        show(machine_table(found))

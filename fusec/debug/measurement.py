@@ -1,0 +1,125 @@
+"""Measuring the machine: the figures of its profile, each the best of repeated runs."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fusec.analysis.machine import MEASURED, Machine, cpu_name
+from fusec.config import Config
+from fusec.ir.graph import Graph, Value
+from fusec.ir.ops import OPS
+from fusec.ir.types import F32, TensorType, contiguous_strides
+
+STEPS = ("memory", "cache", "matrix f32", "matrix bf16", "vector f32", "launch")
+FUNCTIONS = ("exp", "tanh", "sigmoid", "erf", "log", "rsqrt")
+"""What vector arithmetic is measured by, as kernels are full of it; multiplications alone are up to twice as fast."""
+
+
+def measure_machine(
+    megabytes: int = 256, size: int = 1024, seconds: float = 0.5, step: Callable[[str], None] = lambda name: None
+) -> Machine:
+    """Measure this machine with the threads that torch has; about six times ``seconds``, and two kernels to build.
+
+    Args:
+        megabytes: what is read to measure memory; more than any cache holds.
+        size: of the matrices.
+        seconds: for each figure.
+        step: called with the name of each figure before it is measured.
+    """
+    import torch
+
+    def product(dtype: torch.dtype) -> float:
+        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+        return 2 * size**3 / _best(lambda: a @ b, seconds) / 1e9
+
+    with torch.no_grad():
+        step("memory")
+        read = _read_gb_s(megabytes << 20, seconds)
+        step("cache")
+        cache = last_cache_bytes()
+        near = _read_gb_s(cache // 8, seconds) if cache else 0.0
+        peaks = {}
+        for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+            step(f"matrix {name}")
+            peaks[f"matrix {name}"] = product(dtype)
+        step("vector f32")
+        peaks["vector f32"] = _vector_gflop_s(seconds)
+        step("launch")
+        launch = _launch_us(seconds)
+    return Machine(cpu_name(), MEASURED, read, peaks, launch, cache, max(near, read), torch.get_num_threads())
+
+
+def last_cache_bytes() -> int:
+    """Size of the last cache before memory; 0 where the system does not say."""
+    levels = {}
+    for cache in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, size = ((cache / name).read_text().strip() for name in ("level", "size"))
+            levels[int(level)] = int(size.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(size[-1], 0)
+        except (OSError, ValueError):
+            continue
+    return levels[max(levels)] if levels else 0
+
+
+def _read_gb_s(size: int, seconds: float) -> float:
+    import torch
+
+    data = torch.ones(size // 4)
+    return data.nbytes / _best(lambda: torch.dot(data, data), seconds) / 1e9
+
+
+def _vector_gflop_s(seconds: float, elements: int = 1 << 17) -> float:
+    """Of a generated kernel that does hardly anything but arithmetic."""
+    import torch
+
+    def functions(body: Graph, x: Value) -> Value:
+        total = x
+        for i, name in enumerate(FUNCTIONS, start=1):
+            scaled = body.add_node("mul", (x, body.constant(0.1 * i, F32))).result
+            total = body.add_node("add", (total, body.add_node(name, (scaled,)).result)).result
+        return total
+
+    operations = sum(OPS[name].cost + 2 for name in FUNCTIONS) * elements
+    return operations / _best(_program(functions, elements, 1, torch.ones(elements)), seconds) / 1e9
+
+
+def _launch_us(seconds: float, many: int = 33) -> float:
+    """What a program takes longer for each further kernel that does next to nothing."""
+    import torch
+
+    def little(body: Graph, x: Value) -> Value:
+        return body.add_node("neg", (x,)).result
+
+    x = torch.ones(16)
+    one, more = (_best(_program(little, 16, n, x), seconds / 2) for n in (1, many))
+    return max((more - one) / (many - 1) * 1e6, 0.01)
+
+
+def _program(build: Callable[[Graph, Value], Value], elements: int, kernels: int, x: object) -> Callable[[], object]:
+    """A call of a program of so many equal kernels, one after another."""
+    from fusec.codegen import target_named
+    from fusec.codegen.program import build_program
+    from fusec.pipeline import Context
+
+    type = TensorType(F32, (elements,), contiguous_strides((elements,)))
+    graph = Graph("measurement")
+    value = graph.add_input(type)
+    for _ in range(kernels):
+        body = Graph()
+        body.set_outputs([build(body, body.add_input(type))])
+        attributes = {"kind": "kernel", "label": "measurement", "fusions": (), "body": body}
+        value = graph.add_node("region", (value,), attributes, types=[type]).result
+    graph.set_outputs([value])
+    program = build_program(graph, target_named("cpp"), Context(Config.from_environment()))
+    return lambda: program([x])
+
+
+def _best(run: Callable[[], object], seconds: float) -> float:
+    """Seconds of the quickest call."""
+    run()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,142 @@
+"""Every launch held against the limits of the machine: what bounds it, how long it should take, how long it does."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from fusec.analysis.cost import region_cost
+from fusec.analysis.machine import Machine
+from fusec.analysis.memory import touched_bytes
+from fusec.debug.subject import Subject
+from fusec.ir.graph import Graph, Node, Value, base
+from fusec.ir.types import estimate
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """One launch, or the mean of equal ones."""
+
+    bytes: float
+    flops: float
+    """Operations, repeated ones each time."""
+    bound: str
+    """What most of the predicted time goes to: ``memory``, ``compute`` or ``launch``."""
+    limit_us: float
+    """What the machine's limits alone would take."""
+    predicted_us: float
+    measured_us: float | None = None
+
+    @property
+    def us(self) -> float:
+        """The time that is known best."""
+        return self.predicted_us if self.measured_us is None else self.measured_us
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def share(self) -> float:
+        """How much of the machine's limit is reached: 1 is as fast as it can be."""
+        return self.limit_us / self.us if self.us else 0.0
+
+    @property
+    def gb_s(self) -> float:
+        """Bytes moved in that time."""
+        return self.bytes / self.us / 1e3 if self.us else 0.0
+
+    @property
+    def gflop_s(self) -> float:
+        """Operations in that time."""
+        return self.flops / self.us / 1e3 if self.us else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        derived = {name: getattr(self, name) for name in ("intensity", "share", "gb_s", "gflop_s")}
+        return {**self.__dict__, **derived}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """All launches of a model together."""
+
+    predicted_us: float
+    measured_us: float | None
+    """Of all steps, with what belongs to none; None where they were not timed."""
+    unprobed_us: float | None
+    """Of whole calls in which nobody looked at the clock."""
+    probe_us: float | None
+    """What looking at the clock adds to each step."""
+    bound: dict[str, float]
+    """Shares of the time, by what the launches are bound by."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return dict(self.__dict__)
+
+
+class Rooflines:
+    """What the launches of one subject cost and take."""
+
+    def __init__(self, subject: Subject, sizes: Mapping[str, int]) -> None:
+        self.subject, self.sizes = subject, sizes
+        self._cached = residents(subject.final, subject.machine, sizes)
+
+    def of(self, node: Node) -> Roofline:
+        """One launch."""
+        machine, timing = self.subject.machine, self.subject.timing
+        cost = region_cost(node, self.sizes, self._cached)
+        seconds = timing.seconds.get(node) if timing else None
+        return Roofline(
+            float(cost.bytes),
+            float(cost.flops),
+            cost.bound(machine),
+            float(cost.limit(machine)) * 1e6,
+            float(cost.time(machine)) * 1e6,
+            None if seconds is None else seconds * 1e6,
+        )
+
+
+def mean(launches: Sequence[Roofline]) -> Roofline:
+    """Equal launches as one; it is bound by what most of them are."""
+    measured = [r.measured_us for r in launches if r.measured_us is not None]
+    return Roofline(
+        fmean(r.bytes for r in launches),
+        fmean(r.flops for r in launches),
+        Counter(r.bound for r in launches).most_common(1)[0][0],
+        fmean(r.limit_us for r in launches),
+        fmean(r.predicted_us for r in launches),
+        fmean(measured) if measured else None,
+    )
+
+
+def residents(graph: Graph, machine: Machine, sizes: Mapping[str, int]) -> Callable[[Value], bool]:
+    """Which values of a graph lie in the last cache when they are used.
+
+    Small ones that the graph computes do, as they are read soon. What it is given, weights above all, does where all
+    of it fits together: otherwise each call takes it from memory again.
+    """
+    fits = machine.holds_all(sum(estimate(touched_bytes(v), sizes) for v in graph.inputs))
+
+    def cached(value: Value) -> bool:
+        return fits if base(value).producer is None else machine.holds(estimate(touched_bytes(value), sizes))
+
+    return cached
+
+
+def totals(rows: Sequence[tuple[Roofline, int]], subjects: Sequence[Subject]) -> Totals:
+    """The sums over launches, each given with its number."""
+    timings = [s.timing for s in subjects if s.timing is not None]
+    timed = bool(timings) and len(timings) == len(subjects)
+    bound = {kind: sum(r.us * n for r, n in rows if r.bound == kind) for kind in ("memory", "compute", "launch")}
+    whole = sum(bound.values())
+    return Totals(
+        sum(r.predicted_us * n for r, n in rows),
+        sum(sum(t.seconds.values()) + t.rest for t in timings) * 1e6 if timed else None,
+        sum(t.total for t in timings) * 1e6 if timed else None,
+        fmean(t.probe for t in timings) * 1e6 if timed else None,
+        {kind: us / whole if whole else 0.0 for kind, us in bound.items()},
+    )

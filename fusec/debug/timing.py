@@ -1,0 +1,149 @@
+"""How long each step of a program takes: the program runs many times on inputs that a model gave it."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fusec.config import Config
+from fusec.ir.graph import Graph, Node, Value, storage
+from fusec.ir.types import TensorType, Type
+
+if TYPE_CHECKING:
+    from fusec.codegen.program import Program
+    from fusec.compiler import Compiled
+
+_WARM_UP, _LEAST, _MOST = 3, 5, 1000
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians over many calls of one program."""
+
+    seconds: dict[Node, float]
+    """Of each node of the final graph that the program has steps for, with the copies and views made for it."""
+    rest: float
+    """What belongs to no node: taking inputs, copying outputs."""
+    total: float
+    """Of whole calls without probes, which ran in turn with the others."""
+    probe: float
+    """What looking at the clock adds to each step."""
+    calls: int
+    sizes: dict[str, int]
+    """What the size symbols were."""
+
+
+class Stopwatch:
+    """Compiles as usual, keeps what each program is first called with, and times it on that afterwards."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Graph, tuple[Compiled, list[Any]]] = {}
+
+    def compile(self, graph: Graph, config: Config) -> "Compiled":
+        """What ``fusec.compiler.compile_graph`` gives, with a program that notes its arguments."""
+        from fusec.compiler import compile_graph
+
+        compiled = compile_graph(graph, config)
+        run, given = compiled.program.run, list[Any]()
+        self._kept[compiled.graph] = compiled, given
+
+        def noted(args: list[Any]) -> list[Any]:
+            given[:] = given or args
+            return run(args)
+
+        return replace(compiled, program=replace(compiled.program, run=noted))
+
+    def timing(self, graph: Graph, seconds: float = 1.0) -> Timing | None:
+        """That of a compiled graph; None where its program was never called."""
+        compiled, given = self._kept[graph]
+        if graph.inputs and not given:
+            return None
+        return time_program(compiled.program, graph, given, seconds)
+
+
+def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], seconds: float = 1.0) -> Timing:
+    """Run a program over and over for some seconds; inputs that it writes to are copied first.
+
+    Args:
+        program: of the graph.
+        graph: the final one.
+        inputs: of the graph.
+        seconds: after which no other call starts, beyond the first few.
+    """
+    from fusec.verify.interpreter import bind_symbols
+
+    written = written_inputs(graph)
+    inputs = [x.clone() if v in written else x for v, x in zip(graph.inputs, inputs, strict=True)]
+    clock = _clock(inputs)
+    stamps = [0.0] * (len(program.steps) + 1)
+
+    def probe(i: int) -> None:
+        stamps[i] = clock()
+
+    probed = program.probed(probe)
+    steps: list[list[float]] = []
+    totals: list[float] = []
+    for _ in range(_WARM_UP):
+        probed(list(inputs))
+    end = time.perf_counter() + seconds
+    while len(totals) < _LEAST or (len(totals) < _MOST and time.perf_counter() < end):
+        start = clock()
+        program(list(inputs))
+        totals.append(clock() - start)
+        start = clock()
+        probed(list(inputs))
+        marks = [start, *stamps]
+        steps.append([after - before for before, after in itertools.pairwise(marks)])
+    medians = [statistics.median(taken) for taken in zip(*steps, strict=True)]
+    by_node: dict[Node, float] = {}
+    rest = medians[0]
+    for step, taken in zip(program.steps, medians[1:], strict=True):
+        if step.node is None:
+            rest += taken
+        else:
+            by_node[step.node] = by_node.get(step.node, 0.0) + taken
+    return Timing(by_node, rest, statistics.median(totals), _cost_of(probe), len(totals), bind_symbols(graph, inputs))
+
+
+def sample_inputs(graph: Graph, symbols: dict[str, int]) -> list[Any]:
+    """Random inputs of a graph for which nobody gave any."""
+    from fusec.verify.dtypes import torch_dtype
+    from fusec.verify.layout import laid_out
+    from fusec.verify.samples import float_inputs
+
+    def as_declared(x: Any, type: Type) -> Any:
+        if not isinstance(type, TensorType):
+            return x
+        return laid_out(x.to(type.device, torch_dtype(type.dtype)), type, symbols)
+
+    drawn = float_inputs(graph, symbols, "normal", seed=0)
+    return [as_declared(x, v.type) for v, x in zip(graph.inputs, drawn, strict=True)]
+
+
+def written_inputs(graph: Graph) -> set[Value]:
+    """The inputs whose storage a graph writes to, in regions as well."""
+    return {storage(v) for node in graph.nodes for v in node.written} & set(graph.inputs)
+
+
+def _clock(inputs: Sequence[Any]) -> Callable[[], float]:
+    """The time; on a GPU, when all that was launched is done."""
+    import torch
+
+    if not any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
+        return time.perf_counter
+
+    def settled() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return settled
+
+
+def _cost_of(probe: Callable[[int], None], times: int = 1000) -> float:
+    """Seconds of one look at the clock."""
+    start = time.perf_counter()
+    for _ in range(times):
+        probe(0)
+    return (time.perf_counter() - start) / times

@@ -1,0 +1,243 @@
+"""What became of each site of a model: fused, or the best attempt, what stopped it, and the edit that would help."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fusec.analysis.memory import is_attention, moved_bytes, touched_bytes
+from fusec.debug.explain import node_name, usual_reason
+from fusec.debug.operations import Operation, operations_of
+from fusec.debug.sites import RULE_OF, Site, sites_of
+from fusec.debug.subject import Subject
+from fusec.ir.graph import Node, Source
+from fusec.ir.ops import Trait
+from fusec.ir.types import estimate
+from fusec.remarks import Remark
+from fusec.rewriting.match import word
+
+_AFTER_PRODUCT = 4
+"""So many operations may stand between a product and the residual stream: a bias, a scale, a cast."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One site and what became of it."""
+
+    site: Site
+    fused: bool
+    kernels: tuple[str, ...] = ()
+    """Who runs its operations: kernels, products, calls of ATen."""
+    meanings: tuple[str, ...] = ()
+    """Declared fusions that were recognised there."""
+    node: str = ""
+    """The operation at fault."""
+    clause: str = ""
+    """What it breaks: ``operation``, ``kernel``, or the clause of the pattern that nearly matched."""
+    expected: str = ""
+    found: str = ""
+    place: str = ""
+    """Module, file and line of the operation at fault."""
+    text: str = ""
+    """That line."""
+    edit: str = ""
+    """The change of the model that would let it fuse."""
+    attempt: str = ""
+    """The pattern that came nearest, and how far."""
+    bytes_lost: int = 0
+    """Traffic that a fused site would not have."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is not fused, in one line; "" where it is."""
+        return "" if self.fused else f"{self.node}: {self.clause}: expected {self.expected}, found {self.found}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        fields = {name: value for name, value in vars(self).items() if name != "site"}
+        return {**vars(self.site), **fields, "reason": self.reason}
+
+
+def verdicts(model: Any, subjects: Sequence[Subject]) -> list[Verdict]:
+    """What became of the sites of a ``torch.nn.Module``; those that none of the graphs runs are left out."""
+    found: dict[Site, Verdict] = {}
+    sites = list(sites_of(model))
+    for subject in subjects:
+        judge = _Judge(subject)
+        for site in sites:
+            verdict = judge.verdict(site)
+            if verdict is not None and (site not in found or found[site].fused):
+                found[site] = verdict
+    return [found[site] for site in sites if site in found]
+
+
+class _Judge:
+    """One graph."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.by_module: defaultdict[str, list[Operation]] = defaultdict(list)
+        self.at_home: defaultdict[Node, set[Operation]] = defaultdict(set)
+        for operation in operations_of(subject):
+            if not operation.node.is_op("cast"):
+                self.at_home[operation.home].add(operation)
+            for module in dict.fromkeys(operation.modules):
+                self.by_module[module].append(operation)
+
+    def verdict(self, site: Site) -> Verdict | None:
+        """What became of a site; None where it does not run."""
+        work = self.work_of(site)
+        work = {o: None for o in work if not o.node.is_op("cast")}
+        if not work:
+            return None
+        homes = dict.fromkeys(o.home for o in work)
+        kernels = tuple(dict.fromkeys(self.name(home) for home in homes))
+        meanings = tuple(dict.fromkeys(m for h in homes for m in h.attributes.get("fusions", ())))
+        fused = Verdict(site, True, kernels, meanings)
+        fault = self.fault(site, work)
+        return fused if fault is None else self.missed(fused, *fault)
+
+    # What a site computes.
+
+    def work_of(self, site: Site) -> dict[Operation, None]:
+        """The operations that a fusion at the site would hold."""
+        if site.kind in ("attention", "softmax", "rotary embedding"):
+            return self.inside_attention(site)
+        found = dict.fromkeys(o for part in site.parts or (site.module,) for o in self.under(part))
+        if site.kind == "MLP":
+            if not site.parts:  # an activation that is no module is what the module itself computes
+                found = dict.fromkeys(self.by_module[site.module])
+            gates = [r for o in found for r in o.readers if r.node.is_op("mul") and len(r.reads) > 1]
+            found |= dict.fromkeys(gates)
+        if site.kind == "output and residual":
+            found |= dict.fromkeys(_to_the_residual(list(found)))
+        return found
+
+    def under(self, path: str) -> Iterable[Operation]:
+        """What a module and those in it compute."""
+        for module, operations in self.by_module.items():
+            if not path or module == path or module.startswith(f"{path}."):
+                yield from operations
+
+    def inside_attention(self, site: Site) -> dict[Operation, None]:
+        """The part of an attention module that a kind of site is about, without its projections."""
+        projected = {o for part in site.parts for o in self.under(part)}
+        own = dict.fromkeys(o for o in self.under(site.module) if o not in projected)
+        products = [o for o in own if o.node.has(Trait.CONTRACTION) or is_attention(o.node)]
+        after, before = _reach(products, own, "readers"), _reach(products, own, "reads")
+        if site.kind == "attention":
+            return {o: None for o in own if o in products or (o in after and o in before)}
+        if site.kind == "softmax":
+            powers = [o for o in own if o.node.is_op("exp") and o in after and o in before]
+            around = [x for o in powers for x in (o, *o.reads, *o.readers) if x in own]
+            return dict.fromkeys(around or [o for o in products if is_attention(o.node)])
+        return {o: None for o in own if o in before and o not in after and o not in products}
+
+    # Whether that is fused.
+
+    def fault(self, site: Site, work: dict[Operation, None]) -> tuple[Operation, str, str, int] | None:
+        """The operation at fault, the clause it breaks, what was found, and bytes lost; None where it is fused."""
+        for operation in work:
+            if operation.kind == "opaque":
+                return operation, "operation", f"a call of {word(operation.node)}", self.bytes_of(work, "opaque")
+        if site.kind in ("QKV projection", "output and residual", "head"):
+            for operation in work:
+                alone = self.at_home[operation.home] == {operation}
+                if alone and operation.kind == "generated" and any(o.kind == "vendor" for o in operation.reads):
+                    return operation, "kernel", "a kernel that does nothing else", self.bytes_of(work, "split")
+            return None
+        for operation in work if site.kind != "patches" else ():
+            for read in operation.reads:
+                if read in work and read.home is not operation.home:
+                    found = f"{word(read.node)} in {self.name(read.home)}, this in {self.name(operation.home)}"
+                    return operation, "kernel", found, self.bytes_of(work, "split")
+        return None
+
+    def bytes_of(self, work: dict[Operation, None], what: str) -> int:
+        """What goes through memory between the operations of a site, or in and out of its calls of ATen."""
+        if what == "opaque":
+            homes = dict.fromkeys(o.home for o in work if o.kind == "opaque")
+            return sum(estimate(moved_bytes(home), self.subject.sizes) for home in homes)
+        crossing = {v: None for o in work for r, v in o.reads.items() if r in work and r.home is not o.home}
+        return sum(2 * estimate(touched_bytes(value), self.subject.sizes) for value in crossing)
+
+    def name(self, home: Node) -> str:
+        """What the node of the final graph is called in the table of kernels."""
+        step = self.subject.steps.get(home)
+        return step.name if step and step.name else node_name(home)
+
+    # Why not.
+
+    def missed(self, fused: Verdict, at: Operation, clause: str, found: str, lost: int) -> Verdict:
+        """The verdict on a site that is not fused."""
+        place = next((s for s in at.node.sources if _within(s.module, fused.site)), Source())
+        expected = RULE_OF[fused.site.kind].expected
+        verdict = replace(
+            fused, fused=False, node=word(at.node), clause=clause, expected=expected, found=found,
+            place=str(place), text=place.text, bytes_lost=lost,
+        )  # fmt: skip
+        remark = self.remark_on(at)
+        if remark is not None:
+            verdict = replace(verdict, found=f"{found}, since {remark.reason}", edit=remark.suggestion)
+        elif at.kind == "opaque":
+            verdict = replace(verdict, found=f"{found}: {usual_reason(at.node)}")
+        nearest = self.nearest(fused.site)
+        if nearest is not None:
+            verdict = _as_attempted(verdict, nearest)
+        return verdict if verdict.edit else replace(verdict, edit="none in the model: this is for fusec to learn")
+
+    def remark_on(self, at: Operation) -> Remark | None:
+        """What was said about the operation at fault."""
+        places = {str(s) for s in at.node.sources}
+        names = {at.node.op.name, str(at.node.attributes.get("target", ""))}
+        about = [r for r in self.subject.remarks if r.kind != "passed" and r.reason and places & {*r.sources}]
+        exact = [r for r in about if r.subject in names and "clause" not in r.figures]
+        return next(iter([*exact, *(r for r in about if r.subject == "attention")]), None)
+
+    def nearest(self, site: Site) -> Remark | None:
+        """The attempt of a pattern that came furthest within a site."""
+        named = RULE_OF[site.kind].fusions
+        about = [
+            r for r in self.subject.remarks
+            if named and r.kind == "missed" and "clause" in r.figures and re.search(named, r.subject)
+            and any(_within(place.partition(", ")[0], site) for place in r.sources)
+        ]  # fmt: skip
+        return max(about, key=lambda r: float(r.figures["depth"]) / float(r.figures["size"]), default=None)
+
+
+def _as_attempted(verdict: Verdict, remark: Remark) -> Verdict:
+    """A verdict whose fault is the one that kept a pattern from matching."""
+    said = {name: str(remark.figures[name]) for name in ("node", "clause", "expected", "found", "text")}
+    attempt = f"{remark.subject}, {remark.figures['depth']} of {remark.figures['size']} operations"
+    return replace(verdict, **said, place=remark.sources[0], edit=remark.suggestion, attempt=attempt)  # type: ignore[arg-type]
+
+
+def _within(module: str, site: Site) -> bool:
+    return any(module == part or module.startswith(f"{part}.") for part in (site.module, *site.parts))
+
+
+def _reach(start: list[Operation], within: dict[Operation, None], along: str) -> set[Operation]:
+    """What can be reached from some operations, themselves left out unless another reaches them."""
+    found: set[Operation] = set()
+    stack = [o for s in start for o in getattr(s, along)]
+    while stack:
+        operation = stack.pop()
+        if operation in within and operation not in found:
+            found.add(operation)
+            stack += getattr(operation, along)
+    return found
+
+
+def _to_the_residual(work: list[Operation]) -> list[Operation]:
+    """What follows a product until something else is added to it; nothing where that never happens."""
+    found: list[Operation] = []
+    at = next((o for o in reversed(work) if any(r not in work for r in o.readers)), None)
+    for _ in range(_AFTER_PRODUCT if at is not None else 0):
+        following = [r for r in at.readers if r.node.has(Trait.POINTWISE)]  # type: ignore[union-attr]
+        sums = [r for r in following if r.node.is_op("add") and len(r.node.operands[1].shape) > 1]
+        if sums or not following:
+            return found + sums[:1]
+        at = following[0]
+        found.append(at)
+    return []

@@ -1,0 +1,42 @@
+"""Verification over models: every application is counted, and what fails is told."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+
+from bench import verification
+from fusec.verify import rewrites
+
+
+class Gated(nn.Module):
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return torch.sigmoid(gate) * gate * x * 1.0
+
+
+INPUTS = {"x": torch.randn(3, 5), "gate": torch.randn(3, 5)}
+
+
+def test_every_application_is_verified() -> None:
+    found = verification.verify("gated", Gated(), INPUTS)
+    assert found.passed and found.applications >= 3, found  # x·1 = x, silu, swiglu
+    assert found.seconds.keys() == {"without", "with"}
+    assert "pass" in verification._figures([found.to_json()])[0]
+
+
+@pytest.mark.parametrize(("verdict", "place"), [(None, "unknown"), (False, "failures")])
+def test_what_is_not_verified_is_told(monkeypatch: pytest.MonkeyPatch, verdict: bool | None, place: str) -> None:
+    def judge(before: object, after: object, exact: bool = True) -> rewrites.Verdict:
+        if verdict is None:
+            raise RuntimeError("out of order")
+        return rewrites.Verdict(False, (), "planted")
+
+    monkeypatch.setattr(rewrites, "check_rewrite", judge)
+    found = verification.verify("gated", Gated(), INPUTS)
+    assert not found.passed and getattr(found, place)
+
+
+def test_a_model_that_cannot_run_fails() -> None:
+    found = verification.verify("gated", Gated(), {"x": torch.randn(3), "gate": torch.randn(2)})
+    assert not found.passed and found.failures

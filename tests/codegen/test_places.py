@@ -1,0 +1,336 @@
+"""Kernels that store at places found at run time, or over what they have read: right, in place, never out of range."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusec.analysis.memory import moved_bytes
+from fusec.codegen import target_named
+from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.kernel import Check, Kernel, Place, walk
+from fusec.codegen.program import Program, build_program
+from fusec.config import Config
+from fusec.ir.graph import Graph
+from fusec.ir.parser import parse_graph
+from fusec.ir.types import DTYPES
+from fusec.ir.verifier import verify_graph
+from fusec.passes.grouping import Group
+from fusec.pipeline import Context
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.interpreter import evaluate
+
+
+def grouped(text: str) -> Graph:
+    graph = parse_graph(text)
+    verify_graph(graph)
+    Group().apply(graph, Context())
+    return graph
+
+
+def program(text: str) -> Program:
+    context = Context(Config(strict=True))
+    return build_program(grouped(text), target_named("cpp"), context)
+
+
+def agrees(text: str, *inputs: Tensor, kinds: list[str], **sizes: int) -> Program:
+    """Run a graph and its program on copies of the inputs: outputs and inputs end up the same, nothing else moves."""
+    made = program(text)
+    assert [step.kind for step in made.steps] == kinds, made.source
+    theirs, ours = ([x.clone() for x in inputs] for _ in range(2))
+    expected = evaluate(parse_graph(text), theirs, sizes, mutate=True)
+    places = [x.data_ptr() for x in ours]
+    found = made(list(ours))
+    assert [x.data_ptr() for x in ours] == places
+    for a, b in zip([*found, *ours], [*expected, *theirs], strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+    return made
+
+
+ROWS = """graph rows(%cache: f32[2, 3, 9, 20], %new: f32[2, 4, 3, 20], %at: i64[4], %first: i64[]) {
+  %y: f32[2, 4, 3, 20] = exp(%new)
+  %heads: f32[2, 3, 4, 20] = permute(%y) {dims=(0, 2, 1, 3)}
+  %place: i64[4] = add(%at, %first)
+  %w: f32[2, 3, 9, 20] = write(%cache, %heads, %place) {dim=-2}
+  return %w
+}"""
+AT = torch.tensor([3, 0, 5, 2])
+
+
+def test_rows_go_where_an_index_says() -> None:
+    cache, new = torch.randn(2, 3, 9, 20), torch.randn(2, 4, 3, 20)
+    agrees(ROWS, cache, new, AT, torch.tensor(3), kinds=["kernel"])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64", "i64"])
+def test_elements_go_where_an_index_says(dtype: str) -> None:
+    """Here the lanes run along the places themselves."""
+    text = f"""graph elements(%x: {dtype}[40], %new: {dtype}[19], %at: i64[19]) {{
+      %y: {dtype}[19] = add(%new, %new)
+      %w: {dtype}[40] = write(%x, %y, %at) {{dim=-1}}
+      return %w
+    }}"""
+    made = program(text)
+    (kernel,) = made.kernels.values()
+    theirs = torch_dtype(DTYPES[dtype])
+    x, new, at = torch.randn(40).to(theirs), torch.randn(19).to(theirs), torch.randperm(40)[:19]
+    expected = x.clone().index_copy_(0, at, new + new)
+    made([x, new, at])
+    torch.testing.assert_close(x, expected)
+    assert unproven_accesses(kernel) == []
+
+
+def test_places_along_a_dim_of_unknown_length() -> None:
+    text = """graph sizes(%cache: f32[s0, 6], %new: f32[s1, 6], %at: i64[s1]) {
+      %y: f32[s1, 6] = neg(%new)
+      %w: f32[s0, 6] = write(%cache, %y, %at) {dim=-2}
+      return %w
+    }"""
+    sizes = {"s0": 11, "s1": 5}
+    at = torch.randperm(11)[:5]
+    made = agrees(text, torch.randn(11, 6), torch.randn(5, 6), at, kinds=["kernel"], **sizes)
+    with pytest.raises(IndexError, match="index 11 is out of bounds for dimension 0 with size 11"):
+        made([torch.randn(11, 6), torch.randn(5, 6), at + 11 - at.max()])
+
+
+@pytest.mark.parametrize("wrong", [-1, 9, 2**40, -(2**40)])
+def test_a_place_out_of_range_raises_and_nothing_is_stored(wrong: int) -> None:
+    made = program(ROWS)
+    cache = torch.randn(2, 3, 9, 20)
+    before = cache.clone()
+    at = AT.clone()
+    at[2] = wrong
+    with pytest.raises(IndexError, match=f"index {wrong} is out of bounds for dimension 2 with size 9"):
+        cache.clone().index_copy_(2, at, torch.randn(2, 3, 4, 20))
+    with pytest.raises(IndexError, match=f"index {wrong} is out of bounds for dimension 2 with size 9"):
+        made([cache, torch.randn(2, 4, 3, 20), at, torch.tensor(0)])
+    assert torch.equal(cache, before)
+
+
+def test_an_absurd_place_is_told_as_far_as_it_fits() -> None:
+    text = ROWS.replace("add(%at, %first)", "sub(%at, %first)")
+    with pytest.raises(IndexError, match="index -18014398509481984 is out of bounds"):
+        program(text)([torch.randn(2, 3, 9, 20), torch.randn(2, 4, 3, 20), AT, torch.tensor(2**62)])
+
+
+def kernel_of(text: str) -> Kernel:
+    (region,) = [n for n in grouped(text).nodes if n.is_op("region")]
+    return target_named("cpp").schedule(region, "kernel")
+
+
+def test_what_is_stored_at_a_place_is_proven_to_stay_inside() -> None:
+    kernel = kernel_of(ROWS)
+    assert unproven_accesses(kernel) == []
+    (place,) = [s for s in walk(kernel.body) if isinstance(s, Place)]
+    assert [s.length for s in walk(kernel.body) if isinstance(s, Check)] == [place.length] == [9]
+    short = tuple(replace(b, numel=b.numel - 1) if b.role == "update" else b for b in kernel.buffers)
+    assert unproven_accesses(replace(kernel, buffers=short))
+
+
+def test_two_writes_at_the_same_places_are_checked_once() -> None:
+    text = """graph pair(%keys: f32[9, 4], %values: f32[9, 4], %x: f32[2, 4], %at: i64[2]) {
+      %y: f32[2, 4] = exp(%x)
+      %k: f32[9, 4] = write(%keys, %y, %at) {dim=-2}
+      %v: f32[9, 4] = write(%values, %y, %at) {dim=-2}
+      return %k, %v
+    }"""
+    assert len([s for s in walk(kernel_of(text).body) if isinstance(s, Check)]) == 1
+
+
+def test_a_product_stores_its_rows_in_a_cache() -> None:
+    text = """graph project(%cache: f32[1, 2, 9, 8], %x: f32[1, 3, 16], %w: f32[16, 16], %at: i64[3]) {
+      %p: f32[1, 3, 16] = contraction(%x, %w) {spec="abz,cz->abc"}
+      %r: f32[1, 3, 2, 8] = reshape(%p) {shape=(1, 3, 2, 8)}
+      %h: f32[1, 2, 3, 8] = permute(%r) {dims=(0, 2, 1, 3)}
+      %new: f32[1, 2, 9, 8] = write(%cache, %h, %at) {dim=-2}
+      %twice: f32[1, 2, 9, 8] = add(%new, %new)
+      return %twice
+    }"""
+    inputs = torch.randn(1, 2, 9, 8), torch.randn(1, 3, 16), torch.randn(16, 16)
+    made = agrees(text, *inputs, torch.tensor([4, 0, 7]), kinds=["kernel", "kernel"])
+    with pytest.raises(IndexError, match="index 9 is"):
+        made([*inputs, torch.tensor([4, 9, 7])])
+
+
+# ------------------------------------------------------------------------------ what is read and written
+
+
+def test_an_input_is_replaced_where_it_was_read() -> None:
+    text = """graph step(%mean: f32[70], %x: f32[70], %count: i64[]) {
+      %half: f32[70] = mul(%mean, 0.5)
+      %next: f32[70] = add(%half, %x)
+      %old: f32[70] = sub(%next, %mean)
+      %w: f32[70] = write(%mean, %next)
+      %new: f32[70] = exp(%w)
+      %more: i64[] = add(%count, 1)
+      %c: i64[] = write(%count, %more)
+      return %old, %new
+    }"""
+    agrees(text, torch.randn(70), torch.randn(70), torch.tensor(7), kinds=["kernel", "kernel"])
+
+
+def test_a_number_that_a_kernel_reads_throughout_is_replaced_last() -> None:
+    text = """graph count(%count: i64[], %new: f32[40]) {
+      %steps: i64[40] = iota() {size=40, dtype=i64, device="cpu"}
+      %places: i64[40] = add(%steps, %count)
+      %more: i64[] = add(%count, 1)
+      %c: i64[] = write(%count, %more)
+      return %places
+    }"""
+    agrees(text, torch.tensor(7), torch.randn(40), kinds=["kernel"])
+
+
+@pytest.mark.parametrize("spelled", [
+    "%p: f32[8, 6] = permute(%other) {dims=(1, 0)} %v: f32[8, 6] = add(%x, %p)",
+    "%a: f32[4, 6] = slice(%x) {dim=-2, start=0, stop=4, step=1} %b: f32[4, 6] = slice(%x) {dim=-2, start=4, stop=8, "
+    "step=1} %n: f32[4, 6] = neg(%b) %v: f32[8, 6] = concat(%n, %a) {dim=-2}",
+    "%s: f32[8, 1] = sum(%x) {dims=(-1,)} %v: f32[8, 6] = div(%x, %s)",
+    "%s: f32[1, 6] = sum(%x) {dims=(-2,)} %v: f32[8, 6] = div(%x, %s)",
+    "%f: f32[6, 8] = reshape(%x) {shape=(6, 8)} %t: f32[8, 6] = permute(%f) {dims=(1, 0)} %v: f32[8, 6] = exp(%t)",
+])  # fmt: skip
+def test_an_input_that_is_read_elsewhere_too_gets_its_new_value_afterwards(spelled: str) -> None:
+    text = f"graph g(%x: f32[8, 6], %other: f32[6, 8]) {{ {spelled} %w: f32[8, 6] = write(%x, %v) return %v }}"
+    x, other = torch.randn(8, 6), torch.randn(6, 8)
+    expected = [a.clone() for a in (x, other)]
+    (value,) = evaluate(parse_graph(text), expected, {}, mutate=True)
+    (found,) = program(text)([x, other])
+    torch.testing.assert_close(x, expected[0])
+    torch.testing.assert_close(found, value)
+
+
+def test_a_kernel_that_reads_the_old_rows_comes_first() -> None:
+    text = """graph old(%cache: f32[9, 4], %x: f32[2, 4], %at: i64[2]) {
+      %total: f32[9, 1] = sum(%cache) {dims=(-1,)}
+      %y: f32[2, 4] = exp(%x)
+      %w: f32[9, 4] = write(%cache, %y, %at) {dim=-2}
+      %after: f32[9, 1] = sum(%w) {dims=(-1,)}
+      %both: f32[9, 1] = sub(%after, %total)
+      return %both
+    }"""
+    agrees(text, torch.randn(9, 4), torch.randn(2, 4), torch.tensor([4, 1]), kinds=["kernel"] * 3)
+
+
+def counters(layers: int) -> str:
+    names = [f"%c{i}" for i in range(layers)]
+    nodes = "".join(f"%n{i}: i64[] = add({c}, 1) %w{i}: i64[] = write({c}, %n{i}) " for i, c in enumerate(names))
+    chain = "".join(
+        f"%f{i}: f32[] = cast({c}) {{dtype=f32}} %x{i + 1}: f32[64, 64] = contraction(%x{i}, %x{i}) "
+        f'{{spec="ab,bc->ac"}} %x{i + 1}s: f32[64, 64] = add(%x{i + 1}, %f{i}) '
+        for i, c in enumerate(names)
+    )
+    inputs = ", ".join([*(f"{c}: i64[]" for c in names), "%x0: f32[64, 64]"])
+    return f"graph counters({inputs}) {{ {chain} {nodes} return %x{layers}s }}"
+
+
+def test_the_counters_of_all_layers_are_one_kernel() -> None:
+    inputs = [torch.tensor(i) for i in range(5)]
+    made: Any = agrees(counters(5), *inputs, torch.randn(64, 64) / 8, kinds=["vendor"] * 5 + ["kernel"] * 2)
+    assert made.kernels.keys() >= {"add_write"}
+
+
+# ------------------------------------------------------------------------------ lookups
+
+
+EMBEDDED = """graph embedded(%words: f32[50, 40], %positions: f32[16, 40], %ids: i64[2, 5], %w: f32[40]) {
+  %first: f32[5, 40] = slice(%positions) {dim=-2, start=2, stop=7, step=1}
+  %at: i64[5] = iota() {size=5, dtype=i64, device="cpu"}
+  %next: i64[5] = add(%at, 1)
+  %e: f32[2, 5, 40] = take(%words, %ids) {dim=-2}
+  %p: f32[5, 40] = take(%positions, %next) {dim=-2}
+  %q: f32[2, 5, 40] = add(%e, %p)
+  %h: f32[2, 5, 40] = add(%q, %first)
+  %s: f32[2, 5, 40] = mul(%h, %h)
+  %t: f32[2, 5, 1] = sum(%s) {dims=(-1,)}
+  %r: f32[2, 5, 1] = rsqrt(%t)
+  %n: f32[2, 5, 40] = mul(%h, %r)
+  %y: f32[2, 5, 40] = mul(%n, %w)
+  return %y, %h
+}"""
+IDS = torch.tensor([[3, 49, 0, 7, 7], [1, 2, 3, 4, 5]])
+
+
+def test_embeddings_and_the_norm_behind_them_are_one_kernel() -> None:
+    inputs = torch.randn(50, 40), torch.randn(16, 40), IDS, torch.randn(40)
+    made = agrees(EMBEDDED, *inputs, kinds=["kernel"])
+    (kernel,) = made.kernels.values()
+    assert kernel.kind == "row" and unproven_accesses(kernel) == []
+
+
+@pytest.mark.parametrize("wrong", [-1, 50, 2**40])
+def test_a_lookup_out_of_range_raises(wrong: int) -> None:
+    inputs = torch.randn(50, 40), torch.randn(16, 40), IDS.clone(), torch.randn(40)
+    inputs[2][1, 3] = wrong
+    with pytest.raises(IndexError):
+        torch.nn.functional.embedding(inputs[2], inputs[0])
+    with pytest.raises(IndexError, match=f"index {wrong} is out of bounds for dimension 0 with size 50"):
+        program(EMBEDDED)(list(inputs))
+
+
+@pytest.mark.parametrize(("table", "index", "dim", "around"), [
+    ((7, 30), (40,), -1, ""),  # lanes along the places
+    ((7, 30), (3, 2), -2, ""),
+    ((4, 7, 5), (6,), -2, ""),
+    ((7, 30), (), -2, ""),
+    ((1, 30), (4,), -2, ""),
+    ((30, 7), (6, 3), -2, "%t: {dtype}[7, 30] = permute(%table) {{dims=(1, 0)}}"),
+    ((9, 30), (6,), -2, "%t: {dtype}[7, 30] = slice(%table) {{dim=-2, start=1, stop=8, step=1}}"),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
+def test_lookups_along_any_dim_and_through_views(
+    table: tuple[int, ...], index: tuple[int, ...], dim: int, around: str, dtype: str
+) -> None:
+    seen = (7, 30) if around else table
+    result = (*seen[: dim + len(seen)], *index, *seen[dim + len(seen) + 1 :])
+    text = f"""graph lookup(%table: {dtype}{list(table)}, %ids: i64{list(index)}) {{
+      {around.format(dtype=dtype)}
+      %e: {dtype}{list(result)} = take({"%t" if around else "%table"}, %ids) {{dim={dim}}}
+      %y: {dtype}{list(result)} = add(%e, %e)
+      return %y
+    }}"""
+    data = (8 * torch.randn(table)).to(torch_dtype(DTYPES[dtype]))
+    agrees(text, data, torch.randint(0, seen[dim], index), kinds=["kernel"])
+
+
+def test_lookups_in_a_table_of_unknown_length() -> None:
+    text = """graph sizes(%table: f32[s0, 6], %ids: i64[s1, s2]) {
+      %e: f32[s1, s2, 6] = take(%table, %ids) {dim=-2}
+      %y: f32[s1, s2, 6] = exp(%e)
+      return %y
+    }"""
+    sizes = {"s0": 11, "s1": 5, "s2": 3}
+    made = agrees(text, torch.randn(11, 6), torch.randint(0, 11, (5, 3)), kinds=["kernel"], **sizes)
+    with pytest.raises(IndexError, match="index 11 is out of bounds for dimension 0 with size 11"):
+        made([torch.randn(11, 6), torch.full((5, 3), 11)])
+
+
+@pytest.mark.parametrize("body", [
+    "%t: f32[9, 4] = exp(%x) %e: f32[2, 4] = take(%t, %at) {dim=-2} return %e",
+    "%e: f32[2, 4] = take(%x, %at) {dim=-2} %n: f32[2, 4] = neg(%e) "
+    "%w: f32[9, 4] = write(%x, %n, %at) {dim=-2} return %e",
+    "%i: i64[4] = take(%at, %at) {dim=-1} %e: f32[4, 4] = take(%x, %i) {dim=-2} return %e",
+    "%s: i64[1] = sum(%at) {dims=(-1,)} %e: f32[1, 4] = take(%x, %s) {dim=-2} return %e",
+])  # fmt: skip
+def test_a_kernel_looks_up_only_what_lies_there_already(body: str) -> None:
+    """Not in what it computes or writes, and at places that it can tell beforehand."""
+    text = f"graph g(%x: f32[9, 4], %at: i64[2]) {{ {body} }}"
+    if "take(%at, %at)" in text:
+        text = text.replace("i64[4]", "i64[2]").replace("f32[4, 4]", "f32[2, 4]")
+    inputs = torch.randn(9, 4), torch.tensor([1, 0])
+    expected = [x.clone() for x in inputs]
+    (value,) = evaluate(parse_graph(text), expected, {}, mutate=True)
+    made = program(text)
+    assert len(made.steps) == 2
+    (found,) = made(list(inputs))
+    torch.testing.assert_close(found, value)
+    torch.testing.assert_close(inputs[0], expected[0])
+
+
+def test_only_the_rows_that_are_looked_up_count() -> None:
+    (region,) = [n for n in grouped(EMBEDDED).nodes if n.is_op("region")]
+    rows, positions = 2 * 5 * 40 * 4, 5 * 40 * 4
+    # The positions are read as a slice as well, which counts as the whole table.
+    assert moved_bytes(region) == rows + positions + 16 * 40 * 4 + IDS.numel() * 8 + 40 * 4 + 2 * rows
+    (region,) = [n for n in grouped(ROWS).nodes if n.is_op("region")]
+    assert moved_bytes(region) == 2 * (2 * 3 * 4 * 20 * 4) + 4 * 8 + 8

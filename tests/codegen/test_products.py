@@ -1,0 +1,105 @@
+"""Matrix products in every layout: with few rows in a kernel of ours, with many in a call of the vendor's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.frontend import trace
+from fusec.verify.contract import compare_outputs
+
+Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
+
+FEW: dict[str, Case] = {
+    "a prologue that is a result": (
+        lambda x, r, w: ((h := x + r), F.linear(torch.tanh(h), w)), ((3, 32), (3, 32), (48, 32))
+    ),
+    "a prologue with a sum that is a result": (
+        lambda x, w: ((s := x.square().mean(-1, keepdim=True)), F.linear(x * torch.rsqrt(s + 1e-6), w)),
+        ((4, 32), (40, 32)),
+    ),
+    "columns in two dims": (
+        lambda x, w, a, b: F.linear(torch.tanh(x), w).view(3, 6, 16) * a + b.transpose(0, 1),
+        ((3, 32), (96, 32), (6, 1), (16, 6)),
+    ),
+    "columns in two dims, turned": (
+        lambda x, w: torch.sin(F.linear(x, w).view(3, 6, 16).transpose(1, 2)).contiguous(), ((3, 32), (96, 32))
+    ),
+    "summed over two dims with an epilogue": (
+        lambda x, w, b: torch.relu(F.linear((2 * x).transpose(1, 2).reshape(3, 96), w, b)),
+        ((3, 6, 16), (40, 96), (40,)),
+    ),
+    "three products of one row": (
+        lambda x, w, v: F.silu(F.linear(y := torch.cos(x), w)) * F.linear(y, v) + F.linear(y, w),
+        ((1, 64), (72, 64), (72, 64)),
+    ),
+    "a weight by input": (lambda x, w, b: torch.tanh(torch.sin(x) @ w + b), ((5, 24), (24, 56), (56,))),
+    "rows in two dims": (lambda x, w: F.linear(x.sin(), w) + 1, ((2, 3, 24), (56, 24))),
+}  # fmt: skip
+MANY: dict[str, Case] = {
+    "linear": (F.linear, ((40, 24), (56, 24))),
+    "with a bias": (F.linear, ((40, 24), (56, 24), (56,))),
+    "a bias and a weight by input": (lambda x, w, b: x @ w + b, ((40, 24), (24, 56), (56,))),
+    "a bias and a square weight": (F.linear, ((40, 24), (24, 24), (24,))),
+    "a bias and a square weight by input": (lambda x, w, b: x @ w + b, ((40, 24), (24, 24), (24,))),
+    "a bias on rows in two dims": (F.linear, ((3, 20, 24), (56, 24), (56,))),
+    "turned left": (lambda x, w: x.t() @ w, ((24, 40), (24, 56))),
+    "turned twice": (lambda x, w: x.t() @ w.t(), ((24, 40), (56, 24))),
+    "batched": (torch.bmm, ((3, 20, 24), (3, 24, 28))),
+    "batched, turned": (lambda x, w: x.transpose(1, 2) @ w.transpose(1, 2), ((3, 24, 20), (3, 28, 24))),
+    "batch in the middle": (lambda x, w: torch.einsum("ibk,bkj->bij", x, w), ((20, 3, 24), (3, 24, 28))),
+    "batch in the middle of the result": (lambda x, w: torch.einsum("bik,bkj->ibj", x, w), ((3, 20, 24), (3, 24, 28))),
+    "rows around columns": (lambda x, w: torch.einsum("ick,jk->ijc", x, w), ((20, 4, 24), (28, 24))),
+    "summed over two dims": (lambda x, w: torch.einsum("ikl,jkl->ij", x, w), ((40, 4, 6), (28, 4, 6))),
+    "summed over two turned dims": (lambda x, w: torch.einsum("ikl,jlk->ij", x, w), ((40, 4, 6), (28, 6, 4))),
+    "outer": (lambda x, w: torch.einsum("i,j->ij", x, w), ((40,), (28,))),
+    "a sum on one side": (lambda x, w: torch.einsum("ikl,jk->ij", x, w), ((40, 6, 4), (28, 6))),
+    "heads": (lambda x, w: F.linear(x, w).view(20, 4, 14).transpose(0, 1).contiguous(), ((20, 24), (56, 24))),
+}
+
+
+def sample(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+    return [torch.randn(shape) for shape in shapes]
+
+
+def run(function: Callable[..., Any], inputs: list[Tensor], symbolic: bool = False) -> list[str]:
+    """Compile, compare, and tell what it runs as."""
+    compiled = compile_graph(trace(function, inputs, symbolic=symbolic), Config(strict=not symbolic))
+    expected, reference = (function(*given) for given in (inputs, [x.double() for x in inputs]))
+    wanted, truth = ([y] if isinstance(y, Tensor) else list(y) for y in (expected, reference))
+    comparison = compare_outputs(wanted, compiled.program(list(inputs)), truth)
+    assert comparison.passed, comparison
+    return [step.kind for step in compiled.program.steps]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", FEW.values(), ids=FEW)
+def test_few_rows_are_one_kernel(case: Case, dtype: torch.dtype) -> None:
+    function, shapes = case
+    assert run(function, [x.to(dtype) for x in sample(shapes)]).count("vendor") == 0
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("case", MANY.values(), ids=MANY)
+def test_many_rows_are_the_vendors(case: Case, symbolic: bool) -> None:
+    function, shapes = case
+    run(function, sample(shapes), symbolic)
+
+
+@pytest.mark.parametrize("case", MANY.values(), ids=MANY)
+def test_operands_may_lie_in_any_order(case: Case) -> None:
+    function, shapes = case
+    turned = [x.mT.contiguous().mT if x.ndim > 1 else x.repeat_interleave(2)[::2] for x in sample(shapes)]
+    run(function, turned)
+    run(function, [torch.cat((x, x), -1)[..., : x.shape[-1]] for x in sample(shapes)])
+
+
+def test_a_bias_goes_into_the_call() -> None:
+    for name in ("with a bias", "a bias and a weight by input", "a bias and a square weight by input"):
+        function, shapes = MANY[name]
+        assert run(function, sample(shapes)) == ["vendor"], name

@@ -1,0 +1,125 @@
+"""Sites are found from modules, and each is fused or has a reason that a reader can act on."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusec.config import Config
+from fusec.debug.capture import capture
+from fusec.debug.explain import explain_subjects
+from fusec.debug.sites import sites_of
+from fusec.debug.subject import Subject
+from fusec.debug.tables import as_text, site_view
+from fusec.debug.verdicts import Verdict, verdicts
+from fusec.models import gpt2, llama, t5
+from fusec.models.inputs import sample_tokens
+from fusec.passes import default_pipeline
+from fusec.pipeline import Context
+
+
+def subjects(model: nn.Module, *inputs: Tensor) -> list[Subject]:
+    """The model's graphs after all passes; nothing is built."""
+    torch._dynamo.reset()
+    found = []
+    for graph in capture(model.eval(), *inputs):
+        context = Context(Config())
+        default_pipeline(context.config).run(graph, context)
+        found.append(Subject("model", graph, remarks=context.remarks))
+    return found
+
+
+def judged(model: nn.Module, *inputs: Tensor) -> list[Verdict]:
+    return verdicts(model, subjects(model, *inputs))
+
+
+TOKENS = sample_tokens(32, 2, 20)
+EXPECTED: dict[str, tuple[Any, tuple[Tensor, ...], dict[str, int]]] = {
+    "llama": (
+        lambda: llama.Llama(llama.PRESETS["tiny"]),
+        (TOKENS,),
+        {
+            "norm": 5, "attention": 2, "softmax": 2, "rotary embedding": 2, "QKV projection": 2,
+            "output and residual": 4, "MLP": 2, "embedding": 1, "head": 1,
+        },
+    ),
+    "gpt2": (
+        lambda: gpt2.GPT2(gpt2.PRESETS["tiny"]),
+        (TOKENS,),
+        {
+            "norm": 5, "attention": 2, "softmax": 2, "QKV projection": 2, "output and residual": 4, "MLP": 2,
+            "embedding": 2,
+        },
+    ),
+    "t5": (
+        lambda: t5.T5(t5.PRESETS["tiny"]),
+        (TOKENS, TOKENS[:, :7]),
+        {
+            "norm": 12, "attention": 6, "softmax": 6, "QKV projection": 6, "output and residual": 10, "MLP": 4,
+            "embedding": 3,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_site_is_found_and_fused(name: str) -> None:
+    make, inputs, expected = EXPECTED[name]
+    found = judged(make(), *inputs)
+    assert Counter(v.site.kind for v in found) == expected
+    missed = [(v.site.kind, v.site.module, v.reason) for v in found if not v.fused and v.site.kind != "embedding"]
+    assert not missed
+
+
+class MedianNorm(nn.Module):
+    """Rows over the root of their median square: no norm that fusec knows, and no median either."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The row over its root median square."""
+        square = x.pow(2).median(-1, keepdim=True).values
+        return x * torch.rsqrt(square + 1e-6) * self.weight
+
+
+class Planted(nn.Module):
+    """One layer whose norm cannot be fused, and one whose norm can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp, self.good = MedianNorm(16), nn.Sequential(nn.Linear(16, 16)), nn.RMSNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both norms and a product."""
+        return self.good(x + self.mlp(self.norm(x)))
+
+
+def test_a_planted_miss_says_what_is_to_change() -> None:
+    model, x = Planted(), torch.randn(40, 16)
+    found = {v.site.module: v for v in judged(model, x) if v.site.kind == "norm"}
+    assert found["good"].fused and not found["good"].reason
+    missed = found["norm"]
+    assert not missed.fused and missed.node == "aten.median.dim"
+    assert (missed.clause, missed.expected, missed.found) == ("operation", "div", "aten.median.dim")
+    line = MedianNorm.forward.__code__.co_firstlineno + 2
+    assert missed.place.endswith(f"test_sites.py:{line}") and "median" in missed.text
+    assert missed.edit == f"compute div in the place of aten.median.dim at test_sites.py:{line}"
+    assert missed.attempt.startswith("rms_norm") and missed.bytes_lost >= 40 * 16 * 4
+
+
+def test_sites_come_from_modules_alone() -> None:
+    assert [(s.kind, s.module) for s in sites_of(Planted())] == [("norm", "norm"), ("norm", "good")]
+
+
+def test_views_show_sites() -> None:
+    model = Planted()
+    explanation = explain_subjects(subjects(model, torch.randn(40, 16)), "planted", model)
+    text = as_text(site_view(explanation), 200)
+    for word in ("norm", "1/2", "median", "test_sites.py"):
+        assert word in text
+    (data,) = [site for site in explanation.to_json()["sites"] if not site["fused"]]
+    assert data["module"] == "norm" and data["edit"] and data["reason"]
