@@ -22,7 +22,7 @@ from bench.harness import progress, report
 from bench.numerics import cast_inputs, cast_parameters
 from bench.record import write_result
 from bench.respelling import Respelled
-from bench.synonyms import SYNONYMS
+from bench.synonyms import SYNONYMS, with_places
 from fusec.analysis.memory import moved_bytes
 from fusec.config import Config
 from fusec.debug.explain import KINDS
@@ -112,8 +112,6 @@ class Tally:
     plain: str
     compositions: int = 0
     same: int = 0
-    places: int = 0
-    """Calls that were written in other words, over all compositions."""
     differences: list[Difference] = field(default_factory=list)
 
 
@@ -122,12 +120,14 @@ def difference(case: Case, plain: Figures, names: Collection[str], seed: int, sh
     found, used = case.figures(names, seed, share)
     if found == plain:
         return None
-    least, shown = used, found
-    for name in used:
-        fewer = [other for other in least if other != name]
-        again, _ = case.figures(fewer, seed, share)
-        if again != plain:
-            least, shown = fewer, again
+    least, shown, before = used, found, 0
+    while len(least) != before:
+        before = len(least)
+        for name in least:
+            fewer = [other for other in least if other != name]
+            again, _ = case.figures(fewer, seed, share)
+            if again != plain:
+                least, shown = fewer, again
     return Difference(case.name, seed, share, least, str(plain), str(shown))
 
 
@@ -189,11 +189,13 @@ def main(words: list[str] | None = None) -> int:
             bar.update(task, description=case.name)
             tallies.append(_tally(case, count, options.each, options.seed, lambda: bar.advance(task)))
             bar.console.print(_line(tallies[-1]), highlight=False, soft_wrap=True)
+            for found in tallies[-1].differences:
+                bar.console.print(f"  {' + '.join(found.synonyms)}: {found.found}", highlight=False, soft_wrap=True)
     console.print(_table(tallies))
-    for least, found in _by_synonyms(tallies):
-        first = found[0]
+    for least, alike in _by_synonyms(tallies):
+        first = alike[0]
         console.print(
-            f"[red]{' + '.join(least)}[/]: {len(found)} times, {first.case} seed {first.seed}", highlight=False
+            f"[red]{' + '.join(least)}[/]: {len(alike)} times, {first.case} seed {first.seed}", highlight=False
         )
         console.print(f"  {first.plain} → {first.found}", style="dim", highlight=False, soft_wrap=True)
     passed = not any(tally.differences for tally in tallies)
@@ -214,7 +216,7 @@ def _tally(case: Case, count: int, each: bool, seed: int, advance: Callable[[], 
     tally = Tally(case.name, str(plain))
     drawn = [*compositions(count, seed)]
     if each:
-        drawn = [([name], 0, 1.0) for name in SYNONYMS] + drawn
+        drawn = [(with_places(name), 0, 1.0) for name in SYNONYMS] + drawn
     for names, own, share in drawn:
         found = difference(case, plain, names, own, share)
         tally.compositions += 1

@@ -21,7 +21,7 @@ from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.ops import Trait
-from fusec.ir.types import BF16, F32, DType
+from fusec.ir.types import BF16, F16, F32, DType
 from fusec.pipeline import Context, Pipeline
 from fusec.remarks import Remarks
 from fusec.rewriting.application import apply_declared, attempts
@@ -108,20 +108,24 @@ def every_spelling_is_found(declared: AnyFusion) -> Iterator[str]:
 
 
 def disguises_do_not_hide_it(declared: AnyFusion) -> Iterator[str]:
-    """It is found with commuted operands, and where its operands come through views and casts."""
-    for dtype, disguise in product((F32, BF16), (derived.commute, derived.wrap_in_views)):
+    """It is found in every type with commuted operands, and where its operands come through views and casts."""
+    for dtype, disguise in product((F32, BF16, F16), (derived.commute, derived.wrap_in_views)):
         graph = _larger_graph(declared, dtype)
         disguise(graph)
         yield from _not_found(declared, graph, f"{disguise.__name__}, {dtype}")
 
 
 def symbolic_sizes_do_not_hide_it(declared: AnyFusion) -> Iterator[str]:
-    """It is found where the sizes of the starred dims are not known."""
+    """It is found where the sizes of the starred dims are not known, in disguise too."""
     graph = _larger_graph(declared, F32, batch=_BATCH)
     _forget_batch(graph)
+    disguised = graph.copy()
+    derived.commute(disguised)
+    derived.wrap_in_views(disguised)
     if any(p.dims and p.dims.variadic for p in declared.parameters) and not graph.symbols():
         yield "no symbol is in the graph"
     yield from _not_found(declared, graph, "symbolic")
+    yield from _not_found(declared, disguised, "symbolic, commuted and in views")
 
 
 def a_region_keeps_the_results(declared: AnyFusion) -> Iterator[str]:

@@ -1,15 +1,16 @@
 """Attention that arrives as one call of ATen, spelled out where a kernel of ours serves it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fusec.analysis.indexing import locate
 from fusec.analysis.kinds import classify
+from fusec.analysis.strides import dense, view_layout
 from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import BOOL, I64, DType, Size, accumulation, broadcast, same_shape
+from fusec.ir.types import BOOL, I64, DType, Size, TensorType, accumulation, broadcast, same_shape
 from fusec.pipeline import Context
 from fusec.rewriting.driver import cut
 
@@ -31,7 +32,7 @@ class SpellAttention:
         for call in calls:
             try:
                 body = spelled_out(call)
-                classify(locate(body), self.small_m)
+                classify(locate(_as_laid_out(body, call)), self.small_m)
             except FusecError as reason:
                 context.remarks.add(
                     "missed", self.name, "attention stays a call of ATen", subject="attention", reason=reason.reason,
@@ -53,6 +54,26 @@ class SpellAttention:
                 graph.erase(region)
         graph.erase_dead(calls)
         graph.sort()
+
+
+def _as_laid_out(body: Graph, call: Node) -> Graph:
+    """The body with inputs that lie as a kernel will find them, which need not be as eager has them."""
+    judged = body.copy()
+    for value, given in zip(judged.inputs, call.operands, strict=True):
+        value.type = _layout(given)
+    return judged
+
+
+def _layout(value: Value) -> TensorType:
+    """How a value lies in memory: a view as what it views does, anything computed without gaps."""
+    node = value.producer
+    if node is None or node.has(Trait.OPAQUE):
+        return value.tensor
+    if not node.has(Trait.VIEW) or node.is_op("concat"):
+        return dense(value.tensor)
+    inner = _layout(node.operands[0])
+    found = view_layout(node, inner)
+    return dense(value.tensor) if found is None else replace(inner, shape=value.shape, strides=found[0])
 
 
 def spelled_out(call: Node) -> Graph:

@@ -53,8 +53,8 @@ class _Grouping:
         """What kernels save over their operations one by one, in seconds, by structure."""
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
-        self.uses = Uses(graph, (n for n in graph.nodes if n.has(_FREE) and not n.is_op("concat")))
-        """A kernel takes index maps and numbers along at no cost."""
+        self.uses = Uses(graph, (n for n in graph.nodes if self._is_free(n)))
+        """A kernel takes index maps, numbers and wider types along at no cost."""
         self.units = Units(self.uses)
         """The groups of the nodes that compute."""
         self.small = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_small(n)}
@@ -64,7 +64,8 @@ class _Grouping:
         for node in nodes:
             self._join_attention(node)
         for node in nodes:
-            if node not in self.units.of and self._computes(node):
+            free = node.is_op("cast") and node in self.uses.free
+            if node not in self.units.of and not free and self._computes(node):
                 self.units.put({node})
                 if node in self.uses.free:
                     self.uses.stop_at(node)
@@ -81,6 +82,23 @@ class _Grouping:
         self._make_regions()
 
     # What may be grouped.
+
+    def _is_free(self, node: Node) -> bool:
+        if node.is_op("cast"):
+            (x,) = node.operands
+            wider = x.dtype.is_float and node.result.dtype.is_float and x.dtype.bytes < node.result.dtype.bytes
+            return wider and not self._leaves_kernels(node)
+        return node.has(_FREE) and not node.is_op("concat")
+
+    def _leaves_kernels(self, node: Node) -> bool:
+        """Whether something that is no arithmetic reads a value, or a view of it."""
+        if node.result in self.graph.outputs:
+            return True
+        return any(
+            self._leaves_kernels(user) if user.has(Trait.VIEW) and not user.is_op("concat")
+            else not (user.has(_ARITHMETIC) or user.is_op("concat"))
+            for user in node.users
+        )  # fmt: skip
 
     def _computes(self, node: Node) -> bool:
         types = (v.type for v in (*node.operands, *node.results))
@@ -150,7 +168,12 @@ class _Grouping:
         for found in attention_groups(node) if self.small_m and node.has(Trait.CONTRACTION) else ():
             group = {n for n in found if n not in self.uses.free}
             group |= self._spelled_beside(group)
-            reason = self._no_attention(group, node)
+            scaled = group | self._scaled_before(group)
+            reason = self._no_attention(scaled, node)
+            if not reason:
+                group = scaled
+            elif scaled != group:
+                reason = self._no_attention(group, node)
             if not reason:
                 self.small |= {n for n in group if n.has(Trait.CONTRACTION)}
                 self.units.put(group)
@@ -184,6 +207,18 @@ class _Grouping:
         read = dict.fromkeys(v.producer for n in group for v in self.uses.taken(n))
         views = [n for n in read if n is not None and n in self.uses.free and n.is_op("reshape")]
         return [n for n in views if group.isdisjoint(self.uses.before(n))]
+
+    def _scaled_before(self, group: set[Node]) -> set[Node]:
+        """Products with a number that only the products of an attention read: its scale, put on queries or keys."""
+        found: set[Node] = set()
+        stack = [n for n in group if n.has(Trait.CONTRACTION)]
+        while stack:
+            for node in self.uses.before(stack.pop()):
+                known = any(v.producer is not None and v.producer.is_op("constant") for v in node.operands)
+                if node.is_op("mul") and known and not self.uses.escapes(node, group | found) and node not in group:
+                    found.add(node)
+                    stack.append(node)
+        return found
 
     def _spelled_beside(self, group: set[Node]) -> set[Node]:
         """What a spelled-out attention computes beside its scores, as a mask to add, for nobody else."""

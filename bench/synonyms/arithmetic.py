@@ -128,13 +128,6 @@ def sum_with_product(x: Any, y: Any, **options: Any) -> Any:
     return torch.addcmul(x, *factors) if _floats(x, *factors) and factors and not options else NotImplemented
 
 
-@synonym("add")
-def sum_with_quotient(x: Any, y: Any, **options: Any) -> Any:
-    """a/b + c in one call."""
-    parts = operands_of(y, "div")
-    return torch.addcdiv(x, *parts) if parts and _floats(x, *parts) and not options else NotImplemented
-
-
 @synonym("mean")
 def mean_as_sum(x: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
     """A mean is a sum over a number."""

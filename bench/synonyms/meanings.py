@@ -248,4 +248,4 @@ def attention_of_scaled_operand(*given: Any, scale: Any = None, **options: Any) 
     """The scale may come before the call."""
     query, *rest = given
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return F.scaled_dot_product_attention(query * factor, *rest, scale=1.0, **options)
+    return F.scaled_dot_product_attention(query * factor, *rest, **(options | {"scale": 1.0}))

@@ -266,4 +266,4 @@ def operand_times_one(x: Tensor) -> Tensor:
 @_detour
 def operand_negated_twice(x: Tensor) -> Tensor:
     """-(-x) = x."""
-    return -(-x) if x.is_floating_point() else x.clone()
+    return x.neg().neg() if x.is_floating_point() else x.clone()

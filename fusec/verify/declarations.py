@@ -10,7 +10,7 @@ import torch
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import BF16, DTYPES, F32, DType, TensorType
+from fusec.ir.types import BF16, DTYPES, F16, F32, F64, DType, TensorType
 from fusec.rewriting.application import sorted_nodes
 from fusec.rewriting.driver import cut
 from fusec.rewriting.fusion import Clause, Dims, Fusion, Parameter
@@ -194,6 +194,9 @@ def commute(graph: Graph) -> None:
             graph.replace_operands(node, node.operands[::-1])
 
 
+_WIDER = {BF16: F32, F16: F32, F32: F64}
+
+
 def wrap_in_views(graph: Graph) -> None:
     """Give every tensor input a detour over views and casts that change nothing."""
     for value in graph.inputs:
@@ -201,9 +204,9 @@ def wrap_in_views(graph: Graph) -> None:
             continue
         readers = list(value.users)
         there = value
-        if value.dtype == BF16:
-            there = graph.add_node("cast", [there], {"dtype": F32}).result
-            there = graph.add_node("cast", [there], {"dtype": BF16}).result
+        if value.dtype in _WIDER:
+            there = graph.add_node("cast", [there], {"dtype": _WIDER[value.dtype]}).result
+            there = graph.add_node("cast", [there], {"dtype": value.dtype}).result
         there = graph.add_node("reshape", [there], {"shape": (1, *value.shape)}).result
         there = graph.add_node("reshape", [there], {"shape": value.shape}).result
         if len(value.shape) > 1:

@@ -2,6 +2,7 @@
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from fusec.passes.canonicalize.numbers import number_of
 from fusec.rewriting.driver import simplifies
 
 _WIDER: dict[DType, tuple[DType, ...]] = {
@@ -42,4 +43,30 @@ def cast_through_wider(graph: Graph, node: Node) -> Value | None:
     return graph.add_node("cast", [origin], {"dtype": node.result.dtype}).result
 
 
-RULES = (neutral_cast, cast_through_wider)
+_ARITHMETIC = (
+    "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "exp", "log", "tanh", "sigmoid", "erf", "sqrt",
+    "rsqrt", "reciprocal", "sin", "cos",
+)  # fmt: skip
+
+
+@simplifies("cast")
+def rounded_arithmetic(graph: Graph, node: Node) -> Value | None:
+    """Half types compute in f32 and round: of operands of a half type, what is computed in f32 and rounded to it."""
+    (x,) = node.operands
+    inner, half = x.producer, node.result.dtype
+    if inner is None or half not in (BF16, F16) or x.dtype != F32 or not inner.is_op(*_ARITHMETIC):
+        return None
+    if len(x.users) != 1 or x in graph.outputs:
+        return None
+    operands: list[Value] = []
+    for v in inner.operands:
+        if (number := number_of(v)) is not None:
+            operands.append(graph.constant(float(number), half, v.tensor.device))
+        elif v.producer is not None and v.producer.is_op("cast") and v.producer.operands[0].dtype == half:
+            operands.append(v.producer.operands[0])
+        else:
+            return None
+    return graph.add_node(inner.op.name, operands, dict(inner.attributes)).result
+
+
+RULES = (neutral_cast, cast_through_wider, rounded_arithmetic)

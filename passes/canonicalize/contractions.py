@@ -1,8 +1,11 @@
 """Contractions: canonical labels, transposes folded into the spec, flattened rows unflattened."""
 
+from dataclasses import replace
+
+from fusec.analysis.strides import view_layout
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import split_spec
-from fusec.ir.types import Size, accumulation, broadcast, product, same_shape, same_size
+from fusec.ir.ops import Trait, split_spec
+from fusec.ir.types import Size, TensorType, accumulation, broadcast, product, same_shape, same_size
 from fusec.rewriting.driver import simplifies
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -49,51 +52,167 @@ def permuted_operand(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("contraction")
+def rows_first(graph: Graph, node: Node) -> Value | None:
+    """x·y = y·x: first comes the operand whose own labels come first in the result."""
+    (x, y), out = split_spec(node.attributes["spec"])
+    first = next((label for label in out if (label in x) != (label in y)), "")
+    if not first or first in x:
+        return None
+    return _contraction(graph, node, list(node.operands[::-1]), [y, x], out)
+
+
+@simplifies("permute")
+def permuted_result(graph: Graph, node: Node) -> Value | None:
+    """A permuted product is the product with permuted labels, where those are batches, then rows, then columns."""
+    (value,) = node.operands
+    product_ = value.producer
+    if product_ is None or not product_.is_op("contraction") or len(value.users) != 1 or value in graph.outputs:
+        return None
+    terms, out = split_spec(product_.attributes["spec"])
+    turned = "".join(out[d] for d in node.attributes["dims"])
+    shared = [label for label in out if all(label in term for term in terms)]
+    owners = ["both" if label in shared else "left" if label in terms[0] else "right" for label in turned]
+    order = list(dict.fromkeys(owners))
+    if owners != sorted(owners, key=order.index) or ("both" in order and order[0] != "both"):
+        return None
+    result = _contraction(graph, product_, list(product_.operands), terms, turned)
+    _lie_as(node.result, result.tensor)
+    return result
+
+
+def _lie_as(value: Value, type: TensorType) -> None:
+    """Let a value lie in memory like this, and what is computed from it lie as it then would."""
+    if type.strides == value.tensor.strides:
+        return
+    value.type = type
+    for user in value.users:
+        if user.has(Trait.VIEW) and not user.is_op("concat"):
+            layout = view_layout(user, type)
+            own = user.result.tensor
+            _lie_as(user.result, replace(own, strides=layout[0]) if layout else own.with_shape(own.shape))
+        elif user.has(Trait.POINTWISE):
+            own = user.result.tensor
+            whole = [v.tensor for v in user.operands if same_shape(v.shape, own.shape)]
+            if all(t.is_contiguous for t in whole):
+                _lie_as(user.result, own.with_shape(own.shape))
+
+
+@simplifies("contraction")
+def broadcast_operand(graph: Graph, node: Node) -> Value | None:
+    """Where one operand is broadcast along a dim of the other, it needs no such dim: Σ x(a…)·expand(y)(a…) = Σ x·y."""
+    terms, out = split_spec(node.attributes["spec"])
+    for i, value in enumerate(node.operands):
+        view = value.producer
+        if view is None or not view.is_op("expand"):
+            continue
+        (inner,) = view.operands
+        shape = (1,) * (len(value.shape) - len(inner.shape)) + inner.shape
+        needless = [
+            d
+            for d, label in enumerate(terms[i])
+            if shape[d] == 1 and label in terms[1 - i] and (d < len(shape) - len(inner.shape) or value.shape[d] != 1)
+        ]
+        if not needless:
+            continue
+        kept = [d for d in range(len(shape)) if d not in needless]
+        narrow = graph.add_node("reshape", [inner], {"shape": tuple(shape[d] for d in kept)}).result
+        wide = tuple(value.shape[d] for d in kept)
+        if not same_shape(narrow.shape, wide):
+            narrow = graph.add_node("expand", [narrow], {"shape": wide}).result
+        operands = list(node.operands)
+        operands[i], terms[i] = narrow, "".join(terms[i][d] for d in kept)
+        return _contraction(graph, node, operands, terms, out)
+    return None
+
+
+@simplifies("contraction")
+def inserted_ones(graph: Graph, node: Node) -> Value | None:
+    """A product needs no dims of length 1 that a reshape has put into an operand."""
+    terms, out = split_spec(node.attributes["spec"])
+    for i, value in enumerate(node.operands):
+        view = value.producer
+        if view is None or not view.is_op("reshape"):
+            continue
+        (inner,) = view.operands
+        kept = _kept_dims(inner.shape, value.shape)
+        if kept is None or len(kept) == len(value.shape):
+            continue
+        operands, terms[i] = list(node.operands), "".join(terms[i][d] for d in kept)
+        operands[i] = inner
+        result = _contraction(graph, node, operands, terms, "".join(n for n in out if n in terms[0] + terms[1]))
+        if same_shape(result.shape, node.result.shape):
+            return result
+        return graph.add_node("reshape", [result], {"shape": node.result.shape}).result
+    return None
+
+
+def _kept_dims(inner: tuple[Size, ...], shape: tuple[Size, ...]) -> list[int] | None:
+    """Which dims are those of ``inner``, the others being of length 1; None where it is no such reshape."""
+    kept: list[int] = []
+    for d, n in enumerate(shape):
+        if len(kept) < len(inner) and same_size(n, inner[len(kept)]):
+            kept.append(d)
+        elif n != 1:
+            return None
+    return kept if len(kept) == len(inner) else None
+
+
+@simplifies("contraction")
 def flattened_rows(graph: Graph, node: Node) -> Value | None:
     """Rows that were flattened before the product are flattened after it, where the reshape can cancel."""
     terms, out = split_spec(node.attributes["spec"])
+    groups = [merged_dims(v) or [(n,) for n in v.shape] for v in node.operands]
+    groups = [[group or (1,) for group in own] for own in groups]
+    found: dict[str, list[tuple[Size, ...]]] = {}
+    for term, own in zip(terms, groups, strict=True):
+        for label, group in zip(term, own, strict=True):
+            found.setdefault(label, []).append(group)
     batched = bool(set(out).intersection(*terms))
     splits: dict[str, tuple[Size, ...]] = {}
-    operands = list(node.operands)
-    for i, value in enumerate(operands):
-        groups = merged_dims(value)
-        if groups is None:
-            continue
-        for label, group in zip(terms[i], groups, strict=True):
-            if len(group) > 1:
-                keys = batched and label not in terms[0]  # a softmax over them has one loop
-                if label not in out or keys or not _agree(splits.setdefault(label, group), group):
-                    return None
-        operands[i] = value.producer.operands[0] if value.producer else value
-    if not splits:
+    for label, all_groups in found.items():
+        agreed = _agreed(all_groups, label in out)
+        if agreed is None or (len(agreed) > 1 and batched and label not in terms[0]):
+            return None  # a softmax over keys has one loop
+        splits[label] = agreed
+    if all(len(group) == 1 for group in splits.values()):
         return None
     spare = [letter for letter in _LETTERS if letter not in "".join(terms)]
     if len(spare) < sum(len(g) - 1 for g in splits.values()):
         return None
     names = {label: label + "".join(spare.pop() for _ in group[1:]) for label, group in splits.items()}
-    for term, old, new in zip(terms, node.operands, operands, strict=True):
-        kept = len(old.shape) + sum(len(splits[label]) - 1 for label in term if label in splits)
-        if len(new.shape) != kept:
-            return None  # some dim is split that this operand has in one
-    wide = ["".join(names.get(label, label) for label in term) for term in [*terms, out]]
+    operands = []
+    for term, value in zip(terms, node.operands, strict=True):
+        source = value.producer.operands[0] if value.producer and merged_dims(value) is not None else value
+        shape = tuple(n for label in term for n in splits[label])
+        if not same_shape(source.shape, shape):
+            source = graph.add_node("reshape", [source], {"shape": shape}).result
+        operands.append(source)
+    wide = ["".join(names[label] for label in term) for term in [*terms, out]]
     result = _contraction(graph, node, operands, wide[:-1], wide[-1])
     return graph.add_node("reshape", [result], {"shape": node.result.shape}).result
 
 
-def _agree(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
-    return same_shape(a, b)
+def _agreed(groups: list[tuple[Size, ...]], stays: bool) -> tuple[Size, ...] | None:
+    """How the operands split a dim, if they agree; those that differ in dims of length 1 alone do without them."""
+    if not all(same_shape(group, groups[0]) for group in groups) or not (stays or len(groups[0]) == 1):
+        groups = [tuple(n for n in group if n != 1) or (1,) for group in groups]
+    agree = all(same_shape(group, groups[0]) for group in groups)
+    return groups[0] if agree and (stays or len(groups[0]) == 1) else None
 
 
 def merged_dims(value: Value) -> list[tuple[Size, ...]] | None:
-    """For a reshape that only merges neighbouring dims: the source dims of each of its dims."""
+    """For a reshape that merges neighbours and adds dims of length 1: the source dims of each of its dims."""
     view = value.producer
     if view is None or not view.is_op("reshape"):
         return None
-    source, groups = list(view.operands[0].shape), []
+    source, groups = list(view.operands[0].shape), list[tuple[Size, ...]]()
     if any(n == 0 for n in source):
         return None
     for position, n in enumerate(value.shape):
         group: list[Size] = []
+        if n == 1 and (not source or source[0] != 1):
+            groups.append(())
+            continue
         last = position == len(value.shape) - 1
         while source and (last or not group or not same_size(product(tuple(group)), n)):
             group.append(source.pop(0))
@@ -183,4 +302,15 @@ def flattened_operands(graph: Graph, node: Node) -> Value | None:
     return graph.add_node("reshape", [computed], {"shape": shape}).result
 
 
-RULES = (canonical_labels, single_terms, single_columns, permuted_operand, flattened_rows, flattened_operands)
+RULES = (
+    canonical_labels,
+    single_terms,
+    single_columns,
+    permuted_operand,
+    rows_first,
+    permuted_result,
+    broadcast_operand,
+    inserted_ones,
+    flattened_rows,
+    flattened_operands,
+)

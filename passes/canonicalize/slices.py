@@ -2,7 +2,7 @@
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import Size, same_size, simplify
+from fusec.ir.types import Size, same_shape, same_size, simplify
 from fusec.rewriting.driver import simplifies
 
 
@@ -118,6 +118,33 @@ def concat_of_concat(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("concat")
+def concat_of_permuted(graph: Graph, node: Node) -> Value | None:
+    """Values that are permuted alike are put together first, then permuted."""
+    views = (v.producer for v in node.operands)
+    dims = next((v.attributes["dims"] for v in views if v is not None and v.is_op("permute")), None)
+    if dims is None:
+        return None
+    parts = [inner for v in node.operands if (inner := _before_permute(v, dims)) is not None]
+    if len(parts) != len(node.operands):
+        return None
+    joined = graph.add_node("concat", parts, {"dim": dims[node.attributes["dim"]] - len(dims)}).result
+    return graph.add_node("permute", [joined], {"dims": dims}).result
+
+
+def _before_permute(value: Value, dims: tuple[int, ...]) -> Value | None:
+    """What a value is the permutation of; a reshape is one where only dims of length 1 move."""
+    view = value.producer
+    if view is None or not view.is_op("permute", "reshape"):
+        return None
+    (x,) = view.operands
+    if view.is_op("permute"):
+        return x if view.attributes["dims"] == dims else None
+    moved = [d for d in dims if len(x.shape) == len(dims) and x.shape[d] != 1]
+    same = len(x.shape) == len(dims) and same_shape(tuple(x.shape[d] for d in dims), value.shape)
+    return x if same and moved == sorted(moved) else None
+
+
+@simplifies("concat")
 def concat_of_neighbours(graph: Graph, node: Node) -> Value | None:
     """Slices that follow each other are one slice."""
     dim, parts = node.attributes["dim"], list(node.operands)
@@ -132,12 +159,81 @@ def concat_of_neighbours(graph: Graph, node: Node) -> Value | None:
     return None
 
 
+@simplifies("concat")
+def concat_of_all_slices(graph: Graph, node: Node) -> Value | None:
+    """All of x in equal slices along one dim, put together along another one: a reshape of x, permuted.
+
+    The slices may have been permuted alike, and reshaped by dims of length 1 that come and go, as unbind and stack do.
+    """
+    found = [one for part in node.operands if (one := _slice_of(part)) is not None]
+    if len(found) < 2 or len(found) != len(node.operands) or any(order != found[0][1] for _, order in found):
+        return None
+    slices, (first, order) = [one for one, _ in found], found[0]
+    x, dim, end = first.operands[0], first.attributes["dim"], 0
+    length = first.result.shape[dim]
+    for part in slices:
+        if part.operands[0] is not x or part.attributes["dim"] != dim or part.attributes["step"] != 1:
+            return None
+        if not same_size(part.attributes["start"], end) or not same_size(part.result.shape[dim], length):
+            return None
+        end = simplify(part.attributes["stop"])
+    if not same_size(end, x.shape[dim]):
+        return None
+    shape, at = node.operands[0].shape, len(node.result.shape) + node.attributes["dim"]
+    before = sum(n != 1 for n in shape[:at])
+    from_, count, grows = len(x.shape) + dim, len(slices), shape[at] != 1
+    # x with its dim as (slices, length), the number of the slice before the dim that grows, in the order of x.
+    wide = (*x.shape[:from_], count, length, *x.shape[from_ + 1 :])
+    moved = [d if d < from_ else d + 1 for d in order]
+    inner = sorted(moved)
+    place = inner.index(moved[before]) if before < len(moved) else len(inner)
+    ones = [d for d in range(len(wide)) if d != from_ and d not in moved]
+    value = _view(graph, x, wide, (*ones, *inner[:place], from_, *inner[place:]))
+    # Then in the order of the parts.
+    number = [] if grows else [from_]
+    labels = [*inner[:place], *number, *inner[place:]]
+    sizes = {d: wide[d] * (count if grows and d == moved[before] else 1) for d in labels if d != from_} | {from_: count}
+    wanted = tuple(labels.index(d) for d in (*moved[:before], *number, *moved[before:]))
+    value = _view(graph, value, tuple(sizes[d] for d in labels), wanted)
+    return graph.add_node("reshape", [value], {"shape": node.result.shape}).result
+
+
+def _view(graph: Graph, x: Value, shape: tuple[Size, ...], dims: tuple[int, ...]) -> Value:
+    """A reshape to that shape, permuted; only where dims other than of length 1 move."""
+    moved = [d for d in dims if shape[d] != 1]
+    if moved == sorted(moved):
+        return x
+    value = graph.add_node("reshape", [x], {"shape": shape}).result
+    return graph.add_node("permute", [value], {"dims": dims}).result
+
+
+def _slice_of(value: Value) -> tuple[Node, list[int]] | None:
+    """The slice that a value is, and the order in which it has the slice's dims, those of length 1 aside."""
+    order = list(range(sum(n != 1 for n in value.shape)))
+    while (node := value.producer) is not None:
+        own = [d for d, n in enumerate(value.shape) if n != 1]
+        if node.is_op("slice"):
+            return node, [own[o] for o in order]
+        if not node.is_op("reshape", "permute"):
+            return None
+        (inner,) = node.operands
+        known = [d for d, n in enumerate(inner.shape) if n != 1]
+        if node.is_op("permute"):
+            order = [known.index(node.attributes["dims"][own[o]]) for o in order]
+        elif not same_shape(tuple(inner.shape[d] for d in known), tuple(value.shape[d] for d in own)):
+            return None
+        value = inner
+    return None
+
+
 RULES = (
+    concat_of_all_slices,
     slice_of_slice,
     slice_of_concat,
     slice_of_computed,
     slice_of_product,
     concat_of_one,
     concat_of_concat,
+    concat_of_permuted,
     concat_of_neighbours,
 )

@@ -2,6 +2,7 @@
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import broadcast, same_shape
+from fusec.passes.canonicalize.numbers import number_of
 from fusec.rewriting.driver import simplifies
 
 
@@ -67,6 +68,23 @@ def permute_of_ones(graph: Graph, node: Node) -> Value | None:
     return graph.add_node("reshape", [x], {"shape": node.result.shape}).result
 
 
+@simplifies("permute")
+def permute_before_ones(graph: Graph, node: Node) -> Value | None:
+    """Where a reshape only adds or drops dims of length 1, what is permuted is what it views."""
+    inner = _view(node.operands[0], "reshape")
+    if inner is None:
+        return None
+    (x,) = inner.operands
+    own, seen = ([d for d, n in enumerate(v.shape) if n != 1] for v in (x, node.operands[0]))
+    if not same_shape(tuple(x.shape[d] for d in own), tuple(node.operands[0].shape[d] for d in seen)):
+        return None
+    places = dict(zip(seen, own, strict=True))
+    moved = [places[d] for d in node.attributes["dims"] if d in places]
+    dims = (*(d for d in range(len(x.shape)) if d not in own), *moved)
+    permuted = graph.add_node("permute", [x], {"dims": dims}).result
+    return graph.add_node("reshape", [permuted], {"shape": node.result.shape}).result
+
+
 _POINTWISE = (
     "add", "sub", "mul", "div", "pow", "maximum", "minimum", "and", "or", "xor", "where", "atan2", "remainder",
     "eq", "ne", "lt", "le", "gt", "ge",
@@ -111,13 +129,15 @@ _UNARY = tuple(
 )  # fmt: skip
 
 
-@simplifies(*_UNARY)
+@simplifies(*_UNARY, "add", "sub", "mul", "div", "maximum", "minimum", "pow")
 def compute_before_expanding(graph: Graph, node: Node) -> Value | None:
-    """f(expand(x)) = expand(f(x)), which computes each element once."""
-    inner = _view(node.operands[0], "expand")
-    if inner is None or len(node.operands[0].users) != 1:
+    """f(expand(x)) = expand(f(x)), which computes each element once; the other operands of f are numbers."""
+    wide = [v for v in node.operands if number_of(v) is None]
+    inner = _view(wide[0], "expand") if len(wide) == 1 else None
+    if inner is None or len(wide[0].users) != 1:
         return None
-    computed = graph.add_node(node.op.name, inner.operands, dict(node.attributes)).result
+    operands = [v if number_of(v) is not None else inner.operands[0] for v in node.operands]
+    computed = graph.add_node(node.op.name, operands, dict(node.attributes)).result
     return graph.add_node("expand", [computed], {"shape": node.result.shape}).result
 
 
@@ -129,6 +149,7 @@ RULES = (
     permute_of_permute,
     expand_of_expand,
     permute_of_ones,
+    permute_before_ones,
     implicit_broadcast,
     compute_before_expanding,
 )

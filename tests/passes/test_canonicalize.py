@@ -6,18 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
 
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import BF16, F16, F32
+from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import RULES, normalize
 from fusec.passes.canonicalize.contractions import canonical_spec
 from fusec.passes.canonicalize.numbers import rounded
 from fusec.pipeline import Context
 from fusec.rewriting.driver import simplifies, simplify_graph
 from fusec.verify.interpreter import evaluate
+from fusec.verify.rewrites import check_rewrite
+from tests.random_graphs import graphs
 
 
 def row(body: str, inputs: str = "%x: f32[3, 4]") -> Graph:
@@ -117,6 +121,11 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         ["expand"],
     ),
     "permute-of-ones": ("%x: f32[3, 1, 4]", "%r: f32[1, 3, 4] @(4, 4, 1) = permute(%x) {dims=(1, 0, 2)}", ["reshape"]),
+    "permute-before-ones": (
+        "%x: f32[3, 4]",
+        "%a: f32[3, 1, 4] = reshape(%x) {shape=(3, 1, 4)}\n%r: f32[4, 1, 3] @(1, 4, 4) = permute(%a) {dims=(2, 1, 0)}",
+        ["permute", "reshape"],
+    ),
     "implicit-broadcast": (
         "%x: f32[3, 4], %y: f32[4]",
         "%a: f32[3, 4] @(0, 1) = expand(%y) {shape=(3, 4)}\n%r: f32[3, 4] = add(%x, %a)",
@@ -157,6 +166,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%e: f32[3, 4] = exp(%x)\n%a: f32[3, 8] = concat(%x, %e) {dim=-1}\n%r: f32[3, 12] = concat(%a, %x) {dim=-1}",
         ["exp", "concat"],
     ),
+    "concat-of-permuted": (
+        "%x: f32[3, 4], %y: f32[3, 5]",
+        "%a: f32[4, 3] @(1, 4) = permute(%x) {dims=(1, 0)}\n%b: f32[5, 3] @(1, 5) = permute(%y) {dims=(1, 0)}\n"
+        "%r: f32[9, 3] = concat(%a, %b) {dim=-2}",
+        ["concat", "permute"],
+    ),
     "concat-of-neighbours": (
         "%x: f32[3, 6]",
         "%a: f32[3, 2] @(6, 1) = slice(%x) {dim=-1, start=1, stop=3, step=1}\n"
@@ -173,6 +188,43 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%x: f32[3, 4], %w: f32[4, 5]",
         '%a: f32[5, 4] @(1, 5) = permute(%w) {dims=(1, 0)}\n%r: f32[3, 5] = contraction(%x, %a) {spec="az,bz->ab"}',
         ["contraction"],
+    ),
+    "inserted-ones": (
+        "%x: f32[3, 4], %w: f32[4, 5]",
+        "%a: f32[1, 3, 4] = reshape(%x) {shape=(1, 3, 4)}\n%b: f32[1, 4, 5] = reshape(%w) {shape=(1, 4, 5)}\n"
+        '%c: f32[1, 3, 5] = contraction(%a, %b) {spec="abz,azc->abc"}\n%r: f32[3, 5] = reshape(%c) {shape=(3, 5)}',
+        ["contraction"],
+    ),
+    "rows-first": (
+        "%x: f32[3, 4], %w: f32[5, 4]",
+        '%r: f32[3, 5] = contraction(%w, %x) {spec="bz,az->ab"}',
+        ["contraction"],
+    ),
+    "permuted-result": (
+        "%x: f32[2, 3, 4], %w: f32[5, 4]",
+        '%a: f32[2, 5, 3] = contraction(%w, %x) {spec="bz,acz->abc"}\n'
+        "%r: f32[2, 3, 5] @(15, 1, 3) = permute(%a) {dims=(0, 2, 1)}",
+        ["contraction"],
+    ),
+    "broadcast-operand": (
+        "%x: f32[2, 3, 4], %w: f32[4, 5]",
+        "%a: f32[2, 4, 5] @(0, 5, 1) = expand(%w) {shape=(2, 4, 5)}\n"
+        '%r: f32[2, 3, 5] = contraction(%x, %a) {spec="abz,azc->abc"}',
+        ["contraction"],
+    ),
+    "rounded-arithmetic": (
+        "%x: bf16[3, 4], %y: bf16[3, 4]",
+        "%a: f32[3, 4] = cast(%x) {dtype=f32}\n%b: f32[3, 4] = cast(%y) {dtype=f32}\n%c: f32[3, 4] = mul(%a, %b)\n"
+        "%r: bf16[3, 4] = cast(%c) {dtype=bf16}",
+        ["mul"],
+    ),
+    "concat-of-all-slices": (
+        "%x: f32[3, 2, 4]",
+        "%a: f32[3, 1, 4] @(8, 4, 1) = slice(%x) {dim=-2, start=0, stop=1, step=1}\n"
+        "%b: f32[3, 1, 4] @(8, 4, 1) = slice(%x) {dim=-2, start=1, stop=2, step=1}\n"
+        "%c: f32[3, 4] = reshape(%a) {shape=(3, 4)}\n%d: f32[3, 4] = reshape(%b) {shape=(3, 4)}\n"
+        "%e: f32[3, 8] = concat(%c, %d) {dim=-1}\n%r: f32[3, 8] = exp(%e)",
+        ["exp", "reshape"],
     ),
     "single-terms": (
         "%x: f32[2, 3, 1], %y: f32[2, 1, 5]",
@@ -301,6 +353,51 @@ def test_a_linear_layer_has_one_form(spelled: Callable[..., Any]) -> None:
     normalize(graph)
     assert [n.op.name for n in graph.nodes] == ["contraction", "add"]
     assert graph.nodes[0].attributes["spec"] == "abz,cz->abc"
+
+
+@given(graphs(effects=False))
+def test_a_normal_form_is_its_own(graph: Graph) -> None:
+    normalize(graph)
+    verify_graph(graph)
+    once = str(graph)
+    normalize(graph)
+    assert str(graph) == once
+
+
+@given(graphs(effects=False))
+def test_a_normal_form_means_the_same(graph: Graph) -> None:
+    plain = graph.copy()
+    normalize(graph)
+    verdict = check_rewrite(plain, graph, exact=False)
+    assert verdict, verdict.message
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        lambda x: torch.cat(x.unbind(2), -1),
+        lambda x: torch.cat([part.mT for part in x.unbind(2)], -2).mT,
+        lambda x: torch.stack([x[:, :, i] for i in range(3)], 2).reshape(2, 5, 12),
+        lambda x: torch.cat(x.split(1, 2), -1).squeeze(2),
+        lambda x: x.transpose(1, 2).transpose(1, 2).flatten(2),
+    ],
+)
+def test_heads_side_by_side_have_one_form(spelled: Callable[..., Any]) -> None:
+    x = torch.randn(2, 5, 3, 4)
+    graph = trace(lambda x: spelled(x.sin()), [x], symbolic=False)
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == ["sin", "reshape"]
+    assert torch.equal(evaluate(graph, [x])[0], x.sin().reshape(2, 5, 12))
+
+
+def test_heads_put_together_in_another_order_stay_in_it() -> None:
+    x = torch.randn(2, 5, 3, 4)
+    graph = trace(lambda x: torch.cat([part.mT for part in x.sin().unbind(2)], -1), [x], symbolic=False)
+    normalize(graph)
+    assert torch.equal(evaluate(graph, [x])[0], torch.cat([part.mT for part in x.sin().unbind(2)], -1))
+    turned = trace(lambda x: torch.cat(x.sin().unbind(2)[::-1], -1), [x], symbolic=False)
+    normalize(turned)
+    assert torch.equal(evaluate(turned, [x])[0], torch.cat(x.sin().unbind(2)[::-1], -1))
 
 
 def test_labels() -> None:
