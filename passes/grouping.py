@@ -277,9 +277,12 @@ class _Grouping:
 
     def _same_range(self, producer: Node, second: set[Node]) -> bool:
         """Whether the other group has loops like those that a value is computed in."""
-        wanted = _loops(producer.result)
+        seen = [producer.result]
+        for value in seen:  # as its readers see it
+            seen += [r for user in value.users if user in self.uses.free for r in user.results]
+        wanted = [_loops(v) for v in seen if v.tensor.numel == producer.result.tensor.numel]
         ends = (v for n in second for v in (n.operands[1:2] if n.has(Trait.WRITE) else (n.result, n.operands[0])))
-        return any(_loops(v) == wanted for v in ends)
+        return any(_loops(v) in wanted for v in ends)
 
     def _verdict(self, group: set[Node]) -> str:
         """Why a group is no kernel; "" where it is one."""
