@@ -6,7 +6,7 @@ import pytest
 
 from fusec.analysis.indexing import locate
 from fusec.analysis.kinds import classify
-from fusec.analysis.recomputation import recomputation
+from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value
 from fusec.ir.types import F32, Size, TensorType, contiguous_strides, symbol
@@ -98,4 +98,4 @@ def test_a_result_whose_rows_are_flattened_has_the_axes_of_the_other() -> None:
     body.set_outputs([h, body.do("sub", rows, body.do("sum", rows, dims=(-1,)))])
     nest = locate(body)
     assert [[axis.size for axis in dim] for dim in nest.axes] == [[batch], [5], [8], []]
-    assert classify(nest).kind == "row" and not recomputation(nest)
+    assert classify(nest).kind == "row" and not repetitions(evaluations(nest))
