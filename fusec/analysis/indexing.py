@@ -13,7 +13,7 @@ from fusec.analysis.affine import Affine, Axis, NotAffine, Unaligned, divide, re
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import DType, Size, estimate, same_shape, same_size
+from fusec.ir.types import DType, Size, estimate, product, same_shape, same_size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -235,6 +235,8 @@ class _Locator:
     def _places(self, value: Value) -> list[tuple[Affine, ...]]:
         """The indices, one per segment, at which an output is computed: its dims aligned with the root's."""
         shape = value.shape
+        if groups := _merged(self.shape, shape):
+            return self._flattened(groups)
         if len(shape) > len(self.shape):
             if any(n != 1 for n in shape[: len(shape) - len(self.shape)]):
                 raise ScheduleError("outputs have different ranges", why=f"{shape} and {self.shape}")
@@ -256,6 +258,16 @@ class _Locator:
                 places = [(*place, part.index) for place in places]
         if len(places) > 16:
             raise ScheduleError("an output falls into too many segments", why=f"{len(places)} of them")
+        return places
+
+    def _flattened(self, groups: list[list[int]]) -> list[tuple[Affine, ...]]:
+        """The indices of an output whose dims are each several neighbouring dims of the root in one."""
+        places: list[tuple[Affine, ...]] = [()]
+        for group in groups:
+            indices = [Affine()]
+            for d in group:
+                indices = [outer.scaled(self.shape[d]) + part.index for outer in indices for part in self.dims[d]]
+            places = [(*place, index) for place in places for index in indices]
         return places
 
     def at(self, value: Value, index: tuple[Affine, ...]) -> Located:
@@ -432,6 +444,20 @@ def stride(item: Located, axis: Axis) -> Size:
     for part, step in zip(item.index, item.value.tensor.strides, strict=True):
         out = out + part.coefficient(axis) * step
     return out
+
+
+def _merged(source: tuple[Size, ...], shape: tuple[Size, ...]) -> list[list[int]]:
+    """The neighbouring dims of ``source`` that each dim of a shape of fewer dims is made of; none where it is not."""
+    groups, rest = list[list[int]](), list(range(len(source)))
+    if len(shape) >= len(source) or 1 in source or 1 in shape:
+        return []
+    for n in shape:
+        groups.append([])
+        while rest and not (groups[-1] and same_size(product(tuple(source[d] for d in groups[-1])), n)):
+            groups[-1].append(rest.pop(0))
+        if not same_size(product(tuple(source[d] for d in groups[-1])), n):
+            return []
+    return [] if rest else groups
 
 
 def broadcast_index(shape: tuple[Size, ...], to: tuple[Size, ...], index: tuple[Affine, ...]) -> tuple[Affine, ...]:

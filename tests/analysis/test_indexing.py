@@ -6,6 +6,7 @@ import pytest
 
 from fusec.analysis.indexing import locate
 from fusec.analysis.kinds import classify
+from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value
 from fusec.ir.types import F32, Size, TensorType, contiguous_strides, symbol
@@ -87,3 +88,14 @@ def test_concat_along_an_unknown_dim_is_refused() -> None:
     body.set_outputs([body.do("concat", body.tensor(2, s), body.tensor(2, 3), dim=-1)])
     with pytest.raises(ScheduleError):
         locate(body)
+
+
+def test_a_result_whose_rows_are_flattened_has_the_axes_of_the_other() -> None:
+    body, batch = Body(), symbol("s0")
+    x = body.tensor(batch, 5, 8)
+    h = body.do("add", x, x)
+    rows = body.do("reshape", h, shape=(5 * batch, 8))
+    body.set_outputs([h, body.do("sub", rows, body.do("sum", rows, dims=(-1,)))])
+    nest = locate(body)
+    assert [[axis.size for axis in dim] for dim in nest.axes] == [[batch], [5], [8], []]
+    assert classify(nest).kind == "row" and not repetitions(evaluations(nest))

@@ -57,13 +57,15 @@ LOOSE: dict[str, Mask] = {
 }
 
 
-def bounds(mask: Mask) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = mask(q @ k.transpose(-1, -2), torch.arange(QUERIES)[:, None], torch.arange(KEYS))
+def bounds(mask: Mask, loaded: bool = False) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
+    def attention(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
+        rows = places if loaded else torch.arange(QUERIES)
+        scores = mask(q @ k.transpose(-1, -2), rows[:, None], torch.arange(KEYS))
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))
         return (weights / weights.sum(-1, keepdim=True)) @ v
 
-    graph = trace(attention, [torch.randn(2, n, 8) for n in (QUERIES, KEYS, KEYS)], symbolic=False)
+    inputs = [torch.randn(2, n, 8) for n in (QUERIES, KEYS, KEYS)]
+    graph = trace(attention, [*inputs, torch.arange(QUERIES)], symbolic=False)
     normalize(graph)
     parts = find_attention(locate(graph))
     assert parts is not None and parts.keys.size == KEYS
@@ -84,3 +86,8 @@ def test_the_bounds_are_the_mask(mask: Mask) -> None:
 @pytest.mark.parametrize("mask", LOOSE.values(), ids=LOOSE)
 def test_what_is_not_proven_bounds_nothing(mask: Mask) -> None:
     assert bounds(mask) == ([], [])
+
+
+def test_positions_that_are_loaded_bound_nothing() -> None:
+    assert bounds(EXACT["at most"], loaded=True) == ([], [])
+    assert bounds(EXACT["window of offsets"], loaded=True) == ([], [])
