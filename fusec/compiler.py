@@ -49,7 +49,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     work = graph.copy()
     target = target_for(work, config)
     start = time.perf_counter()
-    default_pipeline(config, target.name).run(work, context)
+    default_pipeline(config).run(work, context)
     passed = time.perf_counter()
     program = build_program(work, target, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}

@@ -4,7 +4,6 @@ if __name__ != "fusec.passes":
     raise ImportError("import fusec.passes; this folder is only its source")
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,10 +50,9 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
     return made
 
 
-def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
+def default_pipeline(config: Config) -> Pipeline:
     """The passes of a compile, one a line with its reason."""
-    # Triton kernels have no scratch memory for a product's prologue yet: products are the vendor's there.
-    known = known_passes(replace(config, small_m=0) if target == "triton" else config)
+    known = known_passes(config)
     return Pipeline((
         known["canonicalize"](),  # one spelling per meaning, so that one pattern finds it
         known["raise"](),  # norms, softmax, activations and rotary embeddings get their names back

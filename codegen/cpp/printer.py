@@ -7,10 +7,12 @@ import sympy
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, print_constant, scalar_type
 from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.kernel import (
+    Assign,
     Buffer,
     Compute,
     Constant,
     Dot,
+    DotTiles,
     Fold,
     Index,
     Init,
@@ -135,6 +137,8 @@ class _Printer:
             self._fold(statement)
         elif isinstance(statement, Dot):
             self._dot(statement)
+        elif isinstance(statement, (Assign, DotTiles)):
+            raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
         else:
             self._store(statement)
 

@@ -22,8 +22,16 @@ OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Compiler options of every kernel: a product is rounded before it is added, whatever Triton's default becomes."""
 
 
+def _sum(tile: Any, axis: int) -> Any:
+    """Halves added until one element is left, as threads do it; numpy adds one after the other along outer axes."""
+    parts = np.moveaxis(tile, axis, 0)
+    while len(parts) > 1:
+        parts = parts[: len(parts) // 2] + parts[len(parts) // 2 :]
+    return parts[0]
+
+
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
-_REDUCTIONS: dict[str, Any] = {"add": np.sum, "product": np.prod, "max_or_nan": np.max, "min_or_nan": np.min}
+_REDUCTIONS: dict[str, Any] = {"add": _sum, "product": np.prod, "max_or_nan": np.max, "min_or_nan": np.min}
 
 
 class TritonKernel:

@@ -23,9 +23,6 @@ def opt(
     graph: Annotated[str, typer.Argument(metavar="GRAPH", help="a .fir file, or - for standard input")] = "-",
     output: Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")] = "-",
     passes: Annotated[str, typer.Option(help="`default`, or `canonicalize,raise{only=rms_norm}`")] = "default",
-    target: Annotated[
-        str, typer.Option(help="cpp or triton: whose passes `default` means; by default by the device of the inputs")
-    ] = "",
     printed: Annotated[
         str, typer.Option("--print", help="graphs to print on standard error: before, after, changed, diff")
     ] = "",
@@ -51,8 +48,8 @@ def opt(
     from fusec.debug.optimize import opt as run_passes
     from fusec.ir.printer import print_graph
 
-    options = {"apply": apply, "disable": disable, "target": target}
-    pipeline = choose_passes(passes, Config.from_options(None, options), target or "cpp")
+    options = {"apply": apply, "disable": disable}
+    pipeline = choose_passes(passes, Config.from_options(None, options))
     if list_passes:
         return _list(pipeline, as_json)
     wanted, kinds = _choices("print", printed, PRINTS), _choices("kind of remark", remarks, KINDS)

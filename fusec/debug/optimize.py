@@ -33,17 +33,15 @@ def opt(
         OptionError: for an unknown pass or option.
         VerificationError: where a pass changes the result, under ``verify_each``.
     """
-    from fusec.codegen import target_for
-
     config = Config.from_options(None, {"record": True, **(options or {})})
     work, context = graph.copy(), Context(config)
-    choose_passes(passes, config, target_for(graph, config).name).run(work, context)
+    choose_passes(passes, config).run(work, context)
     if verify_each:
         require_agreement(context.records, verify_passes(context.records))
     return Subject(graph.name, work, graph, context.records, context.remarks)
 
 
-def choose_passes(text: str, config: Config, target: str) -> Pipeline:
+def choose_passes(text: str, config: Config) -> Pipeline:
     """The pipeline that a text names, in which the passes have the options that the configuration gives them.
 
     Raises:
@@ -52,7 +50,7 @@ def choose_passes(text: str, config: Config, target: str) -> Pipeline:
     from fusec.passes import default_pipeline, known_passes
 
     if text == "default":
-        return default_pipeline(config, target)
+        return default_pipeline(config)
     known = known_passes(config)
     for name in re.findall(r"([\w-]+)\s*(?:\{[^}]*\})?\s*(?:,|$)", text):
         if name not in known:

@@ -28,7 +28,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 def kernel_regions(graph: Graph) -> list[Node]:
     """The regions that the pipeline makes of a graph, for a target without matrix products of its own."""
     config = Config(small_m=0)
-    default_pipeline(config, "triton").run(graph, Context(config))
+    default_pipeline(config).run(graph, Context(config))
     return [node for node in graph if node.is_op("region") and node.attributes["kind"] == "kernel"]
 
 
