@@ -41,6 +41,7 @@ class TritonKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel)
+        self._options = {"num_warps": num_warps(kernel), **OPTIONS}
         self._function: Any = None
         self._interpreted: InterpretedKernel | None = None
 
@@ -60,7 +61,7 @@ class TritonKernel:
         programs = program_count(self.kernel, symbols)
         if programs:
             with torch.cuda.device(buffers[0].device):
-                self._function[(programs,)](*buffers, *symbols, num_warps=num_warps(self.kernel), **OPTIONS)
+                self._function[(programs,)](*buffers, *symbols, **self._options)
 
 
 class InterpretedKernel:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusec.codegen.kernel import DotTiles, Kernel, Load, Loop, walk
+from fusec.codegen.kernel import Kernel, Load, Loop, walk
 from fusec.codegen.sizes import Language
 from fusec.codegen.triton.prelude import FUNCTIONS
 from fusec.codegen.triton.tiles import lanes_along, spans
@@ -18,8 +18,6 @@ _WARP_ELEMENTS = 256
 _MAX_WARPS = 16
 _MAX_WARPS_OF_BLOCKS = 8
 """Of a kernel with tiles of two axes: more warps leave each lane too few registers for several of them."""
-_MAX_WARPS_OF_PRODUCTS = 4
-"""Of a kernel that multiplies matrices, whose tiles are small: each warp of them takes 16 rows or columns."""
 _MAX_INT32 = 2**31 - 1
 _RESERVED = frozenset({"tl", "triton", "float", "range", "pid", *keyword.kwlist, *FUNCTIONS})
 
@@ -47,8 +45,6 @@ def num_warps(kernel: Kernel) -> int:
     largest = max([math.prod(lanes[a] for a in own) for own in loads], default=1)
     warps = max(largest, *lanes.values(), 1) // _WARP_ELEMENTS
     most = _MAX_WARPS_OF_BLOCKS if any(len(own) > 1 for own in loads) else _MAX_WARPS
-    if any(isinstance(s, DotTiles) for s in walk(kernel.body)):
-        most = _MAX_WARPS_OF_PRODUCTS
     return max(1, min(most, warps))
 
 
