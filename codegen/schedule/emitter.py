@@ -53,9 +53,9 @@ class Emitter:
         """Values that lie in scratch: where, by axes."""
         self.levels = [_Level(frozenset(grid))]
         self._names: dict[Axis, str] = {}
-        self._joint: dict[tuple[Axis, ...], Axis] = {}
-        self._spelled: list[tuple[Axis, ...]] = []
-        """Axes that the open loops run over as one."""
+        self._joint: dict[tuple[tuple[Axis, ...], bool], Axis] = {}
+        self._spelled: list[tuple[tuple[Axis, ...], Axis]] = []
+        """Axes that the open loops run over as one, and that one."""
         self._count = 0
 
     # Names and index expressions.
@@ -87,8 +87,8 @@ class Emitter:
 
     def _over_joint_axes(self, out: sympy.Expr) -> sympy.Expr:
         """The same with axes that loops run over as one spelled as quotients and remainders of it, where need be."""
-        for axes in self._spelled:
-            whole, inner = self.axis_symbol(self._joint[axes]), 1
+        for axes, joint in self._spelled:
+            whole, inner = self.axis_symbol(joint), 1
             runs: list[tuple[Size, int, int]] = []  # a step's worth, how many of them, and how many elements each has
             for axis in reversed(axes):
                 slope, n = out.coeff(self.axis_symbol(axis), 1), static_size(axis)
@@ -129,23 +129,30 @@ class Emitter:
         yield
         self._close(self.axis_name(axis), start, axis.size if stop is None else stop, step, kind)
 
-    def joint(self, axes: tuple[Axis, ...]) -> Axis:
-        """One axis that stands for all of these, the last of them innermost; their sizes are known."""
-        if len(axes) == 1:
+    def joint(self, axes: tuple[Axis, ...], apart: bool = False) -> Axis:
+        """One axis that stands for all of these, the last of them innermost; their sizes are known.
+
+        Args:
+            axes: what it stands for.
+            apart: whether it is another one than elsewhere, as its tiles have another number of lanes.
+        """
+        if len(axes) == 1 and not apart:
             return axes[0]
         size = math.prod(map(static_size, axes))
-        return self._joint.setdefault(axes, Axis(size))
+        return self._joint.setdefault((axes, apart), Axis(size))
 
     @contextmanager
-    def tile(self, axes: tuple[Axis, ...], step: int, start: Size = 0, stop: Size | None = None) -> Iterator[None]:
-        """Open a tile loop over axes as one; ``start`` and ``stop`` count its elements."""
-        axis = self.joint(axes)
-        if len(axes) > 1:
-            self._spelled.append(axes)
+    def tile(
+        self, axes: tuple[Axis, ...], step: int, start: Size = 0, stop: Size | None = None, apart: bool = False
+    ) -> Iterator[None]:
+        """Open a tile loop over axes as one; ``start`` and ``stop`` count its elements, ``apart`` is as for joint."""
+        axis = self.joint(axes, apart)
+        if axes != (axis,):
+            self._spelled.append((axes, axis))
         with self.loop(axis, "tile", step, start, stop):
             self.levels[-1].axes |= set(axes)
             yield
-        if len(axes) > 1:
+        if axes != (axis,):
             self._spelled.pop()
 
     @contextmanager

@@ -145,7 +145,7 @@ class _TiledContraction:
         width, size = self._width(columns), static_size(self.emitter.joint(columns))
         start = _BLOCK * width
         stop: Size = start + width if size % width == 0 else sympy.Min(start + width, size)
-        with self.emitter.tile(columns, width, start, stop):
+        with self.emitter.tile(columns, width, start, stop, apart=True):
             products: dict[tuple[Axis, ...], list[Located]] = {}
             for product in self._products(results):
                 products.setdefault(product.bound, []).append(product)

@@ -59,6 +59,12 @@ def projections(
     return rotated(queries, cos, sin), rotated(keys, cos, sin), values
 
 
+def square(x: Tensor, scale: Tensor, offset: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """What is summed, what is stored beside and the columns have one length."""
+    normed = F.layer_norm(x, (x.shape[-1],), scale, offset)
+    return F.linear(normed, q), F.silu(F.linear(normed, k)), normed
+
+
 def from_heads(x: Tensor, w: Tensor, residual: Tensor) -> Tensor:
     return torch.mm(x.transpose(1, 2).reshape(-1, w.shape[1]), w.t()).reshape(residual.shape) + residual
 
@@ -78,6 +84,7 @@ def shapes(function: object, batch: int, length: int) -> tuple[tuple[int, ...], 
         layer_norm: ((*x, 600), (600,), (600,), (5, 600), (5,)),
         gated: ((*x, 150), (*x, 150), (150,), (33, 150), (33, 150)),
         projections: ((*x, 24), (24,), (24, 24), (12, 24), (12, 24), (batch, length, 1, 6), (batch, length, 1, 6)),
+        square: ((*x, 64), (64,), (64,), (64, 64), (64, 64)),
         from_heads: ((batch, 3, length, 20), (50, 60), (*x, 50)),
     }[function]  # type: ignore[index]
 
@@ -87,7 +94,7 @@ def sample(function: object, batch: int, length: int, dtype: torch.dtype) -> tup
     return tuple(torch.randn(shape).to(dtype) for shape in shapes(function, batch, length))
 
 
-FUNCTIONS = [plain, transposed_weight, layer_norm, gated, projections, from_heads]
+FUNCTIONS = [plain, transposed_weight, layer_norm, gated, projections, square, from_heads]
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=str)
