@@ -1,8 +1,9 @@
 """Are the Triton kernels of whole models right, and do they compile for real chips without spills? No GPU is needed.
 
-``python -m bench.triton_kernels [--full]``: every pointwise and row kernel of the models, each structure once, on
-what it gets in the model: the numeric rule in Triton's interpreter, its bounds proved, and
-compiled for NVIDIA's and AMD's chips.
+``python -m bench.triton_kernels [--full]``: every kernel of the models, each structure once, on what it gets in the
+model: the numeric rule in Triton's interpreter, its bounds proved, and compiled for NVIDIA's and AMD's chips, where
+products of half types have to show up as instructions of the matrix unit. One token, few and more rows than a
+generated product takes.
 """
 
 import argparse
@@ -28,8 +29,8 @@ from fusec.verify.interpreter import evaluate
 SAMPLE = "llama,gemma3,gpt2,bert"
 """Between them: both norms, gated and plain activations, rotary embedding, learned positions."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SHAPE = (2, 9)
-"""Tokens of a sample: Triton's interpreter runs program by program."""
+SHAPES = "1x1,2x5,2x9"
+"""Tokens of the samples: Triton's interpreter runs program by program."""
 
 
 @dataclass
@@ -40,12 +41,13 @@ class Row:
     dtype: str
     models: list[str]
     """Those that have it."""
+    kind: str
     places: int
     """How often it occurs in them."""
     ratio: float = 0.0
     problem: str = ""
     chips: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Registers and spills by chip."""
+    """Registers, spills, shared memory and uses of the matrix unit by chip."""
 
     @property
     def passed(self) -> bool:
@@ -70,6 +72,7 @@ def main(words: list[str] | None = None) -> int:
     content = {
         "models": [family.name for family in families],
         "chips": options.chips.split(","),
+        "shapes": options.shapes.split(","),
         "hidden": options.hidden,
         "kernels": [asdict(row) | {"passed": row.passed} for row in rows],
         "passed": all(row.passed for row in rows) and bool(rows),
@@ -100,14 +103,18 @@ def run(families: list[Family], options: argparse.Namespace) -> list[Row]:
     return [row for row, *_ in found.values()]
 
 
-def kernel_regions(family: Family, dtype: torch.dtype, hidden: int, seed: int = 0) -> list[tuple[Node, list[Any]]]:
-    """The kernels that the pipeline makes of a model where the target is Triton, with what they get at inference."""
+def kernel_regions(
+    family: Family, dtype: torch.dtype, shape: tuple[int, int], hidden: int, seed: int = 0
+) -> list[tuple[Node, list[Any]]]:
+    """The kernels that the pipeline makes of a model, with what they get at inference."""
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
     model = cast_parameters(family.build(Sizes(hidden), seed=seed), dtype)
     found = []
-    for graph, arguments in _captured(model, cast_inputs(family.sample(*SHAPE, "left", seed), dtype)):
+    for graph, arguments in _captured(
+        model, cast_inputs(family.sample(*shape, "left" if shape[1] > 1 else "none", seed), dtype)
+    ):
         config = Config()
         default_pipeline(config, "triton").run(graph, Context(config))
         regions = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
@@ -138,11 +145,14 @@ def _captured(model: nn.Module, inputs: Inputs) -> list[tuple[Graph, list[Any]]]
 
 
 def _gather(family: Family, dtype: str, options: argparse.Namespace, found: Found) -> None:
-    for region, inputs in kernel_regions(family, DTYPES[dtype], options.hidden, options.seed):
-        key = structure(region.body)
-        row, *_ = found.setdefault(key, (Row(str(region.attributes["label"]), dtype, [], 0), region, inputs))
-        row.places += 1
-        row.models += [family.name] if family.name not in row.models else []
+    for shape in options.shapes.split(","):
+        batch, _, length = shape.partition("x")
+        sizes = int(batch), int(length)
+        for region, inputs in kernel_regions(family, DTYPES[dtype], sizes, options.hidden, options.seed):
+            key = structure(region.body)
+            row, *_ = found.setdefault(key, (Row(str(region.attributes["label"]), dtype, [], "", 0), region, inputs))
+            row.places += 1
+            row.models += [family.name] if family.name not in row.models else []
 
 
 def _check(row: Row, region: Node, inputs: list[Any], options: argparse.Namespace) -> None:
@@ -154,8 +164,11 @@ def _check(row: Row, region: Node, inputs: list[Any], options: argparse.Namespac
     except Exception as reason:  # one kernel that fails must not hide the others
         row.problem = " ".join(f"{type(reason).__name__}: {reason}".split())[:400]
         return
-    row.ratio = outcome.comparison.ratio
-    row.chips = {r.chip: {"registers": r.registers, "spills": r.spills} for r in outcome.reports}
+    row.ratio, row.kind = outcome.comparison.ratio, outcome.kernel.kind
+    row.chips = {
+        r.chip: {"registers": r.registers, "spills": r.spills, "shared": r.shared, "matrix": r.matrix_instructions}
+        for r in outcome.reports
+    }
     row.problem = "" if outcome.ok else str(outcome)
 
 
@@ -163,7 +176,7 @@ def _table(rows: list[Row]) -> Table:
     """One line per model and dtype."""
     passed = sum(row.passed for row in rows)
     shown = Table(title=f"Triton kernels: {passed} of {len(rows)} distinct ones pass")
-    for column in ("model", "dtype", "", "distinct kernels", "worst ratio", "most registers", "spills"):
+    for column in ("model", "dtype", "", "kernels", "on matrix units", "worst ratio", "most registers", "spills"):
         shown.add_column(column)
     for model in dict.fromkeys(name for row in rows for name in row.models):
         for dtype in dict.fromkeys(row.dtype for row in rows):
@@ -181,7 +194,8 @@ def _cells(rows: list[Row]) -> list[str]:
             most[chip] = max(most.get(chip, 0), taken["registers"])
     spills = sum(taken["spills"] for row in rows for taken in row.chips.values())
     registers = ", ".join(f"{chip} {count}" for chip, count in most.items())
-    return [verdict, str(len(rows)), f"{max(row.ratio for row in rows):.3f}", registers, str(spills)]
+    on_units = sum(any(taken["matrix"] for taken in row.chips.values()) for row in rows)
+    return [verdict, str(len(rows)), str(on_units), f"{max(row.ratio for row in rows):.3f}", registers, str(spills)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -194,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", default=SAMPLE, metavar="A,B", help=f"of {', '.join(FAMILIES)}; by default {SAMPLE}")
     add("--full", action="store_true", help="every model")
     add("--dtypes", default=",".join(DTYPES), metavar="A,B")
+    add("--shapes", default=SHAPES, metavar="BxL,BxL", help="batches and lengths of the samples")
     add("--chips", default=",".join(DEFAULT_CHIPS), metavar="A,B", help="what to compile for")
     add("--hidden", type=int, default=128, help="width of the models")
     add("--seed", type=int, default=0)

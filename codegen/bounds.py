@@ -89,7 +89,10 @@ class _Space:
         """The least value, and expressions that the greatest does not exceed."""
         stop = self.expression(loop.stop)
         ends = stop.args if isinstance(stop, sympy.Min) else (stop,)
-        return self.expression(loop.start), tuple(sympy.expand(end - 1) for end in ends)
+        start = self.expression(loop.start)
+        if isinstance(start, sympy.Max):
+            start = max((part for part in start.args if part.is_Integer), default=start)
+        return start, tuple(sympy.expand(end - 1) for end in ends)
 
     def expression(self, size: Size) -> sympy.Expr:
         """A size with every axis and symbol in its one form, whatever was assumed where it was made."""
@@ -100,6 +103,9 @@ class _Space:
         """Whether ``expr >= 0`` throughout: each axis, the innermost first, is put at the worst end of its range."""
         depth = len(self.ranges) if depth is None else depth
         expr = sympy.expand(expr)
+        part = self._part_of_an_axis(expr, depth)
+        if part is not None:
+            return self._at_worst(expr, *part, depth)
         if depth == 0:
             return _certain(expr, self.limits)
         axis, least, greatest = self.ranges[depth - 1]
@@ -111,6 +117,44 @@ class _Space:
         if self.never_negative(-slope, depth - 1):
             return any(self.never_negative(expr.subs(axis, end), depth - 1) for end in greatest)
         return False
+
+    def _part_of_an_axis(self, expr: sympy.Expr, depth: int) -> tuple[sympy.Expr, int, int] | None:
+        """A quotient or remainder of an axis in an expression, and the numbers between which it stays."""
+        for atom in sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops):
+            if not atom.free_symbols.intersection(self.names.values()):
+                continue
+            if isinstance(atom, sympy.Mod):
+                number, divisor = atom.args
+                if divisor.is_Integer and divisor > 0 and self.never_negative(number, depth):
+                    return atom, 0, int(divisor) - 1
+                continue
+            over, under = atom.args[0].as_numer_denom()
+            end = self._greatest(over)
+            if end is not None and under.is_Integer and self.never_negative(over, depth):
+                return atom, 0, end // int(under)
+        return None
+
+    def _greatest(self, expr: sympy.Expr) -> int | None:
+        """A number that a sum of axes does not exceed; None where none is known."""
+        for axis, _, greatest in reversed(self.ranges):
+            slope = expr.coeff(axis, 1)
+            if slope != 0:
+                rest = sympy.expand(expr - slope * axis)
+                ends = [self._greatest(sympy.expand(rest + slope * end)) for end in greatest]
+                known = [end for end in ends if end is not None]
+                return min(known) if known and slope.is_Integer and slope > 0 else None
+        return int(expr) if expr.is_Integer else None
+
+    def _at_worst(self, expr: sympy.Expr, part: sympy.Expr, least: int, greatest: int, depth: int) -> bool:
+        """Whether an expression is never negative whatever a part of it is, within its range."""
+        place = sympy.Dummy("part", integer=True, nonnegative=True)
+        expr = sympy.expand(expr.subs(part, place))
+        slope = expr.coeff(place, 1)
+        if sympy.expand(expr - slope * place).has(place):
+            return False
+        if self.never_negative(slope, depth):
+            return self.never_negative(expr.subs(place, least), depth)
+        return self.never_negative(-slope, depth) and self.never_negative(expr.subs(place, greatest), depth)
 
 
 def _certain(expr: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:

@@ -2,7 +2,8 @@
 
 A *tile* is a run of elements along the axis of the enclosing tile loop: a vector register in C++, a block in
 Triton. A name whose definition does not depend on that axis is a scalar, the same for all lanes; arithmetic
-on a scalar and a tile broadcasts.
+on a scalar and a tile broadcasts. Tile loops may nest where the target has blocks (Triton): a name is then a tile
+over those axes that its definition depends on, and an accumulator over those of what it takes in.
 """
 
 from collections.abc import Iterable, Iterator
@@ -105,6 +106,14 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Assign:
+    """``acc = value``: an accumulator set to what was computed from it (Triton)."""
+
+    acc: str
+    value: str
+
+
+@dataclass(frozen=True)
 class Fold:
     """``dst`` = the lanes of the tile ``src`` reduced to a scalar with ``op``; lanes beyond the end do not count."""
 
@@ -112,6 +121,23 @@ class Fold:
     op: str
     src: str
     dtype: DType
+    axis: str = ""
+    """The axis whose lanes are folded, of those in this tile alone; empty for the only axis, and all of it."""
+
+
+@dataclass(frozen=True)
+class DotTiles:
+    """``acc += Σ left·right`` over the lanes of ``axis``, of two tiles that are at hand (Triton).
+
+    Where either spans one more axis it is a product of matrices. Lanes beyond the end do not count.
+    """
+
+    acc: str
+    left: str
+    right: str
+    axis: str
+    dtype: DType
+    """What both operands are rounded to: the type that is multiplied. Sums have the accumulator's."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +221,9 @@ class When:
     body: "tuple[Statement, ...]"
 
 
-Statement: TypeAlias = "Load | Compute | Index | Init | Update | Fold | Dot | Store | Check | Place | Loop | When"
+Statement: TypeAlias = (
+    "Load | Compute | Index | Init | Update | Assign | Fold | Dot | DotTiles | Store | Check | Place | Loop | When"
+)
 
 
 @dataclass(frozen=True)

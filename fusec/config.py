@@ -33,7 +33,7 @@ class Config:
     verify: bool = _option(False, "run both sides of every rewrite on sampled inputs and reject those that differ")
     record: bool = _option(False, "keep the text of the graph before and after every pass")
     strict: bool = _option(False, "raise where fusec would otherwise fall back to ATen")
-    small_m: int = _option(16, "largest number of rows for which fusec generates its own matrix product on the CPU")
+    small_m: int = _option(16, "largest number of rows for which fusec generates its own matrix product")
     cache: bool = _option(True, "keep built kernels on disk for the next process")
     cache_dir: str = _option("", "where; by default the user's cache directory")
     machine: str = _option("", "GPU that times are predicted for: " + ", ".join(f"`{n}`" for n in CHIPS) + "; "

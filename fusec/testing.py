@@ -207,7 +207,7 @@ def cpp_kernels_are_right(declared: AnyFusion) -> Iterator[str]:
 
 
 def triton_kernels_are_right(declared: AnyFusion) -> Iterator[str]:
-    """Its Triton kernel, run by Triton's interpreter, keeps the numeric rule; a matrix product is the vendor's."""
+    """Its Triton kernel, run by Triton's interpreter, keeps the numeric rule."""
     for dtype in (F32, BF16):
         yield from _wrong_kernels(declared, "triton", dtype)
 

@@ -4,7 +4,6 @@ if __name__ != "fusec.passes":
     raise ImportError("import fusec.passes; this folder is only its source")
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,14 +52,13 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
 
 def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
     """The passes of a compile, one a line with its reason."""
-    # Triton kernels have no scratch memory for a product's prologue yet: products are the vendor's there.
-    known = known_passes(replace(config, small_m=0) if target == "triton" else config)
+    known = known_passes(config)
     return Pipeline((
         known["canonicalize"](),  # one spelling per meaning, so that one pattern finds it
         known["raise"](),  # norms, softmax, activations and rotary embeddings get their names back
         known["fuse"](),  # regions across them: residual and norm, gates, projections
         known["attention"](),  # calls that a kernel of ours can serve are spelled out
         known["canonicalize"](),  # what became equal or dead by that
-        known["group"](places=target == "cpp"),  # kernels: whatever one loop nest serves, by cost
+        known["group"](places=target == "cpp"),  # kernels: whatever one loop nest serves, by cost; a GPU cannot raise
         known["bias"](),  # a product of the vendor takes the bias that a kernel would only add
     ))  # fmt: skip

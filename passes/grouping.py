@@ -119,7 +119,7 @@ class _Grouping:
     def _is_small(self, node: Node) -> bool:
         (left, right), out = split_spec(node.attributes["spec"])
         x = node.operands[0].tensor
-        if set(left) & set(right) & set(out) or x.device != "cpu" or not x.dtype.is_float:
+        if set(left) & set(right) & set(out) or not x.dtype.is_float:
             return False
         rows = 1
         for label, n in zip(left, x.shape, strict=True):

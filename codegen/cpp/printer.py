@@ -11,11 +11,13 @@ import sympy
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, print_constant, scalar_type
 from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.kernel import (
+    Assign,
     Buffer,
     Check,
     Compute,
     Constant,
     Dot,
+    DotTiles,
     Fold,
     Index,
     Init,
@@ -157,6 +159,8 @@ class _Printer:
             self._check(statement)
         elif isinstance(statement, Place):
             self._place(statement)
+        elif isinstance(statement, (Assign, DotTiles)):
+            raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
         else:
             self._store(statement)
 

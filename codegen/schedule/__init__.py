@@ -7,6 +7,8 @@ from fusec.codegen.schedule.attention import schedule_attention
 from fusec.codegen.schedule.contraction import schedule_contraction
 from fusec.codegen.schedule.emitter import Emitter, region_symbols
 from fusec.codegen.schedule.rows import Tiling, schedule_rows
+from fusec.codegen.schedule.tiled_attention import schedule_tiled_attention
+from fusec.codegen.schedule.tiled_contraction import schedule_tiled_contraction
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node
 from fusec.ir.printer import print_graph
@@ -38,10 +40,14 @@ def schedule_region(
     """
     body = region.body
     nest = locate(body)
-    shape = classify(nest, 0 if whole_row else small_m)
+    shape = classify(nest, small_m)
     emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
-    if shape.attention is not None:
+    if shape.attention is not None and whole_row:
+        statements = schedule_tiled_attention(emitter, nest, shape.attention)
+    elif shape.attention is not None:
         statements = schedule_attention(emitter, nest, shape.attention, tiling)
+    elif shape.kind == "contraction" and whole_row:
+        statements = schedule_tiled_contraction(emitter, nest, shape)
     else:
         schedule = schedule_contraction if shape.kind == "contraction" else schedule_rows
         statements = schedule(emitter, nest, shape, tiling)
@@ -63,7 +69,7 @@ def schedule_region(
         name=name,
         kind=shape.kind,
         buffers=(*emitter.buffers.values(), *outputs, *emitter.scratch),
-        symbols=(*symbols, "parts") if shape.kind == "contraction" else symbols,
+        symbols=(*symbols, "parts") if shape.kind == "contraction" and not whole_row else symbols,
         body=statements,
         work=work,
         formula=print_graph(body, sources=False),

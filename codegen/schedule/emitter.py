@@ -1,5 +1,6 @@
 """From located computations to statements: each is placed in the outermost loop that binds all it needs."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -64,6 +65,9 @@ class Emitter:
         """Values that lie in scratch: where, by axes."""
         self.levels = [_Level(frozenset(grid))]
         self._names: dict[Axis, str] = {}
+        self._joint: dict[tuple[tuple[Axis, ...], bool], Axis] = {}
+        self._spelled: list[tuple[tuple[Axis, ...], Axis]] = []
+        """Axes that the open loops run over as one, and that one."""
         self._count = 0
 
     # Names and index expressions.
@@ -78,16 +82,37 @@ class Emitter:
 
     def expression(self, index: Affine) -> sympy.Expr:
         """An affine index as an expression over loop variables."""
-        out = sympy.sympify(index.offset)
-        for axis, coefficient in index.terms:
-            out = out + self.axis_symbol(axis) * coefficient
-        return sympy.expand(out)
+        return self._over_joint_axes(self._over_axes(index))
 
     def offset(self, index: tuple[Affine, ...], type: TensorType) -> sympy.Expr:
         """Where the element at ``index`` lies in a buffer of ``type``."""
         out: sympy.Expr = sympy.Integer(0)
         for part, stride in zip(index, type.strides, strict=True):
-            out = out + self.expression(part) * stride
+            out = out + self._over_axes(part) * stride
+        return self._over_joint_axes(sympy.expand(out))
+
+    def _over_axes(self, index: Affine) -> sympy.Expr:
+        out = sympy.sympify(index.offset)
+        for axis, coefficient in index.terms:
+            out = out + self.axis_symbol(axis) * coefficient
+        return sympy.expand(out)
+
+    def _over_joint_axes(self, out: sympy.Expr) -> sympy.Expr:
+        """The same with axes that loops run over as one spelled as quotients and remainders of it, where need be."""
+        for axes, joint in self._spelled:
+            whole, inner = self.axis_symbol(joint), 1
+            runs: list[tuple[Size, int, int]] = []  # a step's worth, how many of them, and how many elements each has
+            for axis in reversed(axes):
+                slope, n = out.coeff(self.axis_symbol(axis), 1), static_size(axis)
+                if runs and slope == runs[-1][0] * runs[-1][1]:
+                    runs[-1] = (runs[-1][0], runs[-1][1] * n, runs[-1][2])
+                else:
+                    runs.append((slope, n, inner))
+                inner *= n
+            out = out.subs({self.axis_symbol(axis): 0 for axis in axes})
+            for slope, n, below in runs:
+                place = sympy.floor(whole / below)
+                out = out + slope * (place if below * n == inner else sympy.Mod(place, n))
         return sympy.expand(out)
 
     def fresh(self, hint: str = "v") -> str:
@@ -115,6 +140,32 @@ class Emitter:
         self.levels.append(_Level(self.levels[-1].axes | {axis}))
         yield
         self._close(self.axis_name(axis), start, axis.size if stop is None else stop, step, kind)
+
+    def joint(self, axes: tuple[Axis, ...], apart: bool = False) -> Axis:
+        """One axis that stands for all of these, the last of them innermost; their sizes are known.
+
+        Args:
+            axes: what it stands for.
+            apart: whether it is another one than elsewhere, as its tiles have another number of lanes.
+        """
+        if len(axes) == 1 and not apart:
+            return axes[0]
+        size = math.prod(map(static_size, axes))
+        return self._joint.setdefault((axes, apart), Axis(size))
+
+    @contextmanager
+    def tile(
+        self, axes: tuple[Axis, ...], step: int, start: Size = 0, stop: Size | None = None, apart: bool = False
+    ) -> Iterator[None]:
+        """Open a tile loop over axes as one; ``start`` and ``stop`` count its elements, ``apart`` is as for joint."""
+        axis = self.joint(axes, apart)
+        if axes != (axis,):
+            self._spelled.append((axes, axis))
+        with self.loop(axis, "tile", step, start, stop):
+            self.levels[-1].axes |= set(axes)
+            yield
+        if axes != (axis,):
+            self._spelled.pop()
 
     @contextmanager
     def repeat(self, name: str, start: Size, stop: Size, step: Size) -> Iterator[None]:
@@ -296,6 +347,17 @@ class Emitter:
 
 def _buffer(name: str, value: Value, role: Literal["input", "output", "update"]) -> Buffer:
     return Buffer(name, value.dtype, storage_numel(value.tensor), role)
+
+
+def static_size(axis: Axis) -> int:
+    """The size of an axis that has to be known when the kernel is made.
+
+    Raises:
+        ScheduleError: where it is not.
+    """
+    if not isinstance(axis.size, int):
+        raise ScheduleError(f"the size {axis.size} is not known when the kernel is made")
+    return axis.size
 
 
 def storage_numel(type: TensorType) -> Size:

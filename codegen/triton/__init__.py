@@ -36,7 +36,7 @@ class TritonTarget:
         """The tile program of a kernel region.
 
         Raises:
-            ScheduleError: where there is none, as for a contraction.
+            ScheduleError: where there is none.
         """
         return schedule_region(region, name, self.lanes, self.whole_row)
 

@@ -179,7 +179,7 @@ class _Expression:
         if to == BOOL:
             return f"{x_text} != 0"
         if to == BF16:
-            return f"round_bf16({x_text})"
+            return rounded(to, x_text)
         out = f"{x_text}.to({NAMES[to.name]})"
         return out if to == self.dtype else f"{out}.to({NAMES[self.dtype.name]})"
 
@@ -214,9 +214,25 @@ def combined(op: str, dtype: DType, left: str, right: str) -> str:
     return f"{COMBINERS[op]}({left}, {right})"
 
 
-def reduced(op: str, dtype: DType, tile: str) -> str:
-    """The lanes of a tile as one number of ``dtype``."""
+def reduced(op: str, dtype: DType, tile: str, dim: int = 0) -> str:
+    """The lanes of a tile along one of its dimensions as one number of ``dtype`` each."""
     if dtype == BOOL:
         combiner = COMBINERS["max" if op in ("max", "sum") else "min"]
-        return f"tl.reduce({tile}.to(tl.int32), 0, {combiner}) != 0"
-    return f"tl.reduce({tile}, 0, {COMBINERS[op]})"
+        return f"tl.reduce(({tile}).to(tl.int32), {dim}, {combiner}) != 0"
+    return f"tl.reduce({tile}, {dim}, {COMBINERS[op]})"
+
+
+def narrowed(dtype: DType, text: str) -> str:
+    """A value in exactly that type, for a matrix unit."""
+    if accumulation(dtype) == dtype:
+        return text
+    return f"narrow_bf16({text})" if dtype == BF16 else f"({text}).to({NAMES[dtype.name]})"
+
+
+def rounded(dtype: DType, text: str) -> str:
+    """A value of the compute type of ``dtype``, rounded to ``dtype``."""
+    if accumulation(dtype) == dtype:
+        return text
+    if dtype == BF16:
+        return f"round_bf16({text})"
+    return f"({text}).to({NAMES[dtype.name]}).to({NAMES[accumulation(dtype).name]})"

@@ -36,12 +36,12 @@ class RegionCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether it is right, within its buffers, and compiles without spills."""
+        """Whether it is right, within its buffers, and compiles to what each chip should run."""
         return self.comparison.passed and all(r.ok for r in self.reports) and not self.unproven
 
     def __str__(self) -> str:
         lines = [f"{self.kernel.name}: {self.comparison}"]
-        lines += [f"  spills: {r}" for r in self.reports if not r.ok]
+        lines += [f"  does not fit: {r}" for r in self.reports if not r.ok]
         lines += [f"  out of bounds: {a}" for a in self.unproven]
         return "\n".join(lines)
 
@@ -64,7 +64,7 @@ def check_region(
             squares below zero have a root that says little about a kernel.
 
     Raises:
-        ScheduleError: where Triton has no schedule for the region, as for contractions.
+        ScheduleError: where Triton has no schedule for the region.
         BuildError: where Triton refuses the kernel.
     """
     target = TritonTarget()

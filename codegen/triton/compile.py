@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,11 +11,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.kernel import DotTiles, Kernel, walk
 from fusec.codegen.triton.launch import OPTIONS, define
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import blocks, num_warps, parameters
+from fusec.codegen.triton.tiles import spans
 from fusec.errors import BuildError
+from fusec.ir.types import accumulation
 
 CHIPS: dict[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -29,6 +31,9 @@ _POINTERS = {
     "f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32", "i16": "*i16",
     "i8": "*i8", "u8": "*u8", "bool": "*i1",
 }  # fmt: skip
+_SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
+"""Bytes of shared memory that one program can have."""
+_MATRIX = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_s?mfma_)")
 _ALIGNED = [["tt.divisibility", 16]]
 """What a caller promises of each pointer: torch aligns what it allocates to far more."""
 
@@ -47,11 +52,16 @@ class Report:
     """Bytes of shared memory of one program."""
     assembly_bytes: int
     """Length of the PTX or AMDGCN text."""
+    matrix_instructions: int = 0
+    """Places in that text that use a matrix unit."""
+    multiplies_halves: bool = False
+    """Whether it multiplies matrices of half types, which every chip here has a unit for."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing spilled."""
-        return self.spills == 0
+        """Whether nothing spilled, it can be launched, and the chip's matrix unit does what it is there for."""
+        fits = self.spills == 0 and self.shared <= _SHARED[self.chip]
+        return fits and (self.matrix_instructions > 0 or not self.multiplies_halves)
 
 
 def compile_for(kernel: Kernel, chip: str) -> Report:
@@ -73,7 +83,14 @@ def compile_for(kernel: Kernel, chip: str) -> Report:
     except Exception as reason:
         raise BuildError(f"Triton refuses kernel {kernel.name} for {chip}", why=str(reason)) from reason
     read = _nvidia if CHIPS[chip].backend == "cuda" else _amd
-    return read(kernel.name, chip, compiled)
+    return replace(read(kernel.name, chip, compiled), multiplies_halves=multiplies_halves(kernel))
+
+
+def multiplies_halves(kernel: Kernel) -> bool:
+    """Whether a kernel multiplies matrices of a half type."""
+    axes = spans(kernel)
+    dots = [s for s in walk(kernel.body) if isinstance(s, DotTiles)]
+    return any(accumulation(s.dtype) != s.dtype and len(axes.get(s.acc, ())) == 2 for s in dots)
 
 
 def _amd(name: str, chip: str, compiled: Any) -> Report:
@@ -84,7 +101,8 @@ def _amd(name: str, chip: str, compiled: Any) -> Report:
         return int(found[1]) if found else 0
 
     spills = field("vgpr_spill_count") + field("sgpr_spill_count")
-    return Report(name, chip, field("vgpr_count"), spills, compiled.metadata.shared, len(text))
+    matrix = len(_MATRIX.findall(text))
+    return Report(name, chip, field("vgpr_count"), spills, compiled.metadata.shared, len(text), matrix)
 
 
 def _nvidia(name: str, chip: str, compiled: Any) -> Report:
@@ -96,7 +114,8 @@ def _nvidia(name: str, chip: str, compiled: Any) -> Report:
         ptx = compiled.asm["ptx"]
         stack = int(found.get("STACK", 0)) + int(found.get("LOCAL", 0))
         spills = _spilled(ptx, Path(folder)) if stack else 0
-    return Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx))
+    matrix = len(_MATRIX.findall(ptx))
+    return Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), matrix)
 
 
 def _spilled(ptx: str, folder: Path) -> int:

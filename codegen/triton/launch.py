@@ -22,8 +22,16 @@ OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Compiler options of every kernel: a product is rounded before it is added, whatever Triton's default becomes."""
 
 
+def _sum(tile: Any, axis: int) -> Any:
+    """Halves added until one element is left, as threads do it; numpy adds one after the other along outer axes."""
+    parts = np.moveaxis(tile, axis, 0)
+    while len(parts) > 1:
+        parts = parts[: len(parts) // 2] + parts[len(parts) // 2 :]
+    return parts[0]
+
+
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
-_REDUCTIONS: dict[str, Any] = {"add": np.sum, "product": np.prod, "max_or_nan": np.max, "min_or_nan": np.min}
+_REDUCTIONS: dict[str, Any] = {"add": _sum, "product": np.prod, "max_or_nan": np.max, "min_or_nan": np.min}
 
 
 class TritonKernel:
@@ -33,6 +41,7 @@ class TritonKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel)
+        self._options = {"num_warps": num_warps(kernel), **OPTIONS}
         self._function: Any = None
         self._interpreted: InterpretedKernel | None = None
 
@@ -52,7 +61,7 @@ class TritonKernel:
         programs = program_count(self.kernel, symbols)
         if programs:
             with torch.cuda.device(buffers[0].device):
-                self._function[(programs,)](*buffers, *symbols, num_warps=num_warps(self.kernel), **OPTIONS)
+                self._function[(programs,)](*buffers, *symbols, **self._options)
 
 
 class InterpretedKernel:

@@ -10,9 +10,13 @@ _ROUND_BF16 = '''
 def round_bf16(x):
     """x rounded to bf16, as f32."""
     return x.to(tl.bfloat16).to(tl.float32)
+
+def narrow_bf16(x):
+    """x as bf16."""
+    return x.to(tl.bfloat16)
 '''
 
-# The interpreter truncates where it converts to bf16, so there the bits are rounded by hand.
+# The interpreter truncates where it converts to bf16, so there the bits are rounded by hand; nor can it multiply it.
 _ROUND_BF16_BITS = '''
 def round_bf16(x):
     """x rounded to bf16, as f32."""
@@ -20,6 +24,10 @@ def round_bf16(x):
     bits = f.to(tl.int32, bitcast=True)
     even = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
     return tl.where(f != f, f, even.to(tl.float32, bitcast=True))
+
+def narrow_bf16(x):
+    """x rounded to bf16, as f32."""
+    return round_bf16(x)
 '''
 
 _FUNCTIONS = '''

@@ -1,15 +1,17 @@
 """Tile program to the text of a Triton kernel, readable and straight-line wherever one tile covers the range."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
 
 from fusec.codegen.kernel import (
+    Assign,
     Buffer,
     Compute,
     Constant,
+    DotTiles,
     Fold,
     Index,
     Init,
@@ -23,9 +25,20 @@ from fusec.codegen.kernel import (
     When,
     walk,
 )
-from fusec.codegen.triton.arithmetic import NAMES, combined, expression, filled, identity, literal, reduced
+from fusec.codegen.triton.arithmetic import (
+    NAMES,
+    combined,
+    expression,
+    filled,
+    identity,
+    literal,
+    narrowed,
+    reduced,
+    rounded,
+)
 from fusec.codegen.triton.prelude import FUNCTIONS, prelude
 from fusec.codegen.triton.signature import TRITON, blocks, grid_loops, identifier, lanes_of, parameters, trips, wide
+from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
 from fusec.ir.types import F32, F64, I32, I64, DType, Size, accumulation, simplify
 
@@ -40,7 +53,7 @@ def print_kernel(kernel: Kernel, interpreted: bool = False) -> str:
         interpreted: for Triton's interpreter, where buffers of bf16 are passed as f32.
 
     Raises:
-        ScheduleError: for scratch memory, tiles in two dimensions, or an operation without a Triton form.
+        ScheduleError: for scratch memory, or an operation without a Triton form.
     """
     lines = list(_Printer(kernel).lines())
     body = "\n".join(lines)
@@ -62,9 +75,16 @@ def _exact(loop: Loop) -> bool:
     return isinstance(length, int) and length % loop.step == 0
 
 
+def _limit(loop: Loop) -> Size:
+    """What lanes stay below; not what all lanes of a tile do."""
+    if isinstance(loop.stop, sympy.Min) and _covers(loop):
+        return sympy.Min(*(end for end in loop.stop.args if sympy.expand(end - loop.start) != loop.step))
+    return loop.stop
+
+
 @dataclass(frozen=True)
 class _Tile:
-    """The tile loop that a statement stands in."""
+    """A tile loop that a statement stands in."""
 
     axis: str
     block: str
@@ -85,8 +105,13 @@ class _Printer:
         """Accumulators declared in the present straight run and not updated yet; their first update declares them."""
         self.ranges: dict[str, tuple[Loop, _Tile]] = {}
         """Lanes defined in the present straight run, by axis."""
-        self.tiles: set[str] = set()
-        """Names that stand for a tile; all others are scalars."""
+        self.order = tile_axes(kernel)
+        self.spans = spans(kernel)
+        self.lanes = lanes_along(kernel)
+        self.tiles: dict[str, tuple[str, ...]] = {}
+        """Names that stand for a tile, and its axes; all others are scalars."""
+        self.masked: set[str] = set()
+        """Names that are 0 in lanes beyond the end, as a load leaves them."""
         for buffer in kernel.buffers:
             if buffer.role in ("scratch", "shared"):
                 raise ScheduleError(
@@ -103,7 +128,7 @@ class _Printer:
         grid = grid_loops(self.kernel)
         body = grid[-1].body if grid else self.kernel.body
         yield from _indent(self._programs(grid))
-        yield from _indent(self._run(body, None))
+        yield from _indent(self._run(body, ()))
 
     def _comment(self) -> Iterator[str]:
         yield from (f"# {line}" for line in self.kernel.formula.splitlines())
@@ -134,15 +159,15 @@ class _Printer:
             inner = simplify(inner * count)
         yield from reversed(lines)
 
-    def _run(self, body: tuple[Statement, ...], tile: _Tile | None) -> Iterator[str]:
+    def _run(self, body: tuple[Statement, ...], tiles: tuple[_Tile, ...]) -> Iterator[str]:
         for statement in body:
             if isinstance(statement, Loop):
-                yield from self._loop(statement, tile)
+                yield from self._loop(statement, tiles)
             elif isinstance(statement, When):
-                yield from self._nested(f"if {identifier(statement.condition)}:", (), statement.body, tile)
+                yield from self._nested(f"if {identifier(statement.condition)}:", (), statement.body, tiles)
             else:
                 yield from self._declare(self._touched(statement))
-                yield getattr(self, f"_{type(statement).__name__.lower()}")(statement, tile) or ""
+                yield getattr(self, f"_{type(statement).__name__.lower()}")(statement, tiles) or ""
 
     def _declare(self, names: set[str]) -> Iterator[str]:
         """Fill accumulators whose first update does not declare them."""
@@ -156,37 +181,40 @@ class _Printer:
             return {o for o in statement.values if isinstance(o, str)}
         if isinstance(statement, Compute):
             return {o for o in statement.operands if isinstance(o, str)}
+        if isinstance(statement, DotTiles):
+            return {statement.left, statement.right}
+        if isinstance(statement, Assign):
+            return {statement.value}
         if isinstance(statement, Fold):
             return {statement.src}
         return {statement.value} if isinstance(statement, Store) and isinstance(statement.value, str) else set()
 
-    def _check(self, statement: Statement, tile: _Tile | None) -> str:
+    def _check(self, statement: Statement, tiles: tuple[_Tile, ...]) -> str:
         raise ScheduleError(f"kernel {self.kernel.name} checks places", why="a program on a GPU cannot raise an error")
 
-    def _loop(self, loop: Loop, tile: _Tile | None) -> Iterator[str]:
+    def _loop(self, loop: Loop, tiles: tuple[_Tile, ...]) -> Iterator[str]:
         if loop.kind == "grid":
             raise ScheduleError(f"kernel {self.kernel.name} has a grid loop inside another statement")
         if loop.kind == "tile":
-            if tile is not None:
-                raise ScheduleError(f"kernel {self.kernel.name} has tiles in two dimensions")
-            yield from self._tiles(loop)
+            yield from self._tiles(loop, tiles)
             return
-        yield from self._repeated(loop, f"range({self._bounds(loop)})", identifier(loop.axis), tile, ())
+        yield from self._repeated(loop, f"range({self._bounds(loop)})", identifier(loop.axis), tiles, ())
 
     def _bounds(self, loop: Loop) -> str:
         texts = [TRITON.print(loop.start), TRITON.print(loop.stop)]
         step = self.blocks[loop.step] if loop.kind == "tile" else TRITON.print(loop.step)
         return ", ".join([*texts, step] if step != "1" else texts)
 
-    def _tiles(self, loop: Loop) -> Iterator[str]:
+    def _tiles(self, loop: Loop, around: tuple[_Tile, ...]) -> Iterator[str]:
         axis, block = identifier(loop.axis), self.blocks[lanes_of(loop)]
-        tile = _Tile(axis, block, "" if _exact(loop) else f"mask_{axis}", _covers(loop))
+        tile = _Tile(loop.axis, block, "" if _exact(loop) else f"mask_{axis}", _covers(loop))
+        self.tiles |= dict.fromkeys((loop.axis, *filter(None, [tile.mask])), (loop.axis,))
         lanes = f"tl.arange(0, {block})" + (".to(tl.int64)" if self.wide else "")
-        limit = f"mask_{axis} = {axis} < {TRITON.print(loop.stop, True)}"
+        limit = f"mask_{axis} = {axis} < {TRITON.print(_limit(loop), True)}"
         if not tile.whole:
             first = f"{axis}_start"
             head = [f"{axis} = {first} + {lanes}", *([limit] if tile.mask else [])]
-            yield from self._repeated(loop, f"range({self._bounds(loop)})", first, tile, head)
+            yield from self._repeated(loop, f"range({self._bounds(loop)})", first, (*around, tile), head)
             return
         known = self.ranges.get(axis)
         if known is None or replace(known[0], body=()) != replace(loop, body=()):
@@ -194,85 +222,121 @@ class _Printer:
             if tile.mask:
                 yield limit
             self.ranges[axis] = (loop, tile)
-        yield from self._run(loop.body, tile)
+        yield from self._run(loop.body, (*around, tile))
 
     def _repeated(
-        self, loop: Loop, over: str, axis: str, tile: _Tile | None, head: "list[str] | tuple[()]"
+        self, loop: Loop, over: str, axis: str, tiles: tuple[_Tile, ...], head: "list[str] | tuple[()]"
     ) -> Iterator[str]:
         counter, lines = axis, list(head)
         if self.wide and loop.kind == "serial" and not sympy.sympify(loop.stop).free_symbols:
             counter = f"{axis}_step"
             lines.append(f"{axis} = tl.cast({counter}, tl.int64)")
-        yield from self._nested(f"for {counter} in {over}:", lines, loop.body, tile)
+        yield from self._nested(f"for {counter} in {over}:", lines, loop.body, tiles)
 
     def _nested(
-        self, opening: str, head: Sequence[str], body: tuple[Statement, ...], tile: _Tile | None
+        self, opening: str, head: Sequence[str], body: tuple[Statement, ...], tiles: tuple[_Tile, ...]
     ) -> Iterator[str]:
         """A part that runs several times, or perhaps not: what it changes has a value before."""
-        updated = {s.acc for s in walk(body) if isinstance(s, Update)}
+        updated = {s.acc for s in walk(body) if isinstance(s, (Update, Assign, DotTiles))}
         read = {name for s in walk(body) for name in self._touched(s)}
         yield from self._declare(updated | read)
         yield opening
-        outer, self.ranges = self.ranges, {}
+        outer, self.ranges = self.ranges, dict(self.ranges)
         yield from _indent(iter(head))
-        yield from _indent(self._run(body, tile))
+        yield from _indent(self._run(body, tiles))
         self.ranges = outer
 
-    def _pointer(self, buffer: str, offset: sympy.Expr) -> str:
-        return f"{buffer}_ptr" if offset == 0 else f"{buffer}_ptr + {TRITON.print(offset)}"
+    # Tiles.
 
-    def _is_tile(self, offset: sympy.Expr, tile: _Tile | None) -> bool:
-        return tile is not None and tile.axis in {identifier(s.name) for s in sympy.sympify(offset).free_symbols}
+    def _ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """Axes in the order of a tile's dimensions."""
+        wanted = set(axes)
+        return tuple(axis for axis in self.order if axis in wanted)
 
-    def _mark(self, dst: str, is_tile: bool) -> None:
-        (self.tiles.add if is_tile else self.tiles.discard)(dst)
+    def _axes_in(self, offset: sympy.Expr, tiles: tuple[_Tile, ...]) -> tuple[str, ...]:
+        """The axes of the tile that an expression stands for."""
+        return self._ordered(mentioned(offset) & {tile.axis for tile in tiles})
 
-    def _load(self, load: Load, tile: _Tile | None) -> str:
-        is_tile = self._is_tile(load.offset, tile)
-        self._mark(load.dst, is_tile)
-        other = f", mask={tile.mask}, other=0" if tile and tile.mask and is_tile else ""
+    def _axes_of(self, *operands: Operand) -> tuple[str, ...]:
+        """The axes of what is made of these."""
+        return self._ordered(a for o in operands if isinstance(o, str) for a in self.tiles.get(o, ()))
+
+    def _along(self, name: str, axes: tuple[str, ...]) -> str:
+        """A name as an operand of a tile over these axes."""
+        own = self.tiles.get(name, ())
+        if not own or own == axes:
+            return identifier(name)
+        return f"{identifier(name)}[{', '.join(':' if axis in own else 'None' for axis in axes)}]"
+
+    def _shape(self, axes: tuple[str, ...]) -> str:
+        if not axes:
+            return "()"
+        return f"({', '.join(self.blocks[self.lanes[a]] for a in axes)}{',' if len(axes) == 1 else ''})"
+
+    def _valid_lanes(self, axes: tuple[str, ...], tiles: tuple[_Tile, ...]) -> str:
+        """Which lanes of a tile over ``axes`` lie within their ranges; empty where all do."""
+        masks = {tile.axis: tile.mask for tile in tiles if tile.mask}
+        return " & ".join(self._along(masks[axis], axes) for axis in axes if axis in masks)
+
+    def _mark(self, dst: str, axes: tuple[str, ...]) -> None:
+        self.masked.discard(dst)
+        if axes:
+            self.tiles[dst] = axes
+        else:
+            self.tiles.pop(dst, None)
+
+    # Statements.
+
+    def _pointer(self, buffer: str, offset: sympy.Expr, axes: tuple[str, ...]) -> str:
+        return f"{buffer}_ptr" if offset == 0 else f"{buffer}_ptr + {self._index_text(offset, axes)}"
+
+    def _index_text(self, offset: sympy.Expr, axes: tuple[str, ...]) -> str:
+        return replace(TRITON, symbol=lambda name: self._along(name, axes)).print(offset)
+
+    def _load(self, load: Load, tiles: tuple[_Tile, ...]) -> str:
+        axes = self._axes_in(load.offset, tiles)
+        self._mark(load.dst, axes)
+        self.masked.add(load.dst)
+        valid = self._valid_lanes(axes, tiles)
+        other = f", mask={valid}, other=0" if valid else ""
         dtype = self.buffers[load.buffer].dtype
         compute = accumulation(dtype)
         widened = "" if compute == dtype else f".to({NAMES[compute.name]})"
-        return f"{identifier(load.dst)} = tl.load({self._pointer(load.buffer, load.offset)}{other}){widened}"
+        return f"{identifier(load.dst)} = tl.load({self._pointer(load.buffer, load.offset, axes)}{other}){widened}"
 
-    def _compute(self, compute: Compute, tile: _Tile | None) -> str:
-        self._mark(compute.dst, any(o in self.tiles for o in compute.operands if isinstance(o, str)))
-        return f"{identifier(compute.dst)} = {expression(compute, identifier)}"
+    def _compute(self, compute: Compute, tiles: tuple[_Tile, ...]) -> str:
+        axes = self._axes_of(*compute.operands)
+        self._mark(compute.dst, axes)
+        return f"{identifier(compute.dst)} = {expression(compute, lambda name: self._along(name, axes))}"
 
-    def _index(self, index: Index, tile: _Tile | None) -> str:
+    def _index(self, index: Index, tiles: tuple[_Tile, ...]) -> str:
         value = sympy.sympify(index.value)
-        self._mark(index.dst, self._is_tile(value, tile))
+        axes = self._axes_in(value, tiles)
+        self._mark(index.dst, axes)
         if value.is_Integer:
             return f"{identifier(index.dst)} = {filled(int(value), I64)}"
-        return f"{identifier(index.dst)} = tl.cast({TRITON.print(value)}, tl.int64)"
+        return f"{identifier(index.dst)} = tl.cast({self._index_text(value, axes)}, tl.int64)"
 
-    def _init(self, init: Init, tile: _Tile | None) -> str:
+    def _init(self, init: Init, tiles: tuple[_Tile, ...]) -> str:
         self.accumulators[init.dst] = init
         self.untouched.add(init.dst)
-        self._mark(init.dst, init.tile)
+        self._mark(init.dst, self._ordered(self.spans.get(init.dst, ())))
         return ""
 
     def _identity(self, init: Init) -> str:
-        shape = f"({self._block_of(init.dst)},)" if init.tile else "()"
+        shape = self._shape(self.tiles.get(init.dst, ()))
         return f"{identifier(init.dst)} = {filled(identity(init.op, init.dtype), init.dtype, shape)}"
 
-    def _block_of(self, accumulator: str) -> str:
-        """The block of the tile loop in which an accumulator is updated."""
-        for loop in walk(self.kernel.body):
-            if isinstance(loop, Loop) and loop.kind == "tile":
-                if any(getattr(s, "acc", getattr(s, "dst", "")) == accumulator for s in walk(loop.body)):
-                    return self.blocks[lanes_of(loop)]
-        raise ScheduleError(f"accumulator {accumulator} of kernel {self.kernel.name} is updated in no tile loop")
-
-    def _update(self, update: Update, tile: _Tile | None) -> str:
+    def _update(self, update: Update, tiles: tuple[_Tile, ...]) -> str:
         init, acc = self.accumulators[update.acc], identifier(update.acc)
-        texts = [filled(o.value, init.dtype) if isinstance(o, Constant) else identifier(o) for o in update.values]
-        value = " * ".join(texts)
-        is_tile = any(o in self.tiles for o in update.values if isinstance(o, str))
-        if tile is not None and tile.mask and init.tile and not self._is_partial(update):
-            value, is_tile = self._valid(value, update.op, init.dtype, tile), True
-        if update.acc in self.untouched and is_tile == init.tile:
+        axes = self.tiles.get(update.acc, ())
+        texts = [
+            filled(o.value, init.dtype) if isinstance(o, Constant) else self._along(o, axes) for o in update.values
+        ]
+        value, own = " * ".join(texts), self._axes_of(*update.values)
+        if tiles and tiles[-1].mask and init.tile and not self._is_partial(update):
+            value, own = self._valid(value, update.op, init.dtype, self._along(tiles[-1].mask, axes)), axes
+        if update.acc in self.untouched and own == axes:
             self.untouched.discard(update.acc)
             return f"{acc} = {value}"
         first = "".join(f"{line}\n" for line in self._declare({update.acc}))
@@ -283,37 +347,83 @@ class _Printer:
         parts = [self.accumulators[o] for o in update.values if isinstance(o, str) and o in self.accumulators]
         return len(parts) == len(update.values) == 1 and parts[0].tile and parts[0].op == update.op
 
-    def _valid(self, value: str, op: str, dtype: DType, tile: _Tile) -> str:
+    def _valid(self, value: str, op: str, dtype: DType, mask: str) -> str:
         """A tile whose lanes beyond the end hold what does not change the result of ``op``."""
         neutral = identity(op, dtype)
         text = literal(neutral, dtype) if dtype in (F32, F64, I32, I64) else filled(neutral, dtype)
-        return f"tl.where({tile.mask}, {value}, {text})"
+        return f"tl.where({mask}, {value}, {text})"
 
-    def _fold(self, fold: Fold, tile: _Tile | None) -> str:
-        src = identifier(fold.src)
-        self._mark(fold.dst, False)
-        if fold.src not in self.accumulators and tile is not None:
-            if not tile.whole:
+    def _assign(self, assign: Assign, tiles: tuple[_Tile, ...]) -> str:
+        self.untouched.discard(assign.acc)
+        return f"{identifier(assign.acc)} = {identifier(assign.value)}"
+
+    def _fold(self, fold: Fold, tiles: tuple[_Tile, ...]) -> str:
+        src, axes = identifier(fold.src), self.tiles.get(fold.src, ())
+        axis = fold.axis or (axes[0] if axes else "")
+        tile = next((t for t in tiles if t.axis == axis), tiles[-1] if tiles else None)
+        partial = fold.src in self.accumulators and self.accumulators[fold.src].tile
+        if not partial and tile is not None:
+            if not tile.whole and not fold.axis:
                 raise ScheduleError(
                     f"kernel {self.kernel.name} folds {fold.src} inside a loop over several tiles",
                     why="each fold would see a part of the row", fix="fold an accumulator after the loop",
                 )  # fmt: skip
-            if fold.src not in self.tiles:
-                src = f"tl.broadcast_to({src}, ({tile.block},))"
-            src = self._valid(src, fold.op, fold.dtype, tile) if tile.mask else src
-        return f"{identifier(fold.dst)} = {reduced(fold.op, fold.dtype, src)}"
+            axis, axes, whole = tile.axis, self._ordered({*axes, tile.axis}), axes
+            src = self._along(fold.src, axes)
+            if axes != whole:
+                src = f"tl.broadcast_to({src}, {self._shape(axes)})"
+            src = self._valid(src, fold.op, fold.dtype, self._along(tile.mask, axes)) if tile.mask else src
+        self._mark(fold.dst, tuple(a for a in axes if a != axis))
+        return f"{identifier(fold.dst)} = {reduced(fold.op, fold.dtype, src, axes.index(axis))}"
 
-    def _store(self, store: Store, tile: _Tile | None) -> str:
-        mask = f", mask={tile.mask}" if tile and tile.mask and self._is_tile(store.offset, tile) else ""
-        pointer, value = self._pointer(store.buffer, store.offset), self._stored(store.value, store.buffer)
+    def _dottiles(self, dot: DotTiles, tiles: tuple[_Tile, ...]) -> str:
+        acc, axes = identifier(dot.acc), self.tiles.get(dot.acc, ())
+        first = dot.acc in self.untouched
+        self.untouched.discard(dot.acc)
+        if len(axes) == 2 and dot.dtype != F64:
+            operands = [*self._matrices(dot, axes, tiles), *([] if first else [acc])]
+            # What is multiplied as f32 is not rounded to less.
+            precision = ', input_precision="ieee"' if dot.dtype == F32 else ""
+            return f"{acc} = tl.dot({', '.join(operands)}{precision})"
+        joint = self._ordered({*axes, dot.axis})
+        factors = [self._wide_factor(name, dot, joint, tiles) for name in (dot.left, dot.right)]
+        value = reduced("sum", self.accumulators[dot.acc].dtype, " * ".join(factors), joint.index(dot.axis))
+        return f"{acc} = {value}" if first else f"{acc} = {acc} + {value}"
+
+    def _matrices(self, dot: DotTiles, axes: tuple[str, ...], tiles: tuple[_Tile, ...]) -> list[str]:
+        """The operands of a matrix unit: tiles ``[down, axis]`` and ``[axis, across]``."""
+        down, across = (next(n for n in (dot.left, dot.right) if axis in self.tiles[n]) for axis in axes)
+        texts = []
+        for name, position in ((down, 1), (across, 0)):
+            text = narrowed(dot.dtype, self._summand(name, dot, tiles))
+            texts.append(text if self.tiles[name][position] == dot.axis else f"tl.trans({text})")
+        return texts
+
+    def _wide_factor(self, name: str, dot: DotTiles, axes: tuple[str, ...], tiles: tuple[_Tile, ...]) -> str:
+        """An operand of a product that is computed in the type of the sum."""
+        text, own = rounded(dot.dtype, self._summand(name, dot, tiles)), self.tiles[name]
+        return text if own == axes else f"({text})[{', '.join(':' if axis in own else 'None' for axis in axes)}]"
+
+    def _summand(self, name: str, dot: DotTiles, tiles: tuple[_Tile, ...]) -> str:
+        """An operand of a product, 0 beyond the end of what is summed, as a load leaves it."""
+        mask = next((tile.mask for tile in tiles if tile.axis == dot.axis), "")
+        if not mask or name in self.masked:
+            return identifier(name)
+        return self._valid(identifier(name), "sum", F32, self._along(mask, self.tiles[name]))
+
+    def _store(self, store: Store, tiles: tuple[_Tile, ...]) -> str:
+        axes = self._axes_in(store.offset, tiles)
+        valid = self._valid_lanes(axes, tiles)
+        mask = f", mask={valid}" if valid else ""
+        pointer, value = self._pointer(store.buffer, store.offset, axes), self._stored(store.value, store.buffer, axes)
         return f"tl.store({pointer}, {value}{mask})"
 
-    def _stored(self, value: Operand, buffer: str) -> str:
+    def _stored(self, value: Operand, buffer: str, axes: tuple[str, ...]) -> str:
         dtype = self.buffers[buffer].dtype
         if isinstance(value, Constant):
             return filled(value.value, accumulation(dtype))
         cast = "" if accumulation(dtype) == dtype else f".to({buffer}_ptr.dtype.element_ty)"
-        return f"{identifier(value)}{cast}"
+        return f"{self._along(value, axes)}{cast}"
 
 
 def _indent(lines: Iterator[str]) -> Iterator[str]:

@@ -1,19 +1,23 @@
 """What a kernel's launch looks like: its grid, its parameters, the width of its offsets, names and sizes."""
 
 import keyword
+import math
 from dataclasses import dataclass
 
 import sympy
 
-from fusec.codegen.kernel import Kernel, Loop, walk
+from fusec.codegen.kernel import Kernel, Load, Loop, walk
 from fusec.codegen.sizes import Language
 from fusec.codegen.triton.prelude import FUNCTIONS
+from fusec.codegen.triton.tiles import lanes_along, spans
 from fusec.errors import ScheduleError
 from fusec.ir.types import Size, product, simplify
 
 _WARP_ELEMENTS = 256
 """Elements of a tile that one warp works on: 8 a lane, so that a lane's loads of half types are 16 bytes."""
 _MAX_WARPS = 16
+_MAX_WARPS_OF_BLOCKS = 8
+"""Of a kernel with tiles of two axes: more warps leave each lane too few registers for several of them."""
 _MAX_INT32 = 2**31 - 1
 _RESERVED = frozenset({"tl", "triton", "float", "range", "pid", *keyword.kwlist, *FUNCTIONS})
 
@@ -36,8 +40,12 @@ def blocks(kernel: Kernel) -> tuple[Block, ...]:
 
 def num_warps(kernel: Kernel) -> int:
     """How many warps share a tile: enough that a lane holds few elements of it."""
-    warps = max([block.lanes for block in blocks(kernel)], default=1) // _WARP_ELEMENTS
-    return max(1, min(_MAX_WARPS, warps))
+    lanes, axes = lanes_along(kernel), spans(kernel)
+    loads = [axes.get(s.dst, ()) for s in walk(kernel.body) if isinstance(s, Load)]
+    largest = max([math.prod(lanes[a] for a in own) for own in loads], default=1)
+    warps = max(largest, *lanes.values(), 1) // _WARP_ELEMENTS
+    most = _MAX_WARPS_OF_BLOCKS if any(len(own) > 1 for own in loads) else _MAX_WARPS
+    return max(1, min(most, warps))
 
 
 def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from bench import triton_kernels as command
 from fusec.codegen.triton import check as checks
 
-WORDS = ["--models", "vit", "--dtypes", "float32", "--chips", "sm_90", "--hidden", "32"]
+WORDS = ["--models", "vit", "--dtypes", "float32", "--chips", "sm_90", "--hidden", "32", "--shapes", "2x9"]
 
 
 def found(tmp_path: Path, *words: str) -> tuple[int, Any]:

@@ -71,7 +71,25 @@ def test_symbols_are_matched_by_name_whatever_they_assume():
 
 
 def test_what_is_not_affine_is_not_claimed():
-    assert unproven_accesses(loads(sympy.Mod(ROW, 4), 4, ("i", 0, 8, "grid")))
+    assert unproven_accesses(loads(sympy.floor(ROW**2 / 4), 13, ("i", 0, 8, "grid")))
+
+
+def test_quotients_and_remainders_of_axes_are_proved():
+    """[2, 3, 5] and its transpose, by one axis over both outer dims, in blocks of which the last is cut."""
+    block = ("b", 0, 2, "grid"), ("i", 4 * sympy.Symbol("b"), sympy.Min(4 * sympy.Symbol("b") + 4, 6), "tile")
+    for offset in (sympy.floor(ROW / 3) * 15 + sympy.Mod(ROW, 3) * 5, sympy.Mod(ROW, 3) * 10 + sympy.floor(ROW / 3)):
+        assert not unproven_accesses(loads(offset + J, 30, *block, ("j", 0, 5, "tile")))
+        assert unproven_accesses(loads(offset + J, 25, *block, ("j", 0, 5, "tile")))
+        assert unproven_accesses(loads(offset + J - 1, 30, *block, ("j", 0, 5, "tile")))
+    assert unproven_accesses(loads(sympy.Mod(ROW, 4), 3, ("i", 0, 8, "grid")))
+    assert not unproven_accesses(loads(3 - sympy.Mod(ROW, 4), 4, ("i", 0, 8, "grid")))
+    assert unproven_accesses(loads(sympy.floor(ROW / 2), 4, ("i", 0, 9, "grid")))
+
+
+def test_a_loop_from_the_later_of_two_places_is_proved():
+    start = sympy.Max(0, ROW - 3)
+    assert not unproven_accesses(loads(J, 8, ("i", 0, 8, "grid"), ("j", start, 8, "serial")))
+    assert unproven_accesses(loads(J - 1, 8, ("i", 0, 8, "grid"), ("j", start, 8, "serial")))
 
 
 def test_limits_of_symbols_count():

@@ -350,6 +350,3 @@ def test_what_triton_cannot_hold_is_refused():
     part = Loop("j", 0, 20, 8, "tile", (Load("x", "a", J), Fold("r", "max", "x", F32)))
     with pytest.raises(ScheduleError, match="several tiles"):
         print_kernel(Kernel("k", "row", (Buffer("a", F32, 20, "input"),), (), (part,)))
-    inner = Loop("j", 0, 8, 8, "tile", (Loop("g", 0, 8, 8, "tile", ()),))
-    with pytest.raises(ScheduleError, match="two dimensions"):
-        print_kernel(Kernel("k", "row", (), (), (inner,)))

@@ -1,0 +1,189 @@
+"""Schedule of attention on tiles: one pass over the keys in blocks, the softmax corrected as larger scores turn up.
+
+Queries of one program are the rows of a tile: a block of positions, or where they are few all of them, together with
+those of the heads that share a key. Scores, maxima and sums never leave the program.
+Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
+"""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+
+import sympy
+
+from fusec.analysis.affine import Axis
+from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
+from fusec.analysis.indexing import Located, Nest
+from fusec.analysis.visible import visible_keys
+from fusec.codegen.kernel import Assign, Compute, Constant, DotTiles, Fold, Init, Operand, Statement
+from fusec.codegen.schedule.emitter import Emitter, grid, static_size
+from fusec.codegen.schedule.tiled_contraction import MATRIX_ROWS, multiplied, power_of_two
+from fusec.ir.types import F64, Size, accumulation
+
+_BLOCKS = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
+"""Queries and keys of a block, by bytes of an element: with their sums they fit into registers."""
+_WIDTH = 128
+"""Up to this many elements of a value; of wider ones a block has fewer."""
+_LOWEST = Constant(-math.inf)
+
+
+def schedule_tiled_attention(emitter: Emitter, nest: Nest, attention: Attention) -> tuple[Statement, ...]:
+    """The body of a kernel for an attention region."""
+    return _TiledAttention(emitter, nest, attention).run()
+
+
+class _TiledAttention:
+    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention) -> None:
+        self.emitter, self.nest, self.parts = emitter, nest, attention
+        self.dtype = accumulation(attention.product.dtype)
+        for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
+            emitter.axis_name(axis)
+        blocks = _BLOCKS[max(attention.weights.dtype.bytes, attention.value.dtype.bytes)]
+        widest = max(power_of_two(static_size(axis)) for axis in (attention.columns, attention.depth))
+        least = 1 if self.dtype == F64 else MATRIX_ROWS
+        self.rows, self.keys = (max(least, n * _WIDTH // max(widest, _WIDTH)) for n in blocks)
+        count = math.prod(a.size if isinstance(a.size, int) else FEW_QUERIES + 1 for a in attention.queries)
+        self.few = count <= FEW_QUERIES
+        self.lane = max(attention.queries, key=lambda a: a.size if isinstance(a.size, int) else math.inf, default=None)
+        if self.few:
+            self.rows = power_of_two(count) if self.dtype == F64 else max(MATRIX_ROWS, power_of_two(count))
+        self.block = sympy.Symbol("query_block", integer=True, nonnegative=True)
+
+    def run(self) -> tuple[Statement, ...]:
+        """The statements of the whole kernel."""
+        emitter, parts = self.emitter, self.parts
+        emitter.levels[0].axes = frozenset(self._outer())
+        with self._queries(), self._whole(parts.depth):
+            query = emitter.emit(parts.query)
+            with self._whole(parts.columns):
+                self.largest, self.total, self.sums = (self._accumulator(op) for op in ("max", "sum", "sum"))
+                with emitter.loop(parts.keys, "tile", self.keys, *self._visible()):
+                    self._take_in(query)
+                self._finish()
+        return self._grid()
+
+    # Loops.
+
+    def _outer(self) -> tuple[Axis, ...]:
+        """Axes of the grid; the block of queries comes behind them."""
+        return (*self.parts.batch, *(() if self.few else (a for a in self.parts.queries if a is not self.lane)))
+
+    def _queries(self) -> AbstractContextManager[None]:
+        if not self.parts.queries:
+            return nullcontext()
+        if self.few:
+            return self.emitter.tile(self.parts.queries, self.rows)
+        assert self.lane is not None
+        return self.emitter.tile((self.lane,), self.rows, *self._range())
+
+    def _range(self) -> tuple[sympy.Expr, Size]:
+        """The queries of one program, of many."""
+        assert self.lane is not None
+        first, size = self.block * self.rows, self.lane.size
+        whole = isinstance(size, int) and size % self.rows == 0
+        return first, first + self.rows if whole else sympy.Min(first + self.rows, size)
+
+    def _whole(self, axis: Axis) -> AbstractContextManager[None]:
+        """One tile over a whole axis of a head."""
+        return self.emitter.tile((axis,), max(MATRIX_ROWS, power_of_two(static_size(axis))))
+
+    def _grid(self) -> tuple[Statement, ...]:
+        loops = [(self.emitter.axis_name(a), a.size) for a in self._outer()]
+        if not self.few:
+            assert self.lane is not None
+            n = self.lane.size
+            count = -(-n // self.rows) if isinstance(n, int) else sympy.floor((n + self.rows - 1) / self.rows)
+            loops.append((self.block.name, count))
+        return grid(self.emitter.inner, loops)
+
+    def _visible(self) -> tuple[Size, Size]:
+        """The keys that any query here can see, from the start of a block on."""
+        lower, upper = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
+        starts = [self._extreme(bound, -1) for bound in lower]
+        stops = [self._extreme(bound, 1) for bound in upper]
+        start = sympy.Max(0, *(sympy.floor(s / self.keys) * self.keys for s in starts if s is not None))
+        return start, sympy.Min(self.parts.keys.size, *(s + 1 for s in stops if s is not None))
+
+    def _extreme(self, bound: sympy.Expr, sign: int) -> sympy.Expr | None:
+        """The least (-1) or greatest (1) value of a bound over the queries of one program; None if not known."""
+        for axis in self.parts.queries:
+            place = self.emitter.axis_symbol(axis)
+            slope = bound.coeff(place, 1)
+            if place in sympy.expand(bound - slope * place).free_symbols or not slope.is_Integer:
+                return None
+            if self.few:
+                bound = bound.subs(place, 0 if slope * sign < 0 else static_size(axis) - 1)
+            elif axis is self.lane:
+                first = self.block * self.rows
+                bound = bound.subs(place, first if slope * sign < 0 else first + self.rows - 1)
+        return sympy.expand(bound)
+
+    # Blocks of keys.
+
+    def _take_in(self, query: Operand) -> None:
+        """One block of keys: its exponentials, corrected sums of those so far, and the values weighted by them."""
+        emitter, parts = self.emitter, self.parts
+        key = emitter.emit(parts.key)
+        product: Operand = self._dot(self._accumulator("sum"), query, key, parts.depth, parts.query, parts.key)
+        for factor in map(emitter.emit, parts.factors):
+            product = self._compute("mul", product, factor)
+        emitter.define(parts.product, product)
+        score = emitter.emit(parts.scores)
+        largest = self._compute("maximum", self.largest, self._folded("max", score))
+        # A row of which nothing but -inf was seen has no exponentials yet, rather than those of -inf + inf.
+        empty = self._compute("eq", largest, _LOWEST)
+        base = self._compute("where", empty, Constant(0.0), largest)
+        correction = self._compute("exp", self._compute("sub", self.largest, base))
+        weight = self._compute("exp", self._compute("sub", score, base))
+        emitter.define(parts.exponential, weight)
+        before = self._compute("mul", self.total, correction)
+        self._assign(self.total, self._compute("add", before, self._folded("sum", weight)))
+        self._assign(self.sums, self._compute("mul", self.sums, correction))
+        self._dot(self.sums, weight, emitter.emit(parts.value), parts.keys, parts.weights, parts.value)
+        self._assign(self.largest, largest)
+
+    def _finish(self) -> None:
+        """Divide by the row's sum, or whatever the weights do with it, and store what follows."""
+        emitter, parts = self.emitter, self.parts
+        emitter.define(parts.largest, self.largest)
+        for item in parts.maxima:
+            emitter.define(item, emitter.emit(self._of_largest(item.operands[0])))
+        sums, row = self.sums, self.total
+        if not parts.is_plain:
+            # The softmax takes something else away than the largest score, as with sinks: make up for it.
+            factor = emitter.emit(self._of_largest(parts.exponential))
+            sums, row = (self._compute("mul", x, factor) for x in (sums, row))
+        if parts.total is not None:
+            emitter.define(parts.total, row)
+        total = Located("load", parts.weighted.value, parts.weighted.index, axes=parts.weighted.axes)
+        emitter.define(total, sums)
+        emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
+        for output in self.nest.outputs:
+            emitter.store(output)
+
+    def _of_largest(self, item: Located) -> Located:
+        return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)
+
+    def _accumulator(self, op: str) -> str:
+        name = self.emitter.fresh("acc")
+        self.emitter.inner.append(Init(name, op, self.dtype, False))
+        return name
+
+    def _dot(self, acc: str, left: Operand, right: Operand, axis: Axis, first: Located, second: Located) -> str:
+        assert isinstance(left, str) and isinstance(right, str)  # both depend on what is summed
+        dtype = multiplied(first, second)
+        self.emitter.inner.append(DotTiles(acc, left, right, self.emitter.axis_name(axis), dtype))
+        return acc
+
+    def _folded(self, op: str, tile: Operand) -> str:
+        assert isinstance(tile, str)
+        name = self.emitter.fresh("r")
+        self.emitter.inner.append(Fold(name, op, tile, self.dtype, self.emitter.axis_name(self.parts.keys)))
+        return name
+
+    def _assign(self, acc: str, value: str) -> None:
+        self.emitter.inner.append(Assign(acc, value))
+
+    def _compute(self, op: str, *operands: Operand) -> str:
+        name = self.emitter.fresh()
+        self.emitter.inner.append(Compute(name, op, operands, self.dtype))
+        return name

@@ -1,0 +1,98 @@
+"""Which axes every name of a kernel is a tile over, in the order of its dimensions, and how many lanes they have."""
+
+from collections.abc import Iterable
+
+import sympy
+
+from fusec.codegen.kernel import (
+    Assign,
+    Compute,
+    DotTiles,
+    Fold,
+    Index,
+    Init,
+    Kernel,
+    Load,
+    Loop,
+    Operand,
+    Statement,
+    Update,
+    When,
+    walk,
+)
+
+
+def tile_axes(kernel: Kernel) -> tuple[str, ...]:
+    """The axes of all tile loops, outer before inner: the order of the dimensions of every tile."""
+    return tuple(dict.fromkeys(s.axis for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"))
+
+
+def spans(kernel: Kernel) -> dict[str, frozenset[str]]:
+    """The axes of each name; an accumulator has those of all it takes in, whatever comes first."""
+    axes = frozenset(tile_axes(kernel))
+    defined = list(_definitions(kernel.body, "", {}))
+    found: dict[str, frozenset[str]] = {}
+    changed = True
+    while changed:
+        changed = False
+        for name, statement, lane in defined:
+            own = found.get(name, frozenset())
+            taken = own | (_taken(statement, found) & axes) | ({lane} if lane else set())
+            if taken != own:
+                found[name], changed = taken, True
+    return found
+
+
+def mentioned(offset: sympy.Expr | int) -> frozenset[str]:
+    """The names in an index expression."""
+    return frozenset(s.name for s in sympy.sympify(offset).free_symbols)
+
+
+def lanes_along(kernel: Kernel) -> dict[str, int]:
+    """The most lanes of a tile along each axis."""
+    lanes: dict[str, int] = {}
+    for loop in walk(kernel.body):
+        if isinstance(loop, Loop) and loop.kind == "tile" and isinstance(loop.step, int):
+            lanes[loop.axis] = max(loop.step, lanes.get(loop.axis, 1))
+    return lanes
+
+
+def _definitions(
+    body: Iterable[Statement], lane: str, partial: dict[str, bool]
+) -> Iterable[tuple[str, Statement, str]]:
+    """Every statement that gives a name its value, and the axis along which an accumulator has partial results."""
+    for statement in body:
+        if isinstance(statement, Loop):
+            yield from _definitions(statement.body, statement.axis if statement.kind == "tile" else lane, partial)
+        elif isinstance(statement, When):
+            yield from _definitions(statement.body, lane, partial)
+        elif isinstance(statement, Init):
+            partial[statement.dst] = statement.tile
+        elif isinstance(statement, Update):
+            yield statement.acc, statement, lane if partial.get(statement.acc) else ""
+        elif isinstance(statement, (Assign, DotTiles)):
+            yield statement.acc, statement, ""
+        elif isinstance(statement, (Load, Compute, Index, Fold)):
+            yield statement.dst, statement, ""
+
+
+def _taken(statement: Statement, found: dict[str, frozenset[str]]) -> frozenset[str]:
+    def of(*operands: Operand) -> frozenset[str]:
+        return frozenset[str]().union(*(found.get(o, frozenset()) for o in operands if isinstance(o, str)))
+
+    if isinstance(statement, Load):
+        return mentioned(statement.offset)
+    if isinstance(statement, Index):
+        return mentioned(statement.value)
+    if isinstance(statement, Compute):
+        return of(*statement.operands)
+    if isinstance(statement, Update):
+        return of(*statement.values)
+    if isinstance(statement, Assign):
+        return of(statement.value)
+    if isinstance(statement, DotTiles):
+        return of(statement.left, statement.right) - {statement.axis}
+    if isinstance(statement, Fold):
+        folded = of(statement.src)
+        return folded - {statement.axis} if statement.axis else frozenset()
+    return frozenset()

@@ -1,0 +1,52 @@
+"""A model without caches has the same kernels on both targets."""
+
+import pytest
+import torch
+
+from fusec.codegen import target_named
+from fusec.codegen.kernel import Kernel
+from fusec.config import Config
+from fusec.debug.capture import capture
+from fusec.dynamo import backend, compiled_graphs
+from fusec.ir.ops import Trait
+from fusec.models.bert import PRESETS as BERT_PRESETS
+from fusec.models.bert import Bert
+from fusec.models.inputs import padded_mask, sample_tokens
+from fusec.models.llama import PRESETS as LLAMA_PRESETS
+from fusec.models.llama import Llama
+from fusec.passes import default_pipeline
+from fusec.pipeline import Context
+from fusec.verify.contract import compare_outputs
+
+MODELS = {"llama": (Llama(LLAMA_PRESETS["tiny"]), 1), "bert": (Bert(BERT_PRESETS["tiny"]), 16)}
+"""Each with the number of its tokens."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_both_targets_have_the_same_kernels(name: str, dtype: torch.dtype) -> None:
+    model, tokens = MODELS[name]
+    torch._dynamo.reset()
+    (captured,) = capture(model.to(dtype).eval(), sample_tokens(100, 1, tokens), padded_mask(1, tokens, "none"))
+    kinds: list[list[str]] = []
+    for target in map(target_named, ("cpp", "triton")):
+        graph, config = captured.copy(), Config()
+        default_pipeline(config, target.name).run(graph, Context(config))
+        regions = [node for node in graph if node.is_op("region")]
+        assert not any(node.has(Trait.CONTRACTION) for node in graph)  # no product is left to the vendor
+        kernels: list[Kernel] = [target.schedule(region, "kernel") for region in regions]
+        assert all(map(target.print, kernels))
+        kinds.append([kernel.kind for kernel in kernels])
+    assert kinds[0] == kinds[1]
+    assert kinds[0].count("contraction") >= 6 and kinds[0].count("attention") == (2 if tokens > 1 else 0)
+
+
+def test_a_model_runs_on_triton() -> None:
+    torch._dynamo.reset()
+    model, _ = MODELS["llama"]
+    inputs = sample_tokens(100, 2, 3), padded_mask(2, 3, "left")
+    fast = torch.compile(model.float().eval(), backend=backend, options={"strict": True, "target": "triton"})
+    with torch.no_grad():
+        assert compare_outputs(model(*inputs), fast(*inputs), model.double()(*inputs)).passed
+    (result,) = compiled_graphs()
+    assert {kernel.kind for kernel in result.program.kernels.values()} >= {"contraction", "attention"}

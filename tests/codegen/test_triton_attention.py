@@ -1,0 +1,148 @@
+"""Attention as Triton kernels: every spelling and every edge right in the interpreter, hidden blocks left out."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import sympy
+import torch
+from torch import Tensor
+
+from fusec.codegen.kernel import Assign, Kernel, Loop, walk
+from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.check import check_region
+from fusec.codegen.triton.compile import compile_for
+from fusec.compiler import Compiled, compile_graph
+from fusec.config import Config
+from fusec.dynamo import backend, compiled_graphs
+from fusec.frontend import trace
+from fusec.ir.graph import Node
+from fusec.passes import default_pipeline
+from fusec.pipeline import Context
+from fusec.verify.contract import compare_outputs
+from tests.codegen.test_attention import (
+    SPELLINGS,
+    by_hand,
+    call,
+    call_causal,
+    one_more,
+    only_sinks,
+    passes,
+    sample,
+    soft_capped,
+    triangle,
+    window,
+    with_sinks,
+)
+
+Spelling = Callable[..., Tensor]
+
+
+def region_of(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Node:
+    graph = trace(spelling, inputs, symbolic=False)
+    config = Config()
+    default_pipeline(config, "triton").run(graph, Context(config))
+    (region,) = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
+    return region
+
+
+def kernel_of(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Kernel:
+    return TritonTarget().schedule(region_of(spelling, inputs), "attention")
+
+
+def on_triton(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Compiled:
+    return compile_graph(trace(spelling, inputs, symbolic=False), Config(target="triton", strict=True))
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
+def test_every_spelling(spelling: Spelling) -> None:
+    """Many queries in half precision, few in single; both with blocks that are not full."""
+    for lengths, dtype in (((70, 40), torch.bfloat16), ((3, 70), torch.float32)):
+        outcome = check_region(region_of(spelling, sample(*lengths, dtype)), chips=())
+        assert outcome.kernel.kind == "attention"
+        assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("lengths", [(1, 2), (1, 70), (16, 7), (17, 33), (32, 32)], ids=str)
+def test_every_length(lengths: tuple[int, int]) -> None:
+    for spelling in (by_hand, call_causal):
+        outcome = check_region(region_of(spelling, sample(*lengths)), chips=())
+        assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize(("queries", "width"), [(1, 20), (5, 20), (40, 200)])
+def test_heads_that_share_keys_and_odd_widths(queries: int, width: int) -> None:
+    """Few queries of all heads that share a key are one tile."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, queries, width), torch.randn(2, 2, 50, width), torch.randn(2, 2, 50, 24)
+
+    def shared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x[:, :, None].expand(-1, -1, 3, -1, -1).reshape(2, 6, 50, -1) for x in (k, v))
+        return torch.softmax(q @ k.transpose(-1, -2) * 0.2, -1) @ v
+
+    region = region_of(shared, (q, k, v))
+    outcome = check_region(region, chips=())
+    assert outcome.ok, outcome
+    assert _programs(outcome.kernel) == (4 if queries * 3 <= 16 else 12 * (2 if width <= 128 else 3))
+
+
+def _programs(kernel: Kernel) -> int:
+    return math.prod(int(loop.stop) for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "grid")
+
+
+@pytest.mark.parametrize("spelling", [triangle, only_sinks], ids=lambda f: f.__name__)
+def test_lengths_that_change_share_a_kernel(spelling: Spelling) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(spelling, backend=backend, options={"strict": True, "target": "triton"})
+    for lengths in ((40, 50), (7, 70), (64, 64)):
+        inputs = sample(*lengths)
+        for x in inputs[:3]:
+            torch._dynamo.mark_dynamic(x, 2)
+        want, exact = spelling(*inputs), spelling(*(x.double() for x in inputs))
+        with torch.no_grad():
+            assert compare_outputs(want, fast(*inputs), exact).passed
+    (result,) = compiled_graphs()
+    assert [step.name for step in result.program.steps] == ["attention"]
+
+
+@pytest.mark.parametrize("lengths", [(40, 40), (5, 100)], ids=str)
+@pytest.mark.parametrize("spelling", [by_hand, call, triangle, with_sinks, one_more], ids=lambda f: f.__name__)
+def test_masked_rows_infinities_and_nan(spelling: Spelling, lengths: tuple[int, int]) -> None:
+    q, k, v, mask = sample(*lengths)
+    mask[0, 0, 1] = -math.inf
+    mask[1, 0, 2, : lengths[1] // 2] = -math.inf
+    mask[1, 0, 3] = torch.finfo(torch.float32).min
+    mask[1, 0, 0, 3], mask[0, 0, 2, 5] = math.nan, math.inf
+    k[0, 1, 2, 3] = math.inf
+    out = on_triton(spelling, (q, k, v, mask)).program([q, k, v, mask])[0]
+    torch.testing.assert_close(out, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "start", "stop"),
+    [(by_hand, False, False), (triangle, False, True), (call_causal, False, True), (window, True, True)],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_blocks_of_keys_that_no_query_sees_are_left_out(spelling: Spelling, start: bool, stop: bool) -> None:
+    kernel = kernel_of(spelling, sample(300, 300))
+    (loop,) = [s for s in walk(kernel.body) if isinstance(s, Loop) and any(isinstance(t, Assign) for t in s.body)]
+    assert bool(sympy.sympify(loop.start).free_symbols) == start
+    assert bool(sympy.sympify(loop.stop).free_symbols) == stop
+
+
+def test_a_program_runs_it() -> None:
+    inputs = sample(20, 30)
+    result = on_triton(by_hand, inputs)
+    assert [step.name for step in result.program.steps] == ["attention"]
+    assert passes(by_hand, result, inputs)
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("width", [128, 256])
+def test_large_ones_compile_to_what_a_chip_should_run(width: int, chip: str) -> None:
+    """The dearest scores there are, for many queries and for few."""
+    for queries in (512, 4):
+        q, k = torch.empty(1, 2, queries, width), torch.empty(1, 2, 512, width)
+        inputs = tuple(x.bfloat16() for x in (q, k, k, torch.empty(1, 1, queries, 512)))
+        report = compile_for(kernel_of(soft_capped, inputs), chip)
+        assert report.ok and report.matrix_instructions, report

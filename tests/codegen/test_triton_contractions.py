@@ -1,0 +1,189 @@
+"""Matrix products of few rows as Triton kernels: right at every edge, within their buffers, on the matrix unit."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.kernel import DotTiles, Kernel, walk
+from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.check import check_region
+from fusec.codegen.triton.compile import compile_for
+from fusec.codegen.triton.printer import print_kernel
+from fusec.config import Config
+from fusec.frontend import trace
+from fusec.ir.graph import Node
+from fusec.passes import default_pipeline
+from fusec.pipeline import Context
+
+ROWS = [(1, 1), (3, 1), (2, 5), (1, 16)]
+"""Batch and length: one row, fewer than a block of them, such as lie apart, all that are generated."""
+
+
+def plain(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w)
+
+
+def transposed_weight(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(torch.addmm(bias, x.reshape(-1, x.shape[-1]), w)).reshape(*x.shape[:-1], -1)
+
+
+def layer_norm(x: Tensor, scale: Tensor, offset: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(F.layer_norm(x, (x.shape[-1],), scale, offset), w, bias)
+
+
+def rms_norm(x: Tensor, scale: Tensor) -> Tensor:
+    wide = x.float()
+    return scale * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def gated(x: Tensor, residual: Tensor, scale: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = x + residual
+    normed = rms_norm(hidden, scale)
+    return F.silu(F.linear(normed, gate)) * F.linear(normed, up), hidden
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def projections(
+    x: Tensor, scale: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, ...]:
+    normed = rms_norm(x, scale)
+    queries, keys, values = (F.linear(normed, w).unflatten(-1, (-1, 6)) for w in (q, k, v))
+    return rotated(queries, cos, sin), rotated(keys, cos, sin), values
+
+
+def square(x: Tensor, scale: Tensor, offset: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """What is summed, what is stored beside and the columns have one length."""
+    normed = F.layer_norm(x, (x.shape[-1],), scale, offset)
+    return F.linear(normed, q), F.silu(F.linear(normed, k)), normed
+
+
+def from_heads(x: Tensor, w: Tensor, residual: Tensor) -> Tensor:
+    return torch.mm(x.transpose(1, 2).reshape(-1, w.shape[1]), w.t()).reshape(residual.shape) + residual
+
+
+def kernel_regions(function: object, inputs: tuple[Tensor, ...]) -> list[Node]:
+    graph = trace(function, inputs, symbolic=False)  # type: ignore[arg-type]
+    config = Config()
+    default_pipeline(config, "triton").run(graph, Context(config))
+    return [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
+
+
+def shapes(function: object, batch: int, length: int) -> tuple[tuple[int, ...], ...]:
+    x = (batch, length)
+    return {
+        plain: ((*x, 40), (37, 40)),
+        transposed_weight: ((*x, 23), (23, 70), (70,)),
+        layer_norm: ((*x, 600), (600,), (600,), (5, 600), (5,)),
+        gated: ((*x, 150), (*x, 150), (150,), (33, 150), (33, 150)),
+        projections: ((*x, 24), (24,), (24, 24), (12, 24), (12, 24), (batch, length, 1, 6), (batch, length, 1, 6)),
+        square: ((*x, 64), (64,), (64,), (64, 64), (64, 64)),
+        from_heads: ((batch, 3, length, 20), (50, 60), (*x, 50)),
+    }[function]  # type: ignore[index]
+
+
+def sample(function: object, batch: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(shape).to(dtype) for shape in shapes(function, batch, length))
+
+
+FUNCTIONS = [plain, transposed_weight, layer_norm, gated, projections, square, from_heads]
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_every_edge(function: object, rows: tuple[int, int]) -> None:
+    dtype = torch.bfloat16 if rows in ROWS[1:3] else torch.float32
+    regions = kernel_regions(function, sample(function, *rows, dtype))
+    kinds = []
+    for region in regions:
+        outcome = check_region(region, chips=())
+        assert outcome.ok, outcome
+        kinds.append(outcome.kernel.kind)
+    assert "contraction" in kinds
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("rows", [(1, 1), (2, 5)], ids=str)
+def test_other_types(rows: tuple[int, int], dtype: torch.dtype) -> None:
+    for function in (plain, layer_norm):
+        (region,) = kernel_regions(function, sample(function, *rows, dtype))
+        outcome = check_region(region, chips=())
+        # The reference is no more exact than f64, so that a few roundings are all there is to see.
+        assert outcome.comparison.ratio < (8 if dtype == torch.float64 else 1) and not outcome.unproven, outcome
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_lies_beyond_the_end_does_not_count(rows: int) -> None:
+    x, w = torch.randn(rows, 40), torch.randn(20, 40)
+    (region,) = kernel_regions(lambda x, w: F.linear(1 / x, w), (x, w))
+    outcome = check_region(region, chips=(), inputs=[x, w])
+    assert outcome.ok, outcome
+
+
+def test_infinities_and_nan_reach_what_they_reach() -> None:
+    x, w = torch.randn(3, 40), torch.randn(20, 40)
+    x[0, 3], x[1, 5], w[7, 39], w[2, 0] = torch.inf, torch.nan, -torch.inf, torch.nan
+    (region,) = kernel_regions(plain, (x, w))
+    outcome = check_region(region, chips=(), inputs=[x, w])
+    assert outcome.ok, outcome
+
+
+def kernel_of(function: object, *inputs: Tensor) -> Kernel:
+    (region,) = kernel_regions(function, inputs)
+    return TritonTarget().schedule(region, "kernel")
+
+
+def test_several_rows_go_to_the_matrix_unit_and_one_does_not() -> None:
+    for rows, expected in ((1, False), (2, True)):
+        kernel = kernel_of(plain, torch.randn(rows, 64), torch.randn(64, 64))
+        assert any(isinstance(s, DotTiles) for s in walk(kernel.body)) == expected
+        assert ("tl.dot" in print_kernel(kernel)) == expected
+
+
+def test_weights_that_share_an_operand_share_a_launch() -> None:
+    """Its programs come to blocks of one weight after the other, each block to one program."""
+    kernel = kernel_of(gated_twice, torch.randn(2, 64), torch.randn(64), torch.randn(96, 64), torch.randn(160, 64))
+    text = print_kernel(kernel)
+    assert "for block in range(program, 6, 16)" in text or "for block in range(program, 10, 16)" in text
+    assert len(re.findall(r"tl\.dot", text)) == 2
+
+
+def gated_twice(x: Tensor, scale: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    normed = rms_norm(x, scale)
+    return F.linear(normed, first), F.silu(F.linear(normed, second))
+
+
+def test_offsets_of_large_weights_have_64_bits() -> None:
+    meta = torch.empty(2**17, 2**15, dtype=torch.bfloat16, device="meta")
+    kernel = kernel_of(plain, torch.empty(2, 2**15, dtype=torch.bfloat16, device="meta"), meta)
+    assert ".to(tl.int64)" in print_kernel(kernel)
+    assert not unproven_accesses(kernel)
+
+
+LARGE = {
+    "gated": (gated, (2048,), (2048,), (2048,), (5632, 2048), (5632, 2048)),
+    "projections": (projections, (2048,), (2048,), (2304, 2048), (384, 2048), (384, 2048), (1, 6), (1, 6)),
+}
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip: str) -> None:
+    function, *sizes = LARGE[name]
+    inputs = [
+        torch.empty((1, rows, *s) if i == 0 or (name == "gated" and i == 1) or s == (1, 6) else s, dtype=torch.bfloat16)
+        for i, s in enumerate(sizes)
+    ]
+    for region in kernel_regions(function, tuple(inputs)):
+        report = compile_for(TritonTarget().schedule(region, name), chip)
+        assert report.ok, report
+        assert (report.matrix_instructions > 0) == (rows > 1)
