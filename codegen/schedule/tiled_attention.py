@@ -7,17 +7,18 @@ Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 
 import sympy
 
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
 from fusec.analysis.indexing import Located, Nest
-from fusec.analysis.visible import visible_keys
+from fusec.analysis.visible import loaded_masks, visible_keys
 from fusec.codegen.kernel import Assign, Compute, Constant, DotTiles, Fold, Init, Operand, Statement
 from fusec.codegen.schedule.emitter import Emitter, grid, static_size
 from fusec.codegen.schedule.tiled_contraction import MATRIX_ROWS, multiplied, power_of_two
-from fusec.ir.types import F64, Size, accumulation
+from fusec.ir.types import BOOL, F64, DType, Size, accumulation
 
 _BLOCKS = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
 """Queries and keys of a block, by bytes of an element: with their sums they fit into registers."""
@@ -57,7 +58,9 @@ class _TiledAttention:
             with self._whole(parts.columns):
                 self.largest, self.total, self.sums = (self._accumulator(op) for op in ("max", "sum", "sum"))
                 with emitter.loop(parts.keys, "tile", self.keys, *self._visible()):
-                    self._take_in(query)
+                    seen = self._seen()
+                    with emitter.when(seen) if seen else nullcontext():
+                        self._take_in(query)
                 self._finish()
         return self._grid()
 
@@ -119,6 +122,28 @@ class _TiledAttention:
 
     # Blocks of keys.
 
+    def _seen(self) -> str | None:
+        """Whether any of few queries sees any key of the block, as far as a loaded mask says; None where nobody looks.
+
+        With many queries a look would keep a chip from loading the next block meanwhile.
+        """
+        emitter, parts = self.emitter, self.parts
+        masks = loaded_masks(parts.scores, parts.keys) if self.few else []
+        if not masks:
+            return None
+        seen = reduce(lambda a, b: self._compute("and", a, b, dtype=BOOL), [self._shown(*mask) for mask in masks])
+        seen = self._folded("max", seen, BOOL)
+        if any(axis in mask.axes for mask, _ in masks for axis in parts.queries):
+            seen = self._folded("max", seen, BOOL, emitter.joint(parts.queries))
+        return seen
+
+    def _shown(self, mask: Located, hidden: bool | float) -> Operand:
+        """Whether a mask lets a score through: whether it is not what hides one."""
+        value = self.emitter.emit(mask)
+        return (
+            value if hidden is False else self._compute("ne", value, Constant(hidden), dtype=accumulation(mask.dtype))
+        )
+
     def _take_in(self, query: Operand) -> None:
         """One block of keys: its exponentials, corrected sums of those so far, and the values weighted by them."""
         emitter, parts = self.emitter, self.parts
@@ -174,16 +199,18 @@ class _TiledAttention:
         self.emitter.inner.append(DotTiles(acc, left, right, self.emitter.axis_name(axis), dtype))
         return acc
 
-    def _folded(self, op: str, tile: Operand) -> str:
+    def _folded(self, op: str, tile: Operand, dtype: DType | None = None, axis: Axis | None = None) -> str:
+        """The lanes of a tile as one, by default those of the keys in the type of the sums."""
         assert isinstance(tile, str)
         name = self.emitter.fresh("r")
-        self.emitter.inner.append(Fold(name, op, tile, self.dtype, self.emitter.axis_name(self.parts.keys)))
+        along = self.emitter.axis_name(axis or self.parts.keys)
+        self.emitter.inner.append(Fold(name, op, tile, dtype or self.dtype, along))
         return name
 
     def _assign(self, acc: str, value: str) -> None:
         self.emitter.inner.append(Assign(acc, value))
 
-    def _compute(self, op: str, *operands: Operand) -> str:
+    def _compute(self, op: str, *operands: Operand, dtype: DType | None = None) -> str:
         name = self.emitter.fresh()
-        self.emitter.inner.append(Compute(name, op, operands, self.dtype))
+        self.emitter.inner.append(Compute(name, op, operands, dtype or self.dtype))
         return name

@@ -25,6 +25,8 @@ from tests.codegen.test_attention import (
     by_hand,
     call,
     call_causal,
+    call_masked,
+    filled,
     one_more,
     only_sinks,
     passes,
@@ -128,6 +130,20 @@ def test_blocks_of_keys_that_no_query_sees_are_left_out(spelling: Spelling, star
     (loop,) = [s for s in walk(kernel.body) if isinstance(s, Loop) and any(isinstance(t, Assign) for t in s.body)]
     assert bool(sympy.sympify(loop.start).free_symbols) == start
     assert bool(sympy.sympify(loop.stop).free_symbols) == stop
+
+
+@pytest.mark.parametrize("spelling", [by_hand, filled, call_masked], ids=lambda f: f.__name__)
+def test_blocks_that_a_loaded_mask_hides_are_not_read(spelling: Spelling) -> None:
+    """As with what lies in a static cache behind the present place; one mask for all queries, or one for each."""
+    for each in (False, True):
+        q, k, v, mask = sample(3, 100)
+        mask = mask if each else mask[:, :, :1].clone()
+        mask[..., 70:] = mask[1, ..., 32:64] = -math.inf
+        want = spelling(q, k, v, mask)
+        k[:, :, 96:] = v[:, :, 96:] = math.nan
+        k[1, :, 32:64] = math.nan
+        (got,) = on_triton(spelling, (q, k, v, mask)).program([q, k, v, mask])
+        torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-5)
 
 
 def test_a_program_runs_it() -> None:
