@@ -34,6 +34,10 @@ def scaled_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return softmaxed((q * SCALE) @ k.transpose(-1, -2) + mask, v)
 
 
+def scaled_both(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return softmaxed((q * SCALE**0.5) @ (k * SCALE**0.5).transpose(-1, -2) + mask, v)
+
+
 def einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     weights = torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k) * SCALE + mask, -1)
     return torch.einsum("bhij,bhjd->bhid", weights, v)
@@ -112,8 +116,8 @@ def call_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 SPELLINGS: list[Callable[..., Tensor]] = [
-    by_hand, scaled_query, einsum, softmax_by_hand, filled, soft_capped, linear_bias, triangle, window, shared_keys,
-    with_sinks, sinks_first, one_more,
+    by_hand, scaled_query, scaled_both, einsum, softmax_by_hand, filled, soft_capped, linear_bias, triangle, window,
+    shared_keys, with_sinks, sinks_first, one_more,
     call, call_masked, call_causal, call_shared,
 ]  # fmt: skip
 
@@ -217,6 +221,22 @@ def test_masked_rows_infinities_and_nan(spelling: Callable[..., Tensor], lengths
     k[0, 1, 2, 3] = math.inf
     (got,) = compiled(spelling, (q, k, v, mask)).program([q, k, v, mask])
     torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
+
+
+def with_large_sinks(queries: int, keys: int) -> tuple[Tensor, ...]:
+    """One sink above all scores, and one far below; scores whose exponentials overflow, and such that vanish."""
+    q, k, v, mask = sample(queries, keys)
+    k[0, :, 0, 0] = torch.tensor([150.0, -150.0])
+    mask[1] += 120
+    mask[1, :, 1] -= 240
+    return q, k, v, mask
+
+
+@pytest.mark.parametrize("lengths", [(40, 40), (5, 100)], ids=str)
+@pytest.mark.parametrize("spelling", [with_sinks, sinks_first, one_more], ids=lambda f: f.__name__)
+def test_sinks_above_and_far_below_all_scores(spelling: Callable[..., Tensor], lengths: tuple[int, int]) -> None:
+    inputs = with_large_sinks(*lengths)
+    assert passes(spelling, compiled(spelling, inputs), inputs)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A model without caches has the same kernels on both targets."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,3 +52,27 @@ def test_a_model_runs_on_triton() -> None:
         assert compare_outputs(model(*inputs), fast(*inputs), model.double()(*inputs)).passed
     (result,) = compiled_graphs()
     assert {kernel.kind for kernel in result.program.kernels.values()} >= {"contraction", "attention"}
+
+
+def test_a_model_decodes_on_triton_with_a_static_cache() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+
+    def decode(model: Any) -> list[torch.Tensor]:
+        """Logits of a prompt and of two more tokens, and what the cache holds then."""
+        torch._dynamo.reset()
+        cache = transformers.StaticCache(config=config, max_cache_len=48)
+        with torch.no_grad():
+            found = [model(t, past_key_values=cache).logits for t in sample_tokens(64, 2, 7).split([5, 1, 1], 1)]
+        return found + [x for layer in cache.layers for x in (layer.keys, layer.values)]
+
+    fast = torch.compile(model, backend=backend, options={"strict": True, "target": "triton"})
+    for want, got in zip(decode(model), decode(fast), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+    for result in compiled_graphs():
+        assert {kernel.kind for kernel in result.program.kernels.values()} >= {"contraction", "attention"}

@@ -31,9 +31,11 @@ from tests.codegen.test_attention import (
     only_sinks,
     passes,
     sample,
+    sinks_first,
     soft_capped,
     triangle,
     window,
+    with_large_sinks,
     with_sinks,
 )
 
@@ -120,6 +122,13 @@ def test_masked_rows_infinities_and_nan(spelling: Spelling, lengths: tuple[int, 
     torch.testing.assert_close(out, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("lengths", [(40, 40), (5, 100)], ids=str)
+@pytest.mark.parametrize("spelling", [with_sinks, sinks_first, one_more], ids=lambda f: f.__name__)
+def test_sinks_above_and_far_below_all_scores(spelling: Spelling, lengths: tuple[int, int]) -> None:
+    inputs = with_large_sinks(*lengths)
+    assert passes(spelling, on_triton(spelling, inputs), inputs)
+
+
 @pytest.mark.parametrize(
     ("spelling", "start", "stop"),
     [(by_hand, False, False), (triangle, False, True), (call_causal, False, True), (window, True, True)],
@@ -144,6 +153,16 @@ def test_blocks_that_a_loaded_mask_hides_are_not_read(spelling: Spelling) -> Non
         k[1, :, 32:64] = math.nan
         (got,) = on_triton(spelling, (q, k, v, mask)).program([q, k, v, mask])
         torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [3, 40])
+def test_nothing_is_seen_at_all(queries: int) -> None:
+    q, k, v, _ = sample(queries, 70)
+    shape, lowest = (2, 1, queries, 70), torch.finfo(torch.float32).min
+    hidden, minimum = torch.full(shape, -math.inf), torch.full(shape, lowest)
+    for spelling, mask in ((call, hidden), (call, hidden > 0), (by_hand, hidden), (call, minimum), (by_hand, minimum)):
+        (got,) = on_triton(spelling, (q, k, v, mask)).program([q, k, v, mask])
+        torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
 
 
 def test_a_program_runs_it() -> None:

@@ -333,6 +333,19 @@ def test_offsets_are_wide_only_where_sizes_ask_for_it():
     assert "tl.program_id(0).to(tl.int64)" in print_kernel(softmax(2**26, 64))
 
 
+def test_lanes_named_in_a_loop_are_named_anew_behind_it():
+    def row(start):
+        return Loop("j", 0, 4, 4, "tile", (Load("x", "a", J + start), Store("y", J + start, "x")))
+
+    step = sympy.Symbol("i", integer=True, nonnegative=True)
+    buffers = (Buffer("a", F32, 12, "input"), Buffer("y", F32, 12, "output"))
+    repeated = Loop("i", 0, 2, 1, "serial", (row(4 * step),))
+    for body, named in (((repeated, row(8)), 2), ((row(8), repeated), 1)):
+        kernel, x = Kernel("k", "pointwise", buffers, (), body), torch.randn(12)
+        assert print_kernel(kernel).count("tl.arange") == named
+        assert torch.equal(run(kernel, x)[0], x)
+
+
 def test_names_stay_clear_of_python_and_triton():
     loop = Loop("in", 0, 4, 4, "tile", (Load("tl", "a", sympy.Symbol("in")), Store("y", sympy.Symbol("in"), "tl")))
     kernel = Kernel("lambda", "pointwise", (Buffer("a", F32, 4, "input"), Buffer("y", F32, 4, "output")), (), (loop,))
