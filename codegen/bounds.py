@@ -120,8 +120,9 @@ class _Space:
 
     def _part_of_an_axis(self, expr: sympy.Expr, depth: int) -> tuple[sympy.Expr, int, int] | None:
         """A quotient or remainder of an axis in an expression, and the numbers between which it stays."""
-        for atom in sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops):
-            if not atom.free_symbols.intersection(self.names.values()):
+        atoms = sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops)
+        for i, atom in enumerate(atoms):
+            if not atom.free_symbols.intersection(self.names.values()) or any(o.has(atom) for o in atoms[i + 1 :]):
                 continue
             if isinstance(atom, sympy.Mod):
                 number, divisor = atom.args

@@ -84,6 +84,9 @@ def test_quotients_and_remainders_of_axes_are_proved():
     assert unproven_accesses(loads(sympy.Mod(ROW, 4), 3, ("i", 0, 8, "grid")))
     assert not unproven_accesses(loads(3 - sympy.Mod(ROW, 4), 4, ("i", 0, 8, "grid")))
     assert unproven_accesses(loads(sympy.floor(ROW / 2), 4, ("i", 0, 9, "grid")))
+    places = sympy.floor(ROW / 6) * 6 + sympy.Mod(ROW, 2) * 3 + sympy.Mod(sympy.floor(ROW / 2), 3)  # [4, 3, 2] turned
+    assert not unproven_accesses(loads(places, 24, ("i", 0, 24, "grid")))
+    assert unproven_accesses(loads(places, 23, ("i", 0, 24, "grid")))
 
 
 def test_a_loop_from_the_later_of_two_places_is_proved():
