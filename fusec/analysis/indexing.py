@@ -397,8 +397,9 @@ class _Locator:
         """A load at a place that another computation gives, which stands as an axis of its own in the index."""
         table, places = node.operands
         d = node.attributes["dim"] % len(table.shape)
-        behind = d + len(places.shape)
-        place = Place(node, d, self.at(places, index[d:behind]))
+        whole = node.is_op("gather")
+        behind = d + (1 if whole else len(places.shape))
+        place = Place(node, d, self.at(places, index if whole else index[d:behind]))
         row = Axis(place.length, "row")
         try:
             found = self.at(table, (*index[:d], Affine.of([(row, 1)]), *index[behind:]))

@@ -83,6 +83,14 @@ def _take(low: Lowering, call: Call) -> Value:
     return low.emit("take", table, index, dim=(0 if of_rows else call["dim"] % rank) - rank)
 
 
+@lowers("aten.gather.default")
+def _gather(low: Lowering, call: Call) -> Value:
+    table, index = call["self"], low.cast(call["index"], I64)
+    if len(table.shape) != len(index.shape) or not table.shape:
+        raise ImportFailure("a lookup in a number, or by one", why="it has no dim to look along")
+    return low.emit("gather", table, index, dim=call["dim"] % len(table.shape) - len(table.shape))
+
+
 @lowers("aten.index.Tensor")
 def _index(low: Lowering, call: Call) -> Value:
     """One tensor of places is a lookup; several that count through a dim each are a view."""
