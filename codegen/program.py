@@ -21,7 +21,7 @@ from fusec.ir.structure import structure
 from fusec.ir.types import TensorType, same_size
 from fusec.pipeline import Context
 from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate, take
+from fusec.verify.interpreter import LOOKUPS, evaluate
 
 PASS_NAME = "program"
 
@@ -225,8 +225,8 @@ class _Writer:
             self._source(node)
         elif node.is_op("write"):
             self._write(node)
-        elif node.is_op("take"):
-            self._take(node)
+        elif node.has(Trait.LOOKUP):
+            self._look_up(node)
         elif node.is_op("concat"):
             self._concat(node)
         elif node.has(Trait.VIEW):
@@ -299,7 +299,7 @@ class _Writer:
         if places := placing(node.body):
             dims = [n.attributes["dim"] % n.operands[0].tensor.rank for n in places]
             lengths = [PYTHON.print(n.operands[0].shape[d]) for n, d in zip(places, dims, strict=True)]
-            known = "".join(f"({d}, {n}, {str(p.sources[0]) if p.sources else ''!r}), "
+            known = "".join(f"({d}, {n}, {str(p.sources[0]) if p.sources else ''!r}, {_error(p)}), "
                             for d, n, p in zip(dims, lengths, places, strict=True))  # fmt: skip
             call = f"if fault := {call}: {text.constant(raise_out_of_range, 'raise_out_of_range')}(fault, ({known}))"
         text.line(call)
@@ -331,12 +331,12 @@ class _Writer:
             text.line(f"{target}.copy_({new})")
         text.alias(node.result, destination)
 
-    def _take(self, node: Node) -> None:
+    def _look_up(self, node: Node) -> None:
         text = self.text
         table, index = (text.names[v] for v in node.operands)
-        text.step("opaque", "take", node.sources)
-        name = text.define(node.result, None)
-        text.line(f"{name} = {text.constant(take, 'take')}({table}, {node.attributes['dim']}, {index})")
+        text.step("opaque", node.op.name, node.sources)
+        name, function = text.define(node.result, None), text.constant(LOOKUPS[node.op.name], node.op.name)
+        text.line(f"{name} = {function}({table}, {node.attributes['dim']}, {index})")
 
     def _concat(self, node: Node) -> None:
         text = self.text
@@ -377,17 +377,22 @@ class _Writer:
         text.line(f"{''.join(name + ', ' for name in names)}= {function}({graph}, [{operands}], {{{known}}})")
 
 
-def raise_out_of_range(fault: int, places: Sequence[tuple[int, int, str]]) -> None:
+def _error(node: Node) -> str:
+    """What eager raises for a place that does not exist."""
+    return "RuntimeError" if node.is_op("gather") else "IndexError"
+
+
+def raise_out_of_range(fault: int, places: Sequence[tuple[int, int, str, type[Exception]]]) -> None:
     """Raise what eager raises for a place that does not exist.
 
     Args:
         fault: what the kernel gave: the number of a check and the place.
-        places: dim, its length and the source line, for each check.
+        places: dim, its length, the source line and the error, for each check.
     """
     place, number = divmod(fault, 256)
-    dim, length, source = places[number - 1]
+    dim, length, source, error = places[number - 1]
     at = f" ({source})" if source else ""
-    raise IndexError(f"index {place} is out of bounds for dimension {dim} with size {length}{at}")
+    raise error(f"index {place} is out of bounds for dimension {dim} with size {length}{at}")
 
 
 def interpret(body: Graph, operands: list[Any], symbols: dict[str, int]) -> list[Any]:

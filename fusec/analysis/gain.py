@@ -14,6 +14,8 @@ from fusec.ir.graph import Graph, Node
 from fusec.ir.types import Size, estimate
 
 NOTHING = Cost(launches=0)
+DOUBT = 0.05
+"""The share of a predicted time that a prediction cannot tell apart: what repeats less than that loses nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ def gain(together: Judgement, parts: Iterable[Judgement], machine: Machine) -> f
 
 
 def may_lose(together: Judgement, machine: Machine) -> bool:
-    """Whether one kernel could take longer than several: only by what it repeats, and then by more than a launch."""
-    return float(together.again.arithmetic(machine)) > machine.launch_us * 1e-6
+    """Whether one kernel could take longer than several: only by what it repeats, by more than a launch and DOUBT."""
+    repeated = float(together.again.arithmetic(machine))
+    return repeated > max(machine.launch_us * 1e-6, DOUBT * float(together.cost.time(machine)))
 
 
 def _repeated(counts: Mapping[Located, float]) -> tuple[str, Cost]:

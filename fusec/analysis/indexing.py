@@ -221,6 +221,9 @@ class _Locator:
         return Nest(outputs, (*self.axes, tuple(a for a in self.extra if a not in known)))
 
     def _output(self, position: int, value: Value, what: Value, index: tuple[Affine, ...]) -> Output:
+        axes = [a for part in index for a in dict.fromkeys(part.axes)]
+        if len(set(axes)) != len(axes):
+            raise ScheduleError("an output would lie along a diagonal of the loops", why=f"of {self.shape}")
         root, node = self.at(what, index), value.producer
         if node is None or what is value:
             return Output(position, root, index)
@@ -246,14 +249,17 @@ class _Locator:
             lead = ()
         places: list[tuple[Affine, ...]] = [lead]
         offset = len(self.shape) - len(shape)
+        beside = [d for d, n in enumerate(shape) if n != 1 and same_size(n, self.shape[d + offset])]
+        aligned = {a for d in beside for part in self.dims[d + offset] for a in part.axes}
         for d, n in enumerate(shape):
             if n == 1:
                 places = [(*place, Affine()) for place in places]
-            elif same_size(n, self.shape[d + offset]):
+            elif d in beside:
                 indices = [part.index for part in self.dims[d + offset]]
                 places = [(*place, part) for place in places for part in indices]
             else:
-                part = self._bind(n, {a for place in places for position in place for a in position.axes})
+                taken = {a for place in places for position in place for a in position.axes}
+                part = self._bind(n, taken | aligned)
                 self.extra.update(dict.fromkeys(part.axes))
                 places = [(*place, part.index) for place in places]
         if len(places) > 16:
@@ -391,8 +397,9 @@ class _Locator:
         """A load at a place that another computation gives, which stands as an axis of its own in the index."""
         table, places = node.operands
         d = node.attributes["dim"] % len(table.shape)
-        behind = d + len(places.shape)
-        place = Place(node, d, self.at(places, index[d:behind]))
+        whole = node.is_op("gather")
+        behind = d + (1 if whole else len(places.shape))
+        place = Place(node, d, self.at(places, index if whole else index[d:behind]))
         row = Axis(place.length, "row")
         try:
             found = self.at(table, (*index[:d], Affine.of([(row, 1)]), *index[behind:]))

@@ -7,7 +7,7 @@ from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, product, simplify
 
 _PRODUCTS = ("mm", "linear", "conv", "matmul", "einsum")
-_LOOKUPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")  # what stays a call
+_LOOKUPS = ("aten.embedding.", "aten.index.", "aten.index_select.")  # what stays a call
 
 
 def touched_bytes(value: Value) -> Size:

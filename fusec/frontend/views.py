@@ -6,7 +6,7 @@ from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers
 from fusec.frontend.sizes import to_size
 from fusec.ir.graph import Value
-from fusec.ir.types import I64, Size, TensorType, product, same_shape, same_size, simplify
+from fusec.ir.types import I32, I64, Size, TensorType, product, same_shape, same_size, simplify
 
 
 @lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_copy.default",
@@ -81,6 +81,44 @@ def _take(low: Lowering, call: Call) -> Value:
     if not of_rows:
         index = low.reshape(index, (index.tensor.numel,))
     return low.emit("take", table, index, dim=(0 if of_rows else call["dim"] % rank) - rank)
+
+
+@lowers("aten.gather.default")
+def _gather(low: Lowering, call: Call) -> Value:
+    table, index = call["self"], low.cast(call["index"], I64)
+    if len(table.shape) != len(index.shape) or not table.shape:
+        raise ImportFailure("a lookup in a number, or by one", why="it has no dim to look along")
+    return low.emit("gather", table, index, dim=call["dim"] % len(table.shape) - len(table.shape))
+
+
+@lowers("aten.index.Tensor")
+def _index(low: Lowering, call: Call) -> Value:
+    """One tensor of places is a lookup; several that count through a dim each are a view."""
+    x, given = call["self"], {d: index for d, index in enumerate(call["indices"]) if index is not None}
+    if any(index.dtype not in (I32, I64) for index in given.values()):
+        raise ImportFailure("a lookup by a mask", why="how much it finds is known only at run time")
+    if len(given) == 1:
+        ((dim, index),) = given.items()
+        index = low.cast(index, I64)
+        behind = low.pointwise("add", index, x.shape[dim], dtype=I64)
+        index = low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
+        return low.emit("take", x, index, dim=dim - len(x.shape))
+    rank, first, last = max(len(index.shape) for index in given.values()), min(given), max(given)
+    along = [_counted(index, x.shape[d], rank) for d, index in given.items()]
+    dims = [d for d in along if d is not None]
+    if None in along or dims != sorted(set(dims)) or len(given) != last - first + 1:
+        raise ImportFailure("a lookup at places in several dims", why="they are known only at run time")
+    counted = tuple(x.shape[first + dims.index(d)] if d in dims else 1 for d in range(rank))
+    return low.expand(low.reshape(x, (*x.shape[:first], *counted, *x.shape[last + 1 :])), call.out.shape)
+
+
+def _counted(index: Value, n: Size, rank: int) -> int | None:
+    """The dim of several places together along which one of them counts from 0 to ``n``; None where it does not."""
+    along = [d + rank - len(index.shape) for d, m in enumerate(index.shape) if m != 1 and same_size(m, n)]
+    while index.producer is not None and index.producer.is_op("reshape"):
+        index = index.producer.operands[0]
+    counts = index.producer is not None and index.producer.is_op("iota") and same_size(index.tensor.numel, n)
+    return along[0] if counts and len(along) == 1 else None
 
 
 @lowers("aten.slice.Tensor")

@@ -230,6 +230,13 @@ def _take(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     return (table.with_shape((*table.shape[:d], *index.shape, *table.shape[d + 1 :])),)
 
 
+def _gather(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    table, index = _tensors(types)
+    if not -table.rank <= attributes["dim"] < 0 or index.dtype != t.I64 or index.rank != table.rank:
+        raise ValueError(f"{index} gathers nothing from {table}: i64 of the same rank and a negative dim are expected")
+    return (table.with_shape(index.shape),)
+
+
 def _declared(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     raise TypeError("opaque nodes and regions carry their result types; they are not inferred")
 
@@ -282,6 +289,9 @@ _define(Trait.WRITE, _write, None, {
 })  # fmt: skip
 _define(
     Trait.LOOKUP, _take, 2, {"take": "the first operand at the places along dim that the second, of any rank, gives"}
+)
+_define(
+    Trait.LOOKUP, _gather, 2, {"gather": "the first operand at each position of the second, whose value stands for dim"}
 )
 _define(Trait.OPAQUE, _declared, None, {"opaque": "a call of the ATen operation in target"})
 _define(Trait.OPAQUE | Trait.ORDERED, _declared, None, {"ordered": "an opaque call that keeps its place"})

@@ -167,11 +167,11 @@ class FieldMachine(Machine):
             return super().write(node, destination, value, *index)
         return destination.map(lambda d, v, p: super(FieldMachine, self).write(node, d, v, *index), value)
 
-    def take(self, node: Node, table: Any, index: Any) -> Any:
+    def look_up(self, node: Node, table: Any, index: Any) -> Any:
         """Moves residues."""
         if not isinstance(table, FieldTensor):
-            return super().take(node, table, index)
-        return table.map(lambda x, p: super(FieldMachine, self).take(node, x, index))
+            return super().look_up(node, table, index)
+        return table.map(lambda x, p: super(FieldMachine, self).look_up(node, x, index))
 
     def contract(self, node: Node, a: Any, b: Any) -> Any:
         """A sum of products of residues."""

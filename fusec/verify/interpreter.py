@@ -97,8 +97,8 @@ class Machine:
             return [self.view(node, self.tensors(node, operands))]
         if node.is_op("write"):
             return [self.write(node, *self.tensors(node, operands))]
-        if node.is_op("take"):
-            return [self.take(node, *self.tensors(node, operands))]
+        if node.has(Trait.LOOKUP):
+            return [self.look_up(node, *self.tensors(node, operands))]
         if node.is_op("cast"):
             return [self.cast(operands[0], node.operands[0].tensor, result)]
         if node.has(Trait.POINTWISE):
@@ -176,9 +176,9 @@ class Machine:
             return wide.to(x.dtype)
         return _extreme(node.op.name, x, dims)
 
-    def take(self, node: Node, table: Datum, index: Datum) -> Datum:
-        """Rows of a table; torch raises IndexError where there is none."""
-        return take(table, node.attributes["dim"], index)
+    def look_up(self, node: Node, table: Datum, index: Datum) -> Datum:
+        """Elements of a table; torch raises an error where there is none."""
+        return LOOKUPS[node.op.name](table, node.attributes["dim"], index)
 
     def write(self, node: Node, destination: Datum, value: Datum, *index: Datum) -> Datum:
         """In place where that was asked."""
@@ -195,6 +195,10 @@ def take(table: Tensor, dim: int, index: Tensor) -> Tensor:
     d = dim % table.ndim
     found = table.index_select(d, index.reshape(-1))
     return found.reshape((*table.shape[:d], *index.shape, *table.shape[d + 1 :]))
+
+
+LOOKUPS: dict[str, Callable[[Tensor, int, Tensor], Tensor]] = {"take": take, "gather": torch.gather}
+"""What looks up, by operation: of a table, a dim and an index."""
 
 
 def apply_view(node: Node, operands: Sequence[Tensor], symbols: Mapping[str, int]) -> Tensor:

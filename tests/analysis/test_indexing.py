@@ -99,3 +99,14 @@ def test_a_result_whose_rows_are_flattened_has_the_axes_of_the_other() -> None:
     nest = locate(body)
     assert [[axis.size for axis in dim] for dim in nest.axes] == [[batch], [5], [8], []]
     assert classify(nest).kind == "row" and not repetitions(evaluations(nest))
+
+
+def test_two_dims_of_one_size_have_an_axis_each() -> None:
+    body = Body()
+    x = body.tensor(2, 3, 4)
+    turned = body.do("exp", body.do("permute", x, dims=(2, 0, 1)))
+    part = body.do("neg", body.do("slice", x, dim=-2, start=0, stop=3, step=2))
+    body.set_outputs([turned, part])
+    for output in locate(body).outputs:
+        axes = [axis for at in output.index for axis in at.axes]
+        assert len(axes) == len(set(axes)) == 3

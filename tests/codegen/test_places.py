@@ -316,6 +316,21 @@ def test_lookups_along_any_dim_and_through_views(
     agrees(text, data, torch.randint(0, seen[dim], index), kinds=["kernel"])
 
 
+@pytest.mark.parametrize("dim", [-1, -2, -3])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "bool"])
+def test_each_element_is_looked_up_by_itself(dim: int, dtype: str) -> None:
+    text = f"""graph lookup(%table: {dtype}[3, 9, 20], %at: i64[2, 8, 18]) {{
+      %e: {dtype}[2, 8, 18] = gather(%table, %at) {{dim={dim}}}
+      %y: f32[2, 8, 18] = cast(%e) {{dtype=f32}}
+      return %y
+    }}"""
+    data, length = (8 * torch.randn(3, 9, 20)).to(torch_dtype(DTYPES[dtype])), (3, 9, 20)[dim]
+    made = agrees(text, data, torch.randint(0, length, (2, 8, 18)), kinds=["kernel"])
+    for wrong in (length, -1):
+        with pytest.raises(RuntimeError, match=f"index {wrong} is out of bounds for dimension {dim + 3}"):
+            made([data, torch.full((2, 8, 18), wrong)])
+
+
 def test_lookups_in_a_table_of_unknown_length() -> None:
     text = """graph sizes(%table: f32[s0, 6], %ids: i64[s1, s2]) {
       %e: f32[s1, s2, 6] = take(%table, %ids) {dim=-2}
