@@ -1,14 +1,14 @@
 """Schedule of pointwise and row regions: a grid over rows, and one loop over the columns per reduction level."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import cast
 
 import sympy
 
-from fusec.analysis.affine import Axis
+from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.indexing import Located, Nest, Output, walk
 from fusec.analysis.kinds import Shape
 from fusec.analysis.updates import loads_of
@@ -54,7 +54,7 @@ class Rows:
 
     def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
-        self.strides = unit_strides(nest, emitter.output_types)
+        self.strides = unit_strides(_accesses(nest, emitter.output_types))
         self.wanted: dict[Located, tuple[sympy.Expr, int]] = {}
         """Values to be kept in scratch once computed: where, and how many elements a row has."""
         self.in_columns = False
@@ -66,8 +66,8 @@ class Rows:
             self.emitter.axis_name(axis)
         if self.shape.kind == "pointwise":
             return self._pointwise()
-        lane = self._lane_among(self.shape.rows) if self._is_column() else None
-        if lane is not None:
+        lane = self._lane_among(self.shape.rows)
+        if lane is not None and self._is_column(lane):
             return self._columns(lane)
         self.emitter.levels[0].axes = frozenset(self.shape.rows)
         self.fill()
@@ -227,9 +227,12 @@ class Rows:
 
     # Columns: a reduction over outer axes, lanes along the axis that stays.
 
-    def _is_column(self) -> bool:
+    def _is_column(self, lane: Axis) -> bool:
+        """Whether elements lie side by side along an axis that stays, and not where that is reduced."""
         bound = {a for r in self.shape.reductions for a in r.bound}
-        return not any(self.strides[a] for a in bound) and any(self.strides[a] for a in self.shape.rows)
+        across = [(index, type) for index, type in _accesses(self.nest, self.emitter.output_types)
+                  if any(lane in part.axes for part in index)]  # fmt: skip
+        return bool(self.strides[lane]) and bound.isdisjoint(unit_strides(across))
 
     def _columns(self, lane: Axis) -> tuple[Statement, ...]:
         outer = [a for a in self.shape.rows if a is not lane]
@@ -331,17 +334,21 @@ class Rows:
         return min(1 << (axis.size - 1).bit_length(), limit)
 
 
-def unit_strides(nest: Nest, output_types: Sequence[TensorType]) -> Counter[Axis]:
+def unit_strides(accesses: Iterable[tuple[tuple[Affine, ...], TensorType]]) -> Counter[Axis]:
     """How many loads and stores have each axis at unit stride."""
     counts: Counter[Axis] = Counter()
-    accesses = [(i.index, i.value.tensor) for i in nest.walk() if i.kind in ("load", "lookup")]
-    accesses += [(o.index, output_types[o.position]) for o in nest.outputs]
     for index, type in accesses:
         for part, stride in zip(index, type.strides, strict=True):
             for axis, coefficient in part.terms:
                 if stride == 1 and coefficient == 1:
                     counts[axis] += 1
     return counts
+
+
+def _accesses(nest: Nest, output_types: Sequence[TensorType]) -> Iterator[tuple[tuple[Affine, ...], TensorType]]:
+    """Where each load and store of a nest lies, and in what."""
+    yield from ((i.index, i.value.tensor) for i in nest.walk() if i.kind in ("load", "lookup"))
+    yield from ((o.index, output_types[o.position]) for o in nest.outputs)
 
 
 def _fold(reduction: Located) -> str:

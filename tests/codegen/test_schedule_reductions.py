@@ -7,7 +7,7 @@ import torch
 
 from fusec.analysis.affine import Axis
 from fusec.codegen.bounds import accesses, unproven_accesses
-from fusec.codegen.kernel import Loop, walk
+from fusec.codegen.kernel import Loop, Store, walk
 from fusec.codegen.schedule import schedule_region
 from fusec.codegen.schedule.chains import Run, chained
 from fusec.compiler import Compiled, compile_graph
@@ -128,3 +128,18 @@ def test_reductions_over_different_columns_have_loops_of_their_own() -> None:
     found = result.program(list(inputs))
     reference = evaluate(result.imported, inputs, dtype=torch.float64)
     assert compare_outputs(evaluate(result.imported, inputs), found, reference).passed
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_lanes_lie_where_elements_do_and_not_where_few_numbers_do(looked_up: bool) -> None:
+    """Rows that are weighed and added up, as those of experts: the weights lie along the sum, all else beside it."""
+    body = Body()
+    x, weights = body.tensor(40, 6, 512), body.tensor(40, 6, 1)
+    if looked_up:
+        places = body.tensor(40, 6, dtype=I64)
+        x = body.do("take", body.tensor(240, 512), places, dim=-2)
+    total = body.do("sum", body.do("mul", x, weights), dims=(-2,))
+    ((kernel,),) = [compiled(body, total).program.kernels.values()]
+    (tile,) = [s for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"]
+    (store,) = [s for s in walk(kernel.body) if isinstance(s, Store)]
+    assert tile.axis in map(str, store.offset.free_symbols)
