@@ -20,7 +20,7 @@ SCOPE = (
     "passes/biased_products.py", "passes/grouping.py", "passes/declared.py", "passes/patterns.py",
     "fusec/analysis/*.py",
     "codegen/schedule/*.py", "codegen/kernel.py", "codegen/bounds.py", "codegen/sizes.py", "codegen/vendor.py",
-    "codegen/cpp/printer.py", "codegen/cpp/expressions.py", "codegen/cpp/operations.py",
+    "codegen/cpp/printer.py", "codegen/cpp/statements.py", "codegen/cpp/expressions.py", "codegen/cpp/operations.py",
     "codegen/triton/printer.py", "codegen/triton/arithmetic.py", "codegen/triton/signature.py",
 )  # fmt: skip
 """What is mutated: rewriting, rules and declarations, analyses, schedules and printers."""

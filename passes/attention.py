@@ -69,7 +69,7 @@ def _layout(value: Value) -> TensorType:
     node = value.producer
     if node is None or node.has(Trait.OPAQUE):
         return value.tensor
-    if not node.has(Trait.VIEW) or node.is_op("concat"):
+    if not node.is_alias:
         return dense(value.tensor)
     inner = _layout(node.operands[0])
     found = view_layout(node, inner)

@@ -95,7 +95,7 @@ class _Grouping:
         if node.result in self.graph.outputs:
             return True
         return any(
-            self._leaves_kernels(user) if user.has(Trait.VIEW) and not user.is_op("concat")
+            self._leaves_kernels(user) if user.is_alias
             else not (user.has(_ARITHMETIC) or user.is_op("concat"))
             for user in node.users
         )  # fmt: skip

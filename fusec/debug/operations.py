@@ -49,7 +49,7 @@ class _Walk:
             taken = {inner: found for inner, outer in zip(node.body.inputs, node.operands, strict=True)
                      if (found := self.origin(outer, given)) is not None}  # fmt: skip
             for inside in node.body.nodes:
-                if not inside.has(Trait.SOURCE) and (not inside.has(Trait.VIEW) or inside.is_op("concat")):
+                if not inside.has(Trait.SOURCE) and not inside.is_alias:
                     yield from self.within(inside, home, kind, taken)
             for outer, inner in zip(node.results, node.body.outputs, strict=True):
                 found = self.origin(inner, taken)

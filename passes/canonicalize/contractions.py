@@ -1,5 +1,6 @@
 """Contractions: canonical labels, transposes folded into the spec, flattened rows unflattened."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.analysis.strides import view_layout
@@ -36,15 +37,19 @@ def canonical_labels(graph: Graph, node: Node) -> Value | None:
     return graph.add_node("contraction", node.operands, dict(node.attributes) | {"spec": spec}).result
 
 
+def _views_among(node: Node, op: str) -> Iterator[tuple[int, Node]]:
+    """The operands that are such views, by position."""
+    for i, value in enumerate(node.operands):
+        if value.producer is not None and value.producer.is_op(op):
+            yield i, value.producer
+
+
 @simplifies("contraction")
 def permuted_operand(graph: Graph, node: Node) -> Value | None:
     """A contraction reads a permuted operand by permuted labels."""
     terms, out = split_spec(node.attributes["spec"])
     operands, found = list(node.operands), False
-    for i, value in enumerate(operands):
-        view = value.producer
-        if view is None or not view.is_op("permute"):
-            continue
+    for i, view in _views_among(node, "permute"):
         dims = view.attributes["dims"]
         terms[i] = "".join(terms[i][dims.index(d)] for d in range(len(dims)))
         operands[i], found = view.operands[0], True
@@ -86,7 +91,7 @@ def _lie_as(value: Value, type: TensorType) -> None:
         return
     value.type = type
     for user in value.users:
-        if user.has(Trait.VIEW) and not user.is_op("concat"):
+        if user.is_alias:
             layout = view_layout(user, type)
             own = user.result.tensor
             _lie_as(user.result, replace(own, strides=layout[0]) if layout else own.with_shape(own.shape))
@@ -101,11 +106,8 @@ def _lie_as(value: Value, type: TensorType) -> None:
 def broadcast_operand(graph: Graph, node: Node) -> Value | None:
     """Where one operand is broadcast along a dim of the other, it needs no such dim: Σ x(a…)·expand(y)(a…) = Σ x·y."""
     terms, out = split_spec(node.attributes["spec"])
-    for i, value in enumerate(node.operands):
-        view = value.producer
-        if view is None or not view.is_op("expand"):
-            continue
-        (inner,) = view.operands
+    for i, view in _views_among(node, "expand"):
+        (inner,), value = view.operands, view.result
         shape = (1,) * (len(value.shape) - len(inner.shape)) + inner.shape
         needless = [
             d
@@ -129,11 +131,8 @@ def broadcast_operand(graph: Graph, node: Node) -> Value | None:
 def inserted_ones(graph: Graph, node: Node) -> Value | None:
     """A product needs no dims of length 1 that a reshape has put into an operand."""
     terms, out = split_spec(node.attributes["spec"])
-    for i, value in enumerate(node.operands):
-        view = value.producer
-        if view is None or not view.is_op("reshape"):
-            continue
-        (inner,) = view.operands
+    for i, view in _views_among(node, "reshape"):
+        (inner,), value = view.operands, view.result
         kept = _kept_dims(inner.shape, value.shape)
         if kept is None or len(kept) == len(value.shape):
             continue

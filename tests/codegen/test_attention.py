@@ -239,11 +239,15 @@ def test_sinks_above_and_far_below_all_scores(spelling: Callable[..., Tensor], l
     assert passes(spelling, compiled(spelling, inputs), inputs)
 
 
-@pytest.mark.parametrize(
+BOUNDED = pytest.mark.parametrize(
     ("spelling", "start", "stop"),
     [(by_hand, False, False), (triangle, False, True), (call_causal, False, True), (window, True, True)],
     ids=lambda x: getattr(x, "__name__", ""),
 )
+"""Whether a mask of indices bounds the first key that a block of queries sees, and the last."""
+
+
+@BOUNDED
 def test_blocks_of_keys_that_no_query_sees_are_left_out(
     spelling: Callable[..., Tensor], start: bool, stop: bool
 ) -> None:
@@ -302,6 +306,16 @@ def test_a_layer_with_a_softmax_in_it_is_none() -> None:
     assert "attention" not in kernels(result)
     reasons = [r.reason for r in result.remarks.of("missed") if r.subject == "attention"]
     assert reasons == ["its keys or values are weights that all rows share"]
+
+
+def check_that_nothing_is_seen(compiler: Callable[..., Compiled], queries: int, keys: int) -> None:
+    """Where all is hidden, by -inf, a truth or the lowest number, each spelling gives what eager's does."""
+    q, k, v, _ = sample(queries, keys)
+    shape, lowest = (2, 1, queries, keys), torch.finfo(torch.float32).min
+    hidden, minimum = torch.full(shape, -math.inf), torch.full(shape, lowest)
+    for spelling, mask in ((call, hidden), (call, hidden > 0), (by_hand, hidden), (call, minimum), (by_hand, minimum)):
+        (got,) = compiler(spelling, (q, k, v, mask)).program([q, k, v, mask])
+        torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
 
 
 def with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusec.codegen import program as program_module
-from fusec.codegen import target_named
+from fusec.codegen import launchables, target_named
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.program import Program, build_program
 from fusec.config import Config
@@ -259,7 +258,7 @@ def test_without_a_schedule_a_region_runs_through_aten() -> None:
 
 
 def test_without_a_compiler_models_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    program_module._warned.clear()
+    launchables._warned.clear()
     monkeypatch.setenv("CXX", "no-such-compiler-here")
     data = torch.randn(4)
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):

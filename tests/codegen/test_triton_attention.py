@@ -21,11 +21,13 @@ from fusec.passes import default_pipeline
 from fusec.pipeline import Context
 from fusec.verify.contract import compare_outputs
 from tests.codegen.test_attention import (
+    BOUNDED,
     SPELLINGS,
     by_hand,
     call,
     call_causal,
     call_masked,
+    check_that_nothing_is_seen,
     filled,
     one_more,
     only_sinks,
@@ -34,7 +36,6 @@ from tests.codegen.test_attention import (
     sinks_first,
     soft_capped,
     triangle,
-    window,
     with_large_sinks,
     with_sinks,
 )
@@ -129,11 +130,7 @@ def test_sinks_above_and_far_below_all_scores(spelling: Spelling, lengths: tuple
     assert passes(spelling, on_triton(spelling, inputs), inputs)
 
 
-@pytest.mark.parametrize(
-    ("spelling", "start", "stop"),
-    [(by_hand, False, False), (triangle, False, True), (call_causal, False, True), (window, True, True)],
-    ids=lambda x: getattr(x, "__name__", ""),
-)
+@BOUNDED
 def test_blocks_of_keys_that_no_query_sees_are_left_out(spelling: Spelling, start: bool, stop: bool) -> None:
     kernel = kernel_of(spelling, sample(300, 300))
     (loop,) = [s for s in walk(kernel.body) if isinstance(s, Loop) and any(isinstance(t, Assign) for t in s.body)]
@@ -157,12 +154,7 @@ def test_blocks_that_a_loaded_mask_hides_are_not_read(spelling: Spelling) -> Non
 
 @pytest.mark.parametrize("queries", [3, 40])
 def test_nothing_is_seen_at_all(queries: int) -> None:
-    q, k, v, _ = sample(queries, 70)
-    shape, lowest = (2, 1, queries, 70), torch.finfo(torch.float32).min
-    hidden, minimum = torch.full(shape, -math.inf), torch.full(shape, lowest)
-    for spelling, mask in ((call, hidden), (call, hidden > 0), (by_hand, hidden), (call, minimum), (by_hand, minimum)):
-        (got,) = on_triton(spelling, (q, k, v, mask)).program([q, k, v, mask])
-        torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
+    check_that_nothing_is_seen(on_triton, queries, 70)
 
 
 def test_a_program_runs_it() -> None:

@@ -1,0 +1,275 @@
+"""One statement of a tile program as lines of C++: loads, stores, arithmetic, reductions, products."""
+
+from dataclasses import dataclass
+
+import sympy
+
+from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, print_constant, scalar_type
+from fusec.codegen.cpp.operations import print_operation
+from fusec.codegen.kernel import (
+    Check,
+    Compute,
+    Constant,
+    Dot,
+    Fold,
+    Index,
+    Init,
+    Kernel,
+    Load,
+    Loop,
+    Matrix,
+    Operand,
+    Place,
+    Statement,
+    Store,
+    Update,
+    walk,
+)
+from fusec.errors import BuildError
+from fusec.ir import types as t
+from fusec.ir.types import DType
+
+FEW_ROWS = 16
+"""Rows of a matrix product up to which each number of them has code of its own."""
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+"""What joins two partial results of a reduction."""
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"))
+_BROADCASTING = _COMPARISONS | {"add", "sub", "mul", "div", "maximum", "minimum", "and", "or", "xor", "fma"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a name holds."""
+
+    dtype: DType
+    lanes: int
+    """0 for a scalar."""
+    depth: int = 0
+    """Number of tile loops around its definition."""
+
+    @property
+    def text(self) -> str:
+        """Its type in C++."""
+        if not self.lanes:
+            return scalar_type(self.dtype)
+        return f"{self.dtype.name if self.dtype != t.BOOL else 'bool'}x{self.lanes}"
+
+
+class Straight:
+    """Prints what runs straight through, within whatever loops are open."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.buffers = {b.name: b for b in kernel.buffers}
+        self.kinds: dict[str, Kind] = {}
+        self.types: set[Kind] = set()
+        """The vector types that the text needs."""
+        self.lines: list[str] = []
+        self.depth = 1
+        self.tiles: list[Loop] = []
+        """The tile loop that is open, if one is."""
+        self.steps = [s.step for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"]
+
+    def line(self, text: str) -> None:
+        """Append a line."""
+        self.lines.append("  " * self.depth + text)
+
+    def straight(self, statement: Statement) -> None:
+        """Append what a statement does that holds no others.
+
+        Raises:
+            BuildError: for tiles of two axes, and where a scalar stands for a tile or the other way round.
+        """
+        printed = {
+            Load: self._load, Store: self._store, Check: self._check, Place: self._place, Compute: self._compute,
+            Index: self._index, Init: self._init, Update: self._update, Fold: self._fold, Dot: self._dot,
+        }  # fmt: skip
+        if type(statement) not in printed:
+            raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
+        printed[type(statement)](statement)  # type: ignore[operator]
+
+    def _define(self, name: str, dtype: DType, lanes: int) -> str:
+        kind = Kind(dtype, lanes, len(self.tiles))
+        self.kinds[name] = kind
+        if lanes:
+            self.types.add(Kind(dtype, lanes))
+        return f"{kind.text} {identifier(name)}"
+
+    def _lanes(self, expression: sympy.Expr) -> int:
+        """Lanes of a value at this expression: those of the tile loop whose axis it mentions."""
+        if not self.tiles:
+            return 0
+        loop = self.tiles[-1]
+        mentioned = {str(s) for s in sympy.sympify(expression).free_symbols}
+        along = loop.axis in mentioned or any(self.kinds[s].lanes for s in mentioned if s in self.kinds)
+        return int(loop.step) if along else 0
+
+    def _address(self, buffer: str, offset: sympy.Expr) -> tuple[str, str]:
+        """Pointer of the first lane, and how the others follow: ``""``, ``_strided`` or ``_at`` with an argument."""
+        pointer = _pointer(buffer, offset)
+        if not self._lanes(offset):
+            return pointer, ""
+        axis = sympy.Symbol(self.tiles[-1].axis, integer=True, nonnegative=True)
+        axis = next((s for s in offset.free_symbols if str(s) == axis.name), axis)
+        stride = sympy.expand(offset).coeff(axis, 1)
+        rest = sympy.expand(offset - stride * axis)
+        places = [s for s in offset.free_symbols if str(s) in self.kinds and self.kinds[str(s)].lanes]
+        if places or axis in rest.free_symbols or axis in stride.free_symbols:
+            lane = sympy.Symbol("lane", integer=True)
+            each = {s: sympy.Symbol(f"{identifier(s.name)}.v[lane]", integer=True) for s in places}
+            at = CPP.print(offset.subs({axis: axis + lane, **each}))
+            return identifier(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
+        return pointer, "" if stride == 1 else f"_strided {CPP.print(stride)}"
+
+    def _check(self, s: Check) -> None:
+        value, length = self._operand(s.value, t.I64), CPP.print(s.length)
+        self.line(f"if (uint64_t({value}) >= uint64_t({length})) return out_of_range({value}, {s.number});")
+
+    def _place(self, s: Place) -> None:
+        lanes = self.lanes_of(s.value)
+        self.line(f"const {self._define(s.dst, t.I64, lanes)} = {self._operand(s.value, t.I64)};")
+
+    def _load(self, s: Load) -> None:
+        buffer = self.buffers[s.buffer]
+        lanes = self._lanes(s.offset)
+        target = self._define(s.dst, t.accumulation(buffer.dtype), lanes)
+        pointer, how = self._address(s.buffer, s.offset)
+        if not lanes:
+            self.line(f"const {target} = load({pointer});")
+            return
+        function, _, argument = how.partition(" ")
+        argument = f", {argument}" if argument else ""
+        self.line(f"const {target} = load{function}<{lanes}>({pointer}{argument}, lanes);")
+
+    def _store(self, s: Store) -> None:
+        buffer = self.buffers[s.buffer]
+        dtype = t.accumulation(buffer.dtype)
+        lanes = self._lanes(s.offset)
+        value = self._operand(s.value, dtype)
+        pointer, how = self._address(s.buffer, s.offset)
+        if not lanes:
+            if self.lanes_of(s.value):
+                raise BuildError(f"a tile is stored to one element of {s.buffer}", where=self.kernel.name)
+            self.line(f"store({pointer}, {scalar_type(dtype)}({value}));")
+            return
+        if not self.lanes_of(s.value):
+            value = f"{self._tile_type(dtype, lanes)}({value})"
+        function, _, argument = how.partition(" ")
+        argument = f", {argument}" if argument else ""
+        self.line(f"store{function}({pointer}{argument}, {value}, lanes);")
+
+    def _tile_type(self, dtype: DType, lanes: int) -> str:
+        kind = Kind(dtype, lanes)
+        self.types.add(kind)
+        return kind.text
+
+    def lanes_of(self, operand: Operand) -> int:
+        """Lanes of a value; 0 for a scalar."""
+        return 0 if isinstance(operand, Constant) else self.kinds[operand].lanes
+
+    def _operand(self, operand: Operand, dtype: DType) -> str:
+        return print_constant(operand, dtype) if isinstance(operand, Constant) else identifier(operand)
+
+    def _compute(self, s: Compute) -> None:
+        lanes = max(map(self.lanes_of, s.operands))
+        if s.op == "cast":
+            source = None if isinstance(s.operands[0], Constant) else self.kinds[s.operands[0]].dtype
+            text = _print_cast(self._operand(s.operands[0], s.dtype), source, s)
+            self.line(f"const {self._define(s.dst, s.dtype, lanes)} = {text};")
+            return
+        dtypes = [t.BOOL, s.dtype, s.dtype] if s.op == "where" else [s.dtype] * len(s.operands)
+        operands = [self._operand(o, d) for o, d in zip(s.operands, dtypes, strict=True)]
+        if lanes and s.op not in _BROADCASTING:
+            # Overloads are chosen by exact type, so scalars beside a tile are spread first.
+            operands = [
+                text if self.lanes_of(o) or (s.op == "where" and i == 0) else f"{self._tile_type(d, lanes)}({text})"
+                for i, (text, o, d) in enumerate(zip(operands, s.operands, dtypes, strict=True))
+            ]
+        result = t.BOOL if s.op in _COMPARISONS else s.dtype
+        exponent = s.operands[1].value if s.op == "pow" and isinstance(s.operands[1], Constant) else None
+        text = print_operation(s.op, operands, s.dtype, exponent)
+        self.line(f"const {self._define(s.dst, result, lanes)} = {text};")
+
+    def _index(self, s: Index) -> None:
+        lanes = self._lanes(s.value)
+        value = sympy.sympify(s.value)
+        target = self._define(s.dst, t.I64, lanes)
+        if not lanes:
+            self.line(f"const {target} = {CPP.print(value)};")
+            return
+        axis = next(x for x in value.free_symbols if str(x) == self.tiles[-1].axis)
+        step = sympy.expand(value).coeff(axis, 1)
+        self.line(f"const {target} = iota<int64_t, {lanes}>({CPP.print(value)}, {CPP.print(step)});")
+
+    def _init(self, s: Init) -> None:
+        lanes = int(self.tiles[-1].step) if self.tiles and s.tile else int(self.steps[0]) if s.tile else 0
+        self.line(f"{self._define(s.dst, s.dtype, lanes)}({self.identity(s.op, s.dtype)});")
+
+    def identity(self, op: str, dtype: DType) -> str:
+        """What an accumulator of a reduction starts with."""
+        if dtype == t.BOOL:
+            return "true" if op in ("min", "prod") else "false"
+        if op in ("sum", "prod"):
+            return print_constant(Constant(0 if op == "sum" else 1), dtype)
+        return f"{'lowest' if op == 'max' else 'highest'}<{scalar_type(dtype)}>()"
+
+    def _update(self, s: Update) -> None:
+        kind = self.kinds[s.acc]
+        acc = identifier(s.acc)
+        values = [self._operand(v, kind.dtype) for v in s.values]
+        if kind.lanes:
+            values = [
+                text if self.lanes_of(v) else f"{self._tile_type(kind.dtype, kind.lanes)}({text})"
+                for text, v in zip(values, s.values, strict=True)
+            ]
+        if len(values) == 1:
+            text = print_operation(COMBINE[s.op], [acc, values[0]], kind.dtype)
+        elif kind.dtype.is_float:
+            text = f"fma({values[0]}, {values[1]}, {acc})"
+        else:
+            text = f"{acc} + {values[0]} * {values[1]}"
+        if kind.lanes and kind.depth < len(self.tiles):
+            text = f"keep(lanes, {text}, {acc})"
+        self.line(f"{acc} = {text};")
+
+    def _dot(self, s: Dot) -> None:
+        along = "k" if s.right.row_stride == 1 and s.left.column_stride == 1 and isinstance(s.rows, int) else "n"
+        step = s.right.column_stride if along == "k" else s.right.row_stride
+        lanes = s.right.row_stride if along == "k" else s.right.column_stride
+        if s.target.column_stride != 1 or lanes != 1 or (along == "k" and s.adds):
+            raise BuildError("a block of a matrix product whose operands are not dense", where=self.kernel.name)
+
+        def matrix(m: Matrix, *strides: t.Size) -> str:
+            return ", ".join([_pointer(m.buffer, m.offset), *map(CPP.print, strides)])
+
+        left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
+        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, *left), matrix(s.right, step)]
+        few = isinstance(s.rows, int) and s.rows <= FEW_ROWS
+        sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
+        arguments = ", ".join([*operands, *map(CPP.print, sizes)])
+        options = [str(s.rows)] if few else []
+        options += [str(self.steps[0]), *(["true" if s.adds else "false"] if along == "n" else [])]
+        self.line(f"dot_{'' if few else 'many_'}along_{along}<{', '.join(options)}>({arguments});")
+
+    def _fold(self, s: Fold) -> None:
+        kind = self.kinds[s.src]
+        source = identifier(s.src)
+        if self.tiles and kind.depth:
+            source = f"keep(lanes, {source}, {kind.text}({self.identity(s.op, kind.dtype)}))"
+        text = f"fold_{s.op}({source})" if kind.lanes else source
+        self.line(f"const {self._define(s.dst, s.dtype, 0)} = {text};")
+
+
+def _pointer(buffer: str, offset: sympy.Expr) -> str:
+    text = CPP.print(offset)
+    if text == "0":
+        return identifier(buffer)
+    return f"{identifier(buffer)} + {text}" if not text.startswith("-") else f"{identifier(buffer)} + ({text})"
+
+
+def _print_cast(text: str, source: DType | None, s: Compute) -> str:
+    if s.dtype == t.BOOL:
+        return f"to_bool({text})"
+    if source is not None and source != s.dtype:
+        text = f"cast<{scalar_type(s.dtype)}>({text})"
+    return text if s.rounds_to is None else f"round_to<{MEMORY_TYPES[s.rounds_to]}>({text})"

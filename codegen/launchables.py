@@ -1,0 +1,100 @@
+"""The kernels of a graph: each distinct one is scheduled and built once, and what has none is reported."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fusec.analysis.strides import dense
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.target import Launchable, Target
+from fusec.errors import BuildError, FusecError
+from fusec.ir.graph import Graph, Node
+from fusec.ir.ops import Trait
+from fusec.ir.structure import structure
+from fusec.ir.types import TensorType
+from fusec.pipeline import Context
+
+PASS_NAME = "program"
+
+
+def build_kernels(graph: Graph, target: Target, context: Context) -> dict[Node, tuple[Kernel, Launchable]]:
+    """The kernel of every region that has one; the others are reported and will be interpreted."""
+    scheduled: dict[Node, Kernel] = {}
+    kernels: dict[tuple[Any, ...], Kernel] = {}
+    names: dict[str, int] = {}
+    equal: dict[tuple[Any, ...], Kernel] = {}
+    for node in graph.nodes:
+        if not node.has(Trait.REGION) or node.attributes["kind"] == "vendor":
+            continue
+        _settle_layouts(node)
+        key = structure(node.body)
+        if key in equal:
+            scheduled[node] = equal[key]
+            continue
+        try:
+            kernel = target.schedule(node, kernel_name(node))
+        except FusecError as reason:
+            _report(context, node, "has no kernel and runs through ATen", reason)
+            continue
+        tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work)
+        if tile_program not in kernels:
+            count = names[kernel.name] = names.get(kernel.name, 0) + 1
+            kernels[tile_program] = kernel if count == 1 else replace(kernel, name=f"{kernel.name}_{count}")
+        scheduled[node] = equal[key] = kernels[tile_program]
+    distinct = list(kernels.values())
+    launchables = _launchables(distinct, target, context)
+    found: dict[Node, tuple[Kernel, Launchable]] = {}
+    for node, kernel in scheduled.items():
+        launchable = launchables[kernel.name]
+        if isinstance(launchable, BuildError):
+            _report(context, node, "could not be built and runs through ATen", launchable)
+        else:
+            found[node] = kernel, launchable
+    return found
+
+
+def _launchables(kernels: Sequence[Kernel], target: Target, context: Context) -> "dict[str, Launchable | BuildError]":
+    if not kernels:
+        return {}
+    try:
+        return dict(zip((k.name for k in kernels), target.build(kernels, context.config), strict=True))
+    except BuildError as reason:
+        if context.config.strict:
+            raise
+        _warn_once(str(reason))
+        return {k.name: reason for k in kernels}
+
+
+def _settle_layouts(region: Node) -> None:
+    """Give results memory without gaps or overlaps: what a kernel writes is an array of its own."""
+    for result, inner in zip(region.results, region.body.outputs, strict=True):
+        if isinstance(inner.type, TensorType) and inner not in region.body.inputs:
+            if inner.producer is None or not inner.producer.written:
+                inner.type = dense(inner.type)
+        result.type = inner.type
+
+
+def kernel_name(region: Node) -> str:
+    """A name for the kernel of a region, from its label; C++ and Python take it."""
+    label = str(region.attributes.get("label") or "kernel")
+    name = "".join(c if c.isalnum() and c.isascii() else "_" for c in label).strip("_")
+    return name if name and not name[0].isdigit() else f"kernel_{name}"
+
+
+def _report(context: Context, node: Node, what: str, reason: FusecError) -> None:
+    if context.config.strict:
+        raise reason
+    name = kernel_name(node)
+    sources = tuple(map(str, node.sources))
+    context.remarks.add("failure", PASS_NAME, f"{name} {what}", subject=name, reason=reason.reason, sources=sources)
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    import warnings
+
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(f"fusec runs models through ATen: {message}", stacklevel=2)

@@ -1,0 +1,240 @@
+"""The function of a program, written node by node: what is launched, called, copied and freed."""
+
+from dataclasses import replace
+
+import torch
+
+from fusec.analysis.indexing import placing
+from fusec.analysis.strides import view_layout
+from fusec.codegen.calls import write_call
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.launchables import kernel_name
+from fusec.codegen.program_text import ProgramText, same_layout
+from fusec.codegen.runtime import interpret, raise_out_of_range
+from fusec.codegen.sizes import PYTHON, sizes_text
+from fusec.codegen.target import DirectLaunchable, Launchable
+from fusec.codegen.vendor import write_biased, write_contraction
+from fusec.ir.graph import Graph, Node, Value, storage, updated
+from fusec.ir.ops import Trait
+from fusec.ir.types import TensorType, same_size
+from fusec.verify.dtypes import torch_dtype
+from fusec.verify.interpreter import LOOKUPS
+
+
+class ProgramWriter:
+    """Writes the function, node by node."""
+
+    def __init__(self, text: ProgramText, kernels: dict[Node, tuple[Kernel, Launchable]]) -> None:
+        self.text, self.graph, self.kernels = text, text.graph, kernels
+        self.last_use: dict[Value, Node] = {}
+        for node in self.graph.nodes:
+            self.last_use.update(dict.fromkeys(node.operands, node))
+        self.kept = set(self.graph.outputs)
+
+    def write(self) -> None:
+        """Write all of it."""
+        self._inputs()
+        if any("parts" in kernel.symbols for kernel, _ in self.kernels.values()):
+            self.text.line(f"parts = {self.text.constant(torch.get_num_threads, 'threads')}()")
+        for node in self.graph.nodes:
+            self.text.node = node
+            self._node(node)
+            self._free(node)
+        self.text.node = None
+        self._outputs()
+
+    def _inputs(self) -> None:
+        names = [self.text.define(v, None) for v in self.graph.inputs]
+        if names:
+            self.text.line(f"{''.join(name + ', ' for name in names)}= args")
+        self.text.line("args.clear()")
+        changed = {storage(v) for node in self.kernels for v in node.written}
+        if counted := [self.text.names[v] for v in self.graph.inputs if v in changed]:
+            # Torch counts changes, so that a tensor saved for a backward pass is not used after one.
+            function = self.text.constant(torch.autograd.graph.increment_version, "increment_version")
+            self.text.line(f"{function}([{', '.join(counted)}])")
+        for value in self.graph.inputs:
+            self.text.bind_symbols(value)
+        for value in self.graph.inputs:
+            self.text.bind_strides(value)
+        unused = [v for v in self.graph.inputs if v not in self.last_use and v not in self.kept]
+        if unused:
+            self.text.line(f"del {', '.join(self.text.names[v] for v in unused)}")
+
+    def _node(self, node: Node) -> None:
+        if node in self.kernels:
+            self._launch(node, *self.kernels[node])
+        elif node.is_op("contraction"):
+            write_contraction(self.text, node)
+        elif node.has(Trait.REGION) and node.attributes["kind"] == "vendor":
+            write_biased(self.text, node)
+        elif node.has(Trait.OPAQUE):
+            write_call(self.text, node)
+        elif node.has(Trait.SOURCE):
+            self._source(node)
+        elif node.is_op("write"):
+            self._write(node)
+        elif node.has(Trait.LOOKUP):
+            self._look_up(node)
+        elif node.is_op("concat"):
+            self._concat(node)
+        elif node.has(Trait.VIEW):
+            self._view(node)
+        else:
+            self._interpret(node)
+
+    def _free(self, node: Node) -> None:
+        used = dict.fromkeys(v for v in node.operands if self.last_use[v] is node and v not in self.kept)
+        unread = [r for r in node.results if r not in self.last_use and r not in self.kept]
+        names = [self.text.names[v] for v in [*used, *unread]]
+        names += self.text.take_temporaries()
+        if names:
+            self.text.line(f"del {', '.join(dict.fromkeys(names))}")
+
+    def _outputs(self) -> None:
+        names, owned = [], set()
+        inputs = set(self.graph.inputs)
+        for value, type in zip(self.graph.outputs, self.graph.output_types, strict=True):
+            name = self.text.names[value]
+            if isinstance(value.type, TensorType) and isinstance(type, TensorType):
+                root = self.text.root(value)
+                known = self.text.layouts[value]
+                fits = known is not None and same_layout(type.shape, known, type.strides)
+                if root in owned or (root in inputs and root not in self.text.written) or self._is_constant(root):
+                    # Eager gives storage of its own (outputs that alias an input never reach the program).
+                    name = self._copied(name, type)
+                elif not fits and value.type.rank:
+                    function = "with_strides" if known is None else "copied"
+                    name = f"{function}({name}, {sizes_text(type.strides)})"
+                    name = f"{self.text.names[value]} if {self.text.names[value]}.stride() == " \
+                           f"{sizes_text(type.strides)} else {name}" if known is None else name  # fmt: skip
+                owned.add(root)
+            names.append(name)
+        self.text.line(f"return [{', '.join(names)}]")
+
+    def _copied(self, name: str, type: TensorType) -> str:
+        self.text.step("copy", "output")
+        return f"copied({name}, {sizes_text(type.strides)})"
+
+    def _is_constant(self, value: Value) -> bool:
+        return value.producer is not None and value.producer.is_op("constant")
+
+    # ------------------------------------------------------------------ one kind of node each
+
+    def _launch(self, node: Node, kernel: Kernel, launchable: Launchable) -> None:
+        text = self.text
+        buffers = []
+        for value, inner in zip(node.operands, node.body.inputs, strict=True):
+            if value in node.written:
+                text.layout(value)  # the storage itself, or an error
+                buffers.append(text.names[value])
+            else:
+                buffers.append(text.tensor(value, inner.tensor.strides))
+        text.step("kernel", kernel.name, node.sources)
+        for result, inner in zip(node.results, node.body.outputs, strict=True):
+            destination = updated(node, result.index)
+            if destination is not None:
+                text.alias(result, destination)
+                continue
+            allocation, strides = text.allocate(inner.tensor)
+            name = text.define(result, strides)
+            text.line(f"{name} = {allocation}")
+            buffers.append(name)
+        if isinstance(launchable, DirectLaunchable):
+            call = launchable.call_text(text.constant, buffers, kernel.symbols)
+        else:
+            symbols = "".join(f"{s}, " for s in kernel.symbols)
+            call = f"{text.constant(launchable, kernel.name)}(({''.join(b + ', ' for b in buffers)}), ({symbols}))"
+        if places := placing(node.body):
+            dims = [n.attributes["dim"] % n.operands[0].tensor.rank for n in places]
+            lengths = [PYTHON.print(n.operands[0].shape[d]) for n, d in zip(places, dims, strict=True)]
+            known = "".join(f"({d}, {n}, {str(p.sources[0]) if p.sources else ''!r}, {_error(p)}), "
+                            for d, n, p in zip(dims, lengths, places, strict=True))  # fmt: skip
+            call = f"if fault := {call}: {text.constant(raise_out_of_range, 'raise_out_of_range')}(fault, ({known}))"
+        text.line(call)
+
+    def _source(self, node: Node) -> None:
+        type, text = node.result.tensor, self.text
+        dtype = torch_dtype(type.dtype)
+        if node.is_op("constant"):
+            number = torch.full((), node.attributes["value"], dtype=dtype, device=type.device)
+            name = text.define(node.result, ())
+            text.line(f"{name} = {text.constant(number, 'number')}")
+            return
+        options = f"dtype={text.constant(dtype, 'dtype')}, device={text.device(type.device)}"
+        if node.is_op("size"):
+            call = f"{text.constant(torch.full, 'full')}((), {PYTHON.print(node.attributes['expr'])}, {options})"
+        else:
+            call = f"{text.constant(torch.arange, 'arange')}({PYTHON.print(node.attributes['size'])}, {options})"
+        text.line(f"{text.define(node.result, type.strides)} = {call}")
+
+    def _write(self, node: Node) -> None:
+        text = self.text
+        destination, value, *index = node.operands
+        target, new = text.names[destination], text.names[value]
+        text.step("write", "write", node.sources)
+        if index:
+            dim, rows = node.attributes["dim"], text.names[index[0]]
+            text.line(f"{target}.index_copy_({dim}, {rows}, {new})")
+        else:
+            text.line(f"{target}.copy_({new})")
+        text.alias(node.result, destination)
+
+    def _look_up(self, node: Node) -> None:
+        text = self.text
+        table, index = (text.names[v] for v in node.operands)
+        text.step("opaque", node.op.name, node.sources)
+        name, function = text.define(node.result, None), text.constant(LOOKUPS[node.op.name], node.op.name)
+        text.line(f"{name} = {function}({table}, {node.attributes['dim']}, {index})")
+
+    def _concat(self, node: Node) -> None:
+        text = self.text
+        text.step("copy", "concat", node.sources)
+        name = text.define(node.result, None)
+        parts = ", ".join(text.names[v] for v in node.operands)
+        text.line(f"{name} = {text.constant(torch.cat, 'cat')}([{parts}], {node.attributes['dim']})")
+
+    def _view(self, node: Node) -> None:
+        text, (operand,) = self.text, node.operands
+        strides = text.layout(operand)
+        type, shape = operand.tensor, node.result.shape
+        source = text.names[operand]
+        if all(same_size(a, b) for a, b in zip(shape, type.shape, strict=False)) and len(shape) == type.rank:
+            if node.is_op("reshape", "expand"):
+                text.alias(node.result, operand)
+                return
+        found = view_layout(node, replace(type, strides=strides))
+        if found is None:
+            name = text.define(node.result, None)
+            text.step("copy", "reshape", node.sources)
+            text.line(f"{name} = {source}.reshape({sizes_text(shape)})")
+            return
+        layout, offset = found
+        name = text.define(node.result, layout, operand)
+        start = "" if same_size(offset, 0) else f", {source}.storage_offset() + {PYTHON.print(offset)}"
+        text.line(f"{name} = {source}.as_strided({sizes_text(shape)}, {sizes_text(layout)}{start})")
+
+    def _interpret(self, node: Node) -> None:
+        """Run a region (or a primitive that no group took) operation by operation."""
+        text = self.text
+        body = node.body if node.has(Trait.REGION) else _alone(node)
+        operands = ", ".join(text.names[v] for v in node.operands)
+        names = [text.define(r, None, updated(node, r.index)) for r in node.results]
+        text.step("interpreted", kernel_name(node) if node.has(Trait.REGION) else node.op.name, node.sources)
+        known = ", ".join(f"{s!r}: {s}" for s in sorted(text.symbols))
+        function, graph = text.constant(interpret, "interpret"), text.constant(body, "body")
+        text.line(f"{''.join(name + ', ' for name in names)}= {function}({graph}, [{operands}], {{{known}}})")
+
+
+def _error(node: Node) -> str:
+    """What eager raises for a place that does not exist."""
+    return "RuntimeError" if node.is_op("gather") else "IndexError"
+
+
+def _alone(node: Node) -> Graph:
+    """A graph of this node only."""
+    graph = Graph(node.op.name)
+    inputs = [graph.add_input(v.type) for v in node.operands]
+    copy = graph.add_node(node.op.name, inputs, dict(node.attributes), types=[r.type for r in node.results])
+    graph.set_outputs(list(copy.results))
+    return graph

@@ -1,0 +1,35 @@
+"""What programs call when they run, beside kernels and ATen."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusec.ir.graph import Graph, storage
+from fusec.verify.interpreter import evaluate
+
+
+def raise_out_of_range(fault: int, places: Sequence[tuple[int, int, str, type[Exception]]]) -> None:
+    """Raise what eager raises for a place that does not exist.
+
+    Args:
+        fault: what the kernel gave: the number of a check and the place.
+        places: dim, its length, the source line and the error, for each check.
+    """
+    place, number = divmod(fault, 256)
+    dim, length, source, error = places[number - 1]
+    at = f" ({source})" if source else ""
+    raise error(f"index {place} is out of bounds for dimension {dim} with size {length}{at}")
+
+
+def interpret(body: Graph, operands: list[Any], symbols: dict[str, int]) -> list[Any]:
+    """Run a graph operation by operation; writes change the operands' storage once all is computed."""
+    results = evaluate(body, operands, symbols)
+    # A cast that changes nothing gives its operand back; the caller relies on memory of its own.
+    taken = {x.untyped_storage().data_ptr() for x in operands if isinstance(x, torch.Tensor)}
+    fresh = (not isinstance(x, torch.Tensor) or x.untyped_storage().data_ptr() not in taken for x in results)
+    results = [x if own else x.clone() for x, own in zip(results, fresh, strict=True)]
+    for i, value in enumerate(body.outputs):
+        if value.producer is not None and value.producer.written:
+            results[i] = operands[body.inputs.index(storage(value))].copy_(results[i])
+    return results
