@@ -143,3 +143,15 @@ def test_lanes_lie_where_elements_do_and_not_where_few_numbers_do(looked_up: boo
     (tile,) = [s for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"]
     (store,) = [s for s in walk(kernel.body) if isinstance(s, Store)]
     assert tile.axis in map(str, store.offset.free_symbols)
+
+
+def test_lanes_lie_along_a_row_whose_elements_lie_side_by_side() -> None:
+    """Also where what is stored, a number or two for each row, lies side by side across rows."""
+    body = Body()
+    x, weight = body.tensor(40, 512), body.tensor(512)
+    total = body.do("sum", body.do("mul", x, weight), dims=(-1,))
+    ((kernel,),) = [compiled(body, total, body.do("exp", total)).program.kernels.values()]
+    tiles = [s for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"]
+    stores = [s for s in walk(kernel.body) if isinstance(s, Store)]
+    assert tiles and len(stores) == 2
+    assert not {t.axis for t in tiles} & {str(symbol) for s in stores for symbol in s.offset.free_symbols}

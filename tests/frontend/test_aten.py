@@ -359,6 +359,15 @@ def test_places_that_count_through_their_dims_are_a_view() -> None:
     assert not [n for n in graph.nodes if n.is_op("opaque")]
 
 
+@pytest.mark.parametrize("model", [
+    lambda x: x[torch.arange(4), torch.arange(4)],
+    lambda x: x[torch.arange(4)[None], torch.arange(4)[:, None]],
+    lambda x: x[torch.arange(4)[:, None], torch.arange(3)],
+], ids=["along a diagonal", "in another order", "part of a dim"])  # fmt: skip
+def test_places_that_count_otherwise_are_no_view(model: Callable[..., Any]) -> None:
+    check(model, torch.randn(4, 4), opaque=True)
+
+
 @pytest.mark.parametrize("target", OPAQUE)
 def test_what_stays_opaque(target: str) -> None:
     graph = check(OPAQUE[target], torch.randn(4, 4), torch.tensor([2, 0, 1, 1]), opaque=True, symbolic=True)

@@ -311,6 +311,15 @@ def test_what_would_change_a_bit_is_left(why: str) -> None:
     assert str(graph) == before
 
 
+def test_a_slice_of_the_dim_that_was_summed_stays_outside() -> None:
+    graph = row("%s: f32[3, 1] = sum(%x) {dims=(-1,)}\n"
+                "%a: f32[3, 0] = slice(%s) {dim=-1, start=0, stop=0, step=1}\n"
+                "%r: f32[3, 0] = exp(%a)\nreturn %r")  # fmt: skip
+    normalize(graph)
+    verify_graph(graph)
+    assert [n.op.name for n in graph.nodes] == ["sum", "slice", "exp"]
+
+
 def test_operands_that_were_flattened_in_different_dims_stay_flat() -> None:
     graph = row(
         "%a: f32[6, 6, 4] = reshape(%x) {shape=(6, 6, 4)}\n%b: f32[6, 6, 4] = reshape(%y) {shape=(6, 6, 4)}\n"
