@@ -31,7 +31,7 @@ def _interpreter() -> Backend:
     return backend_with(lambda graph, config: SimpleNamespace(program=interpreted(graph)))
 
 
-def eager(model: nn.Module) -> Runner:
+def eager(model: nn.Module, dynamic: bool | None = None) -> Runner:
     """Torch without a compiler."""
     return model
 
@@ -46,7 +46,7 @@ def inductor(model: nn.Module, dynamic: bool | None = None) -> Runner:
     return compiled_with(model, "inductor", dynamic)
 
 
-def inductor_frozen(model: nn.Module) -> Runner:
+def inductor_frozen(model: nn.Module, dynamic: bool | None = None) -> Runner:
     """Torch's own compiler at its fastest, with the weights as constants.
 
     As an *option* of ``torch.compile`` freezing has no effect; it must be in force while the first call is traced,
@@ -58,7 +58,7 @@ def inductor_frozen(model: nn.Module) -> Runner:
     def frozen(graph: Any, example_inputs: Any) -> Any:
         return compile_fx(graph, example_inputs)
 
-    compiled = compiled_with(model, frozen)
+    compiled = compiled_with(model, frozen, dynamic)
     first = True
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -72,20 +72,30 @@ def inductor_frozen(model: nn.Module) -> Runner:
     return run
 
 
+def openvino(model: nn.Module, dynamic: bool | None = None) -> Runner:
+    """OpenVINO's backend, held to float32 where the model is: by itself it computes in bfloat16 where it can."""
+    import openvino.torch  # type: ignore[import-not-found]  # noqa: F401
+
+    return torch.compile(
+        model, backend="openvino", dynamic=dynamic, options={"config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    )
+
+
 def compiled_with(model: nn.Module, backend: Backend, dynamic: bool | None = None) -> Runner:
     """``torch.compile``; "eager" too goes through Dynamo."""
     return torch.compile(model, backend=backend, dynamic=dynamic)
 
 
-PEERS: dict[str, Callable[[nn.Module], Runner]] = {
+PEERS: dict[str, Callable[[nn.Module, bool | None], Runner]] = {
     "eager": eager,
     "inductor": inductor,
     "inductor frozen": inductor_frozen,
+    "openvino": openvino,
     "fusec": fusec,
 }
 """By the name they have in tables; any other name is a backend of ``torch.compile``."""
 
 
-def peer(name: str, model: nn.Module) -> Runner:
+def peer(name: str, model: nn.Module, dynamic: bool | None = None) -> Runner:
     """The model run by a peer."""
-    return PEERS[name](model) if name in PEERS else compiled_with(model, backend_named(name))
+    return PEERS[name](model, dynamic) if name in PEERS else compiled_with(model, backend_named(name), dynamic)
