@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from fusec.analysis.attention import attention_groups, is_layer
 from fusec.analysis.gain import Judgement, gain, judge, may_lose
+from fusec.analysis.kinds import MULTIPLIED
 from fusec.analysis.memory import touched_bytes
 from fusec.analysis.outline import Outline, outline
 from fusec.analysis.strides import dense, view_layout
@@ -34,6 +35,8 @@ class Group:
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
     places: bool = True
     """Whether kernels may load and store where an index says, which they have to check and to report."""
+    blocks: bool = True
+    """Whether products of many rows may be kernels, where the machine's profile says that they are quick."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
@@ -46,6 +49,8 @@ class _Grouping:
     def __init__(self, graph: Graph, context: Context, labels: dict[Node, str], options: Group) -> None:
         self.graph, self.context, self.labels = graph, context, labels
         self.small_m, self.places = options.small_m, options.places
+        self.many = frozenset(d for d in MULTIPLIED if options.blocks and context.machine.multiplies(d.name))
+        """Element types of which products of many rows are generated, too."""
         self.spell = abbreviations()
         self.judgements: dict[tuple[object, ...], Judgement] = {}
         """What candidates would be, by structure."""
@@ -57,7 +62,7 @@ class _Grouping:
         """A kernel takes index maps, numbers and wider types along at no cost."""
         self.units = Units(self.uses)
         """The groups of the nodes that compute."""
-        self.small = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_small(n)}
+        self.products = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_generated(n)}
 
     def run(self) -> None:
         nodes = self.graph.nodes
@@ -72,8 +77,8 @@ class _Grouping:
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1]:
             self._set_views_apart(node)
         # Rows first: a residual and a norm belong together before a product takes either as its epilogue.
-        self._sweep(nodes, lambda first, second: not (first & self.small or second & self.small))
-        self._sweep(nodes, lambda first, second: bool(first & self.small))
+        self._sweep(nodes, lambda first, second: not (first & self.products or second & self.products))
+        self._sweep(nodes, lambda first, second: bool(first & self.products))
         self._sweep(nodes, lambda first, second: True)
         self._join_tiny()
         self._explain(nodes)
@@ -111,23 +116,16 @@ class _Grouping:
         if node.has(Trait.LOOKUP):
             return self.places and not self._verdict({node})
         if node.has(Trait.VIEW):
-            return self._reaches_boundary(node) and self._needs_copy(node)
+            return (node not in self.uses.free or self._reaches_boundary(node)) and self._needs_copy(node)
         if node.has(Trait.CONTRACTION):
-            return node in self.small
+            return node in self.products
         return node.has(_ARITHMETIC) and not node.has(Trait.SOURCE)
 
-    def _is_small(self, node: Node) -> bool:
+    def _is_generated(self, node: Node) -> bool:
         (left, right), out = split_spec(node.attributes["spec"])
-        x = node.operands[0].tensor
-        if set(left) & set(right) & set(out) or not x.dtype.is_float:
-            return False
-        rows = 1
-        for label, n in zip(left, x.shape, strict=True):
-            if label in out:
-                if not isinstance(n, int):
-                    return False
-                rows *= n
-        return 0 < rows <= self.small_m and not self._verdict({node})
+        is_batch = set(left) & set(right) & set(out)
+        plain = not is_batch and node.operands[0].dtype.is_float and node.result.tensor.numel != 0
+        return plain and (not self._verdict({node}) or self._set_views_apart(node))
 
     def _needs_copy(self, view: Node) -> bool:
         """Whether a chain of views cannot be an alias of what it views."""
@@ -143,12 +141,17 @@ class _Grouping:
         found = view_layout(node, inner) if inner is not None else None
         return None if found is None else TensorType(value.dtype, value.shape, found[0], value.tensor.device)
 
-    def _set_views_apart(self, node: Node) -> None:
+    def _set_views_apart(self, node: Node) -> bool:
         """Keep the reshapes that a lone node reads out of its kernel, where with them it would have none."""
         read = (v.producer for v in self.uses.taken(node))
         reshapes = [n for n in read if n is not None and n in self.uses.free and n.is_op("reshape")]
-        if reshapes and not node.has(Trait.VIEW) and self._verdict({node}):
-            self.uses.stop_at(*reshapes)
+        if not reshapes or node.has(Trait.VIEW) or not self._verdict({node}):
+            return False
+        self.uses.stop_at(*reshapes)
+        if self._verdict({node}):
+            self.uses.pass_through(*reshapes)
+            return False
+        return True
 
     def _reaches_boundary(self, view: Node) -> bool:
         """Whether something that is no kernel reads the view itself."""
@@ -158,7 +161,7 @@ class _Grouping:
 
     def _is_arithmetic(self, node: Node) -> bool:
         looked_up = self.places and node.has(Trait.LOOKUP)
-        return node.has(_ARITHMETIC) or node.is_op("concat") or node in self.small or looked_up
+        return node.has(_ARITHMETIC) or node.is_op("concat") or node in self.products or looked_up
 
     # Joining.
 
@@ -175,7 +178,7 @@ class _Grouping:
             elif scaled != group:
                 reason = self._no_attention(group, node)
             if not reason:
-                self.small |= {n for n in group if n.has(Trait.CONTRACTION)}
+                self.products |= {n for n in group if n.has(Trait.CONTRACTION)}
                 self.units.put(group)
                 self.labels |= dict.fromkeys(group, "attention")
                 return
@@ -295,7 +298,7 @@ class _Grouping:
             return Judgement("a kernel reads what it writes: through a view")
         key = candidate.structure(self.spell)
         if key not in self.judgements:
-            self.judgements[key] = judge(candidate.build(), self.small_m, self.context.machine)
+            self.judgements[key] = judge(candidate.build(), self.small_m, self.context.machine, self.many)
         return self.judgements[key]
 
     def _loss(self, together: Judgement, *parts: set[Node]) -> str:

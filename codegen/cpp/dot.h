@@ -1,4 +1,4 @@
-// Blocks of matrix products with few rows: accumulators in registers, the weight read once.
+// Blocks of matrix products: accumulators in registers, the weight read once.
 //
 // target[m, n] = sum over k of left[m, k] * right[k, n], for ROWS rows known when compiled. The left operand lies
 // along k and stays in the first-level cache; a register tile takes up to four of its rows at a time.
@@ -28,6 +28,27 @@ template <class A, int N> FN A sum_of(typename Raw<A, N>::type x) {
   }
 }
 
+// The sums of COUNT registers, a power of two, in one: each step folds two registers into halves of one. What is left
+// of register i lies in the N / COUNT lanes from i * N / COUNT on.
+#if defined(__clang__)
+constexpr bool FOLDS = false;
+template <class A, int N, int COUNT> typename Raw<A, N>::type sums_of(const typename Raw<A, N>::type* x);
+#else
+constexpr bool FOLDS = true;
+template <class A, int N, int COUNT> FN typename Raw<A, N>::type sums_of(const typename Raw<A, N>::type* x) {
+  if constexpr (COUNT == 1) return x[0];
+  else {
+    typedef typename Raw<typename IntOf<sizeof(A)>::type, N>::type places;
+    constexpr int run = N / COUNT;
+    const auto a = sums_of<A, N, COUNT / 2>(x), b = sums_of<A, N, COUNT / 2>(x + COUNT / 2);
+    places even, odd;
+    for (int i = 0; i < N; i++) even[i] = i < N / 2 ? i / run * 2 * run + i % run : N + (i - N / 2) / run * 2 * run + i % run;
+    odd = even + run;
+    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+  }
+}
+#endif
+
 // Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it.
 #if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
 typedef int16_t Pairs __attribute__((vector_size(64)));
@@ -49,7 +70,7 @@ FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
 #endif
 
 // The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end.
-template <int ROWS, int COLUMNS, int N, class A, class L, class R>
+template <int ROWS, int COLUMNS, int N, bool ADDS = false, class A, class L, class R>
 DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                         int64_t right_step, int64_t depth) {
   CONTRACT
@@ -76,11 +97,21 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
       for (int c = 0; c < COLUMNS; c++) sums[r][c] += row * columns[c];
     }
   }
+  A found[ROWS * COLUMNS];
+  if constexpr (FOLDS && ROWS * COLUMNS % N == 0) {
+    for (int i = 0; i < ROWS * COLUMNS; i += N) {
+      const raw folded = sums_of<A, N, N>(&sums[0][0] + i);
+      __builtin_memcpy(found + i, &folded, sizeof folded);
+    }
+  } else {
+    for (int i = 0; i < ROWS * COLUMNS; i++) found[i] = sum_of<A, N>((&sums[0][0])[i]);
+  }
   for (int r = 0; r < ROWS; r++) {
     for (int c = 0; c < COLUMNS; c++) {
-      A sum = sum_of<A, N>(sums[r][c]);
+      A sum = found[r * COLUMNS + c];
       for (int64_t i = k; i < depth; i++) sum += A(load(left + r * left_step + i)) * A(load(right + c * right_step + i));
-      target[r * target_step + c] = sum;
+      A* const place = target + r * target_step + c;
+      *place = ADDS ? *place + sum : sum;
     }
   }
 }
@@ -105,6 +136,39 @@ FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_
     dot_rows_k<ROWS, wide, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
   for (; c < columns; c++)
     dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
+}
+
+// As many rows as it takes: a few columns stay in the first-level cache while all rows pass by.
+template <int N, bool ADDS, class A, class L, class R>
+FN void dot_rows_many_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                        int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int some = 4, wide = 4;
+  int64_t c = 0;
+  for (; c + wide <= columns; c += wide) {
+    int64_t r = 0;
+    for (; r + some <= rows; r += some)
+      dot_tile_k<some, wide, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step,
+                                      right + c * right_step, right_step, depth);
+    for (; r < rows; r++)
+      dot_tile_k<1, wide, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step,
+                                   right + c * right_step, right_step, depth);
+  }
+  for (; c < columns; c++)
+    for (int64_t r = 0; r < rows; r++)
+      dot_tile_k<1, 1, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step,
+                                right + c * right_step, right_step, depth);
+}
+
+// So much of k at a time that a block of both operands stays in the second-level cache.
+template <int N, class A, class L, class R>
+FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                         int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int64_t most = 4096 / sizeof(L);
+  const int64_t some = depth < most ? depth : most;
+  dot_rows_many_k<N, false>(target, target_step, left, left_step, right, right_step, rows, columns, some);
+  for (int64_t k = some; k < depth; k += most)
+    dot_rows_many_k<N, true>(target, target_step, left + k, left_step, right + k, right_step, rows, columns,
+                             depth - k < most ? depth - k : most);
 }
 
 // The right operand lies along its columns: lanes along the columns, TILES of them at once.

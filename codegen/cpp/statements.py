@@ -233,7 +233,7 @@ class Straight:
         self.line(f"{acc} = {text};")
 
     def _dot(self, s: Dot) -> None:
-        along = "k" if s.right.row_stride == 1 and s.left.column_stride == 1 and isinstance(s.rows, int) else "n"
+        along = "k" if s.right.row_stride == 1 and s.left.column_stride == 1 else "n"
         step = s.right.column_stride if along == "k" else s.right.row_stride
         lanes = s.right.row_stride if along == "k" else s.right.column_stride
         if s.target.column_stride != 1 or lanes != 1 or (along == "k" and s.adds):

@@ -1,7 +1,7 @@
 """From a region to a kernel: which loops there are, what each computes, and where values live."""
 
 from fusec.analysis.indexing import locate, made, placing
-from fusec.analysis.kinds import classify
+from fusec.analysis.kinds import MULTIPLIED, classify
 from fusec.codegen.kernel import MAX_CHECKS, Kernel
 from fusec.codegen.schedule.attention import schedule_attention
 from fusec.codegen.schedule.contraction import schedule_contraction
@@ -40,7 +40,7 @@ def schedule_region(
     """
     body = region.body
     nest = locate(body)
-    shape = classify(nest, small_m)
+    shape = classify(nest, small_m, () if whole_row else MULTIPLIED)
     emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
     if shape.attention is not None and whole_row:
         statements = schedule_tiled_attention(emitter, nest, shape.attention)

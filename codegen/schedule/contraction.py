@@ -2,6 +2,8 @@
 
 Each thread computes the left operand (with whatever prologue it has) into its own cache, then takes blocks of
 the weight's rows in turn: dot products with accumulators in registers, then the epilogue on the block.
+
+Many rows have no prologue and are taken in blocks too, each beside a block of the weight that stays in the cache.
 """
 
 import math
@@ -18,8 +20,10 @@ from fusec.codegen.kernel import Dot, Loop, Matrix, Statement
 from fusec.codegen.schedule.emitter import Emitter
 from fusec.codegen.schedule.rows import Rows, Tiling
 from fusec.errors import ScheduleError
-from fusec.ir.types import BF16, DType, Size, TensorType, accumulation, contiguous_strides
+from fusec.ir.types import BF16, DType, Size, TensorType, accumulation, contiguous_strides, estimate, simplify
 
+MOST_ROWS = 96
+"""In a block: as many as stay in the second-level cache beside the weight's."""
 PARTS = sympy.Symbol("parts", integer=True, positive=True)
 """The number of threads, which the launcher passes."""
 _PART = sympy.Symbol("part", integer=True, nonnegative=True)
@@ -53,6 +57,8 @@ class _Contraction:
         """Outputs that the prologue makes."""
         self.rows = shape.rows
         self.joint: dict[tuple[Axis, ...], Axis] = {}
+        self.taken = max(self.rows, key=lambda a: estimate(a.size)) if shape.many else None
+        """The axis of the rows that is taken in blocks."""
 
     def run(self) -> tuple[Statement, ...]:
         lefts = self._prologue()
@@ -64,7 +70,7 @@ class _Contraction:
                 self._blocks(outer, results, lefts)
                 continue
             with self.emitter.loop(outer, "serial", PARTS, _PART):
-                self._block(results, lefts, None)
+                self._row_blocks(results, lefts, None)
         return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
 
     def _sections(self) -> dict[Axis, list[Output]]:
@@ -86,7 +92,8 @@ class _Contraction:
             left, bound = contraction.operands[0], contraction.bound
             if left in lefts:
                 continue
-            if left.kind == "load" and left.dtype == self._left_dtype(contraction) and self._is_dense(left, bound):
+            wanted = left.kind == "load" and left.dtype == self._left_dtype(contraction)
+            if self.taken or (wanted and self._is_dense(left, bound)):
                 offset = self.emitter.offset(left.index, left.value.tensor)
                 lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
                 continue
@@ -120,7 +127,7 @@ class _Contraction:
 
     def _row_stride(self, left: Located) -> Size:
         """What one row adds, for rows that lie evenly."""
-        return stride(left, self.rows[-1]) if self.rows else 0
+        return stride(left, self.taken or self.rows[-1]) if self.rows else 0
 
     def _is_dense(self, left: Located, bound: tuple[Axis, ...]) -> bool:
         """Whether a loaded left operand is a matrix as it lies: rows at even distances, elements side by side."""
@@ -174,50 +181,69 @@ class _Contraction:
         start = sympy.Symbol("block", integer=True, nonnegative=True) * size
         stop = start + size if n % size == 0 else sympy.Min(start + size, n)
         with self.emitter.repeat("block", _PART, -(-n // size), PARTS):
-            self._block(results, lefts, (axis, start, stop, size))
+            self._row_blocks(results, lefts, _Block(axis, start, stop, size))
 
-    def _block(self, results: list[Output], lefts: dict[Located, _Left], block: "_Block | None") -> None:
+    def _row_blocks(self, results: list[Output], lefts: dict[Located, _Left], columns: "_Block | None") -> None:
+        """One block of columns, for all rows at once or for blocks of them."""
+        if self.taken is None:
+            self._block(results, lefts, columns, None)
+            return
+        n = self.taken.size
+        size = even_blocks(n, MOST_ROWS) if isinstance(n, int) else MOST_ROWS
+        start = sympy.Symbol("rows", integer=True, nonnegative=True) * size
+        stop = start + size if isinstance(n, int) and n % size == 0 else sympy.Min(start + size, n)
+        with ExitStack() as loops:
+            for axis in self.rows:
+                if axis is not self.taken:
+                    loops.enter_context(self.emitter.loop(axis, "serial"))
+            loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
+            self._block(results, lefts, columns, _Block(self.taken, start, stop, size))
+
+    def _block(
+        self, results: list[Output], lefts: dict[Located, _Left], columns: "_Block | None", rows: "_Block | None"
+    ) -> None:
         """All products that some outputs need in one block, then the outputs."""
         for contraction in self._products(results):
-            self._dots(contraction, lefts[contraction.operands[0]], block)
-        self._epilogue(results, block)
+            self._dots(contraction, lefts[contraction.operands[0]], columns, rows)
+        self._epilogue(results, columns, rows)
 
     def _products(self, results: list[Output]) -> list[Located]:
         inside = set(walk(o.root for o in results))
         return [c for c in self.shape.contractions if c in inside]
 
-    def _epilogue(self, results: list[Output], block: "_Block | None") -> None:
+    def _epilogue(self, results: list[Output], columns: "_Block | None", block: "_Block | None") -> None:
         rows = Rows(self.emitter, self.nest, Shape("pointwise", ()), self.tiling)
         with ExitStack() as loops:
-            for axis in self.rows:
+            for axis in self.rows if block is None else ():
                 loops.enter_context(self.emitter.loop(axis, "serial"))
-            if block is None:
+            if block is not None:
+                loops.enter_context(self.emitter.loop(block.axis, "serial", 1, block.start, block.stop))
+            if columns is None:
                 rows.stores(results)
                 return
-            axis, start, stop, _ = block
-            with self.emitter.loop(axis, "tile", self.tiling.lanes, start, stop):
+            with self.emitter.loop(columns.axis, "tile", self.tiling.lanes, columns.start, columns.stop):
                 for output in results:
                     self.emitter.store(output)
 
     # Dot products.
 
-    def _dots(self, contraction: Located, left: _Left, block: "_Block | None") -> None:
+    def _dots(self, contraction: Located, left: _Left, columns: "_Block | None", block: "_Block | None") -> None:
         """All products of one contraction in the block, into scratch; the epilogue reads them there."""
         emitter = self.emitter
         taken = {*self.rows, *emitter.levels[-1].axes}
         inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
-        sizes = [block[3]] if block else [_static(a) for a in inner]
-        strides = contiguous_strides((*(_static(a) for a in self.rows), *sizes))
+        rows = {a: _static(a) for a in self.rows} if block is None else {block.axis: block.size}
+        widths = [columns.size] if columns else [_static(a) for a in inner]
+        strides = contiguous_strides((*rows.values(), *widths))
         offset: sympy.Expr = sympy.Integer(0)
-        for axis, step in zip((*self.rows, *inner), strides, strict=True):
+        for axis, step in zip((*rows, *inner), strides, strict=True):
             offset = offset + emitter.axis_symbol(axis) * step
-        if block:
-            offset = sympy.expand(offset - block[1])
-        count = math.prod((*(_static(a) for a in self.rows), *sizes))
-        dtype = accumulation(contraction.dtype)
-        target = emitter.add_scratch(dtype, count, "product")
+        for cut, step in ((columns, 1), (block, math.prod(widths))):
+            offset = sympy.expand(offset - cut.start * step) if cut else offset
+        count = math.prod(rows.values())
+        target = emitter.add_scratch(accumulation(contraction.dtype), count * math.prod(widths), "product")
         emitter.kept[contraction] = (target, offset)
         right, bound = contraction.operands[1], contraction.bound
         k = self._k(bound)
@@ -225,19 +251,20 @@ class _Contraction:
         with ExitStack() as loops:
             for axis in inner[:-1]:
                 loops.enter_context(emitter.loop(axis, "serial"))
-            n, start, stop = (block[0], block[1], block[2]) if block else (inner[-1], 0, inner[-1].size)
-            rows = [emitter.axis_symbol(a) for a in self.rows]
-            first = {**dict.fromkeys(rows, 0), emitter.axis_symbol(k): 0, emitter.axis_symbol(n): start}
+            n, start, stop = (columns.axis, columns.start, columns.stop) if columns else (inner[-1], 0, inner[-1].size)
+            first = {emitter.axis_symbol(a): 0 for a in (*rows, k)} | {emitter.axis_symbol(n): start}
+            if block:
+                first[emitter.axis_symbol(block.axis)] = block.start
 
             def matrix(buffer: str, place: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
                 return Matrix(buffer, sympy.expand(place.subs(first)), row_stride, column_stride)
 
             emitter.inner.append(
                 Dot(
-                    matrix(target.name, offset, count // self._row_count(), 1),
+                    matrix(target.name, offset, math.prod(widths), 1),
                     matrix(left.buffer, left.offset, left.row_stride, 1),
                     matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
-                    self._row_count(),
+                    block.length if block else count,
                     sympy.expand(stop - start) if isinstance(stop, sympy.Expr) else stop,
                     _static(k),
                 )
@@ -250,8 +277,26 @@ class _Contraction:
         return count
 
 
-_Block = tuple[Axis, Size, Size, int]
-"""A column axis, the range of it that the block covers, and the block's length."""
+@dataclass(frozen=True)
+class _Block:
+    """A range of an axis."""
+
+    axis: Axis
+    start: Size
+    stop: Size
+    size: int
+    """Its length; the last one may be shorter."""
+
+    @property
+    def length(self) -> Size:
+        """Exactly that of each block."""
+        return simplify(sympy.expand(sympy.sympify(self.stop) - self.start))
+
+
+def even_blocks(n: int, most: int, step: int = 4) -> int:
+    """The length of as few equal blocks as cover ``n`` elements, a multiple of ``step``, and ``most`` at most."""
+    count = -(-n // most)
+    return min(-(-n // (count * step)) * step, most)
 
 
 def _static(axis: Axis) -> int:

@@ -1,6 +1,6 @@
 """Whether a group is one kernel, and what it gains or loses by being one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.analysis.cost import Cost, Unit, kernel_cost, node_cost, operations, unit_of
@@ -11,7 +11,7 @@ from fusec.analysis.memory import touched_bytes
 from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
-from fusec.ir.types import Size, estimate
+from fusec.ir.types import DType, Size, estimate
 
 NOTHING = Cost(launches=0)
 DOUBT = 0.05
@@ -32,11 +32,11 @@ class Judgement:
     """The operations that it carries out beyond once."""
 
 
-def judge(body: Graph, small_m: int, machine: Machine) -> Judgement:
+def judge(body: Graph, small_m: int, machine: Machine, many: Collection[DType] = ()) -> Judgement:
     """Judge a group by the graph that it would be."""
     try:
         nest = locate(body)
-        classify(nest, small_m)
+        classify(nest, small_m, many)
     except ScheduleError as refused:
         return Judgement(refused.reason, _apart(body, machine))
     counts = evaluations(nest)

@@ -1,6 +1,6 @@
 """Which kind of kernel a located region is, and whether it is one at all."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +9,12 @@ from fusec.analysis.attention import Attention, find_attention
 from fusec.analysis.indexing import Located, Nest, below, stride
 from fusec.analysis.updates import check_updates
 from fusec.errors import ScheduleError
+from fusec.ir.types import BF16, F32, DType, product
+
+FEW_ROWS = 16
+"""Rows up to which every thread keeps the whole left operand of a product in its cache."""
+MULTIPLIED = frozenset({F32, BF16})
+"""Element types of which products of many rows have a schedule."""
 
 Kind = Literal["pointwise", "row", "contraction", "attention"]
 
@@ -23,24 +29,27 @@ class Shape:
     contractions: tuple[Located, ...] = ()
     reductions: tuple[Located, ...] = ()
     attention: Attention | None = None
+    many: bool = False
+    """Whether a contraction has so many rows that they are taken in blocks."""
 
 
-def classify(nest: Nest, small_m: int = 0) -> Shape:
+def classify(nest: Nest, small_m: int = 0, many: Collection[DType] = ()) -> Shape:
     """The kind of a nest, which may be a kernel.
 
     Args:
         nest: the located region.
         small_m: the largest number of rows of a contraction; 0 refuses all contractions.
+        many: element types of which a contraction may have more rows than that, if it has no prologue.
 
     Raises:
         ScheduleError: where no schedule covers it.
     """
-    shape = _shape(nest, small_m)
+    shape = _shape(nest, small_m, many)
     check_updates(nest, shape.kind)
     return shape
 
 
-def _shape(nest: Nest, small_m: int) -> Shape:
+def _shape(nest: Nest, small_m: int, many: Collection[DType]) -> Shape:
     items = list(nest.walk())
     reductions = tuple(i for i in items if i.kind == "reduction")
     contractions = tuple(i for i in items if i.kind == "contraction")
@@ -48,7 +57,7 @@ def _shape(nest: Nest, small_m: int) -> Shape:
     if attention is not None:
         return Shape("attention", (), contractions, reductions, attention)
     if contractions:
-        return _contraction(nest, reductions, contractions, small_m)
+        return _contraction(nest, reductions, contractions, small_m, many)
     if not reductions:
         return Shape("pointwise", ())
     rows = reductions[0].axes
@@ -61,7 +70,13 @@ def _shape(nest: Nest, small_m: int) -> Shape:
     return Shape("row", ordered(nest, rows), reductions=reductions)
 
 
-def _contraction(nest: Nest, reductions: tuple[Located, ...], contractions: tuple[Located, ...], small_m: int) -> Shape:
+def _contraction(
+    nest: Nest,
+    reductions: tuple[Located, ...],
+    contractions: tuple[Located, ...],
+    small_m: int,
+    many: Collection[DType],
+) -> Shape:
     rows = contractions[0].operands[0].axes - set(contractions[0].bound)
     inside = below(contractions)
     for c in contractions:
@@ -73,12 +88,32 @@ def _contraction(nest: Nest, reductions: tuple[Located, ...], contractions: tupl
             raise ScheduleError("no generated matrix product", why="a reduction reads its result")
         if r.axes != rows:
             raise ScheduleError("no generated matrix product", why="a reduction before it runs over other rows")
-    count = 1
-    for axis in rows:
-        count = count * axis.size if isinstance(axis.size, int) else small_m + 1
-    if count > small_m:
-        raise ScheduleError("too many rows for a generated matrix product", why=f"{count} of at most {small_m}")
+    count = product(tuple(axis.size for axis in rows))
+    few, why = isinstance(count, int) and count <= FEW_ROWS, next(_objections_to_many(nest, contractions, many), "")
+    if not (few or why):
+        return Shape("contraction", ordered(nest, rows), contractions, reductions, many=True)
+    if not isinstance(count, int) or count > small_m:
+        reason = "too many rows for a generated matrix product"
+        raise ScheduleError(reason, why=f"{count} of at most {small_m}" + (f"; in blocks: {why}" if many else ""))
     return Shape("contraction", ordered(nest, rows), contractions, reductions)
+
+
+def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], many: Collection[DType]) -> Iterator[str]:
+    """Why the rows of a kernel's products cannot be taken in blocks."""
+    inside = set(contractions)
+    for item in nest.walk():  # operands come first
+        if any(o in inside for o in item.operands):
+            inside.add(item)
+    if any(o.root not in inside for o in nest.outputs):
+        yield "another result of the kernel needs no product"
+    for c in contractions:
+        left, right = c.operands
+        if left.dtype not in many or right.dtype != left.dtype:
+            yield f"the machine's library multiplies {left.dtype.name} better"
+        if left.kind != "load":
+            yield "its left operand is computed in the same kernel"
+        if len(c.bound) != 1 or stride(left, c.bound[0]) != 1 or stride(right, c.bound[0]) != 1:
+            yield "what is summed does not lie side by side"
 
 
 def _objections(c: Located, rows: frozenset[Axis], inside: set[Located]) -> Iterator[str]:
@@ -97,7 +132,7 @@ def _objections(c: Located, rows: frozenset[Axis], inside: set[Located]) -> Iter
         yield "an operand lacks the dim that is summed"
     if right.axes <= bound:
         yield "it has a single column"
-    unknown = [a for a in (*c.axes, *c.bound) if not isinstance(a.size, int)]
+    unknown = [a for a in (*c.axes - rows, *c.bound) if not isinstance(a.size, int)]
     if unknown:
         yield f"the size {unknown[0].size} is not known when the kernel is made"
     columns = [a for a in right.axes if a not in bound]

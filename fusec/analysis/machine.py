@@ -16,7 +16,7 @@ from fusec.cache import key_of
 from fusec.config import Config
 
 MEASURED, DATASHEET, ASSUMED = "measured", "datasheet", "assumed"
-FORM = 1
+FORM = 2
 """Raised whenever a stored profile changes its form or a figure its meaning; part of the file's name."""
 
 
@@ -30,7 +30,8 @@ class Machine:
     read_gb_s: float
     """Reading memory, with all threads."""
     peaks: Mapping[str, float] = field(hash=False)
-    """GFLOP/s by unit and element type: ``vector f32``, ``matrix bf16``."""
+    """GFLOP/s by unit and element type: ``vector f32``, ``matrix bf16``; ``product f32`` is what generated products of
+    many rows reach, where there are any."""
     launch_us: float
     """What one more kernel costs, however little it does."""
     cache_bytes: int = 0
@@ -48,6 +49,10 @@ class Machine:
     def peak(self, unit: str, dtype: str) -> float:
         """Operations in a second; of an element type without a figure as many as of float32."""
         return self.peaks.get(f"{unit} {dtype}", self.peaks[f"{unit} f32"]) * 1e9
+
+    def multiplies(self, dtype: str) -> bool:
+        """Whether generated products of many rows are about as fast as the library's: what they take along is saved."""
+        return self.peaks.get(f"product {dtype}", 0.0) * 1e9 >= 0.9 * self.peak("matrix", dtype)
 
     def ridge(self, dtype: str, unit: str = "matrix") -> float:
         """Operations for each byte of memory above which work is bound by arithmetic."""
@@ -112,8 +117,11 @@ USUAL_CHIP = "a100"
 
 
 def assumed_cpu(threads: int = 1) -> Machine:
-    """A modest processor with that many threads: what is taken where nobody has measured."""
-    per_thread = {"vector f32": 24.0, "matrix f32": 48.0}
+    """A modest processor with that many threads: what is taken where nobody has measured.
+
+    Generated products of many rows are taken for as fast as the library's, in float32.
+    """
+    per_thread = {"vector f32": 24.0, "matrix f32": 48.0, "product f32": 48.0}
     peaks = {unit: rate * threads for unit, rate in per_thread.items()}
     read = min(10.0 * threads, 80.0)
     return Machine("a modest CPU", ASSUMED, read, peaks, 2.0, 16 << 20, 25.0 * threads, threads)
