@@ -54,6 +54,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		bench.generate \
 		bench.compile_time \
 		bench.speed \
+		bench.cpu \
 		bench.attention \
 		bench.roofline; do \
 		echo "== python -m $$module"; \

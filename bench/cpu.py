@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from rich.table import Table

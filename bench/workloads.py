@@ -1,8 +1,10 @@
 """What is measured on a processor: decoding and prefill of a Llama, encoders, and a model that is all overhead."""
 
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from fusec.models.weights import redraw
 
+DEMO = Path(__file__).parents[1] / "examples" / "embed.py"
 CAPACITY, VALID = 512, 256
 """Tokens that a static cache holds at most, and that it holds when a step of decoding begins."""
 HIDDEN, LAYERS, HEADS, KEY_HEADS, MLP, VOCABULARY = 1024, 12, 16, 4, 2816, 32000
@@ -127,12 +130,11 @@ def bert(dtype: torch.dtype, seed: int, batch: int, length: int) -> Prepared:
 
 
 def embedding(dtype: torch.dtype, seed: int) -> Prepared:
-    """The demo's sentence-embedding model over its sentences, each alone, one graph with symbolic lengths for all."""
-    from examples.embed import SENTENCES, in_batches, load
-
-    tokenizer, model = load()
-    rows = [tokenizer.encode(line).ids for line in SENTENCES.read_text().splitlines()[:: max(1, seed + 4)]]
-    batches = in_batches(rows, 1)
+    """The demo's sentence-embedding model over every fourth of its sentences, each alone, in one graph for all lengths."""
+    demo = runpy.run_path(str(DEMO))
+    tokenizer, model = demo["load"]()
+    rows = [tokenizer.encode(line).ids for line in demo["SENTENCES"].read_text().splitlines()[::4]]
+    batches = demo["in_batches"](rows, 1)
 
     def call(run: Callable[..., Any]) -> Call:
         def every() -> None:

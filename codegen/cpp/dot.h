@@ -70,7 +70,7 @@ FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
 #endif
 
 // The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end.
-template <int ROWS, int COLUMNS, int N, bool ADDS = false, class A, class L, class R>
+template <int ROWS, int COLUMNS, int N, class A, class L, class R>
 DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                         int64_t right_step, int64_t depth) {
   CONTRACT
@@ -110,8 +110,7 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
     for (int c = 0; c < COLUMNS; c++) {
       A sum = found[r * COLUMNS + c];
       for (int64_t i = k; i < depth; i++) sum += A(load(left + r * left_step + i)) * A(load(right + c * right_step + i));
-      A* const place = target + r * target_step + c;
-      *place = ADDS ? *place + sum : sum;
+      target[r * target_step + c] = sum;
     }
   }
 }
@@ -138,65 +137,52 @@ FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_
     dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
 }
 
-// As many rows as it takes: a few columns stay in the first-level cache while all rows pass by.
-template <int N, bool ADDS, class A, class L, class R>
-FN void dot_rows_many_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
-                        int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int some = 4, wide = 4;
-  int64_t c = 0;
-  for (; c + wide <= columns; c += wide) {
-    int64_t r = 0;
-    for (; r + some <= rows; r += some)
-      dot_tile_k<some, wide, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step,
-                                      right + c * right_step, right_step, depth);
-    for (; r < rows; r++)
-      dot_tile_k<1, wide, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step,
-                                   right + c * right_step, right_step, depth);
-  }
-  for (; c < columns; c++)
-    for (int64_t r = 0; r < rows; r++)
-      dot_tile_k<1, 1, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step,
-                                right + c * right_step, right_step, depth);
-}
+// What one lane multiplies in one step: a number, or a word of two bfloat16 that are neighbours along k.
+struct word { int32_t bits; };
+template <class A, class R, int N> struct Lanes {
+  typedef typename Raw<A, N>::type row;
+  template <class Count> static LANEWISE row of(const R* p, Count count) { return load<N>(p, count).v; }
+  template <class L> static LANEWISE A factor(const L* p) { return A(load(p)); }
+  static LANEWISE row add(row sum, A x, row y) { return sum + x * y; }
+};
+#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+template <> struct Lanes<float, word, 16> {
+  typedef Raw<int32_t, 16>::type row;
+  template <class Count> static LANEWISE row of(const word* p, Count count) { return load<16>((const int32_t*)p, count).v; }
+  static LANEWISE row factor(const word* p) { return row{} + p->bits; }
+  static LANEWISE Raw<float, 16>::type add(Raw<float, 16>::type sum, row x, row y) { return add_pairs(sum, (Pairs)x, (Pairs)y); }
+};
+#endif
 
-// So much of k at a time that a block of both operands stays in the second-level cache.
-template <int N, class A, class L, class R>
-FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
-                         int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int64_t most = 4096 / sizeof(L);
-  const int64_t some = depth < most ? depth : most;
-  dot_rows_many_k<N, false>(target, target_step, left, left_step, right, right_step, rows, columns, some);
-  for (int64_t k = some; k < depth; k += most)
-    dot_rows_many_k<N, true>(target, target_step, left + k, left_step, right + k, right_step, rows, columns,
-                             depth - k < most ? depth - k : most);
-}
-
-// The right operand lies along its columns: lanes along the columns, TILES of them at once.
+// The right operand lies along its columns: lanes along the columns, TILES of them at once, the last one maybe partly.
 template <int ROWS, int TILES, int N, bool ADDS, class A, class L, class R>
 DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                         const R* right, int64_t right_step, int64_t columns, int64_t depth) {
   CONTRACT
-  typedef typename Raw<A, N>::type raw;
-  raw sums[ROWS][TILES] = {};
+  typedef Lanes<A, R, N> lanes;
+  typename Raw<A, N>::type sums[ROWS][TILES] = {};
+  const bool full = columns >= TILES * N;
+  const Part rest{columns - (TILES - 1) * N};
   for (int64_t k = 0; k < depth; k++) {
-    raw row[TILES];
-    if (columns >= TILES * N) for (int t = 0; t < TILES; t++) row[t] = load<N>(right + k * right_step + t * N, All{}).v;
-    else row[0] = load<N>(right + k * right_step, Part{columns}).v;
+    typename lanes::row row[TILES];
+    const R* const place = right + k * right_step;
+    for (int t = 0; t < TILES - 1; t++) row[t] = lanes::of(place + t * N, All{});
+    row[TILES - 1] = full ? lanes::of(place + (TILES - 1) * N, All{}) : lanes::of(place + (TILES - 1) * N, rest);
     for (int r = 0; r < ROWS; r++) {
-      const A x = A(load(left + r * left_step + k * left_k));
-      for (int t = 0; t < TILES; t++) sums[r][t] += x * row[t];
+      const auto x = lanes::factor(left + r * left_step + k * left_k);
+      for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);
     }
   }
   for (int r = 0; r < ROWS; r++) {
-    A* const place = target + r * target_step;
-    if (columns >= TILES * N) {
-      for (int t = 0; t < TILES; t++) {
-        if (ADDS) sums[r][t] += load<N>(place + t * N, All{}).v;
-        store(place + t * N, Vec<A, N>(sums[r][t]), All{});
+    for (int t = 0; t < TILES; t++) {
+      A* const place = target + r * target_step + t * N;
+      if (full || t < TILES - 1) {
+        if (ADDS) sums[r][t] += load<N>(place, All{}).v;
+        store(place, Vec<A, N>(sums[r][t]), All{});
+      } else {
+        if (ADDS) sums[r][t] += load<N>(place, rest).v;
+        store(place, Vec<A, N>(sums[r][t]), rest);
       }
-    } else {
-      if (ADDS) sums[r][0] += load<N>(place, Part{columns}).v;
-      store(place, Vec<A, N>(sums[r][0]), Part{columns});
     }
   }
 }
@@ -226,22 +212,119 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
                                  columns - c < N ? columns - c : N, depth);
 }
 
-// As many rows as it takes: six at a time leave room for their sums, one row of the right operand and a factor.
+// As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of the
+// right operand and a factor.
+template <int TILES, int N, bool ADDS, class A, class L, class R>
+FN void dot_panel_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
+                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+  if (TILES > 1 && columns <= (TILES - 1) * N) {
+    dot_panel_n<TILES == 1 ? 1 : TILES - 1, N, ADDS>(target, target_step, left, left_step, left_k, right, right_step,
+                                                     rows, columns, depth);
+    return;
+  }
+  int64_t r = 0;
+#define ROWS_AT_ONCE(some)                                                                                            \
+  dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, right, \
+                                   right_step, columns, depth), r += some
+  while (r + 6 <= rows) ROWS_AT_ONCE(6);
+  if (r + 3 <= rows) ROWS_AT_ONCE(3);
+  while (r < rows) ROWS_AT_ONCE(1);
+#undef ROWS_AT_ONCE
+}
+
 template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                          const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int some = 6, tiles = 4;
-  for (int64_t c = 0; c < columns; c += tiles * N) {
-    const int64_t wide = columns - c < tiles * N ? columns - c : tiles * N;
-    int64_t r = 0;
-    if (wide == tiles * N)
-      for (; r + some <= rows; r += some)
-        dot_tile_n<some, tiles, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step,
-                                         left_k, right + c, right_step, wide, depth);
-    for (; r < rows; r++)
-      dot_along_n<1, N, ADDS>(target + r * target_step + c, target_step, left + r * left_step, left_step, left_k,
-                              right + c, right_step, wide, depth);
+  constexpr int tiles = 4;
+  for (int64_t c = 0; c < columns; c += tiles * N)
+    dot_panel_n<tiles, N, ADDS>(target + c, target_step, left, left_step, left_k, right + c, right_step, rows,
+                                columns - c < tiles * N ? columns - c : tiles * N, depth);
+}
+
+// As many rows as it takes beside a right operand that lies along k: blocks of it are turned, so that lanes run along
+// columns and nothing has to be folded.
+template <int N, int STEP> FN void turn_registers(typename Raw<int32_t, N>::type* rows) {
+  // Blocks off the diagonal change places, of half the size each time.
+  if constexpr (STEP > 0) {
+    typename Raw<int32_t, N>::type low, high;
+    for (int i = 0; i < N; i++) {
+      low[i] = i & STEP ? N + i - STEP : i;
+      high[i] = i & STEP ? N + i : i + STEP;
+    }
+    for (int i = 0; i < N; i++) {
+      if (i & STEP) continue;
+      const auto a = rows[i], b = rows[i + STEP];
+#if defined(__clang__)
+      for (int l = 0; l < N; l++) {
+        rows[i][l] = low[l] < N ? a[low[l]] : b[low[l] - N];
+        rows[i + STEP][l] = high[l] < N ? a[high[l]] : b[high[l] - N];
+      }
+#else
+      rows[i] = __builtin_shuffle(a, b, low);
+      rows[i + STEP] = __builtin_shuffle(a, b, high);
+#endif
+    }
+    turn_registers<N, STEP / 2>(rows);
   }
+}
+
+// panel[k, c] = right[c, k], for so many columns and steps along k of four bytes each.
+template <int N>
+DOT_FUNCTION turn(int32_t* panel, int64_t panel_step, const char* right, int64_t right_step, int64_t columns, int64_t depth) {
+  typedef typename Raw<int32_t, N>::type raw;
+  for (int64_t c = 0; c < columns; c += N) {
+    const int64_t wide = columns - c < N ? columns - c : N;
+    int64_t k = 0;
+    if (wide == N) {
+      for (; k + N <= depth; k += N) {
+        raw rows[N];
+        for (int i = 0; i < N; i++) __builtin_memcpy(&rows[i], right + (c + i) * right_step + k * 4, sizeof(raw));
+        turn_registers<N, N / 2>(rows);
+        for (int i = 0; i < N; i++) __builtin_memcpy(panel + (k + i) * panel_step + c, &rows[i], sizeof(raw));
+      }
+    }
+    for (; k < depth; k++)
+      for (int64_t i = 0; i < wide; i++)
+        __builtin_memcpy(panel + k * panel_step + c + i, right + (c + i) * right_step + k * 4, 4);
+  }
+}
+
+template <int N, class W, class L, class R>
+FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right, int64_t right_step,
+                   int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int64_t wide = 4 * N, some = 128, each = 4 / sizeof(R);
+  alignas(64) W panel[wide * some];
+  for (int64_t c = 0; c < columns; c += wide) {
+    const int64_t width = columns - c < wide ? columns - c : wide;
+    for (int64_t k = 0; k < depth; k += some) {
+      const int64_t far = depth - k < some ? depth - k : some;
+      turn<N>((int32_t*)panel, wide, (const char*)(right + c * right_step + k * each), right_step * sizeof(R), width, far);
+      const W* const words = (const W*)(left + k * each);
+      if (k) dot_panel_n<4, N, true>(target + c, target_step, words, left_step / each, 1, panel, wide, rows, width, far);
+      else dot_panel_n<4, N, false>(target + c, target_step, words, left_step / each, 1, panel, wide, rows, width, far);
+    }
+  }
+}
+
+template <int N, class A, class L, class R>
+FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                         int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+  if constexpr (same_type<A, float>::value && same_type<L, float>::value && same_type<R, float>::value) {
+    dot_turned<N, float>(target, target_step, left, left_step, right, right_step, rows, columns, depth);
+    return;
+  }
+#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+  if constexpr (in_pairs<A, L, R, N>) {
+    if (depth % 2 == 0 && left_step % 2 == 0) {
+      dot_turned<N, word>(target, target_step, left, left_step, right, right_step, rows, columns, depth / 2);
+      return;
+    }
+  }
+#endif
+  for (int64_t c = 0; c < columns; c++)
+    for (int64_t r = 0; r < rows; r++)
+      dot_tile_k<1, 1, N>(target + r * target_step + c, target_step, left + r * left_step, left_step,
+                          right + c * right_step, right_step, depth);
 }
 
 }  // namespace fusec

@@ -42,16 +42,17 @@ class CppTarget:
         """This machine, with the threads that torch has, unless another one is asked for.
 
         Where nobody has measured, products of many rows are the library's unless registers are as wide as where
-        generated ones were found to be faster.
+        generated ones were found to be faster, and multiply what they are of.
         """
         import torch
 
         if config.machine:
             return chip(config.machine)
         machine = cpu_machine(config, torch.get_num_threads())
-        if machine.source != ASSUMED or self.lanes >= _USUAL_LANES:
+        if machine.source != ASSUMED:
             return machine
-        return replace(machine, peaks={unit: rate for unit, rate in machine.peaks.items() if "product" not in unit})
+        slow = {"product f32": self.lanes < _USUAL_LANES, "product bf16": not self.bf16_products}
+        return replace(machine, peaks={unit: rate for unit, rate in machine.peaks.items() if not slow.get(unit)})
 
     @property
     def cores(self) -> int:

@@ -22,8 +22,8 @@ from fusec.codegen.schedule.rows import Rows, Tiling
 from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, DType, Size, TensorType, accumulation, contiguous_strides, estimate, simplify
 
-MOST_ROWS = 96
-"""In a block: as many as stay in the second-level cache beside the weight's."""
+MOST_ROWS = 192
+"""In a block: as many as stay in the second-level cache beside the weight's, which is turned for each block."""
 PARTS = sympy.Symbol("parts", integer=True, positive=True)
 """The number of threads, which the launcher passes."""
 _PART = sympy.Symbol("part", integer=True, nonnegative=True)
@@ -293,10 +293,10 @@ class _Block:
         return simplify(sympy.expand(sympy.sympify(self.stop) - self.start))
 
 
-def even_blocks(n: int, most: int, step: int = 4) -> int:
-    """The length of as few equal blocks as cover ``n`` elements, a multiple of ``step``, and ``most`` at most."""
+def even_blocks(n: int, most: int, step: int = 6) -> int:
+    """The length of as few equal blocks as cover ``n`` elements; where there are several, a multiple of ``step``."""
     count = -(-n // most)
-    return min(-(-n // (count * step)) * step, most)
+    return min(-(-n // (count * step)) * step, most, n)
 
 
 def _static(axis: Axis) -> int:

@@ -112,8 +112,12 @@ def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], many: Col
             yield f"the machine's library multiplies {left.dtype.name} better"
         if left.kind != "load":
             yield "its left operand is computed in the same kernel"
-        if len(c.bound) != 1 or stride(left, c.bound[0]) != 1 or stride(right, c.bound[0]) != 1:
+        if len(c.bound) != 1 or stride(left, c.bound[0]) != 1:
             yield "what is summed does not lie side by side"
+        elif stride(right, c.bound[0]) != 1:
+            columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in c.bound]
+            if left.dtype != F32 or not columns or stride(right, columns[-1]) != 1:
+                yield "its weight does not lie along what is summed"
 
 
 def _objections(c: Located, rows: frozenset[Axis], inside: set[Located]) -> Iterator[str]:

@@ -119,9 +119,9 @@ USUAL_CHIP = "a100"
 def assumed_cpu(threads: int = 1) -> Machine:
     """A modest processor with that many threads: what is taken where nobody has measured.
 
-    Generated products of many rows are taken for as fast as the library's, in float32.
+    Generated products of many rows are taken for as fast as the library's.
     """
-    per_thread = {"vector f32": 24.0, "matrix f32": 48.0, "product f32": 48.0}
+    per_thread = {"vector f32": 24.0, "matrix f32": 48.0, "product f32": 48.0, "product bf16": 48.0}
     peaks = {unit: rate * threads for unit, rate in per_thread.items()}
     read = min(10.0 * threads, 80.0)
     return Machine("a modest CPU", ASSUMED, read, peaks, 2.0, 16 << 20, 25.0 * threads, threads)

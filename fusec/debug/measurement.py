@@ -8,9 +8,9 @@ from fusec.analysis.machine import MEASURED, Machine, cpu_name
 from fusec.config import Config
 from fusec.ir.graph import Graph, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import F32, TensorType, contiguous_strides
+from fusec.ir.types import BF16, F32, DType, TensorType, contiguous_strides
 
-STEPS = ("memory", "cache", "matrix f32", "matrix bf16", "vector f32", "launch")
+STEPS = ("memory", "cache", "matrix f32", "matrix bf16", "product f32", "product bf16", "vector f32", "launch")
 FUNCTIONS = ("exp", "tanh", "sigmoid", "erf", "log", "rsqrt")
 """What vector arithmetic is measured by, as kernels are full of it; multiplications alone are up to twice as fast."""
 
@@ -18,7 +18,7 @@ FUNCTIONS = ("exp", "tanh", "sigmoid", "erf", "log", "rsqrt")
 def measure_machine(
     megabytes: int = 256, size: int = 1024, seconds: float = 0.5, step: Callable[[str], None] = lambda name: None
 ) -> Machine:
-    """Measure this machine with the threads that torch has; about six times ``seconds``, and two kernels to build.
+    """Measure this machine with the threads that torch has; about eight times ``seconds``, and four kernels to build.
 
     Args:
         megabytes: what is read to measure memory; more than any cache holds.
@@ -42,6 +42,9 @@ def measure_machine(
         for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
             step(f"matrix {name}")
             peaks[f"matrix {name}"] = product(dtype)
+        for dtype in (F32, BF16):
+            step(f"product {dtype.name}")
+            peaks[f"product {dtype.name}"] = _product_gflop_s(dtype, size, seconds)
         step("vector f32")
         peaks["vector f32"] = _vector_gflop_s(seconds)
         step("launch")
@@ -68,6 +71,20 @@ def _read_gb_s(size: int, seconds: float) -> float:
     return data.nbytes / _best(lambda: torch.dot(data, data), seconds) / 1e9
 
 
+def _product_gflop_s(dtype: DType, size: int, seconds: float) -> float:
+    """Of a generated matrix product of many rows."""
+    import torch
+
+    from fusec.verify.dtypes import torch_dtype
+
+    def linear(body: Graph, x: Value) -> Value:
+        weight = body.add_input(x.tensor)
+        return body.add_node("contraction", (x, weight), {"spec": "mk,nk->mn"}).result
+
+    x = torch.randn(size, size).to(torch_dtype(dtype))
+    return 2 * size**3 / _best(_program(linear, dtype, (size, size), 1, x, x.clone()), seconds) / 1e9
+
+
 def _vector_gflop_s(seconds: float, elements: int = 1 << 17) -> float:
     """Of a generated kernel that does hardly anything but arithmetic."""
     import torch
@@ -80,7 +97,7 @@ def _vector_gflop_s(seconds: float, elements: int = 1 << 17) -> float:
         return total
 
     operations = sum(OPS[name].cost + 2 for name in FUNCTIONS) * elements
-    return operations / _best(_program(functions, elements, 1, torch.ones(elements)), seconds) / 1e9
+    return operations / _best(_program(functions, F32, (elements,), 1, torch.ones(elements)), seconds) / 1e9
 
 
 def _launch_us(seconds: float, many: int = 33) -> float:
@@ -91,27 +108,29 @@ def _launch_us(seconds: float, many: int = 33) -> float:
         return body.add_node("neg", (x,)).result
 
     x = torch.ones(16)
-    one, more = (_best(_program(little, 16, n, x), seconds / 2) for n in (1, many))
+    one, more = (_best(_program(little, F32, (16,), n, x), seconds / 2) for n in (1, many))
     return max((more - one) / (many - 1) * 1e6, 0.01)
 
 
-def _program(build: Callable[[Graph, Value], Value], elements: int, kernels: int, x: object) -> Callable[[], object]:
-    """A call of a program of so many equal kernels, one after another."""
+def _program(
+    build: Callable[[Graph, Value], Value], dtype: DType, shape: tuple[int, ...], kernels: int, *inputs: object
+) -> Callable[[], object]:
+    """A call of a program of so many equal kernels, one after another; further inputs go to each of them."""
     from fusec.codegen import target_named
     from fusec.codegen.program import build_program
     from fusec.pipeline import Context
 
-    type = TensorType(F32, (elements,), contiguous_strides((elements,)))
+    type = TensorType(dtype, shape, contiguous_strides(shape))
     graph = Graph("measurement")
-    value = graph.add_input(type)
+    value, *others = (graph.add_input(type) for _ in inputs)
     for _ in range(kernels):
         body = Graph()
         body.set_outputs([build(body, body.add_input(type))])
         attributes = {"kind": "kernel", "label": "measurement", "fusions": (), "body": body}
-        value = graph.add_node("region", (value,), attributes, types=[type]).result
+        value = graph.add_node("region", (value, *others), attributes, types=[type]).result
     graph.set_outputs([value])
     program = build_program(graph, target_named("cpp"), Context(Config.from_environment()))
-    return lambda: program([x])
+    return lambda: program(list(inputs))
 
 
 def _best(run: Callable[[], object], seconds: float) -> float:

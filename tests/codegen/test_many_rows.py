@@ -1,0 +1,130 @@
+"""Products of many rows: one kernel each with its epilogue, taken in blocks, for any number of rows and columns."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.analysis.machine import MEASURED, assumed_cpu, store_machine
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.dynamo import backend_for, compiled_graphs
+from fusec.frontend import trace
+from fusec.verify.contract import compare_outputs
+
+Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
+
+
+def rotated(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries with their rotary embedding."""
+    q = F.linear(x, w).view(x.shape[0], -1, 4, 16).transpose(1, 2)
+    return q * cos + torch.cat((-q[..., 8:], q[..., :8]), -1) * sin
+
+
+CASES: dict[str, Case] = {
+    "a product": (F.linear, ((40, 24), (56, 24))),
+    "rows and columns that fill no block": (F.linear, ((17, 37), (5, 37))),
+    "more than one block of each": (F.linear, ((389, 260), (131, 260))),
+    "an epilogue": (lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, ((40, 32), (70, 32), (70,), (40, 70))),
+    "rows in two dims": (lambda x, w, r: F.linear(x, w) * r, ((3, 50, 32), (70, 32), (3, 50, 70))),
+    "two products": (lambda x, a, b: F.silu(F.linear(x, a)) * F.linear(x, b), ((40, 32), (70, 32), (70, 32))),
+    "heads": (lambda x, w: F.linear(x, w).view(3, -1, 4, 16).transpose(1, 2).contiguous(), ((3, 40, 24), (64, 24))),
+    "a rotary embedding": (rotated, ((3, 40, 24), (64, 24), (40, 16), (40, 16))),
+    "rows that lie apart": (lambda x, w: F.linear(x.transpose(0, 1)[::2], w) + 1, ((3, 80, 24), (56, 24))),
+    "heads side by side before": (
+        lambda x, w: F.linear(torch.tanh(x).transpose(1, 2).reshape(3, -1, 64), w), ((3, 4, 40, 16), (56, 64))
+    ),
+}  # fmt: skip
+
+
+PLAIN: Case = (F.linear, ((40, 24), (56, 24)))
+
+
+def profile(folder: Path, **products: float) -> Config:
+    """Options under which generated products of many rows are as quick as that, and the library's reach 100 GFLOP/s."""
+    config, machine = Config(strict=True, cache_dir=str(folder)), assumed_cpu(torch.get_num_threads())
+    peaks = {"vector f32": 50.0, "matrix f32": 100.0} | {f"product {dtype}": rate for dtype, rate in products.items()}
+    store_machine(replace(machine, source=MEASURED, peaks=peaks), config)
+    return config
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Config:
+    """Options of a machine on which generated products are quick, whichever this one is."""
+    return profile(tmp_path, f32=100.0, bf16=100.0)
+
+
+def run(case: Case, config: Config, dtype: torch.dtype = torch.float32, symbolic: bool = False) -> list[str]:
+    """Compile, compare, and tell what it runs as."""
+    function, shapes = case
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    compiled = compile_graph(trace(function, inputs, symbolic=symbolic), config)
+    expected, truth = function(*inputs), function(*(x.double() for x in inputs))
+    comparison = compare_outputs([expected], compiled.program(list(inputs)), [truth])
+    assert comparison.passed, comparison
+    return [step.kind for step in compiled.program.steps]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_they_are_kernels_with_their_epilogue(case: Case, dtype: torch.dtype, quick: Config) -> None:
+    steps = run(case, quick, dtype)
+    before = 1 if case is CASES["heads side by side before"] else 0
+    assert steps == ["kernel"] * (1 + before)
+
+
+def test_the_number_of_rows_may_be_unknown(quick: Config) -> None:
+    def layer(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b)) + r
+
+    def inputs(batch: int, length: int) -> list[Tensor]:
+        return [torch.randn(s) for s in ((batch, length, 32), (70, 32), (70,), (batch, length, 70))]
+
+    first = inputs(3, 40)
+    for x in (first[0], first[3]):
+        for dim in (0, 1):
+            torch._dynamo.mark_dynamic(x, dim)
+    compiled, before = torch.compile(layer, backend=backend_for(quick)), len(compiled_graphs())
+    with torch.no_grad():
+        for given in (first, inputs(2, 17), inputs(2, 2), inputs(5, 400)):
+            torch.testing.assert_close(compiled(*given), layer(*given))
+    (only,) = compiled_graphs()[before:]
+    assert [step.kind for step in only.program.steps] == ["kernel"]
+
+
+def test_a_weight_by_input(quick: Config) -> None:
+    case: Case = (lambda x, w, b: torch.relu(x @ w + b), ((40, 24), (24, 150), (150,)))
+    assert run(case, quick) == ["kernel"]
+    assert run(case, quick, torch.bfloat16) != ["kernel"]  # pairs along what is summed do not lie side by side
+
+
+def test_the_profile_decides(tmp_path: Path) -> None:
+    assert run(PLAIN, profile(tmp_path, f32=95.0)) == ["kernel"]
+    assert run(PLAIN, profile(tmp_path, f32=50.0)) == ["vendor"]
+    assert run(PLAIN, profile(tmp_path)) == ["vendor"]
+
+
+def test_a_norm_before_it_stays_a_kernel_of_its_own(quick: Config) -> None:
+    """Every block of columns would compute it again."""
+    case: Case = (lambda x, w: F.linear(F.rms_norm(x, (24,)), w), ((40, 24), (56, 24)))
+    assert run(case, quick) == ["kernel", "kernel"]
+
+
+def test_a_row_does_not_touch_another(quick: Config) -> None:
+    x, w = torch.randn(40, 24), torch.randn(70, 24)
+    x[5], x[6, 3], w[69, 1] = float("nan"), float("inf"), float("-inf")
+    compiled = compile_graph(trace(F.linear, [x, w]), quick)
+    (found,) = compiled.program([x, w])
+    torch.testing.assert_close(found, F.linear(x, w), equal_nan=True)
+
+
+def test_small_m_may_be_larger(quick: Config) -> None:
+    """A prologue is then part of a product of more rows, which every thread computes for itself."""
+    case: Case = (lambda x, w: F.linear(F.rms_norm(x, (24,)), w), ((40, 24), (56, 24)))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert run(case, replace(quick, small_m=64), dtype) == ["kernel"]
