@@ -76,9 +76,8 @@ def openvino(model: nn.Module, dynamic: bool | None = None) -> Runner:
     """OpenVINO's backend, held to float32 where the model is: by itself it computes in bfloat16 where it can."""
     import openvino.torch  # type: ignore[import-not-found]  # noqa: F401
 
-    return torch.compile(
-        model, backend="openvino", dynamic=dynamic, options={"config": {"INFERENCE_PRECISION_HINT": "f32"}}
-    )
+    options: dict[str, Any] = {"config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    return torch.compile(model, backend="openvino", dynamic=dynamic, options=options)
 
 
 def compiled_with(model: nn.Module, backend: Backend, dynamic: bool | None = None) -> Runner:

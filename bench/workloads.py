@@ -124,13 +124,13 @@ def bert(dtype: torch.dtype, seed: int, batch: int, length: int) -> Prepared:
     """BERT-base without padding."""
     from transformers import BertConfig, BertModel
 
-    model = redraw(BertModel(BertConfig(), add_pooling_layer=False).eval(), seed).to(dtype)
+    model: Any = redraw(BertModel(BertConfig(), add_pooling_layer=False).eval(), seed).to(dtype)
     tokens = _tokens(model.config.vocab_size, batch, length, seed)
     return Prepared(model, lambda run: partial(run, tokens), batch * length)
 
 
 def embedding(dtype: torch.dtype, seed: int) -> Prepared:
-    """The demo's sentence-embedding model over every fourth of its sentences, each alone, in one graph for all lengths."""
+    """The demo's sentence-embedding model over a fourth of its sentences, each alone, in one graph for all lengths."""
     demo = runpy.run_path(str(DEMO))
     tokenizer, model = demo["load"]()
     rows = [tokenizer.encode(line).ids for line in demo["SENTENCES"].read_text().splitlines()[::4]]

@@ -42,9 +42,9 @@ def measure_machine(
         for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
             step(f"matrix {name}")
             peaks[f"matrix {name}"] = product(dtype)
-        for dtype in (F32, BF16):
-            step(f"product {dtype.name}")
-            peaks[f"product {dtype.name}"] = _product_gflop_s(dtype, size, seconds)
+        for element in (F32, BF16):
+            step(f"product {element.name}")
+            peaks[f"product {element.name}"] = _product_gflop_s(element, size, seconds)
         step("vector f32")
         peaks["vector f32"] = _vector_gflop_s(seconds)
         step("launch")
