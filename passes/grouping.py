@@ -107,7 +107,8 @@ class _Grouping:
         if node.is_op("concat"):
             return not self._verdict({node})
         if node.has(Trait.WRITE):
-            return node.operands[0].producer is None and (self.places or "dim" not in node.attributes)
+            maker = node.operands[0].producer
+            return (maker is None or maker.is_op("full")) and (self.places or "dim" not in node.attributes)
         if node.has(Trait.LOOKUP):
             return self.places and not self._verdict({node})
         if node.has(Trait.VIEW):

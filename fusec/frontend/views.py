@@ -99,9 +99,7 @@ def _index(low: Lowering, call: Call) -> Value:
         raise ImportFailure("a lookup by a mask", why="how much it finds is known only at run time")
     if len(given) == 1:
         ((dim, index),) = given.items()
-        index = low.cast(index, I64)
-        behind = low.pointwise("add", index, x.shape[dim], dtype=I64)
-        index = low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
+        index = counted_from_start(low, low.cast(index, I64), x.shape[dim])
         return low.emit("take", x, index, dim=dim - len(x.shape))
     rank, first, last = max(len(index.shape) for index in given.values()), min(given), max(given)
     along = [_counted(index, x.shape[d], rank) for d, index in given.items()]
@@ -110,6 +108,12 @@ def _index(low: Lowering, call: Call) -> Value:
         raise ImportFailure("a lookup at places in several dims", why="they are known only at run time")
     counted = tuple(x.shape[first + dims.index(d)] if d in dims else 1 for d in range(rank))
     return low.expand(low.reshape(x, (*x.shape[:first], *counted, *x.shape[last + 1 :])), call.out.shape)
+
+
+def counted_from_start(low: Lowering, index: Value, n: Size) -> Value:
+    """Places in a dim of length ``n``, of which those that are negative count from its end."""
+    behind = low.pointwise("add", index, n, dtype=I64)
+    return low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
 
 
 def _counted(index: Value, n: Size, rank: int) -> int | None:

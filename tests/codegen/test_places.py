@@ -17,6 +17,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import DTYPES
 from fusec.ir.verifier import verify_graph
+from fusec.passes.canonicalize import normalize
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.verify.dtypes import torch_dtype
@@ -156,6 +157,32 @@ def test_a_product_stores_its_rows_in_a_cache() -> None:
     made = agrees(text, *inputs, torch.tensor([4, 0, 7]), kinds=["kernel", "kernel"])
     with pytest.raises(IndexError, match="index 9 is"):
         made([*inputs, torch.tensor([4, 9, 7])])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("target", ["cpp", "triton"])
+def test_a_cache_is_filled_once_and_takes_its_rows_in_place(target: str, dtype: str) -> None:
+    """On a GPU by a call of ATen; here by Triton's interpreter."""
+    pytest.importorskip("triton")
+    text = f"""graph start(%x: {dtype}[2, 3, 20], %at: i64[3]) {{
+      %y: {dtype}[2, 3, 20] = neg(%x)
+      %keys: {dtype}[2, 9, 20] = full() {{value=0.5, shape=(2, 9, 20), dtype={dtype}}}
+      %values: {dtype}[2, 9, 20] = full() {{value=0.5, shape=(2, 9, 20), dtype={dtype}}}
+      %k: {dtype}[2, 9, 20] = write(%keys, %y, %at) {{dim=-2}}
+      %v: {dtype}[2, 9, 20] = write(%values, %x, %at) {{dim=-2}}
+      return %k, %v
+    }}"""
+    graph = parse_graph(text)
+    normalize(graph)
+    Group(places=target == "cpp").apply(graph, Context())
+    made = build_program(graph, target_named(target), Context(Config(strict=True)))
+    assert sorted(step.kind for step in made.steps) == ["kernel"] + ["write"] * (3 if target == "cpp" else 4)
+    whole, rows = (n * DTYPES[dtype].bytes for n in (2 * 9 * 20, 2 * 3 * 20))
+    moved = 2 * whole + (4 * rows + 3 * 8 if target == "cpp" else 6 * rows)
+    assert sum(moved_bytes(n) for n in graph.nodes) == moved
+    x, at = torch.randn(2, 3, 20).to(torch_dtype(DTYPES[dtype])), torch.tensor([4, 0, 7])
+    for a, b in zip(made([x, at]), evaluate(parse_graph(text), [x, at], {}), strict=True):
+        assert torch.equal(a, b)
 
 
 # ------------------------------------------------------------------------------ what is read and written
