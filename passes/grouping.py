@@ -11,7 +11,7 @@ from fusec.analysis.outline import Outline, outline
 from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
-from fusec.ir.graph import Graph, Node, Value, storage
+from fusec.ir.graph import Graph, Node, Value, base, storage
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.regions import open_regions
 from fusec.ir.structure import abbreviations
@@ -21,6 +21,8 @@ from fusec.pipeline import Context
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 _FREE = Trait.VIEW | Trait.SOURCE
+_OF_POSITIONS = ("le", "lt", "ge", "gt", "and", "or", "not", "add", "sub")
+"""What masks of positions are made of."""
 _TINY = 64
 """Elements up to which what a kernel makes costs nothing but its launch."""
 
@@ -64,7 +66,7 @@ class _Grouping:
         for node in nodes:
             self._join_attention(node)
         for node in nodes:
-            free = node.is_op("cast") and node in self.uses.free
+            free = node.has(Trait.POINTWISE) and node in self.uses.free
             if node not in self.units.of and not free and self._computes(node):
                 self.units.put({node})
                 if node in self.uses.free:
@@ -88,6 +90,8 @@ class _Grouping:
             (x,) = node.operands
             wider = x.dtype.is_float and node.result.dtype.is_float and x.dtype.bytes < node.result.dtype.bytes
             return wider and not self._leaves_kernels(node)
+        if node.is_op(*_OF_POSITIONS) and _is_large(node.result) and _is_of_positions(node.result):
+            return not self._leaves_kernels(node)
         return node.has(_FREE) and not node.is_op("concat")
 
     def _leaves_kernels(self, node: Node) -> bool:
@@ -384,6 +388,22 @@ class _Grouping:
             sources=tuple(map(str, region.sources[:8])),
             figures={"bytes_saved": str(saved), "gain_us": round(gained * 1e6, 3)},
         )  # fmt: skip
+
+
+def _is_large(value: Value) -> bool:
+    numel = value.tensor.numel
+    return not isinstance(numel, int) or numel > _TINY
+
+
+def _is_of_positions(value: Value) -> bool:
+    """Whether an integer or truth value is computed of indices and a few numbers, which is less than to load it."""
+    value = base(value)
+    node = value.producer
+    if value.dtype.kind not in ("int", "bool"):
+        return False
+    if node is None or not (node.has(Trait.SOURCE) or node.is_op(*_OF_POSITIONS)):
+        return not _is_large(value)
+    return all(map(_is_of_positions, node.operands))
 
 
 def _loops(value: Value) -> list[Size]:
