@@ -16,6 +16,7 @@ from fusec.ir.ops import Trait, split_spec
 from fusec.ir.regions import open_regions
 from fusec.ir.structure import abbreviations
 from fusec.ir.types import Size, TensorType
+from fusec.ir.writes import read_where_written
 from fusec.pipeline import Context
 
 _MAX_NODES = 160
@@ -35,12 +36,14 @@ class Group:
     small_m: int = 16
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
     places: bool = True
-    """Whether kernels may load and store where an index says, which they have to check and to report."""
+    """Whether kernels may load and store where an index says, which they have to check and to report, and may rely on
+    the order of their iterations: those of a CPU."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
         labels = open_regions(graph)
         graph.erase_dead()
+        read_where_written(graph, _TINY)
         _Grouping(graph, context, labels, self).run()
 
 
@@ -300,7 +303,7 @@ class _Grouping:
             return Judgement("a kernel reads what it writes: through a view")
         key = candidate.structure(self.spell)
         if key not in self.judgements:
-            self.judgements[key] = judge(candidate.build(), self.small_m, self.context.machine)
+            self.judgements[key] = judge(candidate.build(), self.small_m, self.context.machine, self.places)
         return self.judgements[key]
 
     def _loss(self, together: Judgement, *parts: set[Node]) -> str:

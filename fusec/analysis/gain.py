@@ -32,11 +32,11 @@ class Judgement:
     """The operations that it carries out beyond once."""
 
 
-def judge(body: Graph, small_m: int, machine: Machine) -> Judgement:
-    """Judge a group by the graph that it would be."""
+def judge(body: Graph, small_m: int, machine: Machine, in_order: bool = True) -> Judgement:
+    """Judge a group by the graph that it would be, for loops that run in order or not."""
     try:
         nest = locate(body)
-        classify(nest, small_m)
+        classify(nest, small_m, in_order)
     except ScheduleError as refused:
         return Judgement(refused.reason, _apart(body, machine))
     counts = evaluations(nest)

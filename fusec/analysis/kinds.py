@@ -25,18 +25,19 @@ class Shape:
     attention: Attention | None = None
 
 
-def classify(nest: Nest, small_m: int = 0) -> Shape:
+def classify(nest: Nest, small_m: int = 0, in_order: bool = True) -> Shape:
     """The kind of a nest, which may be a kernel.
 
     Args:
         nest: the located region.
         small_m: the largest number of rows of a contraction; 0 refuses all contractions.
+        in_order: whether loops inside the grid run in order, lanes and all; see ``check_updates``.
 
     Raises:
         ScheduleError: where no schedule covers it.
     """
     shape = _shape(nest, small_m)
-    check_updates(nest, shape.kind)
+    check_updates(nest, shape.kind, in_order)
     return shape
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Lowering
 from fusec.frontend.torch_internals import storage_key
 from fusec.frontend.views import counted_from_start, first_index
@@ -51,6 +50,8 @@ class CacheWrites:
             if len(places) != 1 or resolved.get("accumulate", False):
                 return None
             ((dim, index),) = places.items()
+            if index.dtype not in (I32, I64):
+                return None
             source, index = _placed(low, destination, dim, index, resolved["values"])
         else:
             source = resolved["src"]
@@ -72,13 +73,7 @@ class CacheWrites:
 
 
 def _placed(low: Lowering, destination: Value, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
-    """Rows for a dim and their places: of places of any rank, some of which may count from the end.
-
-    Raises:
-        ImportFailure: where a mask says what is replaced.
-    """
-    if index.dtype not in (I32, I64):
-        raise ImportFailure("rows that a mask chooses", why="how many there are is known only at run time")
+    """Rows for a dim and their places: of places of any rank, some of which may count from the end."""
     n, count = destination.shape[dim], index.tensor.numel
     before, behind = destination.shape[:dim], destination.shape[dim + 1 :]
     source = low.expand(low.cast(source, destination.dtype), (*before, *index.shape, *behind))

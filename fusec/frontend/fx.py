@@ -141,6 +141,11 @@ class Importer:
             with self.low.at(source_of(node), str(tensor.device)):
                 self.values[node] = self.low.number(tensor.item(), to_dtype(tensor.dtype))
             return
+        if tensor.numel() == 1 and not fake and to_dtype(tensor.dtype).kind == "int":
+            with self.low.at(source_of(node), str(tensor.device)):
+                number = self.low.number(tensor.item(), to_dtype(tensor.dtype))
+                self.values[node] = self.low.expand(number, tuple(tensor.shape))
+            return
         self.constants.append(tensor)
         self.values[node] = self.graph.add_input(to_type(tensor), node.name)
 

@@ -23,6 +23,9 @@ def test_a_static_cache_gives_the_tokens_of_eager(family: str, caches: int) -> N
     assert not result.late, result.graphs
     assert not result.copied
     assert result.copies[PROMPT_GRAPH] == [FILL] * caches == [FILL] * result.caches
+    program = compiled_graphs()[-1].program
+    assert {step.kind for step in program.steps} == {"kernel"}
+    assert [step.name for step in program.steps].count("concat_write") == (2 if family == "gemma3" else 0)
 
 
 def test_a_copy_is_a_copy_in_every_graph() -> None:
