@@ -134,7 +134,7 @@ def generated(
         apart = logits.gather(1, chosen_ones).diff(dim=1).abs() / logits.abs().amax(1, keepdim=True)
         result.margin = float(apart.max())
     long = caches(got.past_key_values, capacity)
-    result.caches, least = len(long), min(x.nbytes for x in long)
+    result.caches, least = len(long), min((x.nbytes for x in long), default=sys.maxsize)
     for number, one in enumerate(compiled.made):
         large = steps_that_move(one.graph, least)
         large += [f"{step.name} (copy)" for step in one.program.steps if step.kind == "copy"]

@@ -80,6 +80,7 @@ class _Grouping:
         self._sweep(nodes, lambda first, second: not (first & self.small or second & self.small))
         self._sweep(nodes, lambda first, second: bool(first & self.small))
         self._sweep(nodes, lambda first, second: True)
+        self._join_stores()
         self._join_tiny()
         self._explain(nodes)
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1 and n.has(Trait.WRITE)]:
@@ -325,6 +326,30 @@ class _Grouping:
             apart = [self._judged({node}) for node in members]
             self.gains[key] = gain(self._judged(set(members)), apart, self.context.machine)
         return self.gains[key]
+
+    def _join_stores(self) -> None:
+        """What goes to the same places, as keys and values of many rows do, is one kernel, which finds them itself."""
+        stored: dict[Value, list[Node]] = {}
+        for node in self.uses.ordered(self.units.of):
+            if node.has(Trait.WRITE) and "dim" in node.attributes:
+                stored.setdefault(node.operands[2], []).append(node)
+        for first, *others in stored.values():
+            for node in others:
+                one, other = self.units.of[first], self.units.of[node]
+                if one is not other and not self._stays_apart(one, other):
+                    self.units.put(one | other)
+            for maker in self._producers(first) if others else ():
+                unit = self.units.of[maker]
+                if unit is not self.units.of[first] and not self._refusal(maker, unit, self.units.of[first]):
+                    self.units.put(unit | self.units.of[first])
+
+    def _stays_apart(self, one: set[Node], other: set[Node]) -> bool:
+        """Whether two groups of which neither reads the other are no kernel."""
+        both = one | other
+        if len(both) > _MAX_NODES or self.units.closes_circle(one, other) or self.units.closes_circle(other, one):
+            return True
+        together = self._judged(both)
+        return bool(together.reason or self._loss(together, one, other))
 
     def _join_tiny(self) -> None:
         """What no kernel waits for and is so small that only launches count, as all layers' counters, is one kernel."""
