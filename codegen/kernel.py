@@ -196,7 +196,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Loop:
-    """``for axis in start … stop``.
+    """``for axis in start … stop``, which are affine in outer axes and symbols, or integers defined before.
 
     ``grid`` iterations are independent and run in parallel (OpenMP threads, Triton programs); grid loops are the
     outermost and nest perfectly; other statements may follow them (C++ only). ``serial`` runs in order. ``tile`` covers

@@ -72,6 +72,8 @@ class ProgramWriter:
             write_call(self.text, node)
         elif node.has(Trait.SOURCE):
             self._source(node)
+        elif node.is_op("full"):
+            self._full(node)
         elif node.is_op("write"):
             self._write(node)
         elif node.has(Trait.LOOKUP):
@@ -167,6 +169,13 @@ class ProgramWriter:
         else:
             call = f"{text.constant(torch.arange, 'arange')}({PYTHON.print(node.attributes['size'])}, {options})"
         text.line(f"{text.define(node.result, type.strides)} = {call}")
+
+    def _full(self, node: Node) -> None:
+        text, type = self.text, node.result.tensor
+        number = torch.full((), node.attributes["value"], dtype=torch_dtype(type.dtype), device=type.device)
+        text.step("write", "full", node.sources)
+        allocation, strides = text.allocate(type)
+        text.line(f"{text.define(node.result, strides)} = {allocation}.fill_({text.constant(number, 'number')})")
 
     def _write(self, node: Node) -> None:
         text = self.text

@@ -12,16 +12,19 @@ from fusec.analysis.outline import Outline, outline
 from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
-from fusec.ir.graph import Graph, Node, Value, storage
+from fusec.ir.graph import Graph, Node, Value, base, storage
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.regions import open_regions
 from fusec.ir.structure import abbreviations
 from fusec.ir.types import Size, TensorType
+from fusec.ir.writes import read_where_written
 from fusec.pipeline import Context
 
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 _FREE = Trait.VIEW | Trait.SOURCE
+_OF_POSITIONS = ("le", "lt", "ge", "gt", "and", "or", "not", "add", "sub")
+"""What masks of positions are made of."""
 _TINY = 64
 """Elements up to which what a kernel makes costs nothing but its launch."""
 
@@ -34,7 +37,8 @@ class Group:
     small_m: int = 16
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
     places: bool = True
-    """Whether kernels may load and store where an index says, which they have to check and to report."""
+    """Whether kernels may load and store where an index says, which they have to check and to report, and may rely on
+    the order of their iterations: those of a CPU."""
     blocks: bool = True
     """Whether products of many rows may be kernels, where the machine's profile says that they are quick."""
 
@@ -42,6 +46,7 @@ class Group:
         """Group the whole graph."""
         labels = open_regions(graph)
         graph.erase_dead()
+        read_where_written(graph, _TINY)
         _Grouping(graph, context, labels, self).run()
 
 
@@ -69,7 +74,7 @@ class _Grouping:
         for node in nodes:
             self._join_attention(node)
         for node in nodes:
-            free = node.is_op("cast") and node in self.uses.free
+            free = node.has(Trait.POINTWISE) and node in self.uses.free
             if node not in self.units.of and not free and self._computes(node):
                 self.units.put({node})
                 if node in self.uses.free:
@@ -80,6 +85,7 @@ class _Grouping:
         self._sweep(nodes, lambda first, second: not (first & self.products or second & self.products))
         self._sweep(nodes, lambda first, second: bool(first & self.products))
         self._sweep(nodes, lambda first, second: True)
+        self._join_stores()
         self._join_tiny()
         self._explain(nodes)
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1 and n.has(Trait.WRITE)]:
@@ -93,6 +99,8 @@ class _Grouping:
             (x,) = node.operands
             wider = x.dtype.is_float and node.result.dtype.is_float and x.dtype.bytes < node.result.dtype.bytes
             return wider and not self._leaves_kernels(node)
+        if node.is_op(*_OF_POSITIONS) and _is_large(node.result) and _is_of_positions(node.result):
+            return not self._leaves_kernels(node)
         return node.has(_FREE) and not node.is_op("concat")
 
     def _leaves_kernels(self, node: Node) -> bool:
@@ -112,7 +120,8 @@ class _Grouping:
         if node.is_op("concat"):
             return not self._verdict({node})
         if node.has(Trait.WRITE):
-            return node.operands[0].producer is None and (self.places or "dim" not in node.attributes)
+            maker = node.operands[0].producer
+            return (maker is None or maker.is_op("full")) and (self.places or "dim" not in node.attributes)
         if node.has(Trait.LOOKUP):
             return self.places and not self._verdict({node})
         if node.has(Trait.VIEW):
@@ -298,7 +307,8 @@ class _Grouping:
             return Judgement("a kernel reads what it writes: through a view")
         key = candidate.structure(self.spell)
         if key not in self.judgements:
-            self.judgements[key] = judge(candidate.build(), self.small_m, self.context.machine, self.many)
+            body, machine = candidate.build(), self.context.machine
+            self.judgements[key] = judge(body, self.small_m, machine, self.places, self.many)
         return self.judgements[key]
 
     def _loss(self, together: Judgement, *parts: set[Node]) -> str:
@@ -320,6 +330,30 @@ class _Grouping:
             apart = [self._judged({node}) for node in members]
             self.gains[key] = gain(self._judged(set(members)), apart, self.context.machine)
         return self.gains[key]
+
+    def _join_stores(self) -> None:
+        """What goes to the same places, as keys and values of many rows do, is one kernel, which finds them itself."""
+        stored: dict[Value, list[Node]] = {}
+        for node in self.uses.ordered(self.units.of):
+            if node.has(Trait.WRITE) and "dim" in node.attributes:
+                stored.setdefault(node.operands[2], []).append(node)
+        for first, *others in stored.values():
+            for node in others:
+                one, other = self.units.of[first], self.units.of[node]
+                if one is not other and not self._stays_apart(one, other):
+                    self.units.put(one | other)
+            for maker in self._producers(first) if others else ():
+                unit = self.units.of[maker]
+                if unit is not self.units.of[first] and not self._refusal(maker, unit, self.units.of[first]):
+                    self.units.put(unit | self.units.of[first])
+
+    def _stays_apart(self, one: set[Node], other: set[Node]) -> bool:
+        """Whether two groups of which neither reads the other are no kernel."""
+        both = one | other
+        if len(both) > _MAX_NODES or self.units.closes_circle(one, other) or self.units.closes_circle(other, one):
+            return True
+        together = self._judged(both)
+        return bool(together.reason or self._loss(together, one, other))
 
     def _join_tiny(self) -> None:
         """What no kernel waits for and is so small that only launches count, as all layers' counters, is one kernel."""
@@ -386,6 +420,22 @@ class _Grouping:
             sources=tuple(map(str, region.sources[:8])),
             figures={"bytes_saved": str(saved), "gain_us": round(gained * 1e6, 3)},
         )  # fmt: skip
+
+
+def _is_large(value: Value) -> bool:
+    numel = value.tensor.numel
+    return not isinstance(numel, int) or numel > _TINY
+
+
+def _is_of_positions(value: Value) -> bool:
+    """Whether an integer or truth value is computed of indices and a few numbers, which is less than to load it."""
+    value = base(value)
+    node = value.producer
+    if value.dtype.kind not in ("int", "bool"):
+        return False
+    if node is None or not (node.has(Trait.SOURCE) or node.is_op(*_OF_POSITIONS)):
+        return not _is_large(value)
+    return all(map(_is_of_positions, node.operands))
 
 
 def _loops(value: Value) -> list[Size]:

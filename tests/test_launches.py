@@ -82,6 +82,18 @@ def decoding(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> dict[s
         return steps(model, torch.ones(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
 
 
+def prompting(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> dict[str, Counter[str]]:
+    """The prompt of a Llama, so long that products are the vendor's, whose static cache is made in the same graph."""
+    config = transformers.LlamaConfig(
+        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=2, vocab_size=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval().to(dtype)
+    cache = transformers.StaticCache(config=config, max_cache_len=256)
+    with torch.no_grad():
+        return steps(model, torch.ones(1, 128, dtype=torch.int64), past_key_values=cache, use_cache=True)
+
+
 def encoding(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> dict[str, Counter[str]]:
     """A few tokens through BERT."""
     config = transformers.BertConfig(
@@ -90,6 +102,18 @@ def encoding(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> dict[s
     )  # fmt: skip
     model = transformers.BertModel(config, add_pooling_layer=False).eval().to(dtype)
     return steps(model, torch.ones(1, 9, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_prompt_s_rows_go_into_the_cache_by_one_kernel(dtype: torch.dtype) -> None:
+    """Norm; three products; rope of keys, with both stores; rope of queries; attention; and so on. Two caches are made.
+
+    On Triton the places are a kernel's, and calls of ATen put keys and values there.
+    """
+    fewer, more = (prompting(layers, 64, 4, dtype) for layers in (2, 3))
+    cpp, triton = (more[target] - fewer[target] for target in ("cpp", "triton"))
+    assert cpp == Counter(vendor=7, kernel=6, write=2), (fewer, more)
+    assert triton == Counter(vendor=7, kernel=7, write=4), (fewer, more)
 
 
 @pytest.mark.parametrize(("hidden", "heads"), SIZES)

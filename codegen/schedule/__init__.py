@@ -40,7 +40,7 @@ def schedule_region(
     """
     body = region.body
     nest = locate(body)
-    shape = classify(nest, small_m, () if whole_row else MULTIPLIED)
+    shape = classify(nest, small_m, not whole_row, () if whole_row else MULTIPLIED)
     emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
     if shape.attention is not None and whole_row:
         statements = schedule_tiled_attention(emitter, nest, shape.attention)

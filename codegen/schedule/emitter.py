@@ -29,6 +29,8 @@ from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation
 
+_FAR = 2**40
+"""Farther than any index."""
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
 
 
@@ -247,6 +249,16 @@ class Emitter:
             name = level.places[value, place.length] = self.fresh("place")
             level.statements.append(Place(name, value, place.length))
         return sympy.Symbol(level.places[value, place.length], integer=True, nonnegative=True)
+
+    def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:
+        """An integer as something that the start or stop of a loop may mention, so near 0 that sums do not overflow."""
+        if dtype != I64:
+            self.inner.append(Compute(widened := self.fresh(), "cast", (value,), I64))
+            value = widened
+        for op, end in (("maximum", -_FAR), ("minimum", _FAR)):
+            self.inner.append(Compute(near := self.fresh(), op, (value, Constant(end)), I64))
+            value = near
+        return sympy.Symbol(near, integer=True)
 
     def checks(self, places: Iterable[indexing.Place], numbers: Mapping[Node, int]) -> tuple[Statement, ...]:
         """What sees, ahead of all else, that places found at run time lie within their dims.

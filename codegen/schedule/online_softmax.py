@@ -13,7 +13,7 @@ import sympy
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import Attention, at_largest, summed
 from fusec.analysis.indexing import Located, Nest, stride
-from fusec.analysis.visible import loaded_masks, visible_keys
+from fusec.analysis.visible import Bound, loaded_masks, visible_keys
 from fusec.codegen.kernel import (
     Buffer,
     Compute,
@@ -196,14 +196,18 @@ class OnlineSoftmax(ABC):
 
     def _visible(self) -> tuple[Size, Size]:
         """The keys that any query here can see, from the start of a block on."""
-        lower, upper = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
-        starts = [self.extreme(bound, -1) for bound in lower]
-        stops = [self.extreme(bound, 1) for bound in upper]
+        bounds = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
+        starts = [self.extreme(bound, -1) for bound in bounds if not bound.upper]
+        stops = [self.extreme(bound, 1) for bound in bounds if bound.upper]
         start = sympy.Max(0, *(sympy.floor(s / self.keys) * self.keys for s in starts if s is not None))
         return start, sympy.Min(self.parts.keys.size, *(s + 1 for s in stops if s is not None))
 
-    def extreme(self, bound: sympy.Expr, sign: int) -> sympy.Expr | None:
+    def extreme(self, limit: Bound, sign: int) -> sympy.Expr | None:
         """The least (-1) or greatest (1) value of a bound over the queries of one iteration; None if not known."""
+        bound = limit.value
+        for number, item in limit.numbers.items():
+            slope = bound.coeff(number, 1)
+            bound = bound.subs(number, self._at_run_time(item, "max" if slope * sign > 0 else "min"))
         for axis in self.parts.queries:
             place = self.emitter.axis_symbol(axis)
             slope = bound.coeff(place, 1)
@@ -212,6 +216,18 @@ class OnlineSoftmax(ABC):
             if slope != 0 and place in self.inner_range:
                 bound = bound.subs(place, self.inner_range[place][0 if slope * sign < 0 else 1])
         return sympy.expand(bound)
+
+    def _at_run_time(self, item: Located, op: str) -> sympy.Symbol:
+        """The greatest or least value of a number over the queries of one iteration, for bounds of loops."""
+        emitter, inside = self.emitter, {a: ends for a, ends in self.inside.items() if a in item.axes}
+        if inside:
+            found = emitter.fresh("acc")
+            emitter.inner.append(Init(found, op, accumulation(item.dtype), False))
+            with ExitStack() as loops:
+                for axis, (start, stop) in inside.items():
+                    loops.enter_context(emitter.loop(axis, "serial", 1, start, stop))
+                emitter.inner.append(Update(found, op, (emitter.emit(item),)))
+        return emitter.bound(found if inside else emitter.emit(item), item.dtype)
 
     def _softmax(self) -> None:
         """One row of a block: its scores become exponentials, and the row's maximum and sum take them in."""

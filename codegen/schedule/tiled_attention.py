@@ -14,7 +14,7 @@ import sympy
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
 from fusec.analysis.indexing import Located, Nest
-from fusec.analysis.visible import loaded_masks, visible_keys
+from fusec.analysis.visible import Bound, loaded_masks, visible_keys
 from fusec.codegen.kernel import Assign, Compute, Constant, DotTiles, Fold, Init, Operand, Statement
 from fusec.codegen.schedule.emitter import Emitter, grid, static_size
 from fusec.codegen.schedule.tiled_contraction import MATRIX_ROWS, multiplied, power_of_two
@@ -100,14 +100,18 @@ class _TiledAttention:
 
     def _visible(self) -> tuple[Size, Size]:
         """The keys that any query here can see, from the start of a block on."""
-        lower, upper = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
-        starts = [self._extreme(bound, -1) for bound in lower]
-        stops = [self._extreme(bound, 1) for bound in upper]
+        bounds = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
+        starts = [self._extreme(bound, -1) for bound in bounds if not bound.upper]
+        stops = [self._extreme(bound, 1) for bound in bounds if bound.upper]
         start = sympy.Max(0, *(sympy.floor(s / self.keys) * self.keys for s in starts if s is not None))
         return start, sympy.Min(self.parts.keys.size, *(s + 1 for s in stops if s is not None))
 
-    def _extreme(self, bound: sympy.Expr, sign: int) -> sympy.Expr | None:
+    def _extreme(self, limit: Bound, sign: int) -> sympy.Expr | None:
         """The least (-1) or greatest (1) value of a bound over the queries of one program; None if not known."""
+        bound = limit.value
+        for number, item in limit.numbers.items():
+            slope = bound.coeff(number, 1)
+            bound = bound.subs(number, self._at_run_time(item, "max" if slope * sign > 0 else "min"))
         for axis in self.parts.queries:
             place = self.emitter.axis_symbol(axis)
             slope = bound.coeff(place, 1)
@@ -119,6 +123,15 @@ class _TiledAttention:
                 first = self.block * self.rows
                 bound = bound.subs(place, first if slope * sign < 0 else first + self.rows - 1)
         return sympy.expand(bound)
+
+    def _at_run_time(self, item: Located, op: str) -> sympy.Symbol:
+        """The greatest or least value of a number over the queries of one program, for bounds of loops."""
+        value = self.emitter.emit(item)
+        inside = self.parts.queries if self.few else (self.lane,)
+        if any(axis in item.axes for axis in inside):
+            axis = self.emitter.joint(self.parts.queries) if self.few else self.lane
+            value = self._folded(op, value, accumulation(item.dtype), axis)
+        return self.emitter.bound(value, item.dtype)
 
     # Blocks of keys.
 

@@ -32,11 +32,13 @@ class Judgement:
     """The operations that it carries out beyond once."""
 
 
-def judge(body: Graph, small_m: int, machine: Machine, many: Collection[DType] = ()) -> Judgement:
-    """Judge a group by the graph that it would be."""
+def judge(
+    body: Graph, small_m: int, machine: Machine, in_order: bool = True, many: Collection[DType] = ()
+) -> Judgement:
+    """Judge a group by the graph that it would be; ``in_order`` and ``many`` are those of ``classify``."""
     try:
         nest = locate(body)
-        classify(nest, small_m, many)
+        classify(nest, small_m, in_order, many)
     except ScheduleError as refused:
         return Judgement(refused.reason, _apart(body, machine))
     counts = evaluations(nest)

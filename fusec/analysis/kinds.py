@@ -33,19 +33,20 @@ class Shape:
     """Whether a contraction has so many rows that they are taken in blocks."""
 
 
-def classify(nest: Nest, small_m: int = 0, many: Collection[DType] = ()) -> Shape:
+def classify(nest: Nest, small_m: int = 0, in_order: bool = True, many: Collection[DType] = ()) -> Shape:
     """The kind of a nest, which may be a kernel.
 
     Args:
         nest: the located region.
         small_m: the largest number of rows of a contraction; 0 refuses all contractions.
+        in_order: whether loops inside the grid run in order, lanes and all; see ``check_updates``.
         many: element types of which a contraction may have more rows than that, if it has no prologue.
 
     Raises:
         ScheduleError: where no schedule covers it.
     """
     shape = _shape(nest, small_m, many)
-    check_updates(nest, shape.kind)
+    check_updates(nest, shape.kind, in_order)
     return shape
 
 

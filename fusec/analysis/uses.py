@@ -53,7 +53,9 @@ class Uses:
     def _before(self, node: Node) -> tuple[Node, ...]:
         """What must come before a node: the makers of what it reads, and what the order of effects demands."""
         found = dict.fromkeys(v.producer for v in self.taken(node))
-        found.update(dict.fromkeys(self.effects.get(node, ())))
+        for reader in self.effects.get(node, ()):
+            found.update(dict.fromkeys(self.readers(reader) if reader in self.free else (reader,)))
+        found.pop(node, None)
         return tuple(n for n in found if n is not None and n not in self.free)
 
     def _taken(self, node: Node) -> tuple[Value, ...]:

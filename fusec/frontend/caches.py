@@ -1,4 +1,4 @@
-"""Updates of some rows of an input, as key-value caches have them: written in place, not as a new whole."""
+"""Updates of some rows, as key-value caches have them: written in place, not as a new whole."""
 
 from typing import Any
 
@@ -7,17 +7,21 @@ from torch.fx import Graph, Node
 
 from fusec.frontend.lowering import Lowering
 from fusec.frontend.torch_internals import storage_key
-from fusec.frontend.views import first_index
+from fusec.frontend.views import counted_from_start, first_index
 from fusec.ir.graph import Node as IrNode
-from fusec.ir.graph import Value
-from fusec.ir.types import I64, same_shape
+from fusec.ir.graph import Value, base
+from fusec.ir.types import I32, I64, same_shape
 
 _aten = torch.ops.aten
-_ROWS = (_aten.index_copy.default, _aten.slice_scatter.default)
+_PLACED = (_aten.index_copy.default, _aten.index_put.default)
+_ROWS = (*_PLACED, _aten.slice_scatter.default)
 
 
 class CacheWrites:
-    """Finds the row updates whose result is only the new value of the same input."""
+    """Finds the row updates whose result is only the new value of the same input, or of a number everywhere.
+
+    The second is what becomes of a cache that is made in the graph that first writes to it.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.made: dict[IrNode, None] = {}
@@ -27,17 +31,28 @@ class CacheWrites:
         self.folded = {n for n in nodes if n.target in _ROWS and _is_update_in_place(n, position)}
 
     def lower(self, node: Node, low: Lowering, values: dict[Node, Any]) -> Value | None:
-        """The update as a write; None where it has no such form after all."""
+        """An update as a write; None where it is none, or has no such form after all."""
+        if node not in self.folded and node.target not in _PLACED:
+            return None
         names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
         given = dict(zip(names, node.args, strict=False)) | node.kwargs
         resolved: dict[str, Any] = {k: values[a] if isinstance(a, Node) else a for k, a in given.items()}
         destination: Value = resolved["self"]
         rank, dim = len(destination.shape), resolved.get("dim", 0)
-        if rank == 0:
+        number = base(destination).producer
+        if rank == 0 or (node not in self.folded and (number is None or not number.is_op("constant"))):
             return None
         if node.target is _aten.index_copy.default:
             source = resolved["source"]
             index = low.reshape(resolved["index"], (source.shape[dim],))
+        elif node.target is _aten.index_put.default:
+            places = {d: values[i] for d, i in enumerate(resolved["indices"]) if i is not None}
+            if len(places) != 1 or resolved.get("accumulate", False):
+                return None
+            ((dim, index),) = places.items()
+            if index.dtype not in (I32, I64):
+                return None
+            source, index = _placed(low, destination, dim, index, resolved["values"])
         else:
             source = resolved["src"]
             if resolved.get("step", 1) != 1 or same_shape(source.shape, destination.shape):
@@ -47,10 +62,23 @@ class CacheWrites:
             if first != 0:
                 index = low.pointwise("add", index, first, dtype=I64)
         source = low.cast(source, destination.dtype)
+        if node not in self.folded:
+            assert number is not None
+            filled = {"value": number.attributes["value"], "shape": destination.shape, "dtype": destination.dtype}
+            destination = low.emit("full", **filled, device=low.device)
         result = low.emit("write", destination, source, low.cast(index, I64), dim=dim % rank - rank)
         assert result.producer is not None
         self.made[result.producer] = None
         return result
+
+
+def _placed(low: Lowering, destination: Value, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
+    """Rows for a dim and their places: of places of any rank, some of which may count from the end."""
+    n, count = destination.shape[dim], index.tensor.numel
+    before, behind = destination.shape[:dim], destination.shape[dim + 1 :]
+    source = low.expand(low.cast(source, destination.dtype), (*before, *index.shape, *behind))
+    index = low.reshape(low.cast(index, I64), (count,))
+    return low.reshape(source, (*before, count, *behind)), counted_from_start(low, index, n)
 
 
 def _is_update_in_place(node: Node, position: dict[Node, int]) -> bool:

@@ -141,6 +141,11 @@ class Importer:
             with self.low.at(source_of(node), str(tensor.device)):
                 self.values[node] = self.low.number(tensor.item(), to_dtype(tensor.dtype))
             return
+        if tensor.numel() == 1 and not fake and to_dtype(tensor.dtype).kind == "int":
+            with self.low.at(source_of(node), str(tensor.device)):
+                number = self.low.number(tensor.item(), to_dtype(tensor.dtype))
+                self.values[node] = self.low.expand(number, tuple(tensor.shape))
+            return
         self.constants.append(tensor)
         self.values[node] = self.graph.add_input(to_type(tensor), node.name)
 
@@ -210,7 +215,7 @@ class Importer:
         return [n for n in self.values if storage_key(n.meta.get("val")) == key]
 
     def _write(self, node: Node) -> Value | None:
-        """An update of an input as a write, if the node is one."""
+        """An update in place as a write, if the node is one."""
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self.placeholders:
             destination, value = self.values[node.args[0]], self.values[node.args[1]]  # type: ignore[index]
             if isinstance(value, Value) and value.producer in self.caches.made:
@@ -221,11 +226,10 @@ class Importer:
                 if isinstance(kept, Value) and leaf not in self.old and base(kept) is destination:
                     self.old[leaf] = self._clone(kept)
             return self.low.emit("write", destination, value)
-        if node in self.caches.folded:
-            try:
-                return self.caches.lower(node, self.low, self.values)
-            except ImportFailure as reason:
-                self._miss(node, "makes a new value, which is copied back", reason)
+        try:
+            return self.caches.lower(node, self.low, self.values)
+        except ImportFailure as reason:
+            self._miss(node, "makes a new value, which is copied", reason)
         return None
 
     def _expand(self, node: Node, flat: list[Any], types: list[Type]) -> list[Any] | None:

@@ -192,17 +192,6 @@ def _masked_fill(low: Lowering, call: Call) -> Value:
     return low.emit("where", low.cast(call["mask"], BOOL), value, low.operand(call["self"], dtype))
 
 
-@lowers("aten.index_put.default")
-def _index_put(low: Lowering, call: Call) -> Value:
-    """One value wherever a mask of the first dims is set is a choice; other places are known only at run time."""
-    x, indices, value = call["self"], call["indices"], call["values"]
-    mask = indices[0] if len(indices) == 1 else None
-    if mask is None or mask.dtype != BOOL or value.type.numel != 1 or call["accumulate"]:
-        raise ImportFailure("an update at places that are values", why="they are known only at run time")
-    mask = low.reshape(mask, (*mask.shape, *(1 for _ in x.shape[len(mask.shape) :])))
-    return low.emit("where", mask, low.reshape(value, ()), x)
-
-
 @lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clamp_min.default", "aten.clamp_min.Tensor",
         "aten.clamp_max.default", "aten.clamp_max.Tensor")  # fmt: skip
 def _clamp(low: Lowering, call: Call) -> Value:

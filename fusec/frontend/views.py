@@ -5,8 +5,8 @@ import sympy
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers
 from fusec.frontend.sizes import to_size
-from fusec.ir.graph import Value
-from fusec.ir.types import I32, I64, Size, TensorType, product, same_shape, same_size, simplify
+from fusec.ir.graph import Value, base
+from fusec.ir.types import BOOL, I32, I64, Size, TensorType, product, same_shape, same_size, simplify
 
 
 @lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_copy.default",
@@ -99,9 +99,7 @@ def _index(low: Lowering, call: Call) -> Value:
         raise ImportFailure("a lookup by a mask", why="how much it finds is known only at run time")
     if len(given) == 1:
         ((dim, index),) = given.items()
-        index = low.cast(index, I64)
-        behind = low.pointwise("add", index, x.shape[dim], dtype=I64)
-        index = low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
+        index = counted_from_start(low, low.cast(index, I64), x.shape[dim])
         return low.emit("take", x, index, dim=dim - len(x.shape))
     rank, first, last = max(len(index.shape) for index in given.values()), min(given), max(given)
     along = [_counted(index, x.shape[d], rank) for d, index in given.items()]
@@ -110,6 +108,12 @@ def _index(low: Lowering, call: Call) -> Value:
         raise ImportFailure("a lookup at places in several dims", why="they are known only at run time")
     counted = tuple(x.shape[first + dims.index(d)] if d in dims else 1 for d in range(rank))
     return low.expand(low.reshape(x, (*x.shape[:first], *counted, *x.shape[last + 1 :])), call.out.shape)
+
+
+def counted_from_start(low: Lowering, index: Value, n: Size) -> Value:
+    """Places in a dim of length ``n``, of which those that are negative count from its end."""
+    behind = low.pointwise("add", index, n, dtype=I64)
+    return low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
 
 
 def _counted(index: Value, n: Size, rank: int) -> int | None:
@@ -291,6 +295,34 @@ def _select_scatter(low: Lowering, call: Call) -> Value:
     parts.append(row)
     parts += [low.slice(x, dim, end, x.shape[dim] - end)] if not same_size(end, x.shape[dim]) else []
     return parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim - rank)
+
+
+@lowers("aten.index_put.default")
+def _index_put(low: Lowering, call: Call) -> Value:
+    """One value wherever a mask of the first dims is set is a choice; a row at a known place is a piece in between."""
+    x, given = call["self"], {d: index for d, index in enumerate(call["indices"]) if index is not None}
+    if len(given) == 1 and not call["accumulate"]:
+        ((dim, index),) = given.items()
+        if dim == 0 and index.dtype == BOOL and call["values"].type.numel == 1:
+            mask = low.reshape(index, (*index.shape, *(1 for _ in x.shape[len(index.shape) :])))
+            return low.emit("where", mask, low.reshape(call["values"], ()), x)
+        number = base(index).producer
+        if number is not None and number.is_op("constant") and index.dtype in (I32, I64) and index.tensor.numel == 1:
+            return _with_row(low, x, dim, number.attributes["value"], call["values"], index.shape)
+    raise ImportFailure("an update at places that are values", why="they are known only at run time")
+
+
+def _with_row(low: Lowering, x: Value, dim: int, at: int, value: Value, among: tuple[Size, ...]) -> Value:
+    """A value with another row at ``at``, which stands in dims of length 1 where ``dim`` was."""
+    n, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 :]
+    if not isinstance(n, int) or not -n <= at < n:
+        raise ImportFailure(f"a row put at {at}, of {n}", why="whether there is one is not known")
+    at %= n
+    row = low.reshape(low.expand(low.cast(value, x.dtype), (*before, *among, *behind)), (*before, 1, *behind))
+    parts = [low.slice(x, dim, 0, at)] if at else []
+    parts.append(row)
+    parts += [low.slice(x, dim, at + 1, n - at - 1)] if at + 1 < n else []
+    return row if len(parts) == 1 else low.emit("concat", *parts, dim=dim - len(x.shape))
 
 
 @lowers("aten.constant_pad_nd.default")

@@ -212,6 +212,11 @@ def _iota(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     return (TensorType(attributes["dtype"], (attributes["size"],), (1,), attributes.get("device", "cpu")),)
 
 
+def _full(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    shape = attributes["shape"]
+    return (TensorType(attributes["dtype"], shape, t.contiguous_strides(shape), attributes.get("device", "cpu")),)
+
+
 def _write(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     destination, value, *index = _tensors(types)
     if destination.dtype != value.dtype or len(index) > 1 or bool(index) != ("dim" in attributes):
@@ -284,6 +289,7 @@ _define(Trait.VIEW, _concat, None, {"concat": "operands one after another along 
 _define(Trait.SOURCE | Trait.POINTWISE, _constant, 0, {"constant": "the number in value, kept in full precision"})
 _define(Trait.SOURCE, _constant, 0, {"size": "the size in expr, as a number"})
 _define(Trait.SOURCE, _iota, 0, {"iota": "0, 1, … size-1"})
+_define(Trait(0), _full, 0, {"full": "the number in value at every place, in storage that may be written to"})
 _define(Trait.WRITE, _write, None, {
     "write": "the first operand's storage takes the second (at the rows in the third along dim); its new value",
 })  # fmt: skip

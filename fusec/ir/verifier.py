@@ -138,7 +138,7 @@ class _Verifier:
             _verified.add(body)
 
     def check_effects(self, node: Node) -> None:
-        """Follow storage through views, and let only the storage of graph inputs be written."""
+        """Follow storage through views, and let only that of graph inputs, and what was made for it, be written."""
         if node.is_op(*_ALIASING):
             self.roots[node.results[0]] = node.operands[0]
         for value in node.written:
@@ -153,7 +153,7 @@ class _Verifier:
             self.stale.add(value)
             value = self.roots[value]
         self.stale.add(value)
-        if value.producer is not None:
+        if value.producer is not None and not value.producer.is_op("full"):
             self.fail("the destination of a write is not the storage of a graph input", node, repr(value))
 
     def check_outputs(self) -> None:

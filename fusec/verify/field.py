@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fusec.ir.graph import Graph, Node
-from fusec.ir.types import TensorType
+from fusec.ir.types import TensorType, evaluate_sizes
 from fusec.verify import modular
 from fusec.verify.interpreter import Machine, apply_view
 from fusec.verify.modular import BASES, LEVELS, PRIMES
@@ -135,6 +135,13 @@ class FieldMachine(Machine):
         """Positions become residues."""
         found = super().source(node, result)
         return _from_integers(found.to(torch.int64)) if isinstance(found, Tensor) and result.dtype.is_float else found
+
+    def full(self, node: Node, result: TensorType) -> Any:
+        """A residue at every place."""
+        if not result.dtype.is_float:
+            return super().full(node, result)
+        shape = evaluate_sizes(result.shape, self.symbols)
+        return lift(node.attributes["value"]).map(lambda x, p: x.expand(shape))
 
     def opaque(self, node: Node, operands: Sequence[Any]) -> list[Any]:
         """Beyond the field."""

@@ -95,6 +95,8 @@ class Machine:
             return [self.source(node, result)]
         if node.has(Trait.VIEW):
             return [self.view(node, self.tensors(node, operands))]
+        if node.is_op("full"):
+            return [self.full(node, result)]
         if node.is_op("write"):
             return [self.write(node, *self.tensors(node, operands))]
         if node.has(Trait.LOOKUP):
@@ -179,6 +181,11 @@ class Machine:
     def look_up(self, node: Node, table: Datum, index: Datum) -> Datum:
         """Elements of a table; torch raises an error where there is none."""
         return LOOKUPS[node.op.name](table, node.attributes["dim"], index)
+
+    def full(self, node: Node, result: TensorType) -> Datum:
+        """Memory with a number at every place."""
+        shape = evaluate_sizes(result.shape, self.symbols)
+        return torch.full(shape, node.attributes["value"], dtype=self.dtype(result.dtype), device=result.device)
 
     def write(self, node: Node, destination: Datum, value: Datum, *index: Datum) -> Datum:
         """In place where that was asked."""

@@ -80,7 +80,7 @@ def category(node: Node) -> str:
     ):  # fmt: skip
         if node.has(trait):
             return name
-    return "pointwise"
+    return "write" if node.is_op("full") else "pointwise"
 
 
 def attribute_text(value: Any) -> str:

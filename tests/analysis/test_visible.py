@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fusec.analysis.attention import find_attention
-from fusec.analysis.indexing import locate
-from fusec.analysis.visible import visible_keys
+from fusec.analysis.indexing import Located, locate
+from fusec.analysis.visible import Bound, visible_keys
 from fusec.frontend import trace
 from fusec.passes.canonicalize import normalize
 
@@ -57,15 +57,15 @@ LOOSE: dict[str, Mask] = {
 }
 
 
-def bounds(mask: Mask, loaded: bool = False) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
+def bounds(mask: Mask, loaded: torch.dtype | None = None) -> list[Bound]:
     def attention(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
-        rows = places if loaded else torch.arange(QUERIES)
+        rows = places if loaded is not None else torch.arange(QUERIES)
         scores = mask(q @ k.transpose(-1, -2), rows[:, None], torch.arange(KEYS))
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))
         return (weights / weights.sum(-1, keepdim=True)) @ v
 
     inputs = [torch.randn(2, n, 8) for n in (QUERIES, KEYS, KEYS)]
-    graph = trace(attention, [*inputs, torch.arange(QUERIES)], symbolic=False)
+    graph = trace(attention, [*inputs, torch.arange(QUERIES, dtype=loaded)], symbolic=False)
     normalize(graph)
     parts = find_attention(locate(graph))
     assert parts is not None and parts.keys.size == KEYS
@@ -73,21 +73,58 @@ def bounds(mask: Mask, loaded: bool = False) -> tuple[list[sympy.Expr], list[sym
     return visible_keys(parts.scores, parts.keys, lambda axis: names.get(axis, sympy.Symbol("other")))
 
 
+def check_that_bounds_are_the_mask(found: list[Bound], mask: Mask, positions: Tensor) -> None:
+    scores = mask(torch.zeros(QUERIES, KEYS), positions[:, None], torch.arange(KEYS))
+    for i, position in enumerate(positions.tolist()):
+        values = [
+            b.value.subs({"i": i, **{n: evaluated(item, position) for n, item in b.numbers.items()}}) for b in found
+        ]
+        first = max([0, *(value for value, b in zip(values, found, strict=True) if not b.upper)])
+        last = min([KEYS - 1, *(value for value, b in zip(values, found, strict=True) if b.upper)])
+        assert [j for j in range(KEYS) if first <= j <= last] == (scores[i] == 0).nonzero().flatten().tolist(), i
+
+
+def evaluated(item: Located, loaded: int) -> int:
+    """An integer that is computed from one that was loaded."""
+    if item.kind == "load":
+        return loaded
+    if item.kind == "constant":
+        return int(item.node.attributes["value"])
+    first, *rest = (evaluated(operand, loaded) for operand in item.operands)
+    name = item.node.op.name
+    return first if name == "cast" else {"add": int.__add__, "sub": int.__sub__, "mul": int.__mul__}[name](first, *rest)
+
+
 @pytest.mark.parametrize("mask", EXACT.values(), ids=EXACT)
 def test_the_bounds_are_the_mask(mask: Mask) -> None:
-    lower, upper = bounds(mask)
-    scores = mask(torch.zeros(QUERIES, KEYS), torch.arange(QUERIES)[:, None], torch.arange(KEYS))
-    for i in range(QUERIES):
-        first = max([0, *(bound.subs("i", i) for bound in lower)])
-        last = min([KEYS - 1, *(bound.subs("i", i) for bound in upper)])
-        assert [j for j in range(KEYS) if first <= j <= last] == (scores[i] == 0).nonzero().flatten().tolist(), i
+    check_that_bounds_are_the_mask(bounds(mask), mask, torch.arange(QUERIES))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("mask", EXACT.values(), ids=EXACT)
+def test_so_are_those_by_positions_that_are_loaded(mask: Mask, dtype: torch.dtype) -> None:
+    check_that_bounds_are_the_mask(bounds(mask, dtype), mask, torch.tensor([3, 0, 12, 7, 7, 1, 20, 1, 2, 5, 11]))
 
 
 @pytest.mark.parametrize("mask", LOOSE.values(), ids=LOOSE)
 def test_what_is_not_proven_bounds_nothing(mask: Mask) -> None:
-    assert bounds(mask) == ([], [])
+    assert bounds(mask) == []
+    assert bounds(mask, torch.int64) == []
 
 
-def test_positions_that_are_loaded_bound_nothing() -> None:
-    assert bounds(EXACT["at most"], loaded=True) == ([], [])
-    assert bounds(EXACT["window of offsets"], loaded=True) == ([], [])
+def test_what_may_overflow_bounds_only_as_a_number() -> None:
+    """Of 8 bits, 100 more than a loaded 100 is -56: no sum of the two."""
+
+    def behind(s: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return kept(s, j <= (i + 100).long())
+
+    def beside(s: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return kept(s, (j.to(torch.int8) + i).long() <= 7)
+
+    ((bound,), (number,)) = (found := bounds(behind, torch.int8)), found[0].numbers
+    assert bound.value == number
+    assert bounds(beside, torch.int8) == []
+
+
+def test_a_position_that_differs_between_keys_bounds_nothing() -> None:
+    assert bounds(lambda s, i, j: kept(s, (j + i.reshape(-1)[0] * j) <= 7), torch.int64) == []

@@ -104,6 +104,69 @@ def test_a_cache_is_written_in_place(backend: Any) -> None:
     assert sorted(len(n.operands) for n in writes) == [2, 3]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_caches_that_a_graph_makes_are_filled_once_and_written_in_place(backend: Any, dtype: torch.dtype) -> None:
+    dynamo.reset()
+
+    def start(x: Tensor, first: Tensor) -> tuple[Tensor, ...]:
+        keys, values = (torch.zeros(1, 2, 16, 4, dtype=x.dtype) for _ in range(2))
+        at = torch.arange(3) + first
+        keys.index_copy_(2, at, x.exp())
+        values[:, :, at] = x
+        empty = torch.ones(1, 2, 16, 4, dtype=x.dtype)
+        return keys, values, empty.index_copy(2, at, x), empty, (keys[:, :, :8] * values[:, :, :8]).sum(2)
+
+    for first in (0, 5):
+        check(backend, start, torch.randn(1, 2, 3, 4).to(dtype), torch.tensor(first))
+    for made in dynamo.compiled_graphs():
+        nodes = [n for r in made.graph.nodes for n in (r.body if r.is_op("region") else [r])]
+        assert [n.op.name for n in nodes if n.is_op("full", "write")].count("full") == 3
+        assert not [n for n in nodes if n.is_op("opaque")]
+    found = torch.compile(start, backend=backend)(torch.randn(1, 2, 3, 4).to(dtype), torch.tensor(5))
+    assert len({x.untyped_storage().data_ptr() for x in found}) == len(found)
+
+
+@pytest.mark.parametrize("value", ["rows", "a row", "a number"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_that_are_assigned_are_written_in_place(backend: Any, value: str, dtype: torch.dtype) -> None:
+    """Places may count from the end."""
+    dynamo.reset()
+
+    def assign(cache: Tensor, x: Tensor, at: Tensor) -> Tensor:
+        x = x.exp()
+        cache[:, :, at] = {"rows": x, "a row": x[:, :1, :1], "a number": x[0, 0, 0, 0]}[value]
+        return cache.sum(2)
+
+    for at in ([3, 0], [-1, 5], [-16, 2]):
+        x = torch.randn(2, 3, 2, 4).to(dtype)
+        check(backend, assign, torch.randn(2, 3, 16, 4).to(dtype), x, torch.tensor(at))
+    nodes = [n for c in dynamo.compiled_graphs() for r in c.graph.nodes for n in (r.body if r.is_op("region") else [r])]
+    assert [len(n.operands) for n in nodes if n.is_op("write")] == [3]
+    for wrong in (16, -17):
+        with pytest.raises(IndexError), torch.no_grad():
+            torch.compile(assign, backend=backend)(torch.randn(2, 3, 16, 4).to(dtype), x, torch.tensor([0, wrong]))
+
+
+def test_what_is_assigned_by_other_means_is_eager_s(backend: Any) -> None:
+    def by_mask(cache: Tensor, x: Tensor, seen: Tensor) -> None:
+        cache[seen] = x[0]
+
+    def by_places_of_two_dims(cache: Tensor, x: Tensor, at: Tensor) -> None:
+        cache[at, at] = x[:, 0]
+
+    def by_many(cache: Tensor, x: Tensor, at: Tensor) -> None:
+        cache[at[:, None].expand(2, 3)] = x[:, None]
+
+    def added(cache: Tensor, x: Tensor, at: Tensor) -> None:
+        cache.index_put_((at,), x, accumulate=True)
+
+    cache, x = torch.randn(5, 4), torch.randn(2, 4)
+    for change in (by_places_of_two_dims, added):
+        check(backend, change, cache.clone(), x, torch.tensor([3, 3] if change is added else [3, 1]))
+    check(backend, by_mask, cache.clone(), x, torch.tensor([True, False, True, True, False]))
+    check(backend, by_many, cache.clone(), x[:, :1].expand(2, 4).contiguous(), torch.tensor([1, 1]) - 2)
+
+
 def test_a_place_outside_of_a_cache_or_table_raises(backend: Any) -> None:
     def step(rows: Tensor, x: Tensor, position: Tensor) -> Tensor:
         rows.index_copy_(0, position, x.exp())

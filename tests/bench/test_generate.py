@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 
 from bench import generate
 from bench.families import FAMILIES, Sizes
-from bench.generate import Generated, build, generated, steps_that_move
+from bench.generate import FILL, PROMPT_GRAPH, Generated, build, generated, steps_that_move
 from fusec.codegen.kernel import When, walk
 from fusec.dynamo import backend, compiled_graphs
 from fusec.ir.parser import parse_graph
@@ -15,12 +15,25 @@ from fusec.ir.parser import parse_graph
 SIZES = Sizes(hidden=32, layers=2, heads=2)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_static_cache_gives_the_tokens_of_eager(family: str) -> None:
+@pytest.mark.parametrize(("family", "caches"), [("llama", 4), ("gemma3", 2)])
+def test_a_static_cache_gives_the_tokens_of_eager(family: str, caches: int) -> None:
+    """Of Gemma3's two layers one has a window, shorter than the prompt."""
     result = generated(FAMILIES[family], 5, backend, sizes=SIZES)
     assert result.same, (result.differs_at, result.margin)
     assert not result.late, result.graphs
     assert not result.copied
+    assert result.copies[PROMPT_GRAPH] == [FILL] * caches == [FILL] * result.caches
+    program = compiled_graphs()[-1].program
+    assert {step.kind for step in program.steps} == {"kernel"}
+    assert [step.name for step in program.steps].count("concat_write") == (2 if family == "gemma3" else 0)
+
+
+def test_a_copy_is_a_copy_in_every_graph() -> None:
+    made = Generated("llama", 5, copies={PROMPT_GRAPH: [FILL] * 4, "step 1": []}, caches=4)
+    assert not made.copied
+    made.copies[PROMPT_GRAPH] += [FILL, "aten.index_copy.default"]
+    made.copies["step 1"] = [FILL]
+    assert made.copied == ["aten.index_copy.default", FILL, FILL]
 
 
 @pytest.mark.parametrize("tokens", [4, 16])

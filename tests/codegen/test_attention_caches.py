@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.fx.experimental import _config as config
 from torch.nn import functional as F
 
+from fusec.codegen.bounds import unproven_accesses
 from fusec.codegen.cpp.target import CppTarget
-from fusec.codegen.kernel import Loop, walk
+from fusec.codegen.kernel import Loop, When, walk
 from fusec.dynamo import backend, compiled_graphs
 from fusec.verify.contract import compare_outputs
 from tests.codegen.test_attention import (
@@ -59,6 +60,90 @@ def test_blocks_beyond_a_position_are_not_read(spelling: Callable[..., Tensor], 
     q, k, v, _ = sample(queries, 1000)
     seen = torch.arange(1000) <= torch.arange(queries)[:, None] + 200
     check_that_hidden_blocks_are_not_read(spelling, (q, k, v, seen.expand(2, 1, -1, -1).contiguous()))
+
+
+def up_to(q: Tensor, k: Tensor, v: Tensor, position: Tensor) -> Tensor:
+    """Positions of each query, or one that the first has and the others count on from."""
+    last = position if position.ndim else position + torch.arange(q.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[2]) <= last[:, None])
+
+
+def window_up_to(q: Tensor, k: Tensor, v: Tensor, position: Tensor) -> Tensor:
+    last = (position if position.ndim else position + torch.arange(q.shape[2]))[:, None]
+    places = torch.arange(k.shape[2])
+    seen = (places <= last) & (places > last - WINDOW)
+    return softmaxed((q @ k.transpose(-1, -2) * SCALE).masked_fill(~seen, -math.inf), v)
+
+
+WINDOW = 50
+
+
+@pytest.mark.parametrize(
+    ("queries", "each", "dtype"),
+    [
+        (1, True, torch.float32),
+        (1, False, torch.bfloat16),
+        (5, True, torch.bfloat16),
+        (70, True, torch.bfloat16),
+        (70, False, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("spelling", [up_to, window_up_to], ids=lambda f: f.__name__)
+def test_the_loop_over_keys_ends_at_a_position_that_is_loaded(
+    spelling: Callable[..., Tensor], dtype: torch.dtype, queries: int, each: bool
+) -> None:
+    check_that_a_position_ends_the_loop(spelling, dtype, queries, each, 700, {}, 256 if queries < 70 else 64)
+
+
+def check_that_a_position_ends_the_loop(
+    spelling: Callable[..., Tensor], dtype: torch.dtype, queries: int, each: bool, keys: int, options: dict[str, str],
+    block: int,
+) -> None:  # fmt: skip
+    """Each query has a position, or only the first, and the others count on from it.
+
+    Whatever the position is, and though keys in blocks that it hides are not even numbers."""
+    torch._dynamo.reset()
+    fast = torch.compile(spelling, backend=backend, options={"strict": True, **options})
+    q, k, v, _ = sample(queries, keys, dtype)
+    for first in (keys // 2, 0, keys + 3000, -queries // 2):
+        places = torch.tensor(first) + (torch.arange(queries) if each else 0)
+        with torch.no_grad():
+            want, exact = spelling(q, k, v, places), spelling(q.double(), k.double(), v.double(), places)
+            got = fast(q, k, v, places)
+            assert compare_outputs(want, got, exact).passed, first
+            count = queries if each or queries <= 16 else -(-queries // 64) * 64  # as many as there is place for
+            begin, end = first - WINDOW + 1 if spelling is window_up_to else 0, first + count
+            hidden = k.clone()
+            hidden[:, :, max(0, -(-end // block) * block) :] = math.nan
+            hidden[:, :, : max(0, begin // block * block)] = math.nan
+            assert torch.equal(fast(q, hidden, v, places).isnan(), got.isnan()), first
+    (result,) = compiled_graphs()
+    (kernel,) = [kernel for kernel in result.program.kernels.values() if kernel.kind == "attention"]
+    assert not any(isinstance(s, When) for s in walk(kernel.body)) and unproven_accesses(kernel) == []
+
+
+@pytest.mark.parametrize("target", ["cpp", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_that_share_a_mask_of_positions_each_end_their_loop_by_it(dtype: torch.dtype, target: str) -> None:
+    """The mask is no tensor then; and the counter that it comes from is changed behind both."""
+
+    def layers(q: Tensor, k: Tensor, v: Tensor, count: Tensor) -> Tensor:
+        mask = torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None] + count
+        first = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        count.add_(q.shape[2])
+        return F.scaled_dot_product_attention(first @ k[0, 0, :32], k, v, attn_mask=mask)
+
+    torch._dynamo.reset()
+    fast = torch.compile(layers, backend=backend, options={"strict": True, "target": target})
+    q, k, *_ = sample(5, 300, dtype)
+    v, counts = k.roll(1, 2), [torch.tensor(70) for _ in range(3)]
+    with torch.no_grad():
+        want, exact = layers(q, k, v, counts[0]), layers(q.double(), k.double(), v.double(), counts[1])
+        k[:, :, 256:] = v[:, :, 256:] = math.nan
+        assert compare_outputs(want, fast(q, k, v, counts[2]), exact).passed
+    assert counts == [75, 75, 75]
+    (result,) = compiled_graphs()
+    assert sorted(n for n in kernels(result) if n != "mm") == ["add", "add_write", *["attention"] * 2]
 
 
 def check_that_hidden_blocks_are_not_read(

@@ -17,6 +17,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import DTYPES
 from fusec.ir.verifier import verify_graph
+from fusec.passes.canonicalize import normalize
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.verify.dtypes import torch_dtype
@@ -143,6 +144,29 @@ def test_two_writes_at_the_same_places_are_checked_once() -> None:
     assert len([s for s in walk(kernel_of(text).body) if isinstance(s, Check)]) == 1
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_keys_and_values_go_to_their_places_together(dtype: str) -> None:
+    """Though values are only moved; the places are computed in the same kernel."""
+    text = f"""graph store(%keys: {dtype}[2, 9, 20], %values: {dtype}[2, 9, 20], %k: {dtype}[4, 40], %v: {dtype}[4, 40],
+                       %first: i64[]) {{
+      %steps: i64[4] = iota() {{size=4, dtype=i64, device="cpu"}}
+      %at: i64[4] = add(%steps, %first)
+      %kr: {dtype}[4, 2, 20] = reshape(%k) {{shape=(4, 2, 20)}}
+      %kp: {dtype}[2, 4, 20] = permute(%kr) {{dims=(1, 0, 2)}}
+      %kn: {dtype}[2, 4, 20] = neg(%kp)
+      %vr: {dtype}[4, 2, 20] = reshape(%v) {{shape=(4, 2, 20)}}
+      %vp: {dtype}[2, 4, 20] = permute(%vr) {{dims=(1, 0, 2)}}
+      %wk: {dtype}[2, 9, 20] = write(%keys, %kn, %at) {{dim=-2}}
+      %wv: {dtype}[2, 9, 20] = write(%values, %vp, %at) {{dim=-2}}
+      return %wk, %wv
+    }}"""
+    kind = torch_dtype(DTYPES[dtype])
+    inputs = [torch.randn(shape).to(kind) for shape in ((2, 9, 20), (2, 9, 20), (4, 40), (4, 40))]
+    agrees(text, *inputs, torch.tensor(5), kinds=["kernel"])
+    with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 1"):
+        program(text)([*inputs, torch.tensor(6)])
+
+
 def test_a_product_stores_its_rows_in_a_cache() -> None:
     text = """graph project(%cache: f32[1, 2, 9, 8], %x: f32[1, 3, 16], %w: f32[16, 16], %at: i64[3]) {
       %p: f32[1, 3, 16] = contraction(%x, %w) {spec="abz,cz->abc"}
@@ -156,6 +180,32 @@ def test_a_product_stores_its_rows_in_a_cache() -> None:
     made = agrees(text, *inputs, torch.tensor([4, 0, 7]), kinds=["kernel", "kernel"])
     with pytest.raises(IndexError, match="index 9 is"):
         made([*inputs, torch.tensor([4, 9, 7])])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("target", ["cpp", "triton"])
+def test_a_cache_is_filled_once_and_takes_its_rows_in_place(target: str, dtype: str) -> None:
+    """On a GPU by a call of ATen; here by Triton's interpreter."""
+    pytest.importorskip("triton")
+    text = f"""graph start(%x: {dtype}[2, 3, 20], %at: i64[3]) {{
+      %y: {dtype}[2, 3, 20] = neg(%x)
+      %keys: {dtype}[2, 9, 20] = full() {{value=0.5, shape=(2, 9, 20), dtype={dtype}}}
+      %values: {dtype}[2, 9, 20] = full() {{value=0.5, shape=(2, 9, 20), dtype={dtype}}}
+      %k: {dtype}[2, 9, 20] = write(%keys, %y, %at) {{dim=-2}}
+      %v: {dtype}[2, 9, 20] = write(%values, %x, %at) {{dim=-2}}
+      return %k, %v
+    }}"""
+    graph = parse_graph(text)
+    normalize(graph)
+    Group(places=target == "cpp").apply(graph, Context())
+    made = build_program(graph, target_named(target), Context(Config(strict=True)))
+    assert sorted(step.kind for step in made.steps) == ["kernel"] + ["write"] * (2 if target == "cpp" else 4)
+    whole, rows = (n * DTYPES[dtype].bytes for n in (2 * 9 * 20, 2 * 3 * 20))
+    moved = 2 * whole + (3 * rows + 3 * 8 if target == "cpp" else 6 * rows)
+    assert sum(moved_bytes(n) for n in graph.nodes) == moved
+    x, at = torch.randn(2, 3, 20).to(torch_dtype(DTYPES[dtype])), torch.tensor([4, 0, 7])
+    for a, b in zip(made([x, at]), evaluate(parse_graph(text), [x, at], {}), strict=True):
+        assert torch.equal(a, b)
 
 
 # ------------------------------------------------------------------------------ what is read and written

@@ -39,6 +39,7 @@ from tests.codegen.test_attention import (
     with_large_sinks,
     with_sinks,
 )
+from tests.codegen.test_attention_caches import check_that_a_position_ends_the_loop, up_to, window_up_to
 
 Spelling = Callable[..., Tensor]
 
@@ -150,6 +151,30 @@ def test_blocks_that_a_loaded_mask_hides_are_not_read(spelling: Spelling) -> Non
         k[1, :, 32:64] = math.nan
         (got,) = on_triton(spelling, (q, k, v, mask)).program([q, k, v, mask])
         torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("queries", "each", "dtype"),
+    [
+        (1, False, torch.float32),
+        (3, True, torch.bfloat16),
+        (40, True, torch.float32),
+        (40, False, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("spelling", [up_to, window_up_to], ids=lambda f: f.__name__)
+def test_the_loop_over_keys_ends_at_a_position_that_is_loaded(
+    spelling: Spelling, dtype: torch.dtype, queries: int, each: bool
+) -> None:
+    check_that_a_position_ends_the_loop(spelling, dtype, queries, each, 150, {"target": "triton"}, 32)
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("queries", [1, 512])
+def test_a_loop_that_ends_at_a_position_compiles(queries: int, chip: str) -> None:
+    q, k = torch.empty(1, 2, queries, 64).bfloat16(), torch.empty(1, 2, 512, 64).bfloat16()
+    report = compile_for(kernel_of(window_up_to, (q, k, k, torch.arange(queries))), chip)
+    assert report.ok, report
 
 
 @pytest.mark.parametrize("queries", [3, 40])

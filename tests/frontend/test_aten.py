@@ -245,6 +245,18 @@ def test_updates_under_a_mask() -> None:
     check(lambda x, m: torch.index_put(x, (m,), torch.ones(()), accumulate=True), x, mask, opaque=True)
 
 
+@pytest.mark.parametrize("place", [0, 3, -1, -2])
+def test_a_row_at_a_known_place(place: int) -> None:
+    x, row = torch.randn(3, 4, 5), torch.randn(3, 1, 5)
+    graph = check(lambda x, row: torch.ops.aten.index_put(x, [None, torch.tensor([place])], row), x, row)
+    assert len(graph.inputs) == 2
+    check(lambda x, row: torch.ops.aten.index_put(x, [None, None, torch.tensor([[2]])], row[:, :, :1, None]), x, row)
+    check(lambda x, row: torch.index_put(x[:1], (torch.tensor([0]),), row[0, 0]), x, row)
+    for outside in (4, -5):
+        graph = trace(lambda x, row, at=outside: torch.ops.aten.index_put(x, [None, torch.tensor([at])], row), [x, row])
+        assert [n.op.name for n in graph.nodes if not n.is_op("constant", "expand")] == ["opaque"]
+
+
 VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "view": lambda x: x.view(6, 4),
     "reshape": lambda x: x.transpose(0, 1).reshape(2, -1),

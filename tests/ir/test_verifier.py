@@ -132,6 +132,7 @@ CACHE = """graph cache(%cache: f32[8, 4], %new: f32[2, 4], %at: i64[2]) {{
   {line}
   return %w
 }}"""
+FULL = "%f: f32[8, 4] = full() {value=0.0, shape=(8, 4), dtype=f32}"
 WRITE = "%w: f32[8, 4] = write(%cache, %new, %at) {dim=0}"
 
 
@@ -145,9 +146,13 @@ WRITE = "%w: f32[8, 4] = write(%cache, %new, %at) {dim=0}"
         (WRITE + "%e: f32[8, 4] = exp(%cache)", "read after its storage was written"),
         (WRITE.replace("%w", "%v") + WRITE.replace("%cache", "%v"), None),
         ("%e: f32[8, 4] = exp(%cache)" + WRITE.replace("%cache", "%e"), "not the storage of a graph input"),
+        (WRITE.replace("%w", "%v") + FULL + WRITE.replace("%cache", "%f"), None),
+        (FULL + WRITE.replace("%cache", "%f") + "%e: f32[8, 4] = exp(%f)", "read after its storage was written"),
     ],
 )  # fmt: skip
-def test_only_inputs_are_written_and_old_values_are_read_before(line: str, message: str | None) -> None:
+def test_only_inputs_and_what_was_made_for_it_are_written_and_old_values_are_read_before(
+    line: str, message: str | None
+) -> None:
     graph = parse_graph(CACHE.format(line=line))
     if message is None:
         verify_graph(graph)

@@ -1,0 +1,36 @@
+"""Values that are written as a whole are read where they were written, unless that would change what is read."""
+
+import pytest
+
+from fusec.ir.parser import parse_graph
+from fusec.ir.verifier import verify_graph
+from fusec.ir.writes import read_where_written
+
+BEFORE = "graph g(%x: f32[8, 4], %y: f32[8, 4]) {{ %v: f32[8, 4] = add(%x, %y) %e: f32[8, 4] = exp(%v) {rest} }}"
+WRITE = "%w: f32[8, 4] = write(%x, %v)"
+
+
+@pytest.mark.parametrize(
+    ("rest", "moved"),
+    [
+        (f"{WRITE} return %e", 1),
+        (f"%t: f32[4, 8] = permute(%v) {{dims=(1, 0)}} {WRITE} return %t", 0),
+        (f"{WRITE} return %e, %v", 0),
+        (f"%o: f32[8, 4] = mul(%e, %x) {WRITE} return %o", 0),
+        (f"%t: f32[4, 8] = permute(%x) {{dims=(1, 0)}} %o: f32[4, 8] = exp(%t) {WRITE} return %o, %e", 1),
+        (WRITE.replace("%v", "%e") + " return %w", 0),
+        ("%w: f32[8, 4] = write(%x, %y) %o: f32[8, 4] = exp(%y) return %o", 0),
+        ("%s: f32[4, 4] = slice(%v) {dim=-2, start=0, stop=4, step=1} %z: f32[8, 4] = concat(%s, %s) {dim=-2}"
+         "%w: f32[8, 4] = write(%x, %z) return %e", 0),
+    ],
+    ids=["read", "returned", "a view returned", "the old one read behind", "the old one read before", "one reader",
+         "an input", "another"],
+)  # fmt: skip
+def test_readers_go_where_a_value_is_written(rest: str, moved: int) -> None:
+    graph = parse_graph(BEFORE.format(rest=rest))
+    assert read_where_written(graph, 1) == moved
+    verify_graph(graph)
+    (write,) = [n for n in graph.nodes if n.is_op("write")]
+    readers = {user.op.name for user in write.operands[1].users}
+    assert (readers == {"write"}) == bool(moved or "%w: f32[8, 4] = write(%x, %e)" in rest or "%z" in rest)
+    assert not read_where_written(parse_graph(BEFORE.format(rest=rest)), 32)
