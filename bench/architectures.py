@@ -16,6 +16,7 @@ import torch
 from rich.table import Table
 
 from bench.check import Shape, check
+from bench.families import chosen
 from bench.harness import progress, report
 from bench.models import DTYPES, largest
 from bench.peers import backend_named
@@ -104,9 +105,7 @@ def find(name: str, dtype: str, seed: int) -> Found:
 def main(words: list[str] | None = None) -> int:
     """Run what is asked; the exit status is 1 where a promise is broken."""
     options = _parser().parse_args(words)
-    names = [name for name in options.models.split(",") if name] or list(ARCHITECTURES)
-    if unknown := [name for name in names if name not in ARCHITECTURES]:
-        raise SystemExit(f"unknown architecture {', '.join(unknown)}; there are {', '.join(ARCHITECTURES)}")
+    names = [family.name for family in chosen(options.models, ARCHITECTURES)]
     rows = sorted(run(names, options), key=lambda row: (names.index(row.model), row.dtype))
     console = report(options.width)
     console.print(architecture_table(rows))

@@ -63,8 +63,11 @@ def _taken_from(value: Value) -> Iterator[Size]:
     for user in value.users:
         if user.has(Trait.LOOKUP) and value is user.operands[1]:
             yield user.operands[0].shape[user.attributes["dim"]]
-        elif user.has(Trait.VIEW) or user.is_op("cast"):
+        elif user.has(Trait.VIEW) or user.is_op("cast") or (user.is_op("where") and value in user.operands[1:]):
             yield from _taken_from(user.result)
+        elif user.has(Trait.REGION):
+            for inner, operand in zip(user.body.inputs, user.operands, strict=True):
+                yield from _taken_from(inner) if operand is value else ()
 
 
 def _draw_scalar(type: ScalarType, symbols: Mapping[str, int]) -> Any:

@@ -56,6 +56,15 @@ def test_what_eager_refuses_neither_passes_nor_fails() -> None:
     assert not result.passed and not result.differs and not result.error
 
 
+def test_what_eager_never_runs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(runner: Any, inputs: Any) -> str:
+        raise RuntimeError("no such size")
+
+    monkeypatch.setattr(checking, "_run", raises)
+    result = check(ARCHITECTURES["fnet"], torch.bfloat16, "static", "eager", shapes=[(1, 5, "none")])
+    assert "no such size" in result.error and not result.refused and not result.passed
+
+
 def test_to_compute_what_eager_refuses_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(model: nn.Module, backend: Any, dynamic: bool | None = None) -> Any:
         return lambda **inputs: torch.zeros(1)

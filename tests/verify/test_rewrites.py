@@ -202,3 +202,25 @@ def test_the_global_random_state_is_left_alone() -> None:
     torch.manual_seed(3)
     check_rewrite(_changed(), _changed())
     assert torch.equal(torch.rand(2), expected)
+
+
+LOOKUP = """graph lookup(%index: i64[64], %table: f32[49, 4]) {
+  %1: bool[64] = lt(%index, 0)
+  %2: i64[64] = add(%index, 49)
+  %3: i64[64] = where(%1, %2, %index)
+  %4: f32[64, 4] = take(%table, %3) {dim=-2}
+  return %4
+}"""
+
+
+def test_sampled_indices_lie_in_the_table() -> None:
+    graph = parse_graph(LOOKUP)
+    inner = parse_graph(LOOKUP)
+    outside = parse_graph("graph outside(%index: i64[64], %table: f32[49, 4]) { return %index }")
+    region = outside.add_node(
+        "region", outside.inputs, {"kind": "kernel", "body": inner}, types=[inner.outputs[0].type]
+    )
+    outside.set_outputs(region.results)
+    for before, after in ((graph, graph), (outside, outside), (outside, graph)):
+        verdict = check_rewrite(before, after)
+        assert verdict, verdict.message
