@@ -146,7 +146,7 @@ def _run(graph: Graph, inputs: Sequence[Any], trial: Trial, seed: int) -> list[A
     """Outputs, and what becomes of the inputs where the graph writes."""
     inputs = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         outputs = evaluate(graph, inputs, trial.symbols, dtype=torch.float64, mutate=trial.writes)
     return outputs + (list(inputs) if trial.writes else [])
 
