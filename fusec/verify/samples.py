@@ -46,7 +46,17 @@ def _draw(value: Value, symbols: Mapping[str, int], round: str, generator: torch
         return _draw_scalar(value.type, symbols)
     if not isinstance(value.type, TensorType):
         raise GraphError(f"no input of type {value.type} can be drawn")
-    shape, dtype = evaluate_sizes(value.type.shape, symbols), value.type.dtype
+    x = _draw_elements(value, value.type, symbols, round, generator)
+    for d, stride in enumerate(value.type.strides):
+        if stride == 0 and x.shape[d] > 1:  # it repeats, as what is expanded does
+            x = x.narrow(d, 0, 1).expand(x.shape)
+    return x
+
+
+def _draw_elements(
+    value: Value, type: TensorType, symbols: Mapping[str, int], round: str, generator: torch.Generator
+) -> Tensor:
+    shape, dtype = evaluate_sizes(type.shape, symbols), type.dtype
     if dtype.is_float:
         return _draw_floats(shape, round, generator)
     if dtype.kind == "bool":
