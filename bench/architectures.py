@@ -16,6 +16,7 @@ import torch
 from rich.table import Table
 
 from bench.check import Shape, check
+from bench.families import chosen
 from bench.harness import progress, report
 from bench.models import DTYPES, largest
 from bench.peers import backend_named
@@ -42,6 +43,8 @@ class Found:
     """Error over its bound; above 1 is wrong."""
     wrong: str = ""
     crash: str = ""
+    refused: str = ""
+    """What eager itself raises; then there is nothing to be right or wrong."""
     breaks: list[str] = field(default_factory=list)
     opaque: dict[str, float] = field(default_factory=dict)
     """Shares of calls of ATen in FLOPs and bytes, of the graph that moves most."""
@@ -54,12 +57,17 @@ class Found:
         return sum(site["fused"] for site in self.sites), len(self.sites)
 
     @property
-    def passed(self) -> bool:
-        """Whether it is right, and all that is promised of it holds."""
-        right = not (self.wrong or self.crash or self.breaks)
+    def failed(self) -> bool:
+        """Whether it is wrong, or something that is promised of it does not hold."""
         fused, total = self.fused
         kept = all(self.opaque.get(unit, 0.0) <= most for unit, most in MOST_OPAQUE.items())
-        return right and (not self.dense or (kept and fused >= LEAST_FUSED * total))
+        promised = not self.dense or (kept and fused >= LEAST_FUSED * total)
+        return bool(self.wrong or self.crash or self.breaks) or not promised
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ran and did not fail."""
+        return not (self.refused or self.failed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -81,7 +89,10 @@ def find(name: str, dtype: str, seed: int) -> Found:
         found.crash = f"{type(problem).__name__}: {problem}"[:300]
         return found
     found.ratio, found.crash, found.breaks = result.ratio, result.error, [*result.breaks, *result.left_to_aten]
+    found.refused = result.refused
     found.wrong = (result.reason or f"{result.ratio:.2f} times the bound") if result.differs else ""
+    if found.refused:
+        return found
     summary = largest([result])
     found.opaque = {unit: summary["coverage"][unit]["opaque"] for unit in MOST_OPAQUE} if summary else {}
     found.fallbacks = {n: k for s in result.summaries for n, k in s["fallbacks"].items()}
@@ -94,17 +105,17 @@ def find(name: str, dtype: str, seed: int) -> Found:
 def main(words: list[str] | None = None) -> int:
     """Run what is asked; the exit status is 1 where a promise is broken."""
     options = _parser().parse_args(words)
-    names = [name for name in options.models.split(",") if name] or list(ARCHITECTURES)
-    if unknown := [name for name in names if name not in ARCHITECTURES]:
-        raise SystemExit(f"unknown architecture {', '.join(unknown)}; there are {', '.join(ARCHITECTURES)}")
+    names = [family.name for family in chosen(options.models, ARCHITECTURES)]
     rows = sorted(run(names, options), key=lambda row: (names.index(row.model), row.dtype))
     console = report(options.width)
     console.print(architecture_table(rows))
     console.print(reason_table(rows))
-    content = {"passed": all(row.passed for row in rows), "architectures": [row.to_json() for row in rows]}
+    console.print(refusal_table(rows))
+    passed = not any(row.failed for row in rows)
+    content = {"passed": passed, "architectures": [row.to_json() for row in rows]}
     path = write_result("architectures", options.seed, content, options.json)
     console.print(f"written to {path}", style="dim", highlight=False)
-    return int(not content["passed"])
+    return int(not passed)
 
 
 def run(names: list[str], options: argparse.Namespace) -> Iterator[Found]:
@@ -122,12 +133,19 @@ def run(names: list[str], options: argparse.Namespace) -> Iterator[Found]:
 
 def line(found: Found) -> str:
     """One result, printed as soon as it is there."""
-    mark = "[green]pass[/]" if found.passed else "[red]FAIL[/]"
+    mark = _verdict([found])
     opaque = " / ".join(f"{share:.1%}" for share in found.opaque.values())
-    why = found.crash or found.wrong or "; ".join(found.breaks)
+    refused = f"eager refuses: {found.refused}" if found.refused else ""
+    why = found.crash or found.wrong or refused or "; ".join(found.breaks)
     fused, total = found.fused
     figures = f"ratio {found.ratio:.3f}  sites {fused}/{total}  opaque {opaque}"
     return f"{mark} {found.model:14} {found.dtype:9} {figures}  {why}"
+
+
+def _verdict(rows: list[Found]) -> str:
+    if any(row.failed for row in rows):
+        return "[red]FAIL[/]"
+    return "[green]pass[/]" if any(row.passed for row in rows) else "[yellow]none[/]"
 
 
 def architecture_table(rows: list[Found]) -> Table:
@@ -141,8 +159,7 @@ def architecture_table(rows: list[Found]) -> Table:
         sites = [site for row in mine for site in row.sites]
         opaque = (f"{max(row.opaque.get(unit, 0.0) for row in mine):.1%}" for unit in MOST_OPAQUE)
         cells = (_share([s for s in sites if s["kind"] == kind]) for kind in kinds)
-        verdict = "[green]pass[/]" if all(row.passed for row in mine) else "[red]FAIL[/]"
-        shown.add_row(name, verdict, f"{max(row.ratio for row in mine):.2f}", *opaque, _share(sites), *cells)
+        shown.add_row(name, _verdict(mine), f"{max(row.ratio for row in mine):.2f}", *opaque, _share(sites), *cells)
     sites = [site for row in rows for site in row.sites]
     total = (_share([s for s in sites if s["kind"] == kind]) for kind in kinds)
     shown.add_section()
@@ -171,6 +188,17 @@ def reason_table(rows: list[Found]) -> Table:
         models = ", ".join(dict.fromkeys(model for model, _ in found))
         lost = str(sum(site["bytes_lost"] for _, site in found))
         shown.add_row(str(len(found)), kind, reason, example["edit"], lost, models, example["place"])
+    return shown
+
+
+def refusal_table(rows: list[Found]) -> Table:
+    """What cannot be compiled since eager does not run it either; such rows count neither as passed nor as failed."""
+    shown = Table(title="What eager itself refuses")
+    for column in ("architecture", "dtype", "eager raises"):
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        if row.refused:
+            shown.add_row(row.model, row.dtype, row.refused)
     return shown
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.families import Family, Inputs, Sizes
-from bench.numerics import cast_inputs, cast_parameters, move_weights, reference_outputs, tensors_of
+from bench.numerics import DRAWS, cast_inputs, cast_parameters, move_weights, reference_outputs, tensors_of
 from bench.peers import Backend, Runner, compiled_with
 from bench.routing import Routed, flips, scores_and_choices, unfounded_choices
 from fusec.debug.report import summarize
@@ -27,9 +27,6 @@ MOST_LEFT = {"flops": 0.01, "bytes": 0.05}
 LEAST_GENERATED = 0.95
 """Least share of generated kernels in activation traffic outside GEMMs, attention and lookups."""
 
-DRAWS = 4
-"""Runs of one shape that are held to the rule together (bench.numerics says why)."""
-
 
 @dataclass
 class Result:
@@ -42,6 +39,8 @@ class Result:
     reason: str = ""
     error: str = ""
     """The exception that ended it, if one did."""
+    refused: str = ""
+    """The exception that eager itself raises: there is nothing to be held to."""
     graphs: int = 0
     breaks: list[str] = field(default_factory=list)
     flips: int = 0
@@ -66,7 +65,7 @@ class Result:
     @property
     def passed(self) -> bool:
         """Whether the rule held, Dynamo found one graph, and coverage is what is promised."""
-        held = not (self.reason or self.error) and self.ratio <= 1.0
+        held = not (self.reason or self.error or self.refused) and self.ratio <= 1.0
         return held and not self.breaks and not self.left_to_aten and not self.uncovered
 
     def to_json(self) -> dict[str, Any]:
@@ -100,19 +99,45 @@ def check(
     torch._dynamo.reset()
     counters.clear()
     model = cast_parameters(family.build(Sizes(), attention, seed), dtype)
+    shapes = shapes or SHAPES[mode]
+    first = cast_inputs(family.sample(*shapes[0], seed), dtype)
+    result.refused = refusal(family, model, first, seed)
+    if result.refused:
+        kept = not _raised(compiled_with(model, backend, dynamic=mode == "dynamic"), first)
+        result.reason = f"eager refuses, the compiled model does not: {result.refused}" if kept else ""
+        return result
     try:
-        found = _comparisons(family, model, dtype, mode, backend, seed, shapes or SHAPES[mode], result)
+        found = _comparisons(family, model, dtype, mode, backend, seed, shapes, result)
         result.ratio = max(comparison.ratio for comparison in found)
         result.reason = next((str(comparison) for comparison in found if not comparison.passed), "")
     except Exception as problem:
-        cause = getattr(problem, "inner_exception", problem)  # Dynamo wraps what a backend raises
-        result.error = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+        result.error = _described(problem)
     result.graphs = counters["stats"]["unique_graphs"]
     result.breaks = [" ".join(str(reason).split())[:200] for reason in counters["graph_break"]]
     if dynamo := sys.modules.get("fusec.dynamo"):
         result.summaries = [summarize(graph) for graph in dynamo.compiled_graphs() if is_compiled(graph)]
         result.left_to_aten = list(dynamo.fallbacks())
     return result
+
+
+def refusal(family: Family, model: nn.Module, inputs: Inputs, seed: int = 0) -> str:
+    """What eager raises in this dtype, though in float32 it runs the family; "" where there is nothing of the kind."""
+    said = _raised(model, inputs)
+    return "" if said and _raised(family.build(seed=seed), cast_inputs(inputs, torch.float32)) else said
+
+
+def _raised(runner: Runner, inputs: Inputs) -> str:
+    """What a call raises; "" where it gives a result."""
+    try:
+        _run(runner, inputs)
+    except Exception as problem:
+        return _described(problem)
+    return ""
+
+
+def _described(problem: Exception) -> str:
+    cause = getattr(problem, "inner_exception", problem)  # Dynamo wraps what a backend raises
+    return " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
 
 
 def _comparisons(

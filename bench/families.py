@@ -1,7 +1,7 @@
 """The transformers models that fusec is checked and measured on, in any size, with weights that hide nothing."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,14 +221,14 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def chosen(names: str) -> list[Family]:
+def chosen(names: str, known: Mapping[str, Family] = FAMILIES) -> list[Family]:
     """The families named, separated by commas; all when empty.
 
     Raises:
         SystemExit: for an unknown name.
     """
-    wanted = [name for name in names.split(",") if name] or list(FAMILIES)
-    unknown = [name for name in wanted if name not in FAMILIES]
+    wanted = [name for name in names.split(",") if name] or list(known)
+    unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise SystemExit(f"unknown model {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
-    return [FAMILIES[name] for name in wanted]
+        raise SystemExit(f"unknown model {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in wanted]

@@ -14,13 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.families import Family, Inputs
-from bench.numerics import Float64, cast_inputs, cast_parameters, in_float64, move_weights
+from bench.numerics import DRAWS, Float64, cast_inputs, cast_parameters, in_float64, move_weights
 from bench.peers import Backend, Runner, compiled_with
 from bench.routing import Routed, scores_and_choices
 from fusec.verify.contract import Comparison, compare_outputs
-
-DRAWS = 8
-"""Runs that are held to the rule together."""
 
 Gradients = dict[str, Tensor]
 """By parameter; and the loss."""

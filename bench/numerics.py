@@ -8,13 +8,17 @@ out.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+DRAWS = 8
+"""Runs that are held to the rule together."""
 
 
 class Float64(TorchDispatchMode):
@@ -30,8 +34,18 @@ class Float64(TorchDispatchMode):
 def reference_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
     """What the model computes in float64, with the same (already rounded) weights and inputs."""
     doubled = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, dict(inputs))
-    with torch.no_grad(), Float64():
+    with torch.no_grad(), Float64(), _default_type(torch.float64):
         return tensors_of(in_float64(model)(**doubled))
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def in_float64(model: nn.Module) -> nn.Module:
@@ -51,10 +65,19 @@ def tensors_of(output: Any) -> list[Tensor]:
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Round the parameters; buffers (rotary frequencies) stay as transformers loads them."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model
+    """The model as transformers loads it in a dtype: parameters are rounded, of the buffers those that follow them.
+
+    Rotary frequencies stay float32, and so does what a class keeps so; tables of positions and biases do not.
+    """
+    if dtype == torch.float32:
+        return model
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    kind: Any = type(model)
+    config = copy.deepcopy(model.config)
+    loaded: nn.Module = kind.from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=dtype)
+    return loaded.train(model.training)
 
 
 def cast_inputs(inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ _NAMES: tuple[tuple[Callable[[Sizes], Any], str], ...] = (
     (lambda s: s.heads // 2, "num_key_value_heads num_kv_heads"),
     (lambda s: s.head, "head_dim d_kv v_head_dim qk_nope_head_dim query_pre_attn_scalar"),
     (lambda s: s.head // 2, "rotary_dim qk_rope_head_dim"),
+    (lambda s: s.head**-0.5, "attention_multiplier"),
     (lambda s: s.hidden // 2, "q_lora_rank moe_intermediate_size"),
     (lambda s: s.hidden // 4, "kv_lora_rank"),
     (lambda s: VOCABULARY, "vocab_size"),

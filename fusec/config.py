@@ -30,7 +30,9 @@ class Config:
     target: str = _option("", "`cpp` or `triton`; by default chosen by the device of the inputs")
     apply: str = _option("", "which applications of rewrites are made: `0..41,!17`; empty means all")
     disable: str = _option("", "passes, fusions and rewrites left out, by name, separated by commas")
-    verify: bool = _option(False, "run both sides of every rewrite on sampled inputs and reject those that differ")
+    verify: bool = _option(
+        False, "run both sides of every rewrite and pass on sampled inputs and reject those that differ"
+    )
     record: bool = _option(False, "keep the text of the graph before and after every pass")
     strict: bool = _option(False, "raise where fusec would otherwise fall back to ATen")
     small_m: int = _option(16, "largest number of rows for which fusec generates its own matrix product")

@@ -167,28 +167,29 @@ class Context:
 
     def agrees(self, name: str, before: Graph, after: Graph, exact: bool = True) -> bool:
         """Under ``verify``: whether the two sides of an application mean the same; a difference is a failure remark."""
+        found = self._compared(name, before, after, exact, self.next_number - 1)
+        self.verified += found is not None
+        return found is not False
+
+    def keeps_meaning(self, name: str, before: Graph, after: Graph) -> bool:
+        """Under ``verify``: the same of a whole pass, for what it does beside its applications, or to all of them."""
+        return self._compared(f"pass {name}", before, after, False, None) is not False
+
+    def _compared(self, name: str, before: Graph, after: Graph, exact: bool, number: int | None) -> bool | None:
+        """Whether two graphs mean the same; None where they could not be run, which is said."""
         from fusec.verify.rewrites import check_rewrite
 
         try:
             verdict = check_rewrite(before, after, exact=exact)
-        except Exception as reason:  # the check itself failed: said, and the rewrite is kept
-            self.remarks.add(
-                "analysis", self.pass_name, f"{name} could not be verified", subject=name, reason=str(reason)
-            )
-            return True
-        self.verified += 1
-        if verdict.passed:
-            return True
-        number = self.next_number - 1
-        self.remarks.add(
-            "failure",
-            self.pass_name,
-            f"{name} changes the result",
-            subject=name,
-            reason=verdict.message,
-            application=number,
-        )
-        return False
+            passed, reason = None if verdict.undecided else verdict.passed, verdict.message
+        except Exception as problem:  # the check itself failed
+            passed, reason = None, str(problem)
+        if passed is None:
+            self.remarks.add("analysis", self.pass_name, f"{name} could not be verified", subject=name, reason=reason)
+        elif not passed:
+            message = f"{name} changes the result"
+            self.remarks.add("failure", self.pass_name, message, subject=name, reason=reason, application=number)
+        return passed
 
 
 @dataclass(frozen=True)
@@ -274,16 +275,17 @@ def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
 
     saved, shape, first, verified = graph.copy(), _structure(graph), context.next_number, context.verified
     before = str(graph) if context.config.record else ""
-    context.pass_name = step.name
+    context.pass_name, told = step.name, len(context.remarks)
     start = time.perf_counter()
     try:
         step.apply(graph, context)
         verify_graph(graph)
+        if _structure(graph) != shape and not _may_stay(step, saved, graph, context, first):
+            shape = _undo(graph, saved, context, told)
     except Exception as reason:
         if context.config.strict:
             raise
-        graph.become(saved)
-        shape = _structure(graph)
+        shape = _undo(graph, saved, context, told)
         text = f"{type(reason).__name__}: {reason}"
         context.remarks.add("failure", step.name, f"pass {describe(step)} was undone", subject=step.name, reason=text)
     seconds = time.perf_counter() - start
@@ -291,6 +293,23 @@ def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
     after = str(graph) if context.config.record and changed else before
     made, compared = context.next_number - first, context.verified - verified
     context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared))
+
+
+def _may_stay(step: Pass, before: Graph, after: Graph, context: Context, first: int) -> bool:
+    """Whether a change is selected and right; a pass that numbers nothing it does is one application as a whole."""
+    name = describe(step)
+    if context.next_number == first:
+        if not context.application(step.name, message=f"{name} as a whole"):
+            return False
+        return not context.verifies or context.agrees(step.name, before, after)
+    return not context.verifies or context.keeps_meaning(name, before, after)
+
+
+def _undo(graph: Graph, saved: Graph, context: Context, told: int) -> tuple[object, ...]:
+    """Take back what a pass did, and what it said of it; the structure that is left."""
+    graph.become(saved)
+    context.remarks[told:] = [remark for remark in context.remarks[told:] if remark.kind != "passed"]
+    return _structure(graph)
 
 
 def _structure(graph: Graph) -> tuple[object, ...]:

@@ -5,9 +5,9 @@ import zlib
 import torch
 from torch import Tensor, nn
 
-OFFSET_NORMS = ("Gemma",)
+OFFSET_NORMS = ("Gemma", "Nemotron")
 """Families whose norms multiply by 1 + weight."""
-UNSCALED_ATTENTION = ("T5Attention",)
+UNSCALED_ATTENTION = ("T5Attention", "MT5Attention", "GPTNeoSelfAttention")
 """Attention whose scores are not divided by √head: its q carries that scale, or every softmax would saturate."""
 QUERY_OR_KEY = ("q_proj", "k_proj", "q_b_proj", "query", "key", "q", "k")
 PACKED = ("c_attn", "qkv_proj")
@@ -61,11 +61,15 @@ def _matrix(noise: Tensor, path: str, module: nn.Module, model: nn.Module) -> Te
     if leaf in PACKED:
         # With grouped heads the keys end earlier; the values, as many as the keys, are always the last.
         weight.narrow(1 if outputs_last else 0, 0, _query_and_key_rows(path, weight, outputs_last, model)).mul_(2)
-    if leaf == "q" and type(model.get_submodule(path.rpartition(".")[0])).__name__ in UNSCALED_ATTENTION:
-        attention = model.get_submodule(path.rpartition(".")[0])
-        head = getattr(attention, "head", None) or attention.key_value_proj_dim
-        weight /= float(head) ** 0.5  # type: ignore[arg-type]
+    attention = model.get_submodule(path.rpartition(".")[0])
+    if leaf in ("q", "q_proj") and type(attention).__name__ in UNSCALED_ATTENTION:
+        weight /= _head(attention) ** 0.5
     return weight
+
+
+def _head(attention: nn.Module) -> float:
+    names = ("head", "head_dim", "key_value_proj_dim")
+    return float(next(getattr(attention, name) for name in names if hasattr(attention, name)))
 
 
 def _query_and_key_rows(path: str, weight: Tensor, outputs_last: bool, model: nn.Module) -> int:

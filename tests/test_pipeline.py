@@ -33,6 +33,58 @@ class Breaks:
         raise RuntimeError("a bug")
 
 
+@dataclass(frozen=True)
+class Doubles:
+    """Doubles the output, as one numbered application or beside one that does nothing; or swaps what it adds."""
+
+    name: ClassVar[str] = "doubles"
+    numbered: bool = False
+    right: bool = False
+
+    def apply(self, graph: Graph, context: Context) -> None:
+        (output,) = graph.outputs
+        if self.numbered:
+            context.application("nothing")
+            context.verified += context.verifies
+        other = graph.constant(1.0 if self.right else 2.0, F32)
+        graph.set_outputs([graph.add_node("mul", [output, other]).result])
+
+
+def test_a_pass_that_numbers_nothing_is_one_application() -> None:
+    graph, context = small_graph(), Context()
+    Pipeline((Doubles(),)).run(graph, context)
+    assert context.records[0].changed and context.records[0].applications == 1 and context.records[0].verified == 0
+    assert [(r.subject, r.application) for r in context.remarks.of("passed")] == [("doubles", 0)]
+    graph, context = small_graph(), Context(Config(apply="!0"))
+    before = str(graph)
+    Pipeline((Doubles(),)).run(graph, context)
+    assert str(graph) == before and not context.records[0].changed and not context.remarks.of("passed")
+    assert [r.application for r in context.remarks.of("missed")] == [0]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_pass_is_verified_as_a_whole(numbered: bool) -> None:
+    graph, context = small_graph(), Context(Config(verify=True))
+    Pipeline((Doubles(numbered, right=True), Doubles(numbered))).run(graph, context)
+    right, wrong = context.records
+    assert right.changed and not wrong.changed
+    assert right.applications == right.verified == wrong.applications == wrong.verified == 1
+    (remark,) = context.remarks.of("failure")
+    assert "changes the result" in remark.message and remark.application == (None if numbered else 1)
+    assert [n.op.name for n in graph.nodes].count("mul") == 1
+
+
+def test_what_cannot_be_run_is_said_and_kept() -> None:
+    graph = Graph()
+    huge = (1 << 15, 1 << 15)
+    x = graph.add_input(TensorType(F32, huge, contiguous_strides(huge)), "x")
+    graph.set_outputs([graph.add_node("slice", [x], {"dim": -2, "start": 0, "stop": huge[0], "step": 2}).result])
+    context = Context(Config(verify=True))
+    Pipeline((Doubles(),)).run(graph, context)
+    assert context.records[0].changed and context.records[0].verified == 0
+    assert ["could not be verified" in r.message for r in context.remarks.of("analysis")] == [True]
+
+
 def test_the_text_form_reads_back() -> None:
     text = "canonicalize,raise{only=rms_norm+silu},fuse"
     pipeline = Pipeline.parse(text, passes.known_passes())

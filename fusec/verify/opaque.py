@@ -17,7 +17,27 @@ from fusec.verify.layout import laid_out
 def call_opaque(
     node: Node, operands: Sequence[Any], symbols: Mapping[str, int], *, dtype: torch.dtype | None = None
 ) -> list[Any]:
-    """The results of the call; ``dtype`` takes the place of every float type that the arguments name."""
+    """The results of the call; ``dtype`` takes the place of every float type that the arguments name.
+
+    An operation that is not there in that type, as grouped products in float64, computes in the types of the graph.
+    """
+    try:
+        return _call(node, operands, symbols, dtype)
+    except RuntimeError:
+        if dtype is None:
+            raise
+        declared = [_declared(x, v.type) for v, x in zip(node.operands, operands, strict=True)]
+        found = _call(node, declared, symbols, None)
+        return [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in found]
+
+
+def _declared(datum: Any, type: Any) -> Any:
+    """A tensor of floats in the type that it has in the graph."""
+    floats = isinstance(datum, torch.Tensor) and datum.is_floating_point() and isinstance(type, TensorType)
+    return datum.to(torch_dtype(type.dtype)) if floats else datum
+
+
+def _call(node: Node, operands: Sequence[Any], symbols: Mapping[str, int], dtype: torch.dtype | None) -> list[Any]:
     tensors = []
     layouts = node.attributes.get("operand_types") or (None,) * len(operands)
     for value, datum, layout in zip(node.operands, operands, layouts, strict=True):

@@ -46,7 +46,17 @@ def _draw(value: Value, symbols: Mapping[str, int], round: str, generator: torch
         return _draw_scalar(value.type, symbols)
     if not isinstance(value.type, TensorType):
         raise GraphError(f"no input of type {value.type} can be drawn")
-    shape, dtype = evaluate_sizes(value.type.shape, symbols), value.type.dtype
+    x = _draw_elements(value, value.type, symbols, round, generator)
+    for d, stride in enumerate(value.type.strides):
+        if stride == 0 and x.shape[d] > 1:  # it repeats, as what is expanded does
+            x = x.narrow(d, 0, 1).expand(x.shape)
+    return x
+
+
+def _draw_elements(
+    value: Value, type: TensorType, symbols: Mapping[str, int], round: str, generator: torch.Generator
+) -> Tensor:
+    shape, dtype = evaluate_sizes(type.shape, symbols), type.dtype
     if dtype.is_float:
         return _draw_floats(shape, round, generator)
     if dtype.kind == "bool":
@@ -63,8 +73,11 @@ def _taken_from(value: Value) -> Iterator[Size]:
     for user in value.users:
         if user.has(Trait.LOOKUP) and value is user.operands[1]:
             yield user.operands[0].shape[user.attributes["dim"]]
-        elif user.has(Trait.VIEW) or user.is_op("cast"):
+        elif user.has(Trait.VIEW) or user.is_op("cast") or (user.is_op("where") and value in user.operands[1:]):
             yield from _taken_from(user.result)
+        elif user.has(Trait.REGION):
+            for inner, operand in zip(user.body.inputs, user.operands, strict=True):
+                yield from _taken_from(inner) if operand is value else ()
 
 
 def _draw_scalar(type: ScalarType, symbols: Mapping[str, int]) -> Any:

@@ -143,6 +143,19 @@ def test_a_write_changes_its_destination_when_asked() -> None:
     assert cache[2].tolist() == [1, 1] and result.data_ptr() == cache.data_ptr()
 
 
+def test_an_operation_without_float64_computes_in_the_types_of_the_graph() -> None:
+    graph = parse_graph("""graph g(%x: bf16[8, 16], %w: bf16[2, 16, 8], %ends: i32[2]) {
+      %0: bf16[8, 8] = opaque(%x, %w, %ends) {target="aten._grouped_mm.default", args=($0, $1, $2)}
+      return %0
+    }""")
+    x, w = torch.randn(8, 16).bfloat16(), torch.randn(2, 16, 8).bfloat16()
+    ends = torch.tensor([3, 8], dtype=torch.int32)
+    (found,) = evaluate(graph, [x, w, ends], dtype=torch.float64)
+    assert found.dtype == torch.float64
+    exact = torch.cat([x[:3].double() @ w[0].double(), x[3:].double() @ w[1].double()])
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-2)
+
+
 def test_opaque_calls_decode_their_arguments() -> None:
     graph = parse_graph("""graph g(%x: bf16[s0, 4], %n: int(s0)) {
       %0: f32[s0, 4] = opaque(%x) {target="aten.softmax.int", args=($0, -1), kwargs=(("dtype", ("torch", "float32")),)}

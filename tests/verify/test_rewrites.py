@@ -202,3 +202,48 @@ def test_the_global_random_state_is_left_alone() -> None:
     torch.manual_seed(3)
     check_rewrite(_changed(), _changed())
     assert torch.equal(torch.rand(2), expected)
+
+
+LOOKUP = """graph lookup(%index: i64[64], %table: f32[49, 4]) {
+  %1: bool[64] = lt(%index, 0)
+  %2: i64[64] = add(%index, 49)
+  %3: i64[64] = where(%1, %2, %index)
+  %4: f32[64, 4] = take(%table, %3) {dim=-2}
+  return %4
+}"""
+
+
+def test_sampled_indices_lie_in_the_table() -> None:
+    graph = parse_graph(LOOKUP)
+    inner = parse_graph(LOOKUP)
+    outside = parse_graph("graph outside(%index: i64[64], %table: f32[49, 4]) { return %index }")
+    region = outside.add_node(
+        "region", outside.inputs, {"kind": "kernel", "body": inner}, types=[inner.outputs[0].type]
+    )
+    outside.set_outputs(region.results)
+    for before, after in ((graph, graph), (outside, outside), (outside, graph)):
+        verdict = check_rewrite(before, after)
+        assert verdict, verdict.message
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "right"),
+    [("f32", 9.797959327697754, True), ("f32", 9.797960281372070, False), ("f64", 9.797959327697754, False)],
+)
+def test_folded_numbers_are_rounded_to_their_type(dtype: str, number: float, right: bool) -> None:
+    before = parse_graph(f"graph g() {{ %0: {dtype}[] = sqrt(96.0:{dtype}) return %0 }}")
+    after = parse_graph(
+        f'graph g() {{ %0: {dtype}[] = constant() {{value={number}, dtype={dtype}, device="cpu"}} return %0 }}'
+    )
+    assert bool(check_rewrite(before, after)) == right
+
+
+def test_samples_repeat_where_an_input_does() -> None:
+    repeated = "bf16[3, 4, 7, 8] @(56, 0, 8, 1)"
+    call = parse_graph(f"""graph call(%x: {repeated}) {{
+      %0: bf16[3, 4, 7, 8] = opaque(%x) {{target="aten.relu.default", args=($0,), operand_types=({repeated},)}}
+      return %0
+    }}""")
+    same = parse_graph(f"graph same(%x: {repeated}) {{ %0: bf16[3, 4, 7, 8] = maximum(%x, 0.0) return %0 }}")
+    verdict = check_rewrite(call, same)
+    assert verdict, verdict.message
