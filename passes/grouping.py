@@ -64,7 +64,7 @@ class _Grouping:
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if self._is_free(n)))
-        """A kernel takes index maps, numbers and wider types along at no cost."""
+        """A kernel takes index maps, numbers, wider types and numbers for truth values along at no cost."""
         self.units = Units(self.uses)
         """The groups of the nodes that compute."""
         self.products = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_generated(n)}
@@ -101,6 +101,8 @@ class _Grouping:
             return wider and not self._leaves_kernels(node)
         if node.is_op(*_OF_POSITIONS) and _is_large(node.result) and _is_of_positions(node.result):
             return not self._leaves_kernels(node)
+        if node.is_op("where"):
+            return all(map(_is_number, node.operands[1:])) and not self._leaves_kernels(node)
         return node.has(_FREE) and not node.is_op("concat")
 
     def _leaves_kernels(self, node: Node) -> bool:
@@ -221,13 +223,13 @@ class _Grouping:
         return [n for n in views if group.isdisjoint(self.uses.before(n))]
 
     def _scaled_before(self, group: set[Node]) -> set[Node]:
-        """Products with a number that only the products of an attention read: its scale, put on queries or keys."""
+        """What is multiplied or divided by a number for the products of an attention alone: its scale."""
         found: set[Node] = set()
         stack = [n for n in group if n.has(Trait.CONTRACTION)]
         while stack:
             for node in self.uses.before(stack.pop()):
-                known = any(v.producer is not None and v.producer.is_op("constant") for v in node.operands)
-                if node.is_op("mul") and known and not self.uses.escapes(node, group | found) and node not in group:
+                known = node.is_op("mul", "div") and _is_number(node.operands[1])
+                if known and not self.uses.escapes(node, group | found) and node not in group:
                     found.add(node)
                     stack.append(node)
         return found
@@ -293,8 +295,7 @@ class _Grouping:
         for value in seen:  # as its readers see it
             seen += [r for user in value.users if user in self.uses.free for r in user.results]
         wanted = [_loops(v) for v in seen if v.tensor.numel == producer.result.tensor.numel]
-        ends = (v for n in second for v in (n.operands[1:2] if n.has(Trait.WRITE) else (n.result, n.operands[0])))
-        return any(_loops(v) in wanted for v in ends)
+        return any(_loops(v) in wanted for n in second for v in _ranges(n))
 
     def _verdict(self, group: set[Node]) -> str:
         """Why a group is no kernel; "" where it is one."""
@@ -436,6 +437,19 @@ def _is_of_positions(value: Value) -> bool:
     if node is None or not (node.has(Trait.SOURCE) or node.is_op(*_OF_POSITIONS)):
         return not _is_large(value)
     return all(map(_is_of_positions, node.operands))
+
+
+def _is_number(value: Value) -> bool:
+    return value.producer is not None and value.producer.is_op("constant")
+
+
+def _ranges(node: Node) -> tuple[Value, ...]:
+    """The values whose elements a node loops over: whichever operand comes first."""
+    if node.has(Trait.WRITE):
+        return node.operands[1:2]
+    if not node.has(Trait.POINTWISE):
+        return node.result, node.operands[0]
+    return node.result, *(v for v in node.operands if len(v.shape) == len(node.result.shape))
 
 
 def _loops(value: Value) -> list[Size]:

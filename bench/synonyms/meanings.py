@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bench.respelling import synonym
+from bench.synonyms.arithmetic import HALF
 
 
 @synonym("silu")
@@ -61,14 +62,16 @@ def softmax_by_exponentials(x: Tensor, dim: int, **options: Any) -> Any:
 
 @synonym("softmax")
 def softmax_by_logarithm(x: Tensor, dim: int, **options: Any) -> Any:
-    """exp(log softmax)."""
-    return torch.exp(F.log_softmax(x, dim, dtype=_dtype(options)))
+    """exp(log softmax), in float32 where x is of a half type: rounded, a logarithm is no longer exact enough."""
+    dtype = _dtype(options) or x.dtype
+    wide = torch.float32 if dtype in HALF else dtype
+    return torch.exp(F.log_softmax(x, dim, dtype=wide)).to(dtype)
 
 
 @synonym("softmax")
 def softmax_wide(x: Tensor, dim: int, **options: Any) -> Any:
     """In float32, rounded at the end."""
-    if _dtype(options) is not None or x.dtype not in (torch.bfloat16, torch.float16):
+    if _dtype(options) is not None or x.dtype not in HALF:
         return NotImplemented
     return F.softmax(x, dim, dtype=torch.float32).to(x.dtype)
 

@@ -132,8 +132,8 @@ class OnlineSoftmax(ABC):
         self.factor = self.scratch("factor", 1)
         with self.cells(parts.depth):
             query = emitter.emit(parts.query)
-            for factor in map(emitter.emit, parts.factors):
-                query = self.compute("mul", query, factor)
+            for scale, factor in parts.factors:
+                query = self.compute(scale, query, emitter.emit(factor))
             emitter.inner.append(Store(queries, self.place(self.depth, parts.depth), query))
         with self.cells(parts.columns):
             emitter.inner.append(Store(self.sums, self.sum(), Constant(0.0)))

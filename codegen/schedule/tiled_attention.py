@@ -162,8 +162,8 @@ class _TiledAttention:
         emitter, parts = self.emitter, self.parts
         key = emitter.emit(parts.key)
         product: Operand = self._dot(self._accumulator("sum"), query, key, parts.depth, parts.query, parts.key)
-        for factor in map(emitter.emit, parts.factors):
-            product = self._compute("mul", product, factor)
+        for scale, factor in parts.factors:
+            product = self._compute(scale, product, emitter.emit(factor))
         emitter.define(parts.product, product)
         score = emitter.emit(parts.scores)
         largest = self._compute("maximum", self.largest, self._folded("max", score))

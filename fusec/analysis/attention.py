@@ -36,8 +36,8 @@ class Attention:
     weighted: Located
     """The second product."""
     query: Located
-    factors: tuple[Located, ...]
-    """Numbers that the keys are multiplied by, which the queries take."""
+    factors: tuple[tuple[str, Located], ...]
+    """Numbers that the keys are multiplied (``mul``) or divided (``div``) by, which the queries take."""
     key: Located
     value: Located
     keys: Axis
@@ -157,15 +157,15 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
     )  # fmt: skip
 
 
-def _unscaled(item: Located) -> tuple[Located, tuple[Located, ...]]:
-    """What an operand is before it is widened and multiplied by numbers, and the numbers."""
+def _unscaled(item: Located) -> tuple[Located, tuple[tuple[str, Located], ...]]:
+    """What an operand is before it is widened, multiplied and divided by numbers, and the numbers."""
     if item.kind == "pointwise" and item.node.is_op("cast"):
         (narrow,) = item.operands
         if narrow.dtype.is_float and item.dtype.is_float and narrow.dtype.bytes <= item.dtype.bytes:
             return _unscaled(narrow)
-    elif item.kind == "pointwise" and item.node.is_op("mul") and item.operands[1].kind == "constant":
+    elif item.kind == "pointwise" and item.node.is_op("mul", "div") and item.operands[1].kind == "constant":
         inner, factors = _unscaled(item.operands[0])
-        return inner, (*factors, item.operands[1])
+        return inner, (*factors, (item.node.op.name, item.operands[1]))
     return item, ()
 
 

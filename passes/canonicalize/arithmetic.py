@@ -150,6 +150,29 @@ def reciprocal_root(graph: Graph, node: Node) -> Value | None:
     return _like(graph, node, "rsqrt", x.producer.operands[0])
 
 
+@simplifies("exp", exact=False)
+def exponential_of_logarithm(graph: Graph, node: Node) -> Value | None:
+    """exp(a - log Σ exp a) = exp a / Σ exp a, where a = x - max x: nothing overflows, and the sum is 1 at least."""
+    (difference,) = node.operands
+    if difference.producer is None or not difference.producer.is_op("sub"):
+        return None
+    a, logarithm = difference.producer.operands
+    log, shift = logarithm.producer, a.producer
+    if log is None or not log.is_op("log") or shift is None or not shift.is_op("sub"):
+        return None
+    total, (x, largest) = log.operands[0].producer, shift.operands
+    if total is None or not total.is_op("sum") or largest.producer is None or not largest.producer.is_op("max"):
+        return None
+    exponential, dims = total.operands[0].producer, dict(total.attributes)
+    if exponential is None or not exponential.is_op("exp") or exponential.operands[0] is not a:
+        return None
+    if largest.producer.operands[0] is not x or dict(largest.producer.attributes) != dims:
+        return None
+    shifted = graph.add_node("sub", [x, graph.add_node("max", [x], dims).result]).result
+    e = graph.add_node("exp", [shifted]).result
+    return _like(graph, node, "div", e, graph.add_node("sum", [e], dims).result)
+
+
 @simplifies("where")
 def settled_choice(graph: Graph, node: Node) -> Value | None:
     """A choice whose condition is a number, or whose branches are one value."""
@@ -178,6 +201,17 @@ def negated_choice(graph: Graph, node: Node) -> Value | None:
     return _like(graph, node, "where", condition.producer.operands[0], b, a)
 
 
+@simplifies("eq", "ne")
+def compared_truth(graph: Graph, node: Node) -> Value | None:
+    """(x = true) = (x ≠ false) = x, and (x = false) = (x ≠ true) = ¬x, of truth values."""
+    x, c = node.operands
+    known = number_of(c)
+    if known is None or x.dtype.kind != "bool":
+        return None
+    same = _same_type(x, node)
+    return same if same is None or bool(known) == node.is_op("eq") else _like(graph, node, "not", x)
+
+
 @simplifies("and", "or")
 def neutral_truth(graph: Graph, node: Node) -> Value | None:
     """x ∧ true = x, x ∨ false = x."""
@@ -202,8 +236,10 @@ RULES = (
     divide_by_power_of_two,
     one_over,
     reciprocal_root,
+    exponential_of_logarithm,
     settled_choice,
     choice_of_truths,
     negated_choice,
+    compared_truth,
     neutral_truth,
 )

@@ -46,6 +46,29 @@ def slice_of_concat(graph: Graph, node: Node) -> Value | None:
     return None
 
 
+@simplifies("slice")
+def slice_across_parts(graph: Graph, node: Node) -> Value | None:
+    """A slice over several parts of a concatenation that is read in slices only: what it has of each, side by side."""
+    (x,), at = node.operands, node.attributes
+    if x.producer is None or not x.producer.is_op("concat") or x in graph.outputs or at["step"] != 1:
+        return None
+    dim = x.producer.attributes["dim"]
+    if not all(u.is_op("slice") and u.attributes["dim"] == dim for u in x.users):
+        return None
+    parts: list[Value] = []
+    begin: Size = 0
+    for part in x.producer.operands:
+        end = simplify(begin + part.shape[dim])
+        if not _at_most(end, at["start"]) and not _at_most(at["stop"], begin):
+            start = 0 if _at_most(at["start"], begin) else simplify(at["start"] - begin)
+            stop = part.shape[dim] if _at_most(end, at["stop"]) else simplify(at["stop"] - begin)
+            if not (_at_most(0, start) and _at_most(start, stop) and _at_most(stop, part.shape[dim])):
+                return None
+            parts.append(_slice(graph, part, dim, start, stop, 1))
+        begin = end
+    return graph.add_node("concat", parts, {"dim": dim}).result
+
+
 def _at_most(a: Size, b: Size) -> bool:
     """Whether a ≤ b for all values of the symbols."""
     difference = simplify(b - a)
@@ -230,6 +253,7 @@ RULES = (
     concat_of_all_slices,
     slice_of_slice,
     slice_of_concat,
+    slice_across_parts,
     slice_of_computed,
     slice_of_product,
     concat_of_one,

@@ -54,6 +54,7 @@ FOUND: dict[str, Write] = {
     "empty rows": emptied,
     "scores the other way round": lambda q, k, v, m: weights((k @ q.transpose(-1, -2)).transpose(-1, -2) + m) @ v,
     "scaled key": lambda q, k, v, m: weights(product(q, k * 3.0) + m) @ v,
+    "divided key": lambda q, k, v, m: weights(product(q, k / 3.0) + m) @ v,
     "computed query": lambda q, k, v, m: weights(product(torch.sin(q), k)) @ v,
     "capped": lambda q, k, v, m: weights(torch.tanh(product(q, k) / 5) * 5 + m) @ v,
     "weights scaled by row": lambda q, k, v, m: (weights(product(q, k)) * m[:, :, :1]) @ v,
@@ -121,6 +122,9 @@ def parts(write: Callable[..., object]) -> Attention | None:
     return find_attention(locate(graph))
 
 
+SCALES = {FOUND["scaled key"]: ["mul"], FOUND["divided key"]: ["div"]}
+
+
 @pytest.mark.parametrize("write", FOUND.values(), ids=FOUND)
 def test_its_parts_are_named(write: Write) -> None:
     found = parts(write)
@@ -129,7 +133,7 @@ def test_its_parts_are_named(write: Write) -> None:
     assert [a.size for a in found.batch] == [2] and [a.size for a in found.queries] == [QUERIES]
     assert found.key.value.shape == SHAPES["k"] and found.value.value.shape == SHAPES["v"]
     assert found.keys not in found.query.axes and found.depth in found.query.axes
-    assert len(found.factors) == (write is FOUND["scaled key"])
+    assert [scale for scale, _ in found.factors] == SCALES.get(write, [])
     assert (found.total is None) == (write is undivided)
     assert {a.size for a in found.loops} == {2, QUERIES, KEYS, DEPTH}
 

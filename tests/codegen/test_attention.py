@@ -38,6 +38,10 @@ def scaled_both(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return softmaxed((q * SCALE**0.5) @ (k * SCALE**0.5).transpose(-1, -2) + mask, v)
 
 
+def divided_key(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return softmaxed(q @ (k / 5.65).transpose(-1, -2) + mask, v)
+
+
 def einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     weights = torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k) * SCALE + mask, -1)
     return torch.einsum("bhij,bhjd->bhid", weights, v)
@@ -116,8 +120,8 @@ def call_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 SPELLINGS: list[Callable[..., Tensor]] = [
-    by_hand, scaled_query, scaled_both, einsum, softmax_by_hand, filled, soft_capped, linear_bias, triangle, window,
-    shared_keys, with_sinks, sinks_first, one_more,
+    by_hand, scaled_query, scaled_both, divided_key, einsum, softmax_by_hand, filled, soft_capped, linear_bias,
+    triangle, window, shared_keys, with_sinks, sinks_first, one_more,
     call, call_masked, call_causal, call_shared,
 ]  # fmt: skip
 

@@ -61,6 +61,13 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "divide-by-power-of-two": ("%x: f32[3, 4]", "%r: f32[3, 4] = div(%x, 8.0)", ["mul"]),
     "one-over": ("%x: f32[3, 4]", "%r: f32[3, 4] = div(1.0, %x)", ["reciprocal"]),
     "reciprocal-root": ("%x: f32[3, 4]", "%a: f32[3, 4] = sqrt(%x)\n%r: f32[3, 4] = reciprocal(%a)", ["rsqrt"]),
+    "exponential-of-logarithm": (
+        "%x: f32[3, 4]",
+        "%m: f32[3, 1] = max(%x) {dims=(-1,)}\n%a: f32[3, 4] = sub(%x, %m)\n%e: f32[3, 4] = exp(%a)\n"
+        "%s: f32[3, 1] = sum(%e) {dims=(-1,)}\n%l: f32[3, 1] = log(%s)\n%b: f32[3, 4] = sub(%a, %l)\n"
+        "%r: f32[3, 4] = exp(%b)",
+        ["max", "sub", "exp", "sum", "div"],
+    ),
     "settled-choice": (
         "%x: f32[3, 4], %m: bool[3, 4]",
         "%a: f32[3, 4] = where(%m, %x, %x)\n%r: f32[3, 4] = exp(%a)",
@@ -81,6 +88,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "negated-choice": (
         "%x: f32[3, 4], %m: bool[3, 4]",
         "%a: bool[3, 4] = not(%m)\n%r: f32[3, 4] = where(%a, %x, 1.0)",
+        ["where"],
+    ),
+    "compared-truth": (
+        "%x: f32[3, 4], %m: bool[3, 4]",
+        '%f: bool[] = constant() {value=false, dtype=bool, device="cpu"}\n'
+        "%a: bool[3, 4] = eq(%m, %f)\n%b: bool[3, 4] = ne(%a, %f)\n%r: f32[3, 4] = where(%b, %x, 1.0)",
         ["where"],
     ),
     "neutral-truth": (
@@ -146,6 +159,11 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%x: f32[3, 4], %y: f32[3, 5]",
         "%a: f32[3, 9] = concat(%x, %y) {dim=-1}\n%r: f32[3, 2] @(9, 1) = slice(%a) {dim=-1, start=5, stop=7, step=1}",
         ["slice"],
+    ),
+    "slice-across-parts": (
+        "%x: f32[3, 4], %y: f32[3, 5]",
+        "%a: f32[3, 9] = concat(%x, %y) {dim=-1}\n%r: f32[3, 4] @(9, 1) = slice(%a) {dim=-1, start=2, stop=6, step=1}",
+        ["slice", "slice", "concat"],
     ),
     "slice-of-computed": (
         "%x: f32[3, 7, 5], %y: f32[7, 1], %b: f32[5]",
@@ -299,6 +317,27 @@ LEFT_ALONE = {
     "f32 to bf16 and back rounds": "%a: bf16[3, 4] = cast(%x) {dtype=bf16}\n%r: f32[3, 4] = cast(%a) {dtype=f32}",
     "x / 3 is not x times a third": "%r: f32[3, 4] = div(%x, 3.0)",
     "the square root of a power is not the same at -inf": "%r: f32[3, 4] = pow(%x, 0.5)",
+    "an exponential that may overflow is not divided by its sum": (
+        "%a: f32[3, 4] = exp(%x)\n%b: f32[3, 1] = sum(%a) {dims=(-1,)}\n%c: f32[3, 1] = log(%b)\n"
+        "%d: f32[3, 4] = sub(%x, %c)\n%r: f32[3, 4] = exp(%d)"
+    ),
+    "the exponential of a rounded logarithm": (
+        "%m: f32[3, 1] = max(%x) {dims=(-1,)}\n%a: f32[3, 4] = sub(%x, %m)\n%b: f32[3, 4] = exp(%a)\n"
+        "%c: f32[3, 1] = sum(%b) {dims=(-1,)}\n%d: f32[3, 1] = log(%c)\n%e: f32[3, 4] = sub(%a, %d)\n"
+        "%f: bf16[3, 4] = cast(%e) {dtype=bf16}\n%r: bf16[3, 4] = exp(%f)"
+    ),
+    "the logarithm of a sum over another dim": (
+        "%m: f32[3, 1] = max(%x) {dims=(-1,)}\n%a: f32[3, 4] = sub(%x, %m)\n%b: f32[3, 4] = exp(%a)\n"
+        "%c: f32[1, 4] = sum(%b) {dims=(-2,)}\n%d: f32[1, 4] = log(%c)\n%e: f32[3, 4] = sub(%a, %d)\n"
+        "%r: f32[3, 4] = exp(%e)"
+    ),
+    "a slice over parts of what is read whole too": (
+        "%a: f32[3, 8] = concat(%x, %x) {dim=-1}\n%b: f32[3, 4] @(8, 1) = slice(%a) {dim=-1, start=2, stop=6, step=1}\n"
+        "%c: f32[3, 8] = exp(%a)\n%r: f32[3, 12] = concat(%b, %c) {dim=-1}"
+    ),
+    "every other element over parts": (
+        "%a: f32[3, 8] = concat(%x, %x) {dim=-1}\n%r: f32[3, 3] @(8, 2) = slice(%a) {dim=-1, start=1, stop=7, step=2}"
+    ),
     "a mean stays a division": "%a: f32[3, 1] = sum(%x) {dims=(-1,)}\n%r: f32[3, 1] = div(%a, 4.0)",
 }
 
@@ -318,6 +357,28 @@ def test_a_slice_of_the_dim_that_was_summed_stays_outside() -> None:
     normalize(graph)
     verify_graph(graph)
     assert [n.op.name for n in graph.nodes] == ["sum", "slice", "exp"]
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "found"),
+    [
+        ("0", "s0 + 1", ["slice", "concat"]),
+        ("s0 + 2", "s0 + 7", ["slice", "slice", "concat"]),
+        ("2", "s0 + 2", ["concat", "slice"]),
+    ],
+)
+def test_a_slice_over_parts_of_unknown_sizes(start: str, stop: str, found: list[str]) -> None:
+    """How much it takes of a part has to be known for every size: a part may be shorter than where it starts."""
+    size = {"s0 + 1": "s0 + 1", "s0 + 7": "5", "s0 + 2": "s0"}[stop]
+    graph = row(
+        "%a: f32[3, s0 + 9] = concat(%x, %y, %z) {dim=-1}\n"
+        f"%r: f32[3, {size}] @(s0 + 9, 1) = slice(%a) {{dim=-1, start={start}, stop={stop}, step=1}}\nreturn %r",
+        "%x: f32[3, s0], %y: f32[3, 5], %z: f32[3, 4]",
+    )
+    plain = graph.copy()
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == found
+    assert check_rewrite(plain, graph)
 
 
 def test_operands_that_were_flattened_in_different_dims_stay_flat() -> None:

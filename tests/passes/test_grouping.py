@@ -1,14 +1,16 @@
 """What becomes one kernel, what does not, and why."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import OPS, Trait
-from fusec.ir.types import F32, Size, TensorType, contiguous_strides
+from fusec.ir.types import BOOL, F32, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
 from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
@@ -85,6 +87,38 @@ def test_a_table_is_not_recomputed_for_every_head() -> None:
     regions = m.group(m.do("mul", m.tensor(2, 8, 100, 64), m.do("cos", angles)))
     assert len(regions) == 2
     assert "times over" in m.reasons()
+
+
+@pytest.mark.parametrize("length", [2, 100])
+def test_which_factor_comes_first_decides_nothing(length: int) -> None:
+    """A table that two kernels read is computed apart, be it their first operand or their second."""
+    found = []
+    for order in (1, -1):
+        m = Model()
+        table, weight = m.do("cos", m.tensor(length, 64)), m.tensor(64, 64)
+        factors = [(m.tensor(heads, length, 64), table)[::order] for heads in (2, 3)]
+        readers = [m.do("contraction", m.do("mul", *pair), weight, spec="abz,zc->abc") for pair in factors]
+        found.append([(r.attributes["label"], len(r.results)) for r in m.group(*map(m.call, readers))])
+    assert found[0] == found[1]
+    assert ("cos", 1) in found[0]
+
+
+def test_numbers_for_truth_values_are_made_where_they_are_read() -> None:
+    """A mask that several kernels add is one byte an element in memory; what an opaque call reads is stored."""
+    m = Model()
+    seen = m.do("and", *(m.do("gt", m.tensor(40, 40), m.tensor(40, 40)) for _ in range(2)))
+    numbers = (m.do("constant", value=value, dtype=F32, device="cpu") for value in (0.0, -math.inf))
+    bias = m.do("where", seen, *numbers)
+    sums = [m.do("sum", m.do("add", m.tensor(heads, 40, 40), bias), dims=(-1,)) for heads in (2, 3)]
+    regions = m.group(*sums)
+    assert sorted(sum(n.is_op("where") for n in r.body) for r in regions)[-2:] == [1, 1]
+    assert [v.dtype for r in regions for v in r.results if v.shape == (40, 40)] == [BOOL]
+
+    m = Model()
+    seen = m.do("gt", m.tensor(40, 40), m.tensor(40, 40))
+    numbers = (m.do("constant", value=value, dtype=F32, device="cpu") for value in (0.0, -math.inf))
+    (mask,) = m.group(m.call(m.do("where", seen, *numbers)))
+    assert mask.result.dtype == F32
 
 
 def rotated(heads: int, length: int) -> tuple[Model, Value]:
