@@ -1,4 +1,4 @@
-"""A contraction as one call of the vendor's matrix product, over views where the layouts allow it."""
+"""A contraction as one call of the vendor's matrix product, over views where layouts allow it; a convolution as one."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 from fusec.codegen.program_text import ProgramText
 from fusec.codegen.sizes import sizes_text
 from fusec.ir.graph import Node, Value
-from fusec.ir.ops import split_spec
+from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, contiguous_strides, product, same_size, simplify
 
 
@@ -58,10 +58,30 @@ def write_contraction(text: ProgramText, node: Node) -> None:
     text.line(f"{function}({left}, {right}, out={target})")
 
 
+def write_convolution(text: ProgramText, node: Node) -> None:
+    """Append the call for a convolution."""
+    text.step("vendor", "convolution", node.sources)
+    _call_convolution(text, node, node, "None")
+
+
+def _call_convolution(text: ProgramText, node: Node, product: Node, bias: str) -> None:
+    x, weight = (text.names[v] for v in node.operands[:2])
+    sizes = [sizes_text(product.attributes[key]) for key in ("stride", "padding", "dilation")]
+    none = sizes_text((0,) * len(product.attributes["stride"]))
+    name = text.define(node.result, None)
+    function = text.constant(torch.convolution, "convolution")
+    options = f"{', '.join(sizes)}, False, {none}, {product.attributes['groups']}"
+    text.line(f"{name} = {function}({x}, {weight}, {bias}, {options})")
+
+
 def write_biased(text: ProgramText, region: Node) -> None:
-    """Append the call for a vendor region: rows times a weight, plus a bias."""
+    """Append the call for a vendor region: rows times a weight, or a convolution, plus a bias."""
     x, weight, bias = region.operands
-    product = region.body.nodes[0]
+    product = next(n for n in region.body if n.has(Trait.CONTRACTION | Trait.CONVOLUTION))
+    if product.has(Trait.CONVOLUTION):
+        text.step("vendor", "convolution", region.sources)
+        _call_convolution(text, region, product, text.names[bias])
+        return
     (a_term, b_term), _ = split_spec(product.attributes["spec"])
     turned = ".t()" if b_term[0] == a_term[-1] else ""
     text.step("vendor", "linear", region.sources)

@@ -226,10 +226,16 @@ def test_products_with_a_bias() -> None:
 def test_convolutions() -> None:
     x, w, b = torch.randn(2, 3, 9, 8), torch.randn(5, 3, 4, 4), torch.randn(5)
     check(lambda x, w, b: F.conv2d(x, w, b, stride=4), x, w, b)
-    check(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), x, w, b, opaque=True)
+    check(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), x, w, b)
+    last = x.to(memory_format=torch.channels_last)
+    check(lambda x, w, b: (F.conv2d(x, w, b, dilation=2), F.conv2d(x, w)), last, w, b)
     x, w, b = torch.randn(3, 5, 11), torch.randn(7, 5, 2), torch.randn(7)
     check(lambda x, w, b: (F.conv1d(x, w, b, stride=2), F.conv1d(x, w, stride=2)), x, w, b)
-    check(lambda x, w, b: F.conv1d(x, w, b), x, w, b, opaque=True)
+    for dtype in (*FLOATS, torch.float64):
+        check(lambda x, w, b: (F.conv1d(x, w, b), F.conv1d(x[0], w, stride=2)), x.to(dtype), w.to(dtype), b.to(dtype))
+    check(lambda x, w, b: F.conv1d(x[:, :4], w[:6, :2], b[:6], groups=2, padding="same"), x, w, b)
+    check(lambda x, w, b: F.conv1d(x, w, b, stride=3, padding=2), x, w, b, symbolic=True)
+    check(lambda x, w: F.conv_transpose1d(x, w), x, w.transpose(0, 1), opaque=True)
     check(lambda x, w: F.conv3d(x, w, stride=(2, 1, 3)), torch.randn(2, 3, 4, 5, 7), torch.randn(5, 3, 2, 1, 3))
 
 
