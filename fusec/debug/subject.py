@@ -114,6 +114,6 @@ def kind_of(node: Node, subject: Subject) -> str:
     if node.has(Trait.REGION):
         step = subject.steps.get(node, Step())
         return "generated" if step.generated else "opaque"
-    if node.is_op("constant", "size", "reshape", "permute", "expand", "slice"):
+    if node.is_op("constant", "size") or node.is_alias:
         return ""
     return "opaque"

@@ -212,6 +212,17 @@ def _slice(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     return (replace(x, shape=tuple(shape), strides=tuple(strides)),)
 
 
+def _window(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    d, size, step = (attributes[k] for k in ("dim", "size", "step"))
+    if not -x.rank <= d < 0:
+        raise ValueError(f"windows along dim {d} of {x}: a negative dim is expected")
+    shape, strides = [*x.shape, size], [*x.strides, x.strides[d]]
+    shape[d - 1] = t.simplify(t.quotient(x.shape[d] - size, step) + 1)
+    strides[d - 1] = strides[d - 1] * step
+    return (replace(x, shape=tuple(shape), strides=tuple(strides)),)
+
+
 def _concat(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     tensors = _tensors(types)
     d, first = attributes["dim"], tensors[0]
@@ -304,6 +315,7 @@ _define(Trait.VIEW, _reshape, 1, {"reshape": "the same elements in row-major ord
 _define(Trait.VIEW, _permute, 1, {"permute": "dims reordered; dims[i] is the operand's dim"})
 _define(Trait.VIEW, _expand, 1, {"expand": "length-1 and missing leading dims repeated"})
 _define(Trait.VIEW, _slice, 1, {"slice": "elements start, start+step, … below stop along dim"})
+_define(Trait.VIEW, _window, 1, {"window": "size elements along dim from every step-th on, in a last dim of their own"})
 _define(Trait.VIEW, _concat, None, {"concat": "operands one after another along dim"})
 _define(Trait.SOURCE | Trait.POINTWISE, _constant, 0, {"constant": "the number in value, kept in full precision"})
 _define(Trait.SOURCE, _constant, 0, {"size": "the size in expr, as a number"})

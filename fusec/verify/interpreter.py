@@ -221,6 +221,9 @@ def apply_view(node: Node, operands: Sequence[Tensor], symbols: Mapping[str, int
         return x.permute(attributes["dims"])
     if name == "expand":
         return x.expand(evaluate_sizes(attributes["shape"], symbols))
+    if name == "window":
+        size, step = evaluate_sizes((attributes["size"], attributes["step"]), symbols)
+        return x.unfold(attributes["dim"], size, step)
     if name == "concat":
         return torch.cat(list(operands), attributes["dim"])
     start, stop, step = evaluate_sizes((attributes["start"], attributes["stop"], attributes["step"]), symbols)

@@ -26,6 +26,8 @@ def _detail(node: Node) -> str:
         return "dim " + " ".join(map(str, a["dims"]))
     if node.is_op("slice"):
         return f"{a['start']}:{a['stop']}" + ("" if a.get("step", 1) == 1 else f":{a['step']}")
+    if node.is_op("window"):
+        return f"of {a['size']} every {a['step']}"
     if node.is_op("concat"):
         return f"dim {a['dim']}"
     if node.is_op("permute"):

@@ -140,3 +140,8 @@ def test_gradients() -> None:
         x.grad = None
         model.zero_grad()
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_group_norm_and_an_activation_are_one_kernel() -> None:
+    function = lambda x, v, w, b: F.gelu(F.group_norm(F.conv1d(x, v, stride=5), 12, w, b))  # noqa: E731
+    assert run(function, sample(((2, 1, 400), (12, 1, 10), (12,), (12,)))) == ["vendor", "kernel"]

@@ -239,6 +239,24 @@ def test_convolutions() -> None:
     check(lambda x, w: F.conv3d(x, w, stride=(2, 1, 3)), torch.randn(2, 3, 4, 5, 7), torch.randn(5, 3, 2, 1, 3))
 
 
+def test_views_by_strides() -> None:
+    x = torch.randn(3, 4, 5)
+    check(lambda x: (x.as_strided((12, 1, 5), (5, 7, 1)), x.exp().as_strided((60,), (1,), 0)), x)
+    check(lambda x: x[1].as_strided((5, 4), (4, 1)), x)
+    for function in (
+        lambda x: x.exp().as_strided((5, 12), (1, 5)), lambda x: x.exp().as_strided((3, 4, 2), (20, 5, 1)),
+        lambda x: x.exp().mT.as_strided((60,), (1,)), lambda x: x.exp()[1].as_strided((4, 5), (5, 1), 0),
+    ):  # fmt: skip
+        check(function, x, opaque=True)
+
+
+def test_windows() -> None:
+    x = torch.randn(3, 9, 8)
+    check(lambda x: (x.unfold(1, 4, 3), x.exp().unfold(-1, 3, 1), x.mT.unfold(0, 3, 1), x.unfold(1, 9, 5)), x)
+    check(lambda x: (x.exp().unfold(1, 2, 2).sum(-1), x[0, 0, 0].unfold(0, 1, 1)), x)
+    check(lambda x: x.sin().unfold(1, 4, 3).unfold(-2, 2, 1).amax((-1, -2)), x, symbolic=True)
+
+
 def test_updates_under_a_mask() -> None:
     x, mask = torch.randn(3, 4, 5), torch.rand(3, 4) > 0.5
 
