@@ -6,7 +6,7 @@ from typing import Literal
 
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import Attention, find_attention
-from fusec.analysis.indexing import Located, Nest, below, stride
+from fusec.analysis.indexing import Located, Nest, below, stride, walk
 from fusec.analysis.updates import check_updates
 from fusec.errors import ScheduleError
 
@@ -73,6 +73,11 @@ def _contraction(nest: Nest, reductions: tuple[Located, ...], contractions: tupl
             raise ScheduleError("no generated matrix product", why="a reduction reads its result")
         if r.axes != rows:
             raise ScheduleError("no generated matrix product", why="a reduction before it runs over other rows")
+    for output in nest.outputs:
+        first, *others = ordered(nest, output.axes - rows) or (None,)
+        narrow = {c for c in contractions if c.axes - rows <= {first}} if others else set()
+        if narrow.intersection(walk([output.root])):
+            raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
     count = 1
     for axis in rows:
         count = count * axis.size if isinstance(axis.size, int) else small_m + 1

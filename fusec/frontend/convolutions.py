@@ -40,7 +40,10 @@ def _tiled(low: Lowering, call: Call, x: Value, weight: Value) -> Value:
     window, counts = weight.shape[2:], call.out.shape[2:]
     for dim, (count, size) in enumerate(zip(counts, window, strict=True), 2):
         x = low.slice(x, dim, 0, count * size)
-    x = low.reshape(x, (*x.shape[:2], *(n for pair in zip(counts, window, strict=True) for n in pair)))
-    places, inner = LETTERS[2 : 2 + len(window)], "yxw"[: len(window)]
+    places = LETTERS[2 : 2 + len(window)]
+    inner = tuple(at if n != 1 else "" for at, n in zip("yxw", window, strict=False))
+    sizes = [(n, k)[: 1 + len(at)] for n, k, at in zip(counts, window, inner, strict=True)]
+    x = low.reshape(x, (*x.shape[:2], *(n for pair in sizes for n in pair)))
+    weight = low.reshape(weight, (*weight.shape[:2], *(n for n in window if n != 1)))
     apart = "".join(place + at for place, at in zip(places, inner, strict=True))
-    return product(low, call, f"az{apart},bz{inner}->ab{places}", x, weight)
+    return product(low, call, f"az{apart},bz{''.join(inner)}->ab{places}", x, weight)

@@ -65,6 +65,15 @@ def test_sizes_may_be_symbols(case: Case) -> None:
     assert run(function, sample(shapes), symbolic=True).count("opaque") == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_window_of_one_is_a_product_without_copies(dtype: torch.dtype) -> None:
+    image, line, weight = (torch.randn(shape).to(dtype) for shape in ((2, 6, 13, 11), (3, 6, 40), (8, 6)))
+    for x in (image, image.to(memory_format=torch.channels_last)):
+        assert run(lambda x, w: F.conv2d(x, w[..., None, None]), [x, weight]) == ["vendor"]
+    assert run(lambda x, w: F.conv1d(x, w[..., None]), [line, weight]) == ["vendor"]
+    assert run(lambda x, w: w @ x, [line, weight]) == ["vendor"]
+
+
 def test_padding_on_one_side_is_put_on_before() -> None:
     inputs = sample(((2, 6, 31), (8, 6, 4), (8,)))
     with pytest.warns(UserWarning, match="zero-padded copy"):

@@ -319,6 +319,7 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     "layer norm": lambda x: (F.layer_norm(x, (6,)), F.layer_norm(x, (6,), x[0], x[1], 1e-3), F.layer_norm(x, (4, 6))),
     "rms norm": lambda x: (F.rms_norm(x, (6,)), F.rms_norm(x, (6,), x[0], 1e-3)),
     "group norm": lambda x: F.group_norm(x, 2),
+    "batch norm": lambda x: F.batch_norm(x, x[0], x[1].abs(), x[2], x[3]),
     "glu": lambda x: F.glu(x),
     "loss": lambda x: (F.mse_loss(x, x * 2), F.smooth_l1_loss(x, x * 3)),
     "norms": lambda x: (torch.linalg.vector_norm(x, dim=-1), F.normalize(x, dim=-1)),
