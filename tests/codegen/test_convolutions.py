@@ -154,3 +154,31 @@ def test_gradients() -> None:
 def test_a_group_norm_and_an_activation_are_one_kernel() -> None:
     function = lambda x, v, w, b: F.gelu(F.group_norm(F.conv1d(x, v, stride=5), 12, w, b))  # noqa: E731
     assert run(function, sample(((2, 1, 400), (12, 1, 10), (12,), (12,)))) == ["vendor", "kernel"]
+
+
+class Inverted(nn.Module):
+    """A block of EfficientNet: wide in between, a window for each channel, gates from the mean of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Conv2d(8, 32, 1, bias=False), nn.Conv2d(32, 8, 1, bias=False)
+        self.each = nn.Conv2d(32, 32, 5, padding=2, groups=32, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (32, 32, 8))
+        self.squeeze, self.spread = nn.Conv2d(32, 4, 1), nn.Conv2d(4, 32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, last = self.norms
+        h = F.silu(second(self.each(F.silu(first(self.up(x))))))
+        gates = torch.sigmoid(self.spread(F.silu(self.squeeze(F.adaptive_avg_pool2d(h, 1)))))
+        return x + last(self.down(h * gates))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_block_of_convolutions_leaves_nothing_to_aten(layout: torch.memory_format) -> None:
+    dynamo.reset()
+    model, x = Inverted().eval().to(memory_format=layout), torch.randn(2, 8, 12, 12).to(memory_format=layout)
+    with torch.no_grad():
+        same(torch.compile(model, backend="fusec")(x), model(x))
+    (found,) = dynamo.compiled_graphs()
+    kinds = [step.kind for step in found.program.steps]
+    assert set(kinds) == {"vendor", "kernel"} and kinds.count("vendor") == 3
