@@ -25,7 +25,7 @@ SHAPES: dict[str, list[Shape]] = {
 MOST_LEFT = {"flops": 0.01, "bytes": 0.05}
 """Largest shares of calls into ATen other than attention, lookups and arithmetic on indices."""
 LEAST_GENERATED = 0.95
-"""Least share of generated kernels in activation traffic outside GEMMs, attention and lookups."""
+"""Least share of generated kernels in activation traffic outside vendor calls, attention and lookups."""
 
 
 @dataclass

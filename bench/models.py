@@ -78,8 +78,8 @@ def check_table(results: list[Result]) -> Table:
     for name in dict.fromkeys(result.model for result in results):
         shown.add_row(*_line(name, [result for result in results if result.model == name]))
     shown.caption = (
-        "kernels, bytes, FLOPs: generated / vendor GEMMs / ATen calls, of the graph that moves most; activations: "
-        "share of generated kernels in the traffic of computed floats outside GEMMs, attention and lookups"
+        "kernels, bytes, FLOPs: generated / vendor / ATen calls, of the graph that moves most; activations: "
+        "share of generated kernels in the traffic of computed floats outside vendor calls, attention and lookups"
     )
     return shown
 

@@ -13,7 +13,7 @@ from fusec.codegen.program_text import ProgramText, same_layout
 from fusec.codegen.runtime import interpret, raise_out_of_range
 from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.codegen.target import DirectLaunchable, Launchable
-from fusec.codegen.vendor import write_biased, write_contraction
+from fusec.codegen.vendor import write_biased, write_contraction, write_convolution
 from fusec.ir.graph import Graph, Node, Value, storage, updated
 from fusec.ir.ops import Trait
 from fusec.ir.types import TensorType, same_size
@@ -66,6 +66,8 @@ class ProgramWriter:
             self._launch(node, *self.kernels[node])
         elif node.is_op("contraction"):
             write_contraction(self.text, node)
+        elif node.is_op("convolution"):
+            write_convolution(self.text, node)
         elif node.has(Trait.REGION) and node.attributes["kind"] == "vendor":
             write_biased(self.text, node)
         elif node.has(Trait.OPAQUE):
@@ -106,10 +108,12 @@ class ProgramWriter:
                     # Eager gives storage of its own (outputs that alias an input never reach the program).
                     name = self._copied(name, type)
                 elif not fits and value.type.rank:
-                    function = "with_strides" if known is None else "copied"
-                    name = f"{function}({name}, {sizes_text(type.strides)})"
-                    name = f"{self.text.names[value]} if {self.text.names[value]}.stride() == " \
-                           f"{sizes_text(type.strides)} else {name}" if known is None else name  # fmt: skip
+                    strides = sizes_text(type.strides)
+                    if known is None:
+                        name = f"{name} if {name}.stride() == {strides} else with_strides({name}, {strides})"
+                    else:
+                        certain = all(isinstance(n, int) for n in (*known, *type.strides))
+                        name = f"{'copied' if certain else 'with_strides'}({name}, {strides})"
                 owned.add(root)
             names.append(name)
         self.text.line(f"return [{', '.join(names)}]")

@@ -1,5 +1,6 @@
-"""A contraction as one call of the vendor's matrix product, over views where the layouts allow it."""
+"""A contraction as one call of the vendor's matrix product, over views where layouts allow it; a convolution as one."""
 
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from fusec.codegen.program_text import ProgramText
 from fusec.codegen.sizes import sizes_text
 from fusec.ir.graph import Node, Value
-from fusec.ir.ops import split_spec
+from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, contiguous_strides, product, same_size, simplify
 
 
@@ -31,10 +32,15 @@ def write_contraction(text: ProgramText, node: Node) -> None:
         function = text.constant(torch.nn.functional.linear, "linear")
         text.line(f"{name} = {function}({text.names[a]}, {text.names[b]})")
         return
-    left = _matrix(text, a, a_term, (batch, rows, summed))
-    right = _matrix(text, b, b_term, (batch, summed, columns))
+    left, right = _Matrix(text, a, a_term), _Matrix(text, b, b_term)
     type = node.result.tensor
     allocation, strides = text.allocate(type)
+    repeated = None if batch else _repeated(left, right, out_term, type.shape, strides)
+    if repeated is not None:
+        # A weight that all of a batch meet, whose rows do not lie in memory as those of one matrix.
+        batch, (left, right) = [out_term[0]], repeated
+        rows, columns = ([x for x in out_term[1:] if x in m.term] for m in (left, right))
+    a_matrix, b_matrix = left.write((batch, rows, summed)), right.write((batch, summed, columns))
     groups = (batch, rows, columns)
     merged = _merge(out_term, type.shape, strides, groups)
     if merged is None:
@@ -55,13 +61,33 @@ def write_contraction(text: ProgramText, node: Node) -> None:
         text.line(f"{target} = {_view(name, merged, batch)}")
     text.step("vendor", "bmm" if batch else "mm", node.sources)
     function = text.constant(torch.bmm if batch else torch.mm, "matmul")
-    text.line(f"{function}({left}, {right}, out={target})")
+    text.line(f"{function}({a_matrix}, {b_matrix}, out={target})")
+
+
+def write_convolution(text: ProgramText, node: Node) -> None:
+    """Append the call for a convolution."""
+    text.step("vendor", "convolution", node.sources)
+    _call_convolution(text, node, node, "None")
+
+
+def _call_convolution(text: ProgramText, node: Node, product: Node, bias: str) -> None:
+    x, weight = (text.names[v] for v in node.operands[:2])
+    sizes = [sizes_text(product.attributes[key]) for key in ("stride", "padding", "dilation")]
+    none = sizes_text((0,) * len(product.attributes["stride"]))
+    name = text.define(node.result, None)
+    function = text.constant(torch.convolution, "convolution")
+    options = f"{', '.join(sizes)}, False, {none}, {product.attributes['groups']}"
+    text.line(f"{name} = {function}({x}, {weight}, {bias}, {options})")
 
 
 def write_biased(text: ProgramText, region: Node) -> None:
-    """Append the call for a vendor region: rows times a weight, plus a bias."""
+    """Append the call for a vendor region: rows times a weight, or a convolution, plus a bias."""
     x, weight, bias = region.operands
-    product = region.body.nodes[0]
+    product = next(n for n in region.body if n.has(Trait.CONTRACTION | Trait.CONVOLUTION))
+    if product.has(Trait.CONVOLUTION):
+        text.step("vendor", "convolution", region.sources)
+        _call_convolution(text, region, product, text.names[bias])
+        return
     (a_term, b_term), _ = split_spec(product.attributes["spec"])
     turned = ".t()" if b_term[0] == a_term[-1] else ""
     text.step("vendor", "linear", region.sources)
@@ -84,23 +110,64 @@ def _write_einsum(text: ProgramText, node: Node) -> None:
     text.line(f"{name} = {function}({node.attributes['spec']!r}, {a}, {b})")
 
 
-def _matrix(text: ProgramText, value: Value, term: str, groups: tuple[list[str], ...]) -> str:
-    """The operand as a matrix (or a batch of them) whose dims are the groups of labels."""
-    type, strides = value.tensor, text.layout(value)
-    merged = _merge(term, type.shape, strides, groups)
-    name = text.names[value]
-    if merged is None:
-        sizes = dict(zip(term, type.shape, strict=True))
-        dims = tuple(term.index(x) for group in groups for x in group)
-        shape = tuple(product(tuple(sizes[x] for x in group)) for group in groups)
-        shape = shape if groups[0] else shape[1:]
-        copy = text.fresh()
-        text.step("copy", "operand of matmul")
-        text.line(f"{copy} = {name}.permute({dims}).reshape({sizes_text(shape)})")
-        return copy
-    if _is_whole(merged if groups[0] else merged[1:], type.shape, strides):
-        return name
-    return _view(name, merged, groups[0])
+class _Matrix:
+    """An operand of a product: a label, a length and a stride for each of its dims."""
+
+    def __init__(self, text: ProgramText, value: Value, term: str) -> None:
+        self.text, self.name, self.term = text, text.names[value], term
+        self.shape, self.strides = self.given = value.tensor.shape, text.layout(value)
+
+    def repeated(self, label: str, size: Size) -> "_Matrix":
+        """The same for every element of a batch."""
+        out = copy(self)
+        out.term, out.shape, out.strides = label + self.term, (size, *self.shape), (0, *self.strides)
+        return out
+
+    def merge(self, *groups: list[str]) -> list[tuple[Size, Size]] | None:
+        """Length and stride of each group of labels as one dim, where memory allows that."""
+        return _merge(self.term, self.shape, self.strides, groups)
+
+    def write(self, groups: tuple[list[str], ...]) -> str:
+        """The operand as a matrix (or a batch of them) whose dims are the groups of labels."""
+        merged = self.merge(*groups)
+        if merged is None:
+            sizes = dict(zip(self.term, self.shape, strict=True))
+            dims = tuple(self.term.index(x) for group in groups for x in group)
+            shape = tuple(product(tuple(sizes[x] for x in group)) for group in groups)
+            shape = shape if groups[0] else shape[1:]
+            copied = self.text.fresh()
+            self.text.step("copy", "operand of matmul")
+            self.text.line(f"{copied} = {self.name}.permute({dims}).reshape({sizes_text(shape)})")
+            return copied
+        if _is_whole(merged if groups[0] else merged[1:], *self.given):
+            return self.name
+        return _view(self.name, merged, groups[0])
+
+
+def _repeated(
+    left: _Matrix, right: _Matrix, out: str, shape: tuple[Size, ...], strides: tuple[Size, ...]
+) -> tuple[_Matrix, _Matrix] | None:
+    """The operands, one of them repeated for each element of the result's first dim; None where that spares no copy.
+
+    They are in the order in which they make the result in place.
+    """
+    label, rest = out[:1], out[1:]
+    summed = [x for x in left.term if x in right.term]
+    rows, columns = ([x for x in out if x in m.term] for m in (left, right))
+    whole = (
+        left.merge([], rows, summed),
+        right.merge([], summed, columns),
+        _merge(out, shape, strides, ([], rows, columns)),
+    )
+    if None not in whole or not rest:
+        return None
+    left, right = (m if label in m.term else m.repeated(label, shape[0]) for m in (left, right))
+    if rest[-1] in left.term:
+        left, right = right, left
+    rows, columns = ([x for x in rest if x in m.term] for m in (left, right))
+    spared = left.merge([label], rows, summed), right.merge([label], summed, columns)
+    in_place = _merge(out, shape, strides, ([label], rows, columns))
+    return None if None in (*spared, in_place) or not rows or not columns else (left, right)
 
 
 def _is_whole(dims: list[tuple[Size, Size]], shape: tuple[Size, ...], strides: tuple[Size, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""The bias of a matrix product that the vendor computes: its call adds it, so that no kernel has to."""
+"""The bias of a matrix product or convolution that the vendor computes: its call adds it, so that no kernel has to."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,32 +20,47 @@ class BiasedProducts:
         for kernel in graph.nodes:
             product = _product(kernel, outputs)
             if product is not None:
-                _join(graph, product, kernel)
+                label = "convolution" if product.has(Trait.CONVOLUTION) else "linear"
+                _join(graph, product, kernel, label)
                 context.remarks.add(
-                    "passed", self.name, "linear: product and bias in one call", subject="linear",
+                    "passed", self.name, f"{label}: product and bias in one call", subject=label,
                     sources=tuple(map(str, kernel.sources[:8])),
                 )  # fmt: skip
         graph.erase_dead()
 
 
 def _product(kernel: Node, outputs: set[Value]) -> Node | None:
-    """The linear layer's product that a kernel adds a bias to, and that nothing else reads."""
+    """The linear layer's product or convolution that a kernel adds a bias to, and that nothing else reads."""
     if not kernel.has(Trait.REGION) or kernel.attributes["kind"] != "kernel" or len(kernel.operands) != 2:
         return None
-    if [n.op.name for n in kernel.body] != ["add"]:
+    *views, last = kernel.body.nodes
+    if not last.is_op("add") or not all(n.is_op("reshape") for n in views):
         return None
-    for value, bias in (kernel.operands, kernel.operands[::-1]):
-        product = value.producer
-        if product is None or not product.has(Trait.CONTRACTION) or len(value.users) != 1 or value in outputs:
+    inside = dict(zip(kernel.body.inputs, kernel.operands, strict=True))
+    for inner, term in (last.operands, last.operands[::-1]):
+        value = inside.get(inner)
+        product = value.producer if value is not None else None
+        if value is None or product is None or len(value.users) != 1 or value in outputs:
             continue
-        (left, right), out = split_spec(product.attributes["spec"])
-        is_linear = len(right) == 2 and out[-1] in right and out[:-1] == left[:-1] and left[-1] in right
-        if is_linear and bias.shape == value.shape[-1:] and bias.producer is None:
+        (bias,) = (v for v in kernel.operands if v is not value)
+        if bias.producer is None and bias.tensor.rank == 1 and _is_biased(product, term):
             return product
     return None
 
 
-def _join(graph: Graph, product: Node, kernel: Node) -> None:
+def _is_biased(product: Node, term: Value) -> bool:
+    """Whether what is added to a product is a number for each of its columns, or of its channels."""
+    shape = product.results[0].shape
+    if product.has(Trait.CONVOLUTION):
+        return term.shape == (shape[1], *(1 for _ in shape[2:]))
+    if not product.has(Trait.CONTRACTION):
+        return False
+    (left, right), out = split_spec(product.attributes["spec"])
+    is_linear = len(right) == 2 and out[-1] in right and out[:-1] == left[:-1] and left[-1] in right
+    return is_linear and term.shape == shape[-1:]
+
+
+def _join(graph: Graph, product: Node, kernel: Node, label: str) -> None:
     """Let the kernel's region hold the product too, and be the vendor's."""
     inputs = [*product.operands, *(v for v in kernel.operands if v is not product.result)]
     body = Graph()
@@ -54,6 +69,6 @@ def _join(graph: Graph, product: Node, kernel: Node) -> None:
     inner = dict(zip(kernel.body.inputs, (to[v] for v in kernel.operands), strict=True))
     body.splice(kernel.body.nodes, inner)
     body.set_outputs([inner[v] for v in kernel.body.outputs])
-    kernel.attributes = {"kind": "vendor", "label": "linear", "body": body}
+    kernel.attributes = {"kind": "vendor", "label": label, "body": body}
     kernel.sources = tuple(dict.fromkeys((*product.sources, *kernel.sources)))
     graph.replace_operands(kernel, inputs)

@@ -123,13 +123,15 @@ class _Maker:
         if not (x := self.pick(rank=2)):
             return
         rows, columns, *_ = x.shape
-        kind = self.rng.choice(("permute", "flatten", "slice", "unsqueeze", "expand"))
+        kind = self.rng.choice(("permute", "flatten", "slice", "unsqueeze", "window", "expand"))
         if kind == "permute":
             self.add("permute", [x], dims=tuple(reversed(range(x.tensor.rank))))
         elif kind == "flatten" and x.tensor.rank == 2:
             self.add("reshape", [x], shape=(rows * columns,))
         elif kind == "slice" and isinstance(x.shape[-1], int) and x.shape[-1] > 1:
             self.add("slice", [x], dim=-1, start=self.rng.randint(0, 1), stop=x.shape[-1], step=self.rng.randint(1, 2))
+        elif kind == "window" and isinstance(x.shape[-1], int) and 0 < x.shape[-1] and x.tensor.rank < 4:
+            self.add("window", [x], dim=-1, size=self.rng.randint(1, x.shape[-1]), step=self.rng.randint(1, 2))
         elif kind == "unsqueeze" and x.tensor.rank < 4:
             self.add("reshape", [x], shape=(*x.shape, 1))
         elif x.tensor.rank < 4:
@@ -186,6 +188,8 @@ class _Maker:
 
 
 def _root(value: Value) -> Value:
-    while value.producer is not None and value.producer.is_op("reshape", "permute", "expand", "slice", "write"):
+    while value.producer is not None and value.producer.is_op(
+        "reshape", "permute", "expand", "slice", "window", "write"
+    ):
         value = value.producer.operands[0]
     return value

@@ -149,7 +149,7 @@ def compute_bound_from(cost: Cost, machine: Machine, size: sympy.Symbol) -> floa
 
 def unit_of(node: Node) -> Unit:
     """What carries out a node's operations."""
-    if node.has(Trait.CONTRACTION):
+    if node.has(Trait.CONTRACTION | Trait.CONVOLUTION):
         return "matrix", node.operands[0].dtype.name
     return "vector", accumulation(node.result.dtype).name
 

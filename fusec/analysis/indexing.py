@@ -323,6 +323,10 @@ class _Locator:
             moved = list(index)
             moved[d] = index[d].scaled(node.attributes["step"]) + Affine(offset=node.attributes["start"])
             return self.at(x, tuple(moved))
+        if node.is_op("window"):
+            d, (*outside, within) = node.attributes["dim"], index
+            outside[d] = outside[d].scaled(node.attributes["step"]) + within
+            return self.at(x, tuple(outside))
         if node.is_op("expand"):
             return self.at(x, broadcast_index(x.shape, shape, index))
         return self.at(x, reindex(index, shape, x.shape))

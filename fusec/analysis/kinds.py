@@ -6,7 +6,7 @@ from typing import Literal
 
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import Attention, find_attention
-from fusec.analysis.indexing import Located, Nest, below, stride
+from fusec.analysis.indexing import Located, Nest, below, stride, walk
 from fusec.analysis.updates import check_updates
 from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, F32, DType, product
@@ -89,6 +89,11 @@ def _contraction(
             raise ScheduleError("no generated matrix product", why="a reduction reads its result")
         if r.axes != rows:
             raise ScheduleError("no generated matrix product", why="a reduction before it runs over other rows")
+    for output in nest.outputs:
+        first, *others = ordered(nest, output.axes - rows) or (None,)
+        narrow = {c for c in contractions if c.axes - rows <= {first}} if others else set()
+        if narrow.intersection(walk([output.root])):
+            raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
     count = product(tuple(axis.size for axis in rows))
     few, why = isinstance(count, int) and count <= FEW_ROWS, next(_objections_to_many(nest, contractions, many), "")
     if not (few or why):

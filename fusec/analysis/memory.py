@@ -83,6 +83,8 @@ def flops(node: Node) -> Size:
         return simplify(sum((flops(n) for n in node.body.nodes), start=0))
     if node.has(Trait.CONTRACTION):
         return _contraction(node)
+    if node.has(Trait.CONVOLUTION):
+        return simplify(2 * node.result.tensor.numel * product(node.operands[1].shape[1:]))
     if node.has(Trait.REDUCTION):
         return node.operands[0].tensor.numel
     if node.has(Trait.POINTWISE):
@@ -100,8 +102,18 @@ def _opaque_product(node: Node) -> Size:
     operands = [v.type for v in node.operands if isinstance(v.type, TensorType) and v.type.dtype.is_float]
     if len(operands) < 2 or not any(word in target for word in _PRODUCTS):
         return 0
-    summed = product(operands[1].shape[1:]) if "conv" in target else product(operands[-2].shape[-1:])
-    return simplify(2 * node.results[0].tensor.numel * summed)
+    if "conv" in target:
+        return _opaque_convolution(node, operands)
+    return simplify(2 * node.results[0].tensor.numel * product(operands[-2].shape[-1:]))
+
+
+def _opaque_convolution(node: Node, operands: list[TensorType]) -> Size:
+    """A transposed convolution, or the gradients of one of either kind: each meets every window with its weights."""
+    backward = "backward" in str(node.attributes["target"])
+    made = [r.type for r in node.results if isinstance(r.type, TensorType) and r.type.rank > 1]
+    out, x, weight = operands[:3] if backward else (*made, *operands[:2])
+    transposed = True in node.attributes["args"][6 + backward : 7 + backward]
+    return simplify(2 * len(made) * (x if transposed else out).numel * product(weight.shape[1:]))
 
 
 def _contraction(node: Node) -> Size:

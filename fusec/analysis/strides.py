@@ -14,6 +14,11 @@ def view_layout(node: Node, type: TensorType) -> tuple[tuple[Size, ...], Size] |
         strides = list(type.strides)
         strides[d] = simplify(strides[d] * step)
         return tuple(strides), simplify(start * type.strides[d])
+    if node.is_op("window"):
+        d, step = node.attributes["dim"], node.attributes["step"]
+        strides = [*type.strides, type.strides[d]]
+        strides[d - 1] = simplify(strides[d - 1] * step)
+        return tuple(strides), 0
     if node.is_op("expand"):
         shape = node.attributes["shape"]
         lead = len(shape) - type.rank

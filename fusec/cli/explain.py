@@ -31,7 +31,8 @@ def explain(
     machine: Annotated[str, typer.Option(help="predict for this GPU: a100, h100, h200, b200, mi300x")] = "",
     brief: Annotated[bool, typer.Option("--line", help="one line")] = False,
     fail_under: Annotated[
-        float, typer.Option(help="exit with 1 where generated kernels and GEMMs move less than this share, in percent")
+        float,
+        typer.Option(help="exit with 1 where generated kernels and vendor calls move less than this share, in percent"),
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
 ) -> None:

@@ -23,11 +23,11 @@ _NOTHING = Roofline(0.0, 0.0, "launch", 0.0, 0.0)
 
 @dataclass
 class KernelRow:
-    """Equal launches: one generated kernel, one shape of GEMM, or one kind of ATen call."""
+    """Equal launches: one generated kernel, one shape of a vendor's product, or one kind of ATen call."""
 
     name: str
     kind: str
-    """``generated``, ``vendor`` (a GEMM of the vendor's library) or ``opaque`` (a call into ATen)."""
+    """``generated``, ``vendor`` (a library's matrix product or convolution) or ``opaque`` (a call into ATen)."""
     launches: int
     bytes_each: int
     flops_each: int
@@ -256,7 +256,11 @@ def node_name(node: Node) -> str:
     if node.has(Trait.OPAQUE):
         return str(node.attributes.get("target", node.op.name))
     if is_vendor(node):
-        word = f"matmul {node.attributes['spec']}" if node.has(Trait.CONTRACTION) else node.attributes["label"]
+        word = (
+            f"matmul {node.attributes['spec']}"
+            if node.has(Trait.CONTRACTION)
+            else node.attributes.get("label", node.op.name)
+        )
         return f"{word}  {' × '.join(str(v.type) for v in node.operands[:2])}"
     return str(node.attributes.get("label") or node.attributes.get("fusion") or node.op.name)
 

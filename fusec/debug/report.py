@@ -41,7 +41,7 @@ def left_to_aten(explanation: Explanation) -> dict[str, float]:
 
 
 def activations_generated(explanation: Explanation) -> float:
-    """Share of generated kernels in the traffic of computed floats outside GEMMs, attention and lookups.
+    """Share of generated kernels in the traffic of computed floats outside vendor calls, attention and lookups.
 
     Lookups stand at the edge of a model: what they move does not grow with its depth.
     """
@@ -71,6 +71,6 @@ def summary_line(explanation: Explanation) -> str:
     fallbacks = ", ".join(f"{f.name} ×{f.count}" for f in explanation.fallbacks) or "none"
     return (
         f"{explanation.title}: {sum(explanation.regions.values())} fusions, "
-        f"{explanation.launches('generated')} kernels, {explanation.launches('vendor')} GEMMs; "
+        f"{explanation.launches('generated')} kernels, {explanation.launches('vendor')} vendor calls; "
         f"bytes {' / '.join(f'{100 * shares[k]:.1f} % {k}' for k in KINDS)}; left to ATen: {fallbacks}"
     )

@@ -123,7 +123,7 @@ RULES = (
     Rule("MLP", lambda m: m.at(*m.activations) if m.is_mlp else None,
          "activation and gate in one kernel, in the product's or beside it", "lu|gated"),
     Rule("embedding", lambda m: _whole(m.named("^Embedding$")), "the lookup inside a kernel"),
-    Rule("patches", lambda m: _whole(_tiles(m)), "a matrix product"),
+    Rule("patches", lambda m: _whole(_tiles(m)), "a convolution or matrix product"),
     Rule("head", lambda m: _some(m.at(*m.linears) if not m.path else ()),
          "a product with its bias, and no kernel besides"),
 )  # fmt: skip

@@ -93,8 +93,10 @@ def _kernel_steps(compiled: Any) -> dict[Node, Step]:
 
 
 def is_vendor(node: Node) -> bool:
-    """Whether a library's matrix product does the work."""
-    return node.has(Trait.CONTRACTION) or (node.has(Trait.REGION) and node.attributes.get("kind") == "vendor")
+    """Whether a library's matrix product or convolution does the work."""
+    return node.has(Trait.CONTRACTION | Trait.CONVOLUTION) or (
+        node.has(Trait.REGION) and node.attributes.get("kind") == "vendor"
+    )
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
@@ -112,6 +114,6 @@ def kind_of(node: Node, subject: Subject) -> str:
     if node.has(Trait.REGION):
         step = subject.steps.get(node, Step())
         return "generated" if step.generated else "opaque"
-    if node.is_op("constant", "size", "reshape", "permute", "expand", "slice"):
+    if node.is_op("constant", "size") or node.is_alias:
         return ""
     return "opaque"

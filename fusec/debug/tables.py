@@ -36,7 +36,7 @@ def headline(e: Explanation) -> Text:
     counts = [f"{e.imported_nodes} → {e.final_nodes} nodes", f"{sum(e.regions.values())} fusions recognised"]
     counts += [
         f"{e.launches('generated')} kernels",
-        f"{e.launches('vendor')} GEMMs",
+        f"{e.launches('vendor')} vendor calls",
         f"{e.launches('opaque')} ATen calls",
     ]
     counts += [f"{len(e.subjects)} graphs"] if len(e.subjects) != 1 else []
@@ -62,7 +62,7 @@ def coverage_bars(e: Explanation, width: int = 48) -> Table:
 
 
 def kernel_table(e: Explanation, most: int) -> Table:
-    """Generated kernels, GEMMs and ATen calls, those that move most first."""
+    """Generated kernels, vendor calls and ATen calls, those that move most first."""
     table = _table("Kernels", "kernel", "runs", "launches", "bytes", "FLOPs", "fusions, sources", numbers=(2, 3, 4))
     for row in e.kernels[:most]:
         about = ", ".join(row.fusions) + ("\n" if row.fusions and row.sources else "")

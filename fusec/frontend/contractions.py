@@ -8,7 +8,8 @@ from fusec.ir.types import broadcast
 LETTERS = "abcdefghijklmnopqrstuvw"
 
 
-def _product(low: Lowering, call: Call, spec: str, a: Value, b: Value) -> Value:
+def product(low: Lowering, call: Call, spec: str, a: Value, b: Value) -> Value:
+    """A contraction in the element type of the result."""
     dtype = call.out.dtype
     if not dtype.is_float:
         raise ImportFailure(f"a matrix product of {dtype}", why="contractions are of floats")
@@ -20,7 +21,7 @@ def _linear(low: Lowering, call: Call) -> Value:
     x, weight, bias = call["input"], call["weight"], call["bias"]
     rows = LETTERS[: len(x.shape) - 1]
     column = LETTERS[len(rows)] if len(weight.shape) == 2 else ""
-    out = _product(low, call, f"{rows}z,{column}z->{rows}{column}", x, weight)
+    out = product(low, call, f"{rows}z,{column}z->{rows}{column}", x, weight)
     return out if bias is None else low.pointwise("add", out, bias, dtype=call.out.dtype)
 
 
@@ -41,7 +42,7 @@ def matmul(low: Lowering, call: Call, a: Value, b: Value) -> Value:
     column = LETTERS[len(batch) + len(row)] if len(b.shape) > 1 else ""
     a, a_term = _without_ones(low, a, letters, batch, row + "z")
     b, b_term = _without_ones(low, b, letters, batch, "z" + column)
-    return low.reshape(_product(low, call, f"{a_term},{b_term}->{letters}{row}{column}", a, b), call.out.shape)
+    return low.reshape(product(low, call, f"{a_term},{b_term}->{letters}{row}{column}", a, b), call.out.shape)
 
 
 def _without_ones(low: Lowering, x: Value, letters: str, batch: tuple[Argument, ...], tail: str) -> tuple[Value, str]:
@@ -70,35 +71,3 @@ def _addmm(low: Lowering, call: Call) -> Value:
     if beta != 1:
         bias = low.pointwise("mul", bias, beta, dtype=dtype)
     return low.pointwise("add", product, bias, dtype=dtype)
-
-
-@lowers("aten.convolution.default", "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
-def _convolution(low: Lowering, call: Call) -> Value:
-    """A convolution whose windows tile its input (patch embedding) is a matrix product; the rest stays opaque."""
-    x, weight, bias = call["input"], call["weight"], call["bias"]
-    window = weight.shape[2:]
-    if len(x.shape) != len(window) + 2 or call["groups"] != 1 or call.get("transposed"):
-        raise ImportFailure(
-            "a convolution that is no patch embedding",
-            why="only a plain one, of a batch and with one group, is a product",
-        )
-    plain = not any(call["padding"]) and all(d == 1 for d in call["dilation"])
-    if not plain or not all(isinstance(n, int) for n in window) or not _same_steps(call["stride"], window):
-        raise ImportFailure(
-            "a convolution whose windows do not tile the image",
-            why="it is a matrix product only with a stride of one window, without padding or dilation",
-        )
-    counts = call.out.shape[2:]
-    for dim, (count, size) in enumerate(zip(counts, window, strict=True), 2):
-        x = low.slice(x, dim, 0, count * size)
-    x = low.reshape(x, (*x.shape[:2], *(n for pair in zip(counts, window, strict=True) for n in pair)))
-    places, inner = LETTERS[2 : 2 + len(window)], "yxw"[: len(window)]
-    apart = "".join(place + at for place, at in zip(places, inner, strict=True))
-    out = _product(low, call, f"az{apart},bz{inner}->ab{places}", x, weight)
-    if bias is None:
-        return out
-    return low.pointwise("add", out, low.reshape(bias, (bias.shape[0], *(1 for _ in window))), dtype=call.out.dtype)
-
-
-def _same_steps(stride: Argument, window: tuple[Argument, ...]) -> bool:
-    return tuple(stride) == window or (len(stride) == 1 and all(n == stride[0] for n in window))

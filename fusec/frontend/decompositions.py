@@ -19,7 +19,7 @@ KEPT_WHOLE = (
 _NAMES = """
 _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp
 native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm
-native_group_norm_backward
+native_group_norm_backward native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
 gelu gelu_backward silu silu_backward leaky_relu leaky_relu_backward elu elu_backward celu mish mish_backward
 softplus softplus_backward hardtanh hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward
 relu6 log_sigmoid_forward log_sigmoid_backward threshold threshold_backward glu glu_backward prelu

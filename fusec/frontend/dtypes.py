@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import sympy
 import torch
 
 from fusec.frontend.sizes import to_size
 from fusec.ir import types as t
-from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type
+from fusec.ir.types import DType, OtherType, ScalarType, Size, TensorType, Type, simplify
 from fusec.verify.dtypes import TORCH_DTYPES
 
 _NAMES = {torch_dtype: t.DTYPES[name] for name, torch_dtype in TORCH_DTYPES.items()}
@@ -37,10 +38,24 @@ def to_type(value: Any) -> Type:
     return OtherType("none" if value is None else type(value).__name__)
 
 
-def tensor_type(value: torch.Tensor) -> "TensorType | OtherType":
-    """The type of a tensor, strides included; a sparse or opaque layout is something only ATen understands."""
+def tensor_type(value: torch.Tensor, even_empty: bool = False) -> "TensorType | OtherType":
+    """The type of a tensor, strides included; a sparse or opaque layout is something only ATen understands.
+
+    Args:
+        value: most often a fake tensor.
+        even_empty: whether strides have to be eager's although a length that is computed turns out to be 0.
+    """
     if value.layout != torch.strided:
         return OtherType(str(value.layout).removeprefix("torch."))
     shape = tuple(to_size(n) for n in value.shape)
-    strides = tuple(to_size(n) for n in value.stride())
+    strides = tuple(to_size(n) if even_empty else _of_some(to_size(n)) for n in value.stride())
     return TensorType(to_dtype(value.dtype), shape, strides, str(value.device))
+
+
+def _of_some(stride: Size) -> Size:
+    """A stride of a tensor that has elements: torch takes the larger of 1 and each length."""
+    if isinstance(stride, int) or not stride.has(sympy.Max):
+        return stride
+    return simplify(
+        stride.replace(lambda e: isinstance(e, sympy.Max) and e.args[0] == 1, lambda e: sympy.Max(*e.args[1:]))
+    )

@@ -11,10 +11,10 @@ from torch.utils import _pytree as pytree
 
 from fusec.analysis.strides import dense
 from fusec.errors import FusecError, ImportFailure
-from fusec.frontend import contractions, pointwise, reductions, views
+from fusec.frontend import contractions, convolutions, pointwise, reductions, views
 from fusec.frontend.caches import CacheWrites
 from fusec.frontend.calling import Imported, Output, View
-from fusec.frontend.dtypes import to_dtype, to_type
+from fusec.frontend.dtypes import tensor_type, to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template
 from fusec.frontend.sizes import settle_lengths, to_size
@@ -28,7 +28,7 @@ from fusec.remarks import Remarks
 
 PASS_NAME = "import"
 """Under which the import leaves its remarks."""
-TABLES = (contractions, pointwise, reductions, views)
+TABLES = (contractions, convolutions, pointwise, reductions, views)
 """The modules whose import fills the table of handlers."""
 
 
@@ -335,13 +335,13 @@ class Importer:
                 if whole not in placed:
                     placed[whole] = len(values)
                     values.append(self.values[whole])
-                    types.append(to_type(whole.meta["val"]))
+                    types.append(tensor_type(whole.meta["val"], even_empty=True))
                 slots.append(Output(view=View.between("output", placed[whole], whole.meta["val"], fake)))
                 continue
             value = self.old.get(leaf, value)
             slots.append(Output(index=len(values)))
             values.append(value)
-            ty = to_type(fake) if isinstance(fake, torch.Tensor) else value.type
+            ty = tensor_type(fake, even_empty=True) if isinstance(fake, torch.Tensor) else value.type
             types.append(ty)
         self.graph.set_outputs(values, types)
         return tuple(slots)

@@ -7,10 +7,10 @@ import sympy
 import torch
 
 from fusec.errors import ImportFailure
-from fusec.ir.types import Size, simplify, symbol
+from fusec.ir.types import Size, quotient, simplify, symbol
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "FloorDiv": lambda a, b: sympy.floor(a / b),
+    "FloorDiv": lambda a, b: quotient(a, b) if b.is_positive else sympy.floor(a / b),
     "CeilDiv": lambda a, b: sympy.ceiling(a / b),
     "CeilToInt": sympy.ceiling,
     "FloorToInt": sympy.floor,

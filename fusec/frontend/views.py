@@ -1,8 +1,9 @@
-"""View and data-movement operations of ATen as reshape, permute, expand, slice and concat."""
+"""View and data-movement operations of ATen as reshape, permute, expand, slice, window and concat."""
 
 import sympy
 
 from fusec.errors import ImportFailure
+from fusec.frontend.dtypes import to_type
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers
 from fusec.frontend.sizes import to_size
 from fusec.ir.graph import Value, base
@@ -16,6 +17,16 @@ from fusec.ir.types import BOOL, I32, I64, Size, TensorType, product, same_shape
 def _reshape(low: Lowering, call: Call) -> Value:
     x: Value = call["self"] if "self" in call.arguments else call["a"]
     return low.reshape(x, call.out.shape)
+
+
+@lowers("aten.as_strided.default")
+def _as_strided(low: Lowering, call: Call) -> Value:
+    fake, offset = call.fakes["self"], call["storage_offset"]
+    source, given = to_type(fake), TensorType(call.out.dtype, call.out.shape, tuple(map(to_size, call["stride"])))
+    whole = isinstance(source, TensorType) and source.is_contiguous and same_size(source.numel, given.numel)
+    if not whole or not given.is_contiguous or offset not in (None, fake.storage_offset()):
+        raise ImportFailure("a view by strides", why="it is a reshape only where it holds every element, in order")
+    return low.reshape(call["self"], call.out.shape)
 
 
 @lowers("aten.permute.default", "prims.transpose.default")
@@ -323,6 +334,15 @@ def _with_row(low: Lowering, x: Value, dim: int, at: int, value: Value, among: t
     parts.append(row)
     parts += [low.slice(x, dim, at + 1, n - at - 1)] if at + 1 < n else []
     return row if len(parts) == 1 else low.emit("concat", *parts, dim=dim - len(x.shape))
+
+
+@lowers("aten.unfold.default")
+def _unfold(low: Lowering, call: Call) -> Value:
+    x: Value = call["self"]
+    if not x.shape:
+        return low.reshape(x, call.out.shape)
+    dim = call["dimension"] % len(x.shape) - len(x.shape)
+    return low.emit("window", x, dim=dim, size=call["size"], step=call["step"])
 
 
 @lowers("aten.constant_pad_nd.default")

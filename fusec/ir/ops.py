@@ -23,6 +23,8 @@ class Trait(Flag):
     REDUCTION = auto()
     """Folds the dims in ``dims``; they stay, with length 1."""
     CONTRACTION = auto()
+    CONVOLUTION = auto()
+    """Slides a window of weights over the spatial dims, which lie behind batch and channels."""
     VIEW = auto()
     """Moves elements without computing; ``concat`` is one, although it needs memory."""
     SOURCE = auto()
@@ -142,6 +144,27 @@ def split_spec(spec: str) -> tuple[list[str], str]:
     return left.split(","), out
 
 
+def _convolution(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    x, weight = tensors = _tensors(types)
+    if x.dtype != weight.dtype or x.rank != weight.rank or x.rank < 3:
+        raise TypeError(f"{weight} holds no windows of {x}")
+    groups, spatial = attributes["groups"], x.rank - 2
+    each = tuple(attributes[k] for k in ("stride", "padding", "dilation"))
+    if any(len(sizes) != spatial for sizes in each):
+        raise ValueError(f"stride, padding and dilation of {x}: {spatial} numbers each are expected")
+    if not t.same_size(x.shape[1], weight.shape[1] * groups) or not _divides(groups, weight.shape[0]):
+        raise ValueError(f"{groups} groups of {weight} do not fit the channels of {x}")
+    shape = (
+        t.simplify(t.quotient(n + 2 * padding - dilation * (k - 1) - 1, stride) + 1)
+        for n, k, stride, padding, dilation in zip(x.shape[2:], weight.shape[2:], *each, strict=True)
+    )
+    return (tensors[0].with_shape((x.shape[0], weight.shape[0], *shape)),)
+
+
+def _divides(count: int, size: t.Size) -> bool:
+    return not isinstance(size, int) or size % count == 0
+
+
 def _same_count(a: t.Size, b: t.Size) -> bool:
     """Whether two numbers of elements agree, a rounded-down quotient being taken for exact: eager has checked it."""
     if t.same_size(a, b):
@@ -186,6 +209,17 @@ def _slice(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     shape, strides = list(x.shape), list(x.strides)
     shape[d] = t.simplify(stop - start if step == 1 else -((start - stop) // step))
     strides[d] = strides[d] * step
+    return (replace(x, shape=tuple(shape), strides=tuple(strides)),)
+
+
+def _window(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    d, size, step = (attributes[k] for k in ("dim", "size", "step"))
+    if not -x.rank <= d < 0:
+        raise ValueError(f"windows along dim {d} of {x}: a negative dim is expected")
+    shape, strides = [*x.shape, size], [*x.strides, x.strides[d]]
+    shape[d - 1] = t.simplify(t.quotient(x.shape[d] - size, step) + 1)
+    strides[d - 1] = strides[d - 1] * step
     return (replace(x, shape=tuple(shape), strides=tuple(strides)),)
 
 
@@ -281,10 +315,12 @@ _define(Trait.REDUCTION, _reduction, 1, {
     "sum": "Σ x", "prod": "Π x", "max": "max x, NaN if any is", "min": "min x, NaN if any is",
 })  # fmt: skip
 _define(Trait.CONTRACTION, _contraction, 2, {"contraction": ("Σ x·y over the labels that the result lacks", 2)})
+_define(Trait.CONVOLUTION, _convolution, 2, {"convolution": ("Σ x·w over a window and the channels of a group", 2)})
 _define(Trait.VIEW, _reshape, 1, {"reshape": "the same elements in row-major order"})
 _define(Trait.VIEW, _permute, 1, {"permute": "dims reordered; dims[i] is the operand's dim"})
 _define(Trait.VIEW, _expand, 1, {"expand": "length-1 and missing leading dims repeated"})
 _define(Trait.VIEW, _slice, 1, {"slice": "elements start, start+step, … below stop along dim"})
+_define(Trait.VIEW, _window, 1, {"window": "size elements along dim from every step-th on, in a last dim of their own"})
 _define(Trait.VIEW, _concat, None, {"concat": "operands one after another along dim"})
 _define(Trait.SOURCE | Trait.POINTWISE, _constant, 0, {"constant": "the number in value, kept in full precision"})
 _define(Trait.SOURCE, _constant, 0, {"size": "the size in expr, as a number"})

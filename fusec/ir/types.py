@@ -154,6 +154,17 @@ def simplify(size: Size) -> Size:
     return int(size) if size.is_Integer else size
 
 
+def quotient(a: Size, b: Size) -> Size:
+    """``a / b`` rounded down, ``b`` being positive; of a sum that holds one such quotient, one is made."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    terms = sympy.Add.make_args(sympy.expand(a))
+    inner = [term for term in terms if isinstance(term, sympy.floor)]
+    if len(inner) == 1:
+        a = a - inner[0] + inner[0].args[0]
+    return simplify(sympy.floor(a / b))
+
+
 def same_size(a: Size, b: Size) -> bool:
     """Whether two sizes are equal for every value of their symbols."""
     return bool(a == b) or (not (isinstance(a, int) and isinstance(b, int)) and simplify(a - b) == 0)

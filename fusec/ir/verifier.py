@@ -12,7 +12,7 @@ from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type, same_shape
 
 _ATTRIBUTE_KINDS = (int, float, str, type(None), sympy.Expr, DType, TensorType, ScalarType, OtherType)
-_ALIASING = ("reshape", "permute", "expand", "slice")
+_ALIASING = ("reshape", "permute", "expand", "slice", "window")
 _verified: "WeakSet[Graph]" = WeakSet()
 """Bodies of regions found right: they are shared and never changed in place, so once is enough."""
 

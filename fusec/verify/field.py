@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,7 +185,13 @@ class FieldMachine(Machine):
         """A sum of products of residues."""
         if not isinstance(a, FieldTensor):
             return super().contract(node, a, b)
-        return a.map(lambda x, y, p: modular.contract(node.attributes["spec"], x, y, p), b)
+        by = partial(torch.einsum, node.attributes["spec"])
+        return a.map(lambda x, y, p: modular.bilinear(by, x, y, p), b)
+
+    def convolve(self, node: Node, x: Any, weight: Any) -> Any:
+        """A sum of products of residues."""
+        by = partial(super().convolve, node)
+        return x.map(lambda x, w, p: modular.bilinear(by, x, w, p), weight)
 
     def reduce(self, node: Node, x: Any) -> Any:
         """A sum, product or extreme of residues."""

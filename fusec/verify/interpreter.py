@@ -106,7 +106,9 @@ class Machine:
         if node.has(Trait.POINTWISE):
             return [self.pointwise(node, operands, result)]
         tensors = self.tensors(node, operands)
-        return [self.reduce(node, tensors[0]) if node.has(Trait.REDUCTION) else self.contract(node, *tensors)]
+        if node.has(Trait.REDUCTION):
+            return [self.reduce(node, tensors[0])]
+        return [self.convolve(node, *tensors) if node.has(Trait.CONVOLUTION) else self.contract(node, *tensors)]
 
     def tensors(self, node: Node, operands: Sequence[Datum]) -> list[Datum]:
         """The operands with numbers made tensors."""
@@ -123,6 +125,14 @@ class Machine:
     def contract(self, node: Node, a: Datum, b: Datum) -> Datum:
         """An einsum, which accumulates half types in float32."""
         return torch.einsum(node.attributes["spec"], a, b)
+
+    def convolve(self, node: Node, x: Datum, weight: Datum) -> Datum:
+        """Torch's convolution."""
+        stride, padding, dilation = (
+            evaluate_sizes(node.attributes[name], self.symbols) for name in ("stride", "padding", "dilation")
+        )
+        groups = node.attributes["groups"]
+        return torch.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
 
     def source(self, node: Node, result: TensorType) -> Datum:
         """A number or the positions."""
@@ -218,6 +228,9 @@ def apply_view(node: Node, operands: Sequence[Tensor], symbols: Mapping[str, int
         return x.permute(attributes["dims"])
     if name == "expand":
         return x.expand(evaluate_sizes(attributes["shape"], symbols))
+    if name == "window":
+        size, step = evaluate_sizes((attributes["size"], attributes["step"]), symbols)
+        return x.unfold(attributes["dim"], size, step)
     if name == "concat":
         return torch.cat(list(operands), attributes["dim"])
     start, stop, step = evaluate_sizes((attributes["start"], attributes["stop"], attributes["step"]), symbols)

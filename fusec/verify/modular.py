@@ -1,6 +1,7 @@
 """Arithmetic modulo a prime below 2³¹ on int64 tensors, so that a product of two residues fits."""
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ BASES = (142494273, 4, 4)
 """An element of order PRIMES[i] modulo PRIMES[i+1]."""
 LEVELS = len(PRIMES)
 _SMALL = 15
-"""Bits of the lower limb in a contraction: its products have 46 bits, so 2¹⁷ of them sum up without overflow."""
+"""Bits of the lower limb in a sum of products: its products have 46 bits, so 2¹⁷ of them sum up without overflow."""
 
 
 def power(base: Tensor, exponent: Tensor, p: int) -> Tensor:
@@ -54,10 +55,10 @@ def product(x: Tensor, dims: tuple[int, ...], p: int) -> Tensor:
     return x
 
 
-def contract(spec: str, a: Tensor, b: Tensor, p: int) -> Tensor:
-    """An einsum of two operands, in two limbs of the first."""
-    high = torch.einsum(spec, a >> _SMALL, b) % p
-    low = torch.einsum(spec, a & ((1 << _SMALL) - 1), b) % p
+def bilinear(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, p: int) -> Tensor:
+    """Sums of products of two operands, as an einsum or a convolution makes them, in two limbs of the first."""
+    high = function(a >> _SMALL, b) % p
+    low = function(a & ((1 << _SMALL) - 1), b) % p
     return ((high << _SMALL) + low) % p
 
 

@@ -103,6 +103,9 @@ def _cost(graph: Graph, symbols: dict[str, int]) -> int:
                 for label, n in zip(term, shape, strict=True)
             }
             total += math.prod(evaluate_sizes(tuple(labels.values()), symbols))
+        elif node.has(Trait.CONVOLUTION):
+            sizes = (*node.result.shape, *node.operands[1].shape[1:])
+            total += math.prod(evaluate_sizes(sizes, symbols))
         total += sum(math.prod(evaluate_sizes(_sizes_of(r), symbols)) for r in node.results)
     return total
 

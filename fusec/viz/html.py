@@ -91,7 +91,7 @@ def _report(explanation: Explanation, scene: Scene) -> dict[str, Any]:
         (f"{explanation.imported_nodes:,} → {explanation.final_nodes:,}", "nodes"),
         (sum(explanation.regions.values()), "fusions"),
         (launches["generated"], "kernels"),
-        (launches["vendor"], "GEMMs"),
+        (launches["vendor"], "vendor calls"),
         (launches["opaque"], "ATen calls"),
     ]
     data["coverage"] = {"bytes": data["coverage"]["bytes"], "FLOPs": data["coverage"]["flops"]}

@@ -7,6 +7,7 @@ from fusec.ir.ops import Trait
 from fusec.ir.types import TensorType
 
 LONGEST = 40
+_PRODUCT = Trait.CONTRACTION | Trait.CONVOLUTION
 
 
 def label(node: Node) -> str:
@@ -25,6 +26,8 @@ def _detail(node: Node) -> str:
         return "dim " + " ".join(map(str, a["dims"]))
     if node.is_op("slice"):
         return f"{a['start']}:{a['stop']}" + ("" if a.get("step", 1) == 1 else f":{a['step']}")
+    if node.is_op("window"):
+        return f"of {a['size']} every {a['step']}"
     if node.is_op("concat"):
         return f"dim {a['dim']}"
     if node.is_op("permute"):
@@ -65,7 +68,7 @@ def value_name(value: Value) -> str:
         name = value.name or f"input {value.index}"
         return name if len(name) <= 24 else "…" + name[-23:]
     module = node.sources[0].module.rpartition(".")[2] if node.sources else ""
-    if module and not module.isdigit() and node.has(Trait.CONTRACTION | Trait.OPAQUE):
+    if module and not module.isdigit() and node.has(_PRODUCT | Trait.OPAQUE):
         return shorten(module, 24)
     return shorten(label(node), 24)
 
@@ -75,7 +78,7 @@ def category(node: Node) -> str:
     if node.has(Trait.REGION):
         return {"kernel": "kernel", "vendor": "contraction"}.get(str(node.attributes.get("kind")), "declared")
     for trait, name in (
-        (Trait.OPAQUE, "opaque"), (Trait.WRITE, "write"), (Trait.CONTRACTION, "contraction"),
+        (Trait.OPAQUE, "opaque"), (Trait.WRITE, "write"), (_PRODUCT, "contraction"),
         (Trait.REDUCTION, "reduction"), (Trait.SOURCE, "source"), (Trait.VIEW | Trait.LOOKUP, "view"),
     ):  # fmt: skip
         if node.has(trait):

@@ -110,3 +110,16 @@ def test_two_dims_of_one_size_have_an_axis_each() -> None:
     for output in locate(body).outputs:
         axes = [axis for at in output.index for axis in at.axes]
         assert len(axes) == len(set(axes)) == 3
+
+
+def test_windows_add_an_axis_to_an_index() -> None:
+    body = Body()
+    x, w = body.tensor(2, 5, 40), body.tensor(5, 4)
+    windows = body.do("window", body.do("exp", x), dim=-1, size=4, step=3)
+    weighed = body.do("mul", windows, body.do("reshape", w, shape=(5, 1, 4)))
+    body.set_outputs([body.do("sum", weighed, dims=(-1,))])
+    nest = locate(body)
+    (load,) = (item for item in nest.walk() if item.kind == "load" and item.value is x)
+    ((at, three), (within, one)) = load.index[2].terms
+    assert (at.size, three, within.size, one) == (13, 3, 4, 1) and load.index[2].maximum() == 39
+    assert classify(nest).kind == "row"

@@ -11,11 +11,11 @@ def tensor(dtype: DType, *shape: int) -> TensorType:
     return TensorType(dtype, shape, contiguous_strides(shape))
 
 
-def opaque(target: str, operands: tuple[TensorType, ...], result: TensorType) -> Node:
+def opaque(target: str, operands: tuple[TensorType, ...], *results: TensorType, rest: tuple[object, ...] = ()) -> Node:
     graph = Graph()
     values = [graph.add_input(type) for type in operands]
-    attributes = {"target": target, "args": tuple(("%", i) for i in range(len(values))), "kwargs": ()}
-    return graph.add_node("opaque", values, attributes, types=[result])
+    attributes = {"target": target, "args": (*(("%", i) for i in range(len(values))), *rest), "kwargs": ()}
+    return graph.add_node("opaque", values, attributes, types=results)
 
 
 @pytest.mark.parametrize("target", ["embedding.default", "index.Tensor", "index_select.default"])
@@ -54,13 +54,27 @@ def test_symbolic_sizes_stay() -> None:
 
 def test_opaque_products_count_their_arithmetic() -> None:
     image, filters, result = tensor(F32, 2, 3, 9, 9), tensor(F32, 5, 3, 2, 2), tensor(F32, 2, 5, 8, 8)
-    assert flops(opaque("aten.convolution.default", (image, filters), result)) == 2 * (2 * 5 * 8 * 8) * (3 * 2 * 2)
+    ones = ((1, 1), (0, 0), (1, 1))
+    spread = opaque("aten.convolution.default", (result, filters), image, rest=(None, *ones, True, (0, 0), 1))
+    assert flops(spread) == 2 * (2 * 5 * 8 * 8) * (3 * 2 * 2)
+    rest = (None, *ones, False, (0, 0), 1, (True, True, False))
+    back = opaque("aten.convolution_backward.default", (result, image, filters), image, filters, rest=rest)
+    assert flops(back) == 2 * flops(spread)
     rows, experts, ends = tensor(F32, 6, 7), tensor(F32, 4, 7, 11), tensor(I64, 4)
     grouped = opaque("transformers.grouped_mm_fallback.default", (rows, experts, ends), tensor(F32, 6, 11))
     assert flops(grouped) == 2 * 6 * 7 * 11
     bias, x, weight = tensor(F32, 11), tensor(F32, 6, 7), tensor(F32, 7, 11)
     assert flops(opaque("aten.addmm.default", (bias, x, weight), tensor(F32, 6, 11))) == 2 * 6 * 7 * 11
     assert flops(opaque("aten.sort.default", (x,), tensor(F32, 6, 7))) == 0
+
+
+def test_a_convolution_sums_over_its_window() -> None:
+    graph = Graph()
+    image, filters = graph.add_input(tensor(F32, 2, 6, 9, 9)), graph.add_input(tensor(F32, 4, 3, 2, 2))
+    attributes = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 2}
+    node = graph.add_node("convolution", (image, filters), attributes)
+    assert flops(node) == 2 * (2 * 4 * 10 * 10) * (3 * 2 * 2)
+    assert moved_bytes(node) == 4 * (2 * 6 * 9 * 9 + 4 * 3 * 2 * 2 + 2 * 4 * 10 * 10)
 
 
 def test_arithmetic_of_one_operation() -> None:

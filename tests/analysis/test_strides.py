@@ -90,3 +90,11 @@ def test_views_of_unknown_sizes() -> None:
     assert view_layout(graph.add_node("reshape", [turned], {"shape": (4 * N, 6)}), turned.tensor) is None
     assert dense(TensorType(F32, (4, N, 6), (6, 24, 1))).strides == (6, 24, 1)
     assert dense(TensorType(F32, (4, N), (2 * N, 2))).strides == (N, 1)
+
+
+def test_windows_lie_over_each_other() -> None:
+    for x in laid_out():
+        for d, n in enumerate(x.shape):
+            for size, step in {(min(n, 2), 1), (n, 3), (min(n, 1), 2)}:
+                seen = x.unfold(d, size, step)
+                assert layout(x, "window", dim=d - x.ndim, size=size, step=step) == (seen.stride(), 0)

@@ -46,3 +46,11 @@ def test_a_float_argument(backend: Any) -> None:
     x = torch.randn(3)
     for s in (0.5, 0.25, 3.0):
         same(compiled(x, s), x * s + s)
+
+
+def test_strides_of_what_may_be_empty(backend: Any) -> None:
+    dynamo.reset()
+    compiled = torch.compile(lambda x: x[:, 3:].exp(), backend=backend, dynamic=True)
+    for n in (5, 8, 3):
+        x = torch.randn(4, n)
+        same(compiled(x), x[:, 3:].exp())

@@ -39,6 +39,8 @@ FEW: dict[str, Case] = {
         ((1, 64), (72, 64), (72, 64)),
     ),
     "a weight by input": (lambda x, w, b: torch.tanh(torch.sin(x) @ w + b), ((5, 24), (24, 56), (56,))),
+    "spread over an image": (lambda x, w, h: torch.sigmoid(F.linear(x.sin(), w))[:, :, None, None] * h,
+                             ((2, 16), (64, 16), (2, 64, 5, 6))),
     "rows in two dims": (lambda x, w: F.linear(x.sin(), w) + 1, ((2, 3, 24), (56, 24))),
 }  # fmt: skip
 MANY: dict[str, Case] = {

@@ -155,3 +155,19 @@ def test_lanes_lie_along_a_row_whose_elements_lie_side_by_side() -> None:
     stores = [s for s in walk(kernel.body) if isinstance(s, Store)]
     assert tiles and len(stores) == 2
     assert not {t.axis for t in tiles} & {str(symbol) for s in stores for symbol in s.offset.free_symbols}
+
+
+@pytest.mark.parametrize(("size", "step"), [(3, 1), (4, 3), (20, 7), (1, 2)])
+def test_sums_over_windows_are_one_kernel(size: int, step: int) -> None:
+    body = Body()
+    x, w = body.tensor(3, 20, 37), body.tensor(size)
+    windows = body.do("window", x, dim=-2, size=size, step=step)
+    made = compiled(body, body.do("tanh", body.do("sum", body.do("mul", windows, w), dims=(-1,))))
+    assert [step.kind for step in made.program.steps] == ["kernel"]
+    assert not any(unproven_accesses(kernel) for kernel in made.program.kernels.values())
+    values, weights = torch.randn(3, 20, 37), torch.randn(size)
+    expected, exact = (
+        (x.unfold(1, size, step) * w).sum(-1, keepdim=True).tanh()
+        for x, w in ((values, weights), (values.double(), weights.double()))
+    )
+    assert compare_outputs([expected], made.program([values, weights]), [exact]).passed

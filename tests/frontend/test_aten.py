@@ -226,11 +226,35 @@ def test_products_with_a_bias() -> None:
 def test_convolutions() -> None:
     x, w, b = torch.randn(2, 3, 9, 8), torch.randn(5, 3, 4, 4), torch.randn(5)
     check(lambda x, w, b: F.conv2d(x, w, b, stride=4), x, w, b)
-    check(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), x, w, b, opaque=True)
+    check(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), x, w, b)
+    last = x.to(memory_format=torch.channels_last)
+    check(lambda x, w, b: (F.conv2d(x, w, b, dilation=2), F.conv2d(x, w)), last, w, b)
     x, w, b = torch.randn(3, 5, 11), torch.randn(7, 5, 2), torch.randn(7)
     check(lambda x, w, b: (F.conv1d(x, w, b, stride=2), F.conv1d(x, w, stride=2)), x, w, b)
-    check(lambda x, w, b: F.conv1d(x, w, b), x, w, b, opaque=True)
+    for dtype in (*FLOATS, torch.float64):
+        check(lambda x, w, b: (F.conv1d(x, w, b), F.conv1d(x[0], w, stride=2)), x.to(dtype), w.to(dtype), b.to(dtype))
+    check(lambda x, w, b: F.conv1d(x[:, :4], w[:6, :2], b[:6], groups=2, padding="same"), x, w, b)
+    check(lambda x, w, b: F.conv1d(x, w, b, stride=3, padding=2), x, w, b, symbolic=True)
+    check(lambda x, w: F.conv_transpose1d(x, w), x, w.transpose(0, 1), opaque=True)
     check(lambda x, w: F.conv3d(x, w, stride=(2, 1, 3)), torch.randn(2, 3, 4, 5, 7), torch.randn(5, 3, 2, 1, 3))
+
+
+def test_views_by_strides() -> None:
+    x = torch.randn(3, 4, 5)
+    check(lambda x: (x.as_strided((12, 1, 5), (5, 7, 1)), x.exp().as_strided((60,), (1,), 0)), x)
+    check(lambda x: x[1].as_strided((5, 4), (4, 1)), x)
+    for function in (
+        lambda x: x.exp().as_strided((5, 12), (1, 5)), lambda x: x.exp().as_strided((3, 4, 2), (20, 5, 1)),
+        lambda x: x.exp().mT.as_strided((60,), (1,)), lambda x: x.exp()[1].as_strided((4, 5), (5, 1), 0),
+    ):  # fmt: skip
+        check(function, x, opaque=True)
+
+
+def test_windows() -> None:
+    x = torch.randn(3, 9, 8)
+    check(lambda x: (x.unfold(1, 4, 3), x.exp().unfold(-1, 3, 1), x.mT.unfold(0, 3, 1), x.unfold(1, 9, 5)), x)
+    check(lambda x: (x.exp().unfold(1, 2, 2).sum(-1), x[0, 0, 0].unfold(0, 1, 1)), x)
+    check(lambda x: x.sin().unfold(1, 4, 3).unfold(-2, 2, 1).amax((-1, -2)), x, symbolic=True)
 
 
 def test_updates_under_a_mask() -> None:
@@ -307,6 +331,7 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     "layer norm": lambda x: (F.layer_norm(x, (6,)), F.layer_norm(x, (6,), x[0], x[1], 1e-3), F.layer_norm(x, (4, 6))),
     "rms norm": lambda x: (F.rms_norm(x, (6,)), F.rms_norm(x, (6,), x[0], 1e-3)),
     "group norm": lambda x: F.group_norm(x, 2),
+    "batch norm": lambda x: F.batch_norm(x, x[0], x[1].abs(), x[2], x[3]),
     "glu": lambda x: F.glu(x),
     "loss": lambda x: (F.mse_loss(x, x * 2), F.smooth_l1_loss(x, x * 3)),
     "norms": lambda x: (torch.linalg.vector_norm(x, dim=-1), F.normalize(x, dim=-1)),

@@ -14,7 +14,7 @@ from fusec.frontend.decompositions import KEPT_WHOLE
 from fusec.frontend.sizes import to_plain
 from fusec.frontend.sources import readable_path, shorten
 from fusec.frontend.torch_internals import kept_whole
-from fusec.ir.types import symbol
+from fusec.ir.types import evaluate_size, quotient, symbol
 from fusec.ir.verifier import verify_graph
 from fusec.verify.interpreter import evaluate
 
@@ -152,3 +152,17 @@ def test_torch_sizes_become_plain_sympy() -> None:
     assert to_plain(n + 1) == m + 1
     with pytest.raises(ImportFailure):
         to_plain(functions.BitwiseFn_bitwise_and(n, 3))
+
+
+def test_computed_lengths_count_as_some() -> None:
+    graph = trace(lambda x: x[:, 3:].exp(), [torch.randn(4, 9)])
+    assert graph.outputs[0].tensor.is_contiguous and not graph.output_types[0].is_contiguous  # type: ignore[union-attr]
+
+
+def test_nested_quotients_of_sizes_are_one() -> None:
+    n, m = symbol("n"), symbol("m")
+    inner = quotient(n - 10, 5) + 1
+    assert quotient(inner - 3, 2) == quotient(n - 20, 10) and quotient(17, 5) == 3
+    for k in range(23, 80):
+        assert evaluate_size(quotient(inner - 3, 2), {"n": k}) == ((k - 10) // 5 + 1 - 3) // 2
+        assert evaluate_size(quotient(quotient(n, m) + n, 3), {"n": k, "m": 4}) == (k // 4 + k) // 3

@@ -1,6 +1,7 @@
 """The verifier passes what is right and names what is broken."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -160,3 +161,32 @@ def test_only_inputs_and_what_was_made_for_it_are_written_and_old_values_are_rea
         return
     with pytest.raises(GraphError, match=message):
         verify_graph(graph)
+
+
+CONVOLUTION = """graph g(%x: f32[2, 6, {n}], %w: f32[{weight}]) {{
+  %a: f32[2, 8, {out}] = convolution(%x, %w) {{stride=({stride},), padding=(1,), dilation=(2,), groups={groups}}}
+  return %a
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"n": "s0", "out": "floor((s0 - 3)/2) + 1"}, None),
+        ({"groups": 2, "weight": "8, 3, 3"}, None),
+        ({"groups": 2}, "2 groups of"),
+        ({"groups": 3, "weight": "8, 2, 3"}, "3 groups of"),
+        ({"stride": "2, 1"}, "1 numbers each"),
+        ({"weight": "8, 6, 3, 1"}, "holds no windows"),
+        ({"out": 10}, "not the type of its operation"),
+    ],
+)
+def test_a_convolution_fits_its_operands(change: dict[str, Any], message: str | None) -> None:
+    sizes = {"n": 20, "weight": "8, 6, 3", "out": 9, "stride": 2, "groups": 1}
+    text = CONVOLUTION.format(**(sizes | change))
+    if message is None:
+        verify_graph(parse_graph(text))
+        return
+    with pytest.raises(GraphError, match=message):
+        verify_graph(parse_graph(text))

@@ -140,5 +140,19 @@ def test_integers_stay_ordinary() -> None:
 def test_contraction_does_not_overflow() -> None:
     p = PRIMES[-1]
     a, b = torch.full((1, 5000), p - 1), torch.full((5000, 1), p - 2)
-    assert modular.contract("ab,bc->ac", a, b, p).item() == 5000 * (p - 1) * (p - 2) % p
+    assert modular.bilinear(torch.matmul, a, b, p).item() == 5000 * (p - 1) * (p - 2) % p
     assert lift(0.1).map(lambda x, q: x * 10 % q).top.item() == 1
+
+
+def test_a_convolution_of_tiles_is_a_contraction() -> None:
+    sides = (
+        """graph g(%x: f32[2, 3, 8], %w: f32[5, 3, 4]) {
+          %a: f32[2, 5, 2] = convolution(%x, %w) {stride=(4,), padding=(0,), dilation=(1,), groups=1} return %a }""",
+        """graph g(%x: f32[2, 3, 8], %w: f32[5, 3, 4]) {
+          %t: f32[2, 3, 2, 4] = reshape(%x) {shape=(2, 3, 2, 4)}
+          %a: f32[2, 5, 2] = contraction(%t, %w) {spec="azcy,bzy->abc"} return %a }""",
+    )
+    generator = torch.Generator().manual_seed(0)
+    inputs = [draw((2, 3, 8), generator), draw((5, 3, 4), generator)]
+    (a,), (b,) = (evaluate_field(parse_graph(side), inputs, {}) for side in sides)  # type: ignore[misc]
+    assert same_elements(a, b).all()

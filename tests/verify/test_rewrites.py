@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from fusec.analysis.memory import flops
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.verify.rewrites import check_rewrite
+from fusec.verify.shrink import trials
 from tests.random_graphs import random_graph
 
 ATTENTION = """graph attention(%q: f32[s0, 8], %k: f32[s1, 8], %v: f32[s1, 8], %mask: bool[s0, s1], %w: f32[8]) {
@@ -247,3 +249,10 @@ def test_samples_repeat_where_an_input_does() -> None:
     same = parse_graph(f"graph same(%x: {repeated}) {{ %0: bf16[3, 4, 7, 8] = maximum(%x, 0.0) return %0 }}")
     verdict = check_rewrite(call, same)
     assert verdict, verdict.message
+
+
+def test_large_convolutions_are_run_in_small() -> None:
+    graph = parse_graph("""graph g(%x: f32[1, 512, 4000], %w: f32[512, 512, 3]) {
+      %a: f32[1, 512, 2000] = convolution(%x, %w) {stride=(2,), padding=(1,), dilation=(1,), groups=1} return %a }""")
+    found = list(trials(graph, graph.copy()))
+    assert found and all(flops(node) < 1 << 28 for trial in found for node in trial.before)
