@@ -25,8 +25,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from bench.harness import progress, report
-from bench.mutation import Mutant, files, sampled
-from bench.record import RESULTS, write_result
+from bench.mutation import Mutant, files, mutants, sampled
+from bench.record import RESULTS, provenance, write_result
 
 ROOT = Path(__file__).parents[1]
 ARGUED = Path(__file__).parent / "mutants_argued.json"
@@ -41,13 +41,18 @@ CONCERNED: dict[str, tuple[str, ...]] = {
     "passes/raising": ("passes/test_spellings.py", "test_fusions.py"),
     "passes/fusion": ("passes/test_spellings.py", "test_fusions.py"),
     "passes": ("passes", "codegen/test_attention.py", "codegen/test_program.py", "test_compiler.py"),
-    "fusec/analysis": ("analysis", "passes/test_grouping.py", "codegen/test_attention.py", "codegen/test_products.py",
+    "fusec/analysis": ("analysis", "passes/test_grouping.py", "codegen/test_attention.py",
+                       "codegen/test_attention_caches.py", "codegen/test_places.py", "codegen/test_products.py",
                        "codegen/test_program.py", "codegen/test_schedule_reductions.py"),
     "codegen/triton": ("codegen/test_triton_printer.py", "codegen/test_triton_regions.py",
-                       "codegen/test_triton_compile.py"),
+                       "codegen/test_triton_compile.py", "codegen/test_triton_contractions.py",
+                       "codegen/test_triton_attention.py"),
+    "codegen/schedule/tiled": ("codegen/test_triton_contractions.py", "codegen/test_triton_attention.py",
+                               "codegen/test_triton_compile.py"),
     "codegen/cpp": ("codegen/test_cpp.py", "codegen/test_cpp_functions.py", "codegen/test_program.py"),
     "codegen": ("codegen/test_bounds.py", "codegen/test_schedule_reductions.py", "codegen/test_attention.py",
-                "codegen/test_products.py", "codegen/test_program.py", "codegen/test_sizes.py"),
+                "codegen/test_attention_caches.py", "codegen/test_places.py", "codegen/test_products.py",
+                "codegen/test_program.py", "codegen/test_sizes.py"),
 }  # fmt: skip
 """The tests (below tests/) that a folder's files are the subject of: they run first."""
 UNCONCERNED = ("test_layout.py", "test_packaging.py", "test_readme.py", "bench", "models/test_weights.py")
@@ -126,19 +131,26 @@ def main(words: list[str] | None = None) -> int:
     lock = threading.Lock()
     with workplace() as folder:
         tree = copied(folder / "unchanged")
-        chosen = [m for m in sampled(tree, options.count, options.seed) if options.only in f"{m.path} {m.key}"]
-        content: dict[str, Any] = {"count": options.count, "tree": fingerprint(tree)}
-        content["mutants"] = _known(target, content["tree"], chosen, options.keep)
-        left = [m for m in chosen if m.key not in content["mutants"]]
+        if options.again:
+            content = json.loads(target.read_text())
+            left = unnoticed(tree, content)
+        else:
+            chosen = [m for m in sampled(tree, options.count, options.seed) if options.only in f"{m.path} {m.key}"]
+            content = {"count": options.count, "near": options.near, "tree": fingerprint(tree)}
+            content["mutants"] = _known(target, content["tree"], chosen, options.keep)
+            left = [m for m in chosen if m.key not in content["mutants"]]
         servers = [Server.start(folder / f"server-{i}") for i in range(options.workers)]
         if left:
             near = list(dict.fromkeys(t for m in left for t in concerned(tree, m.path)))
             tests = near if options.near else all_tests(tree)
             baseline = measure(servers[0], tree, tests, Path(options.baseline) if options.baseline else None)
-            content["baseline_cpu_seconds"] = baseline.cpu_seconds
+            if not options.again:
+                content["baseline_cpu_seconds"] = baseline.cpu_seconds
 
         def work(mutant: Mutant, server: Server) -> None:
             row = judge(mutant, server, baseline, options.near)
+            if options.again:
+                row["again"] = content["again"]["commit"]
             with lock:
                 content["mutants"][mutant.key] = row
                 write_result("mutants", options.seed, content | _counts(content["mutants"]), str(target))
@@ -160,6 +172,27 @@ def main(words: list[str] | None = None) -> int:
     content["passed"] = content["rate"] >= PROMISED
     console.print(f"written to {write_result('mutants', options.seed, content, str(target))}", style="dim")
     return int(not content["passed"])
+
+
+def unnoticed(tree: Path, content: dict[str, Any]) -> list[Mutant]:
+    """The mutants of an earlier run that survived it, as they are in the tree of today.
+
+    Where the code is gone or another one the row says ``removed``. What the earlier run was made with stays as it is,
+    and with what it is judged again stands beside it.
+    """
+    now = provenance(content["seed"])
+    content["again"] = {name: now[name] for name in ("commit", "changed", "command", "time")}
+    there = {m.key: m for name in files(tree) for m in mutants(name, (tree / name).read_bytes())}
+    rows = content["mutants"]
+    survived = [k for k, r in rows.items() if r["outcome"] in ("survived", "argued") and not _settled(r)]
+    for key in survived:
+        if key not in there:
+            rows[key] |= {"outcome": "removed", "by": "", "again": now["commit"]}
+    return [there[key] for key in survived if key in there]
+
+
+def _settled(row: dict[str, Any]) -> bool:
+    return row["outcome"] == "argued" and row["key"] in argued()
 
 
 def side_by_side(work: Callable[[Mutant, Server], None], mutants: list[Mutant], servers: list[Server]) -> None:
@@ -344,9 +377,12 @@ def argued() -> dict[str, str]:
     return {key: entry["reason"] for key, entry in json.loads(ARGUED.read_text()).items()} if ARGUED.exists() else {}
 
 
+OUTCOMES = ("killed", "survived", "argued", "removed", "invalid")
+
+
 def _counts(rows: dict[str, Any]) -> dict[str, Any]:
     outcomes = [row["outcome"] for row in rows.values()]
-    counts = {name: outcomes.count(name) for name in ("killed", "survived", "argued", "invalid")}
+    counts = {name: outcomes.count(name) for name in OUTCOMES}
     judged = counts["killed"] + counts["survived"]
     by_time = sum(row["by"] == "time" for row in rows.values())
     return {"counts": counts | {"killed_by_time": by_time}, "rate": counts["killed"] / judged if judged else 0.0}
@@ -356,13 +392,14 @@ def table(rows: dict[str, Any]) -> Table:
     """One line per file."""
     total = _counts(rows)
     shown = Table(title=f"Mutants: {total['rate']:.1%} of {len(rows)} found")
-    for column in ("file", "killed", "of these by time", "survived", "argued", "invalid"):
+    columns = ("killed", "killed_by_time", *OUTCOMES[1:])
+    for column in ("file", "killed", "of these by time", *OUTCOMES[1:]):
         shown.add_column(column, justify="left" if column == "file" else "right")
     for path in sorted({row["path"] for row in rows.values()}):
         counts = _counts({k: row for k, row in rows.items() if row["path"] == path})["counts"]
-        shown.add_row(path, *(str(counts[k]) for k in ("killed", "killed_by_time", "survived", "argued", "invalid")))
+        shown.add_row(path, *(str(counts[k]) for k in columns))
     counts = total["counts"]
-    shown.add_row("all", *(str(counts[k]) for k in ("killed", "killed_by_time", "survived", "argued", "invalid")))
+    shown.add_row("all", *(str(counts[k]) for k in columns))
     shown.caption = "argued: survived, and why no test can see them is in bench/mutants_argued.json; not in the share"
     return shown
 
@@ -379,6 +416,7 @@ def _parser() -> argparse.ArgumentParser:
         help="only tests that run the place, or are about the file",
     )
     add("--keep", action="store_true", help="what a run on another tree killed stays killed, as tests were only added")
+    add("--again", action="store_true", help="judge what survived the run in --json by the tests that there are now")
     add(
         "--baseline",
         default="",
