@@ -259,8 +259,9 @@ def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> Iterator[list[str
     """The tests in the order in which they are asked.
 
     Of those that run the place of the mutant the quickest of each file; then the others that run it; then those that
-    its file is the subject of; then, unless ``near``, all there are. The later ones are asked since some places run
-    once in a process, for whatever test comes first.
+    its file is the subject of; then all there are. The later ones are asked since some places run once in a process,
+    for whatever test comes first. With ``near`` those that run it are all, and where there are none those that its
+    file is the subject of.
     """
     running = baseline.running(mutant)
     first, seen = [], Counter[str]()
@@ -270,7 +271,8 @@ def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> Iterator[list[str
     yield first
     yield [name for name in running if name not in first]
     subjects = concerned(baseline.tree, mutant.path)
-    yield subjects
+    if not near or not running:
+        yield subjects
     if not near:
         yield [t for t in baseline.tests if t not in subjects]
 
@@ -413,7 +415,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--near",
         action="store_true",
-        help="only tests that run the place, or are about the file",
+        help="only tests that run the place; where none is known to, those about its file",
     )
     add("--keep", action="store_true", help="what a run on another tree killed stays killed, as tests were only added")
     add("--again", action="store_true", help="judge what survived the run in --json by the tests that there are now")
