@@ -139,8 +139,6 @@ def inserted_ones(graph: Graph, node: Node) -> Value | None:
         operands, terms[i] = list(node.operands), "".join(terms[i][d] for d in kept)
         operands[i] = inner
         result = _contraction(graph, node, operands, terms, "".join(n for n in out if n in terms[0] + terms[1]))
-        if same_shape(result.shape, node.result.shape):
-            return result
         return graph.add_node("reshape", [result], {"shape": node.result.shape}).result
     return None
 

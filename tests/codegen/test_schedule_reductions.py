@@ -155,3 +155,10 @@ def test_lanes_lie_along_a_row_whose_elements_lie_side_by_side() -> None:
     stores = [s for s in walk(kernel.body) if isinstance(s, Store)]
     assert tiles and len(stores) == 2
     assert not {t.axis for t in tiles} & {str(symbol) for s in stores for symbol in s.offset.free_symbols}
+
+
+@pytest.mark.parametrize(("shape", "lanes"), [((1, 1), []), ((3, 2), [2]), ((1, 40), [40]), ((40, 1), [40])], ids=str)
+def test_lanes_lie_along_an_axis_that_has_elements(shape: tuple[int, ...], lanes: list[int]) -> None:
+    body = Body()
+    ((kernel,),) = [compiled(body, body.do("exp", body.tensor(*shape))).program.kernels.values()]
+    assert [s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"] == lanes
