@@ -10,7 +10,7 @@ from hypothesis import given
 
 from fusec.config import Config
 from fusec.frontend import trace
-from fusec.ir.graph import Graph
+from fusec.ir.graph import Graph, base
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import BF16, F16, F32
 from fusec.ir.verifier import verify_graph
@@ -336,6 +336,13 @@ def test_an_output_is_never_another_name_of_an_input_or_output() -> None:
     normalize(graph)
     assert len(set(graph.outputs)) == 3
     assert graph.inputs[0] not in graph.outputs
+
+
+@pytest.mark.parametrize("spelled", ["mul(1.0, %x)", "add(-0.0, %x)", "sub(%x, 0.0)", "pow(%x, 1.0)"])
+def test_an_output_that_becomes_an_input_in_two_steps_stays_a_copy(spelled: str) -> None:
+    graph = row(f"%a: f32[3, 4] = {spelled}\nreturn %a")
+    normalize(graph)
+    assert base(graph.outputs[0]) not in graph.inputs
 
 
 def test_storage_that_is_written_to_is_not_shared() -> None:

@@ -1,5 +1,6 @@
 """The matcher finds what networkx finds, and says why where it finds nothing."""
 
+import math
 import random
 
 import networkx as nx
@@ -8,8 +9,8 @@ from networkx.algorithms.isomorphism import DiGraphMatcher
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import BF16, F32, TensorType, contiguous_strides
-from fusec.rewriting.match import Match, MatchFailure, Pattern
+from fusec.ir.types import BF16, F32, F64, I64, DType, TensorType, contiguous_strides
+from fusec.rewriting.match import Match, MatchFailure, Pattern, same_number
 from fusec.rewriting.matcher import Matcher
 
 X = TensorType(F32, (4, 8), contiguous_strides((4, 8)))
@@ -108,6 +109,20 @@ def test_it_agrees_with_networkx(seed: int) -> None:
     matcher = Matcher(as_pattern(pattern), graph, outputs)
     found = {n for n in graph.nodes if isinstance(matcher.match(n.result), Match)}
     assert found == oracle(graph, pattern)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype", "same"),
+    [
+        (1 << 24, (1 << 24) + 1, F32, True), (1 << 24, (1 << 24) + 1, I64, False), (1e300, 2e300, F32, True),
+        (0.1, 0.10000000149011612, F32, True), (0.1, 0.10000000149011612, F64, False), (0.0, -0.0, F64, True),
+        (math.nan, math.nan, F64, True), (math.nan, 0.0, F32, False), (True, 1, I64, True),
+    ],
+)  # fmt: skip
+def test_numbers_are_one_where_the_type_cannot_tell_them_apart(
+    a: float, b: float, dtype: DType, same: bool
+) -> None:
+    assert same_number(a, b, dtype) is same_number(b, a, dtype) is same
 
 
 def softplus_like() -> Graph:
