@@ -110,3 +110,25 @@ def test_two_dims_of_one_size_have_an_axis_each() -> None:
     for output in locate(body).outputs:
         axes = [axis for at in output.index for axis in at.axes]
         assert len(axes) == len(set(axes)) == 3
+
+
+def test_a_result_of_more_dims_has_a_range_of_its_own() -> None:
+    body = Body()
+    x, y = body.do("exp", body.tensor(12)), body.do("exp", body.tensor(2, 1, 1))
+    body.set_outputs([x, y])
+    with pytest.raises(ScheduleError, match="different ranges"):
+        locate(body)
+    body.set_outputs([x, body.do("exp", body.tensor(1, 1, 12))])
+    assert len(locate(body).outputs) == 2
+
+
+@pytest.mark.parametrize(("parts", "fits"), [(16, True), (17, False)])
+def test_a_kernel_has_code_for_a_few_segments_only(parts: int, fits: bool) -> None:
+    body = Body()
+    joined = body.do("concat", *(body.do("exp", body.tensor(4, 8)) for _ in range(parts)), dim=-1)
+    body.set_outputs([joined])
+    if fits:
+        assert len(locate(body).outputs) == parts
+    else:
+        with pytest.raises(ScheduleError, match="too many segments"):
+            locate(body)

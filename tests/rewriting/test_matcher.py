@@ -119,9 +119,7 @@ def test_it_agrees_with_networkx(seed: int) -> None:
         (math.nan, math.nan, F64, True), (math.nan, 0.0, F32, False), (True, 1, I64, True),
     ],
 )  # fmt: skip
-def test_numbers_are_one_where_the_type_cannot_tell_them_apart(
-    a: float, b: float, dtype: DType, same: bool
-) -> None:
+def test_numbers_are_one_where_the_type_cannot_tell_them_apart(a: float, b: float, dtype: DType, same: bool) -> None:
     assert same_number(a, b, dtype) is same_number(b, a, dtype) is same
 
 
