@@ -65,6 +65,22 @@ def test_a_clause_decides_and_explains() -> None:
     assert "f32[3, 9]" in missed.found
 
 
+def test_a_clause_without_words_is_explained_by_its_name() -> None:
+    @fusion
+    def twice_exponential(x: Rows) -> Tensor:
+        """exp(exp(x))"""
+        return torch.exp(torch.exp(x))
+
+    @twice_exponential.where
+    def rows_are_short(x: TensorType) -> bool:
+        return x.shape[-1] == 8
+
+    context = Context()
+    graph = normal(twice_exponential.function, torch.randn(3, 9))
+    assert apply_declared([twice_exponential], graph, library(), context) == 0
+    assert [missed.expected for missed in context.failures.values()] == ["rows are short"]
+
+
 def test_a_scalar_is_a_variable_and_its_value_is_kept() -> None:
     @fusion
     def shifted_tanh(x: Rows, shift: float) -> Tensor:

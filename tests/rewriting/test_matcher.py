@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 from networkx.algorithms.isomorphism import DiGraphMatcher
 
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BF16, F32, F64, I64, DType, TensorType, contiguous_strides
 from fusec.rewriting.match import Match, MatchFailure, Pattern, same_number
@@ -156,6 +156,21 @@ def test_a_failure_names_the_clause(clause: str) -> None:
     assert found.clause == clause
     assert found.expected
     assert found.found
+
+
+def test_a_failure_points_at_the_line_of_the_node_at_fault() -> None:
+    graph = softplus_like()
+    for line, node in enumerate(graph.nodes, 1):
+        node.sources = (Source(file="model.py", line=line),)
+    exp, _, mul = graph.nodes
+    tanh = graph.add_node("tanh", exp.operands)
+    graph.replace_value(exp.result, tanh.result)
+    graph.sort()
+    for sources in ((Source(file="model.py", line=9),), ()):
+        tanh.sources = sources
+        found = Matcher(as_pattern(softplus_like()), graph, set(graph.outputs)).match(graph.outputs[0])
+        assert isinstance(found, MatchFailure) and found.node is tanh
+        assert found.sources == (sources or mul.sources)
 
 
 def test_the_best_attempt_is_the_deepest() -> None:
