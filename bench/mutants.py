@@ -229,8 +229,6 @@ def judge(mutant: Mutant, server: Server, baseline: Baseline, near: bool = False
         "difference": mutant.difference(source), "outcome": "survived", "by": "", "cpu_seconds": 0.0,
     }  # fmt: skip
     for tests in _stages(mutant, baseline, near):
-        if not tests:
-            continue
         found = server.ask(
             tree, tests, baseline.limit(tests), module_of(mutant.path), known=baseline.seconds,
             kernels=str(baseline.kernels),
@@ -255,26 +253,24 @@ _EACH = 6
 """Tests of each file that come first."""
 
 
-def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> Iterator[list[str]]:
+def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> list[list[str]]:
     """The tests in the order in which they are asked.
 
     Of those that run the place of the mutant the quickest of each file; then the others that run it; then those that
     its file is the subject of; then all there are. The later ones are asked since some places run once in a process,
-    for whatever test comes first. With ``near`` those that run it are all, and where there are none those that its
-    file is the subject of.
+    for whatever test comes first. With ``near`` only the first of these that there are: what they find is found, what
+    they do not may be.
     """
     running = baseline.running(mutant)
     first, seen = [], Counter[str]()
     for name in running:
         seen[name.partition("::")[0]] += 1
         first += [name] if seen[name.partition("::")[0]] <= _EACH else []
-    yield first
-    yield [name for name in running if name not in first]
-    subjects = concerned(baseline.tree, mutant.path)
-    if not near or not running:
-        yield subjects
-    if not near:
-        yield [t for t in baseline.tests if t not in subjects]
+    stages = [first, [name for name in running if name not in first]]
+    stages.append(subjects := concerned(baseline.tree, mutant.path))
+    stages.append([t for t in baseline.tests if t not in subjects])
+    stages = [tests for tests in stages if tests]
+    return stages[:1] if near else stages
 
 
 def concerned(tree: Path, path: str) -> list[str]:
@@ -415,7 +411,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--near",
         action="store_true",
-        help="only tests that run the place; where none is known to, those about its file",
+        help="only the quickest tests that run the place: the share found is then at least that",
     )
     add("--keep", action="store_true", help="what a run on another tree killed stays killed, as tests were only added")
     add("--again", action="store_true", help="judge what survived the run in --json by the tests that there are now")
