@@ -57,6 +57,8 @@ CONCERNED: dict[str, tuple[str, ...]] = {
 """The tests (below tests/) that a folder's files are the subject of: they run first."""
 UNCONCERNED = ("test_layout.py", "test_packaging.py", "test_readme.py", "bench", "models/test_weights.py")
 """Tests of something else than the compiler."""
+STAGES = 4
+"""See ``_stages``: the last is all tests."""
 LIMIT = 5.0
 """A mistake may make the tests this much slower, and then counts as found."""
 
@@ -136,19 +138,19 @@ def main(words: list[str] | None = None) -> int:
             left = unnoticed(tree, content)
         else:
             chosen = [m for m in sampled(tree, options.count, options.seed) if options.only in f"{m.path} {m.key}"]
-            content = {"count": options.count, "near": options.near, "tree": fingerprint(tree)}
+            content = {"count": options.count, "stages": options.stages, "tree": fingerprint(tree)}
             content["mutants"] = _known(target, content["tree"], chosen, options.keep)
             left = [m for m in chosen if m.key not in content["mutants"]]
         servers = [Server.start(folder / f"server-{i}") for i in range(options.workers)]
         if left:
             near = list(dict.fromkeys(t for m in left for t in concerned(tree, m.path)))
-            tests = near if options.near else all_tests(tree)
+            tests = near if options.stages < STAGES else all_tests(tree)
             baseline = measure(servers[0], tree, tests, Path(options.baseline) if options.baseline else None)
             if not options.again:
                 content["baseline_cpu_seconds"] = baseline.cpu_seconds
 
         def work(mutant: Mutant, server: Server) -> None:
-            row = judge(mutant, server, baseline, options.near)
+            row = judge(mutant, server, baseline, options.stages)
             if options.again:
                 row["again"] = content["again"]["commit"]
             with lock:
@@ -215,7 +217,7 @@ def side_by_side(work: Callable[[Mutant, Server], None], mutants: list[Mutant], 
         raise failed[0]
 
 
-def judge(mutant: Mutant, server: Server, baseline: Baseline, near: bool = False) -> dict[str, Any]:
+def judge(mutant: Mutant, server: Server, baseline: Baseline, stages: int = STAGES) -> dict[str, Any]:
     """What the tests say of a mutant, the likeliest to notice it first."""
     source = (baseline.tree / mutant.path).read_bytes()
     tree = server.folder / "tree"
@@ -227,8 +229,9 @@ def judge(mutant: Mutant, server: Server, baseline: Baseline, near: bool = False
     row: dict[str, Any] = {
         "key": mutant.key, "path": mutant.path, "function": mutant.function, "operator": mutant.operator,
         "difference": mutant.difference(source), "outcome": "survived", "by": "", "cpu_seconds": 0.0,
+        "stages": stages,
     }  # fmt: skip
-    for tests in _stages(mutant, baseline, near):
+    for tests in _stages(mutant, baseline, stages):
         found = server.ask(
             tree, tests, baseline.limit(tests), module_of(mutant.path), known=baseline.seconds,
             kernels=str(baseline.kernels),
@@ -253,13 +256,12 @@ _EACH = 6
 """Tests of each file that come first."""
 
 
-def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> list[list[str]]:
+def _stages(mutant: Mutant, baseline: Baseline, count: int) -> list[list[str]]:
     """The tests in the order in which they are asked.
 
     Of those that run the place of the mutant the quickest of each file; then the others that run it; then those that
     its file is the subject of; then all there are. The later ones are asked since some places run once in a process,
-    for whatever test comes first. With ``near`` only the first of these that there are: what they find is found, what
-    they do not may be.
+    for whatever test comes first. What the first ``count`` of these stages do not find, later ones may.
     """
     running = baseline.running(mutant)
     first, seen = [], Counter[str]()
@@ -269,8 +271,7 @@ def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> list[list[str]]:
     stages = [first, [name for name in running if name not in first]]
     stages.append(subjects := concerned(baseline.tree, mutant.path))
     stages.append([t for t in baseline.tests if t not in subjects])
-    stages = [tests for tests in stages if tests]
-    return stages[:1] if near else stages
+    return [tests for tests in stages[:count] if tests] or [subjects]
 
 
 def concerned(tree: Path, path: str) -> list[str]:
@@ -408,11 +409,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--count", type=int, default=240, help="about how many mutants")
     add("--workers", type=int, default=2)
     add("--only", default="", metavar="TEXT", help="of these, those with TEXT in path or key")
-    add(
-        "--near",
-        action="store_true",
-        help="only the quickest tests that run the place: the share found is then at least that",
-    )
+    add("--stages", type=int, default=STAGES, help="of tests, the likeliest first; fewer find at most as much")
     add("--keep", action="store_true", help="what a run on another tree killed stays killed, as tests were only added")
     add("--again", action="store_true", help="judge what survived the run in --json by the tests that there are now")
     add(

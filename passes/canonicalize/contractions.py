@@ -190,9 +190,8 @@ def flattened_rows(graph: Graph, node: Node) -> Value | None:
 
 
 def _agreed(groups: list[tuple[Size, ...]], stays: bool) -> tuple[Size, ...] | None:
-    """How the operands split a dim, if they agree; those that differ in dims of length 1 alone do without them."""
-    if not all(same_shape(group, groups[0]) for group in groups) or not (stays or len(groups[0]) == 1):
-        groups = [tuple(n for n in group if n != 1) or (1,) for group in groups]
+    """How the operands split a dim, those of length 1 aside, if they agree."""
+    groups = [tuple(n for n in group if n != 1) or (1,) for group in groups]
     agree = all(same_shape(group, groups[0]) for group in groups)
     return groups[0] if agree and (stays or len(groups[0]) == 1) else None
 
