@@ -271,7 +271,7 @@ def _stages(mutant: Mutant, baseline: Baseline, count: int) -> list[list[str]]:
     stages = [first, [name for name in running if name not in first]]
     stages.append(subjects := concerned(baseline.tree, mutant.path))
     stages.append([t for t in baseline.tests if t not in subjects])
-    return [tests for tests in stages[:count] if tests] or [subjects]
+    return [tests for tests in stages[:count] if tests]
 
 
 def concerned(tree: Path, path: str) -> list[str]:
