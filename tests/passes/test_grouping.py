@@ -62,9 +62,10 @@ def test_few_rows_take_norm_products_and_gate_into_one_kernel() -> None:
     assert sum(n.is_op("contraction") for n in region.body.nodes) == 2
 
 
-def test_many_rows_leave_the_product_to_the_vendor_with_its_bias() -> None:
+@pytest.mark.parametrize(("shape", "spec"), [((100, 64), "az,bz->ab"), ((4, 25, 64), "abz,cz->abc")])
+def test_many_rows_leave_the_product_to_the_vendor_with_its_bias(shape: tuple[int, ...], spec: str) -> None:
     m = Model()
-    product = m.do("contraction", m.tensor(100, 64), m.tensor(32, 64), spec="az,bz->ab")
+    product = m.do("contraction", m.tensor(*shape), m.tensor(32, 64), spec=spec)
     (region,) = m.group(m.do("add", product, m.tensor(32)))
     BiasedProducts().apply(m, m.context)
     verify_graph(m)
