@@ -212,6 +212,19 @@ def test_an_input_that_is_read_elsewhere_too_gets_its_new_value_afterwards(spell
     torch.testing.assert_close(found, value)
 
 
+@pytest.mark.parametrize("size", [8, 40])
+def test_an_input_and_its_transpose_become_their_sum(size: int) -> None:
+    """Each element is read where another iteration would replace it."""
+    x = f"f32[{size}, {size}]"
+    text = f"""graph g(%x: {x}) {{
+      %t: {x} = permute(%x) {{dims=(1, 0)}}
+      %v: {x} = sub(%x, %t)
+      %w: {x} = write(%x, %v)
+      return %v
+    }}"""
+    agrees(text, torch.randn(size, size), kinds=["kernel", "write"])
+
+
 def test_a_kernel_that_reads_the_old_rows_comes_first() -> None:
     text = """graph old(%cache: f32[9, 4], %x: f32[2, 4], %at: i64[2]) {
       %total: f32[9, 1] = sum(%cache) {dims=(-1,)}
