@@ -132,3 +132,21 @@ def test_a_kernel_has_code_for_a_few_segments_only(parts: int, fits: bool) -> No
     else:
         with pytest.raises(ScheduleError, match="too many segments"):
             locate(body)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "spec", "why"),
+    [
+        ((3, 64), (64,), "az,z->a", "it has a single column"),
+        ((3,), (40, 64), "a,bz->ab", "an operand lacks the dim that is summed"),
+        ((2, 3, 64), (2, 40, 64), "abz,acz->abc", "it is a batch of products"),
+        ((3, symbol("s0")), (40, symbol("s0")), "az,bz->ab", "the size s0 is not known"),
+    ],
+)  # fmt: skip
+def test_a_product_that_has_no_kernel_says_why(
+    left: tuple[Size, ...], right: tuple[Size, ...], spec: str, why: str
+) -> None:
+    body = Body()
+    body.set_outputs([body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)])
+    with pytest.raises(ScheduleError, match=why):
+        classify(locate(body), 16)
