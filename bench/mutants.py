@@ -25,8 +25,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from bench.harness import progress, report
-from bench.mutation import Mutant, files, sampled
-from bench.record import RESULTS, write_result
+from bench.mutation import Mutant, files, mutants, sampled
+from bench.record import RESULTS, provenance, write_result
 
 ROOT = Path(__file__).parents[1]
 ARGUED = Path(__file__).parent / "mutants_argued.json"
@@ -41,17 +41,24 @@ CONCERNED: dict[str, tuple[str, ...]] = {
     "passes/raising": ("passes/test_spellings.py", "test_fusions.py"),
     "passes/fusion": ("passes/test_spellings.py", "test_fusions.py"),
     "passes": ("passes", "codegen/test_attention.py", "codegen/test_program.py", "test_compiler.py"),
-    "fusec/analysis": ("analysis", "passes/test_grouping.py", "codegen/test_attention.py", "codegen/test_products.py",
+    "fusec/analysis": ("analysis", "passes/test_grouping.py", "codegen/test_attention.py",
+                       "codegen/test_attention_caches.py", "codegen/test_places.py", "codegen/test_products.py",
                        "codegen/test_program.py", "codegen/test_schedule_reductions.py"),
     "codegen/triton": ("codegen/test_triton_printer.py", "codegen/test_triton_regions.py",
-                       "codegen/test_triton_compile.py"),
+                       "codegen/test_triton_compile.py", "codegen/test_triton_contractions.py",
+                       "codegen/test_triton_attention.py"),
+    "codegen/schedule/tiled": ("codegen/test_triton_contractions.py", "codegen/test_triton_attention.py",
+                               "codegen/test_triton_compile.py"),
     "codegen/cpp": ("codegen/test_cpp.py", "codegen/test_cpp_functions.py", "codegen/test_program.py"),
     "codegen": ("codegen/test_bounds.py", "codegen/test_schedule_reductions.py", "codegen/test_attention.py",
-                "codegen/test_products.py", "codegen/test_program.py", "codegen/test_sizes.py"),
+                "codegen/test_attention_caches.py", "codegen/test_places.py", "codegen/test_products.py",
+                "codegen/test_program.py", "codegen/test_sizes.py"),
 }  # fmt: skip
 """The tests (below tests/) that a folder's files are the subject of: they run first."""
 UNCONCERNED = ("test_layout.py", "test_packaging.py", "test_readme.py", "bench", "models/test_weights.py")
 """Tests of something else than the compiler."""
+STAGES = 4
+"""See ``_stages``: the last is all tests."""
 LIMIT = 5.0
 """A mistake may make the tests this much slower, and then counts as found."""
 
@@ -126,19 +133,26 @@ def main(words: list[str] | None = None) -> int:
     lock = threading.Lock()
     with workplace() as folder:
         tree = copied(folder / "unchanged")
-        chosen = [m for m in sampled(tree, options.count, options.seed) if options.only in f"{m.path} {m.key}"]
-        content: dict[str, Any] = {"count": options.count, "tree": fingerprint(tree)}
-        content["mutants"] = _known(target, content["tree"], chosen, options.keep)
-        left = [m for m in chosen if m.key not in content["mutants"]]
+        if options.again:
+            content = json.loads(target.read_text())
+            left = unnoticed(tree, content)
+        else:
+            chosen = [m for m in sampled(tree, options.count, options.seed) if options.only in f"{m.path} {m.key}"]
+            content = {"count": options.count, "stages": options.stages, "tree": fingerprint(tree)}
+            content["mutants"] = _known(target, content["tree"], chosen, options.keep)
+            left = [m for m in chosen if m.key not in content["mutants"]]
         servers = [Server.start(folder / f"server-{i}") for i in range(options.workers)]
         if left:
             near = list(dict.fromkeys(t for m in left for t in concerned(tree, m.path)))
-            tests = near if options.near else all_tests(tree)
+            tests = near if options.stages < STAGES else all_tests(tree)
             baseline = measure(servers[0], tree, tests, Path(options.baseline) if options.baseline else None)
-            content["baseline_cpu_seconds"] = baseline.cpu_seconds
+            if not options.again:
+                content["baseline_cpu_seconds"] = baseline.cpu_seconds
 
         def work(mutant: Mutant, server: Server) -> None:
-            row = judge(mutant, server, baseline, options.near)
+            row = judge(mutant, server, baseline, options.stages)
+            if options.again:
+                row["again"] = content["again"]["commit"]
             with lock:
                 content["mutants"][mutant.key] = row
                 write_result("mutants", options.seed, content | _counts(content["mutants"]), str(target))
@@ -162,6 +176,27 @@ def main(words: list[str] | None = None) -> int:
     return int(not content["passed"])
 
 
+def unnoticed(tree: Path, content: dict[str, Any]) -> list[Mutant]:
+    """The mutants of an earlier run that survived it, as they are in the tree of today.
+
+    Where the code is gone or another one the row says ``removed``. What the earlier run was made with stays as it is,
+    and with what it is judged again stands beside it.
+    """
+    now = provenance(content["seed"])
+    content["again"] = {name: now[name] for name in ("commit", "changed", "command", "time")}
+    there = {m.key: m for name in files(tree) for m in mutants(name, (tree / name).read_bytes())}
+    rows = content["mutants"]
+    survived = [k for k, r in rows.items() if r["outcome"] in ("survived", "argued") and not _settled(r)]
+    for key in survived:
+        if key not in there:
+            rows[key] |= {"outcome": "removed", "by": "", "again": now["commit"]}
+    return [there[key] for key in survived if key in there]
+
+
+def _settled(row: dict[str, Any]) -> bool:
+    return row["outcome"] == "argued" and row["key"] in argued()
+
+
 def side_by_side(work: Callable[[Mutant, Server], None], mutants: list[Mutant], servers: list[Server]) -> None:
     """Do the work on every mutant, each server one at a time; what stops this process stops all of it at once."""
     waiting, failed = deque(mutants), list[BaseException]()
@@ -182,7 +217,7 @@ def side_by_side(work: Callable[[Mutant, Server], None], mutants: list[Mutant], 
         raise failed[0]
 
 
-def judge(mutant: Mutant, server: Server, baseline: Baseline, near: bool = False) -> dict[str, Any]:
+def judge(mutant: Mutant, server: Server, baseline: Baseline, stages: int = STAGES) -> dict[str, Any]:
     """What the tests say of a mutant, the likeliest to notice it first."""
     source = (baseline.tree / mutant.path).read_bytes()
     tree = server.folder / "tree"
@@ -194,10 +229,9 @@ def judge(mutant: Mutant, server: Server, baseline: Baseline, near: bool = False
     row: dict[str, Any] = {
         "key": mutant.key, "path": mutant.path, "function": mutant.function, "operator": mutant.operator,
         "difference": mutant.difference(source), "outcome": "survived", "by": "", "cpu_seconds": 0.0,
+        "stages": stages,
     }  # fmt: skip
-    for tests in _stages(mutant, baseline, near):
-        if not tests:
-            continue
+    for tests in _stages(mutant, baseline, stages):
         found = server.ask(
             tree, tests, baseline.limit(tests), module_of(mutant.path), known=baseline.seconds,
             kernels=str(baseline.kernels),
@@ -222,24 +256,22 @@ _EACH = 6
 """Tests of each file that come first."""
 
 
-def _stages(mutant: Mutant, baseline: Baseline, near: bool) -> Iterator[list[str]]:
+def _stages(mutant: Mutant, baseline: Baseline, count: int) -> list[list[str]]:
     """The tests in the order in which they are asked.
 
     Of those that run the place of the mutant the quickest of each file; then the others that run it; then those that
-    its file is the subject of; then, unless ``near``, all there are. The later ones are asked since some places run
-    once in a process, for whatever test comes first.
+    its file is the subject of; then all there are. The later ones are asked since some places run once in a process,
+    for whatever test comes first. What the first ``count`` of these stages do not find, later ones may.
     """
     running = baseline.running(mutant)
     first, seen = [], Counter[str]()
     for name in running:
         seen[name.partition("::")[0]] += 1
         first += [name] if seen[name.partition("::")[0]] <= _EACH else []
-    yield first
-    yield [name for name in running if name not in first]
-    subjects = concerned(baseline.tree, mutant.path)
-    yield subjects
-    if not near:
-        yield [t for t in baseline.tests if t not in subjects]
+    stages = [first, [name for name in running if name not in first]]
+    stages.append(subjects := concerned(baseline.tree, mutant.path))
+    stages.append([t for t in baseline.tests if t not in subjects])
+    return [tests for tests in stages[:count] if tests]
 
 
 def concerned(tree: Path, path: str) -> list[str]:
@@ -344,9 +376,12 @@ def argued() -> dict[str, str]:
     return {key: entry["reason"] for key, entry in json.loads(ARGUED.read_text()).items()} if ARGUED.exists() else {}
 
 
+OUTCOMES = ("killed", "survived", "argued", "removed", "invalid")
+
+
 def _counts(rows: dict[str, Any]) -> dict[str, Any]:
     outcomes = [row["outcome"] for row in rows.values()]
-    counts = {name: outcomes.count(name) for name in ("killed", "survived", "argued", "invalid")}
+    counts = {name: outcomes.count(name) for name in OUTCOMES}
     judged = counts["killed"] + counts["survived"]
     by_time = sum(row["by"] == "time" for row in rows.values())
     return {"counts": counts | {"killed_by_time": by_time}, "rate": counts["killed"] / judged if judged else 0.0}
@@ -356,13 +391,14 @@ def table(rows: dict[str, Any]) -> Table:
     """One line per file."""
     total = _counts(rows)
     shown = Table(title=f"Mutants: {total['rate']:.1%} of {len(rows)} found")
-    for column in ("file", "killed", "of these by time", "survived", "argued", "invalid"):
+    columns = ("killed", "killed_by_time", *OUTCOMES[1:])
+    for column in ("file", "killed", "of these by time", *OUTCOMES[1:]):
         shown.add_column(column, justify="left" if column == "file" else "right")
     for path in sorted({row["path"] for row in rows.values()}):
         counts = _counts({k: row for k, row in rows.items() if row["path"] == path})["counts"]
-        shown.add_row(path, *(str(counts[k]) for k in ("killed", "killed_by_time", "survived", "argued", "invalid")))
+        shown.add_row(path, *(str(counts[k]) for k in columns))
     counts = total["counts"]
-    shown.add_row("all", *(str(counts[k]) for k in ("killed", "killed_by_time", "survived", "argued", "invalid")))
+    shown.add_row("all", *(str(counts[k]) for k in columns))
     shown.caption = "argued: survived, and why no test can see them is in bench/mutants_argued.json; not in the share"
     return shown
 
@@ -373,12 +409,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--count", type=int, default=240, help="about how many mutants")
     add("--workers", type=int, default=2)
     add("--only", default="", metavar="TEXT", help="of these, those with TEXT in path or key")
-    add(
-        "--near",
-        action="store_true",
-        help="only tests that run the place, or are about the file",
-    )
+    add("--stages", type=int, default=STAGES, help="of tests, the likeliest first; fewer find at most as much")
     add("--keep", action="store_true", help="what a run on another tree killed stays killed, as tests were only added")
+    add("--again", action="store_true", help="judge what survived the run in --json by the tests that there are now")
     add(
         "--baseline",
         default="",

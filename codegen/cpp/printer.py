@@ -129,8 +129,8 @@ class _Printer(Straight):
     def _parallel_condition(self) -> str | None:
         """The ``if`` clause; None where threads never pay."""
         work = self.kernel.work
-        if isinstance(work, int) or work.is_Integer:
-            return "" if int(work) >= PARALLEL_WORK else None
+        if isinstance(work, int):
+            return "" if work >= PARALLEL_WORK else None
         return f" if ({CPP.print(work)} >= {PARALLEL_WORK})"
 
     def _open(self, loop: Loop) -> None:
@@ -228,8 +228,7 @@ def _touched(body: Iterable[Statement]) -> set[str]:
 
 
 def _on_stack(buffer: Buffer) -> bool:
-    numel = buffer.numel
-    return (isinstance(numel, int) or bool(numel.is_Integer)) and int(numel) * buffer.dtype.bytes <= STACK_BYTES
+    return isinstance(buffer.numel, int) and buffer.numel * buffer.dtype.bytes <= STACK_BYTES
 
 
 def _rectangular(nest: list[Loop]) -> int:

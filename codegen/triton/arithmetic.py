@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from fusec.codegen.kernel import Compute, Constant, Operand
 from fusec.errors import ScheduleError
-from fusec.ir.types import BF16, BOOL, F32, F64, DType, accumulation
+from fusec.ir.types import BF16, BOOL, F32, F64, U8, DType, accumulation
 
 NAMES: dict[str, str] = {
     "f64": "tl.float64", "f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "i64": "tl.int64",
@@ -105,7 +105,7 @@ class _Expression:
     def _sign(self, x: Operand) -> str:
         x = self.typed(x)
         one, minus = filled(1, self.dtype), filled(-1, self.dtype)
-        if not self.dtype.is_float and self.dtype.name == "u8":
+        if self.dtype == U8:
             return f"tl.where({x} > 0, {one}, {x})"
         return f"tl.where({x} > 0, {one}, tl.where({x} < 0, {minus}, {x}))"
 
@@ -197,7 +197,7 @@ def identity(op: str, dtype: DType) -> float | int | bool:
     if dtype == BOOL:
         return op == "min"
     bits = 8 * dtype.bytes
-    low, high = (0, 2**bits - 1) if dtype.name == "u8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low, high = (0, 2**bits - 1) if dtype == U8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return low if op == "max" else high
 
 

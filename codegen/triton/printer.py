@@ -31,7 +31,6 @@ from fusec.codegen.triton.arithmetic import (
     expression,
     filled,
     identity,
-    literal,
     narrowed,
     reduced,
     rounded,
@@ -40,7 +39,7 @@ from fusec.codegen.triton.prelude import FUNCTIONS, prelude
 from fusec.codegen.triton.signature import TRITON, blocks, grid_loops, identifier, lanes_of, parameters, trips, wide
 from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
-from fusec.ir.types import F32, F64, I32, I64, DType, Size, accumulation, simplify
+from fusec.ir.types import F32, F64, I64, DType, Size, accumulation, simplify
 
 
 def print_kernel(kernel: Kernel, interpreted: bool = False) -> str:
@@ -349,9 +348,7 @@ class _Printer:
 
     def _valid(self, value: str, op: str, dtype: DType, mask: str) -> str:
         """A tile whose lanes beyond the end hold what does not change the result of ``op``."""
-        neutral = identity(op, dtype)
-        text = literal(neutral, dtype) if dtype in (F32, F64, I32, I64) else filled(neutral, dtype)
-        return f"tl.where({mask}, {value}, {text})"
+        return f"tl.where({mask}, {value}, {filled(identity(op, dtype), dtype)})"
 
     def _assign(self, assign: Assign, tiles: tuple[_Tile, ...]) -> str:
         self.untouched.discard(assign.acc)

@@ -148,7 +148,7 @@ def _divmod(value: Affine, stride: Size) -> tuple[Affine, Affine]:
         return Affine.of(whole, offset), remainder
     for axis, coefficient in part:
         factor = divide(stride, coefficient)
-        if factor is not None and factor != 1 and divide(axis.size, factor) not in (None, 1):
+        if factor is not None and divide(axis.size, factor) not in (None, 1):
             raise Unaligned(axis, factor=factor)
     raise NotAffine(f"{remainder} does not stay below {stride}")
 

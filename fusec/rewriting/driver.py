@@ -117,7 +117,7 @@ class _Worklist:
             touched += [read.producer] if read.producer is not None else []
             touched += read.users if len(read.users) == 1 else []
         for other in touched:
-            if other in self.graph and other not in self.waiting:
+            if other not in self.waiting:
                 self.waiting.add(other)
                 self.queue.append(other)
 

@@ -139,8 +139,6 @@ def inserted_ones(graph: Graph, node: Node) -> Value | None:
         operands, terms[i] = list(node.operands), "".join(terms[i][d] for d in kept)
         operands[i] = inner
         result = _contraction(graph, node, operands, terms, "".join(n for n in out if n in terms[0] + terms[1]))
-        if same_shape(result.shape, node.result.shape):
-            return result
         return graph.add_node("reshape", [result], {"shape": node.result.shape}).result
     return None
 
@@ -192,9 +190,8 @@ def flattened_rows(graph: Graph, node: Node) -> Value | None:
 
 
 def _agreed(groups: list[tuple[Size, ...]], stays: bool) -> tuple[Size, ...] | None:
-    """How the operands split a dim, if they agree; those that differ in dims of length 1 alone do without them."""
-    if not all(same_shape(group, groups[0]) for group in groups) or not (stays or len(groups[0]) == 1):
-        groups = [tuple(n for n in group if n != 1) or (1,) for group in groups]
+    """How the operands split a dim, those of length 1 aside, if they agree."""
+    groups = [tuple(n for n in group if n != 1) or (1,) for group in groups]
     agree = all(same_shape(group, groups[0]) for group in groups)
     return groups[0] if agree and (stays or len(groups[0]) == 1) else None
 

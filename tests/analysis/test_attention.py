@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusec.analysis.attention import Attention, find_attention
+from fusec.analysis.attention import FEW_QUERIES, Attention, find_attention
 from fusec.analysis.indexing import locate
 from fusec.errors import ScheduleError
 from fusec.frontend import trace
@@ -75,6 +75,11 @@ def least(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
     return torch.exp((s := product(q, k)) - s.amin(-1, keepdim=True)) @ v
 
 
+def another_maximum(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    s = product(q, k)
+    return weights(s) @ v + torch.sin(s).amax(-1, keepdim=True)
+
+
 def of_others(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
     return torch.exp((s := product(q, k)) - (s + m).amax(-1, keepdim=True)) @ v
 
@@ -89,6 +94,11 @@ REFUSED: dict[str, tuple[Write, str]] = {
     "not shifted": (lambda q, k, v, m: torch.exp(product(q, k) + m) @ v, "does not take the largest score away"),
     "least": (least, "does not take the largest score away"),
     "largest of others": (of_others, "does not take the largest score away"),
+    "another maximum": (another_maximum, "does not take the largest score away"),
+    "summed over queries too": (
+        lambda q, k, v, m: torch.einsum("bqk,bqkc->bc", torch.tanh(product(q, k)), m[..., None] * v[:, None]),
+        "a product sums over several axes",
+    ),
     "squares": (squares, "divides by something else than the sum"),
     "two sums": (twice_summed, "divides by something else than the sum"),
     "along queries": (
@@ -142,6 +152,17 @@ def test_its_parts_are_named(write: Write) -> None:
 def test_other_maths_is_refused(write: Write, why: str) -> None:
     with pytest.raises(ScheduleError, match=why):
         parts(write)
+
+
+def turned(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    """Values whose elements lie apart."""
+    return weights(product(q, k)) @ m[:, :COLUMNS].transpose(-1, -2)
+
+
+def test_few_queries_need_values_that_lie_side_by_side() -> None:
+    assert parts(lambda q, k, v, m: turned(q[:, : FEW_QUERIES + 1], k, v, m)) is not None
+    with pytest.raises(ScheduleError, match="do not lie side by side"):
+        parts(lambda q, k, v, m: turned(q[:, :FEW_QUERIES], k, v, m))
 
 
 def test_what_has_no_product_of_a_product_is_none() -> None:

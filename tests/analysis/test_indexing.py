@@ -123,3 +123,43 @@ def test_windows_add_an_axis_to_an_index() -> None:
     ((at, three), (within, one)) = load.index[2].terms
     assert (at.size, three, within.size, one) == (13, 3, 4, 1) and load.index[2].maximum() == 39
     assert classify(nest).kind == "row"
+
+
+def test_a_result_of_more_dims_has_a_range_of_its_own() -> None:
+    body = Body()
+    x, y = body.do("exp", body.tensor(12)), body.do("exp", body.tensor(2, 1, 1))
+    body.set_outputs([x, y])
+    with pytest.raises(ScheduleError, match="different ranges"):
+        locate(body)
+    body.set_outputs([x, body.do("exp", body.tensor(1, 1, 12))])
+    assert len(locate(body).outputs) == 2
+
+
+@pytest.mark.parametrize(("parts", "fits"), [(16, True), (17, False)])
+def test_a_kernel_has_code_for_a_few_segments_only(parts: int, fits: bool) -> None:
+    body = Body()
+    joined = body.do("concat", *(body.do("exp", body.tensor(4, 8)) for _ in range(parts)), dim=-1)
+    body.set_outputs([joined])
+    if fits:
+        assert len(locate(body).outputs) == parts
+    else:
+        with pytest.raises(ScheduleError, match="too many segments"):
+            locate(body)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "spec", "why"),
+    [
+        ((3, 64), (64,), "az,z->a", "it has a single column"),
+        ((3,), (40, 64), "a,bz->ab", "an operand lacks the dim that is summed"),
+        ((2, 3, 64), (2, 40, 64), "abz,acz->abc", "it is a batch of products"),
+        ((3, symbol("s0")), (40, symbol("s0")), "az,bz->ab", "the size s0 is not known"),
+    ],
+)  # fmt: skip
+def test_a_product_that_has_no_kernel_says_why(
+    left: tuple[Size, ...], right: tuple[Size, ...], spec: str, why: str
+) -> None:
+    body = Body()
+    body.set_outputs([body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)])
+    with pytest.raises(ScheduleError, match=why):
+        classify(locate(body), 16)

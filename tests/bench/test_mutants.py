@@ -113,6 +113,22 @@ def test_outcomes_and_nothing_is_left(tmp_path: Path) -> None:
     assert not server.folder.exists()
 
 
+def test_what_survived_is_judged_again_and_what_it_was_judged_with_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "fusec/analysis/sums.py"
+    monkeypatch.setattr(mutation, "SCOPE", (place,))
+    monkeypatch.setattr(mutants, "argued", lambda: {"settled": "for a reason"})
+    tree = project(tmp_path)
+    key = mutation.mutants(place, (tree / place).read_bytes())[0].key
+    outcomes = {key: "survived", "gone": "survived", "settled": "argued", "no longer argued": "argued", "x": "killed"}
+    rows = {k: {"key": k, "path": place, "outcome": o, "by": ""} for k, o in outcomes.items()}
+    content = {"seed": 3, "commit": "before", "mutants": rows}
+    assert [m.key for m in mutants.unnoticed(tree, content)] == [key]
+    assert [row["outcome"] for row in rows.values()] == ["survived", "removed", "argued", "removed", "killed"]
+    assert content["commit"] == "before" and content["again"]["commit"] == rows["gone"]["again"] != "before"
+
+
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
     tree = project(tmp_path / "tree")

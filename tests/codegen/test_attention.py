@@ -372,6 +372,13 @@ def test_a_call_that_drops_weights_stays_one() -> None:
     assert "attention" not in kernels(compiled_graphs()[-1])
 
 
+def test_a_call_with_heads_of_unknown_size_stays_one() -> None:
+    graph = trace(call, sample(20, 40, width=48))
+    result = compile_graph(graph, Config(strict=True))
+    assert "attention" not in kernels(result)
+    assert [r.reason for r in result.remarks.of("missed") if r.subject == "attention"]
+
+
 def call_of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, q, q)
 

@@ -190,6 +190,14 @@ def test_keys_are_dealt_out_where_heads_are_few(
     assert [s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "share"] == [shares, shares]
 
 
+def test_keys_stay_together_where_heads_keep_the_cores_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CppTarget, "cores", 3)
+    inputs = sample(1, 2300)  # four heads
+    result = compiled(by_hand, inputs)
+    (kernel,) = result.program.kernels.values()
+    assert not any(isinstance(s, Loop) and s.axis == "share" for s in walk(kernel.body))
+
+
 def test_sinks_join_what_was_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CppTarget, "cores", 4)
     inputs = tuple(x[:1, :1] for x in sample(2, 2300))

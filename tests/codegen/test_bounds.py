@@ -115,3 +115,22 @@ def test_remainders_stay_below_their_divisor():
     rest = sympy.Mod(S, 4)
     assert not unproven_accesses(loads(rest, 4))
     assert unproven_accesses(loads(rest, 3))
+
+
+def test_rounded_quotients_lose_no_more_than_the_rounding():
+    padded = 4 * sympy.floor((S + 3) / 4)
+    assert not unproven_accesses(loads(ROW, padded, ("i", 0, S, "grid")))
+    assert unproven_accesses(loads(ROW, 4 * sympy.floor((S + 2) / 4), ("i", 0, S, "grid")))
+    assert unproven_accesses(loads(ROW, padded - 1, ("i", 0, S, "grid")))
+
+
+def test_quotients_that_may_be_negative_are_bounded_too():
+    half = 2 * sympy.floor((S - 5) / 2)  # S - 6 or S - 5
+    assert not unproven_accesses(loads(half + 6, S + 2))
+    assert unproven_accesses(loads(half + 6, S + 1))
+    assert unproven_accesses(loads(half + 4, S + 2))
+    assert not unproven_accesses(loads(S - 5 - half, 2))
+
+
+def test_a_quotient_of_an_axis_without_a_known_end_is_not_claimed():
+    assert unproven_accesses(loads(sympy.floor(ROW / 2), S, ("i", 0, S, "grid")))

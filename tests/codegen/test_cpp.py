@@ -10,7 +10,7 @@ import torch
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, find_compiler
 from fusec.codegen.cpp.expressions import print_constant
-from fusec.codegen.cpp.printer import print_kernel
+from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
 from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Index, Init, Kernel, Load, Loop, Store, Update
 from fusec.config import Config
 from fusec.errors import BuildError
@@ -212,6 +212,26 @@ def test_text_is_readable_and_says_where_it_comes_from() -> None:
     assert 'extern "C" EXPORT void softmax(void* const* buffers, const int64_t* symbols)' in text
     assert "#pragma omp parallel for schedule(static) if (" in text
     assert all(len(line) < 160 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "kernel", [add(F32, 33), softmax(BF16, 100), softmax(F32, 1 << 20), column_sum(33), gemv(F32, 40, 64)]
+)
+def test_lines_are_indented_as_they_nest(kernel: Kernel) -> None:
+    depth = 0
+    lines = print_kernel(kernel).splitlines()
+    for line in lines[next(n for n, line in enumerate(lines) if line.startswith('extern "C"')) :]:
+        depth -= line.lstrip().startswith("}")
+        assert line.startswith("#") or len(line) - len(line.lstrip()) == 2 * depth, line
+        depth += line.endswith("{")
+    assert depth == 0
+
+
+def test_threads_start_where_there_is_work_for_them() -> None:
+    few, many = (print_kernel(gemv(F32, n, 64)) for n in (2, PARALLEL_WORK // 128))
+    assert "#pragma omp" not in few
+    assert "#pragma omp parallel for schedule(static)\n" in many
+    assert f" if ({40 * 33}*rows >= {PARALLEL_WORK})" in print_kernel(add(F32, 33, work=40)).replace(" * ", "*")
 
 
 def test_names_of_functions_and_keywords_are_free(config: Config) -> None:

@@ -166,7 +166,9 @@ def test_integers_and_truth_values_follow_torch(tmp_path: Path) -> None:
             x, y = a.to(theirs), b.to(theirs)
             y = y.clamp(0, 31) if op.startswith("shift") else y
             expected.append((x, y, function(x, y)))
-    for op, function in (("and", torch.logical_and), ("or", torch.logical_or), ("ne", torch.ne), ("eq", torch.eq)):
+    named = {"and": torch.logical_and, "or": torch.logical_or}
+    for op in ("and", "or", "add", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"):
+        function = named.get(op) or getattr(torch, op)
         kernels.append(pointwise(f"{op}_bool", op, [BOOL, BOOL], BOOL, BOOL))
         x, y = a > 0, b > 0
         expected.append((x, y, function(x, y)))

@@ -10,8 +10,9 @@ from torch import Tensor
 from fusec.analysis.memory import moved_bytes
 from fusec.codegen import target_named
 from fusec.codegen.bounds import unproven_accesses
-from fusec.codegen.kernel import Check, Kernel, Place, walk
+from fusec.codegen.kernel import MAX_CHECKS, Check, Kernel, Place, walk
 from fusec.codegen.program import Program, build_program
+from fusec.codegen.runtime import raise_out_of_range
 from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
@@ -114,6 +115,13 @@ def test_an_absurd_place_is_told_as_far_as_it_fits() -> None:
     text = ROWS.replace("add(%at, %first)", "sub(%at, %first)")
     with pytest.raises(IndexError, match="index -18014398509481984 is out of bounds"):
         program(text)([torch.randn(2, 3, 9, 20), torch.randn(2, 4, 3, 20), AT, torch.tensor(2**62)])
+
+
+def test_the_last_check_that_a_kernel_may_have_is_told_apart() -> None:
+    places = [(0, length, "", IndexError) for length in range(1, MAX_CHECKS + 1)]
+    for wrong in (7, -7):
+        with pytest.raises(IndexError, match=f"index {wrong} is out of bounds for dimension 0 with size {MAX_CHECKS}$"):
+            raise_out_of_range(wrong * 256 + MAX_CHECKS, places)
 
 
 def kernel_of(text: str) -> Kernel:
@@ -252,6 +260,19 @@ def test_an_input_that_is_read_elsewhere_too_gets_its_new_value_afterwards(spell
     (found,) = program(text)([x, other])
     torch.testing.assert_close(x, expected[0])
     torch.testing.assert_close(found, value)
+
+
+@pytest.mark.parametrize("size", [8, 40])
+def test_an_input_and_its_transpose_become_their_sum(size: int) -> None:
+    """Each element is read where another iteration would replace it."""
+    x = f"f32[{size}, {size}]"
+    text = f"""graph g(%x: {x}) {{
+      %t: {x} = permute(%x) {{dims=(1, 0)}}
+      %v: {x} = sub(%x, %t)
+      %w: {x} = write(%x, %v)
+      return %v
+    }}"""
+    agrees(text, torch.randn(size, size), kinds=["kernel", "write"])
 
 
 def test_a_kernel_that_reads_the_old_rows_comes_first() -> None:

@@ -105,3 +105,11 @@ def test_a_bias_goes_into_the_call() -> None:
     for name in ("with a bias", "a bias and a weight by input", "a bias and a square weight by input"):
         function, shapes = MANY[name]
         assert run(function, sample(shapes)) == ["vendor"], name
+
+
+@pytest.mark.parametrize(("prologue", "copied"), [(lambda x: x, False), (torch.sin, True), (lambda x: x[:, 8:], False)])
+def test_a_left_operand_that_lies_as_a_matrix_is_not_copied(prologue: Callable[[Tensor], Tensor], copied: bool) -> None:
+    inputs = sample(((3, 40), (56, prologue(torch.empty(3, 40)).shape[1])))
+    graph = trace(lambda x, w: torch.tanh(F.linear(prologue(x), w)), inputs, symbolic=False)
+    ((kernel,),) = [compile_graph(graph, Config(strict=True)).program.kernels.values()]
+    assert any(b.role == "scratch" and b.name.startswith("left") for b in kernel.buffers) == copied

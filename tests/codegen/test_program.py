@@ -103,6 +103,16 @@ def test_contractions_of_every_form(spec: str, a: tuple[int, ...], b: tuple[int,
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance * 20)
 
 
+@pytest.mark.parametrize(
+    ("spec", "a", "b"), [("az,zb->ab", (20, 30), (30, 40)), ("abz,azc->abc", (4, 20, 30), (4, 30, 40))]
+)
+def test_matrices_that_lie_whole_are_handed_over_as_they_are(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    graph = Graph()
+    graph.set_outputs([graph.add_node("contraction", [tensor(graph, *a), tensor(graph, *b)], {"spec": spec}).result])
+    program = build_program(graph, NoKernels(), Context())
+    assert "(t_0, t_1, out=t_2)" in program.source and "as_strided" not in program.source
+
+
 def test_outputs_have_the_promised_strides() -> None:
     graph = Graph()
     x = tensor(graph, 4, 6)

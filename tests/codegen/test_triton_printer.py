@@ -1,5 +1,6 @@
 """Printed Triton kernels, run by Triton's interpreter, against torch."""
 
+import itertools
 import math
 
 import pytest
@@ -136,10 +137,18 @@ def test_integer_operations_are_exact(op, dtype):
     assert torch.equal(y, getattr(torch, names.get(op, op))(a, b))
 
 
-@pytest.mark.parametrize("op", ["neg", "abs", "sign", "not", "floor", "round"])
-def test_unary_integer_operations_are_exact(op):
-    a = sampled(I64)
-    (y,) = run(one(op, ["a"], I64), a)
+ON_INTEGERS = [
+    *itertools.product(["neg", "abs", "sign", "floor", "round"], [I64, I32, I8, U8]),
+    ("not", I64),
+    ("not", I8),
+]
+"""The interpreter of Triton has no ~ of unsigned numbers."""
+
+
+@pytest.mark.parametrize(("op", "dtype"), ON_INTEGERS, ids=str)
+def test_unary_integer_operations_are_exact(op, dtype):
+    a = sampled(dtype)
+    (y,) = run(one(op, ["a"], dtype), a)
     expected = a if op in ("floor", "round") else getattr(torch, {"not": "bitwise_not"}.get(op, op))(a)
     assert torch.equal(y, expected)
 
@@ -328,9 +337,10 @@ def test_one_tile_prints_without_a_loop_and_full_tiles_without_a_mask():
 
 
 def test_offsets_are_wide_only_where_sizes_ask_for_it():
-    assert "int64" not in print_kernel(softmax(5, 64))
-    assert "tl.program_id(0).to(tl.int64)" in print_kernel(softmax(S, 64))
-    assert "tl.program_id(0).to(tl.int64)" in print_kernel(softmax(2**26, 64))
+    for rows in (5, 2**25 - 1):
+        assert "int64" not in print_kernel(softmax(rows, 64))
+    for rows in (S, 2**25, 2**26):
+        assert "tl.program_id(0).to(tl.int64)" in print_kernel(softmax(rows, 64))
 
 
 def test_lanes_named_in_a_loop_are_named_anew_behind_it():

@@ -10,15 +10,17 @@ from hypothesis import given
 
 from fusec.config import Config
 from fusec.frontend import trace
-from fusec.ir.graph import Graph
+from fusec.ir.graph import Graph, base
 from fusec.ir.parser import parse_graph
-from fusec.ir.types import BF16, F16, F32
+from fusec.ir.types import BF16, BOOL, DTYPES, F16, F32, DType
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import RULES, normalize
+from fusec.passes.canonicalize.casts import holds_all
 from fusec.passes.canonicalize.contractions import canonical_spec
 from fusec.passes.canonicalize.numbers import rounded
 from fusec.pipeline import Context
 from fusec.rewriting.driver import simplifies, simplify_graph
+from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
 from fusec.verify.rewrites import check_rewrite
 from tests.random_graphs import graphs
@@ -399,6 +401,13 @@ def test_an_output_is_never_another_name_of_an_input_or_output() -> None:
     assert graph.inputs[0] not in graph.outputs
 
 
+@pytest.mark.parametrize("spelled", ["mul(1.0, %x)", "add(-0.0, %x)", "sub(%x, 0.0)", "pow(%x, 1.0)"])
+def test_an_output_that_becomes_an_input_in_two_steps_stays_a_copy(spelled: str) -> None:
+    graph = row(f"%a: f32[3, 4] = {spelled}\nreturn %a")
+    normalize(graph)
+    assert base(graph.outputs[0]) not in graph.inputs
+
+
 def test_storage_that_is_written_to_is_not_shared() -> None:
     graph = row(
         "%a: f32[3, 4] = exp(%x)\n%b: f32[3, 4] = exp(%x)\n%c: f32[3, 4] = tanh(%x)\n"
@@ -480,6 +489,31 @@ def test_labels() -> None:
 def test_rounding_is_torchs(dtype: Any, kind: torch.dtype) -> None:
     for x in (0.1, 1 / 3, 1e-9, 65519.0, 3.0e38, -2.7182818, 1.00390625, 1.01171875):
         assert rounded(x, dtype) == torch.tensor(x, dtype=torch.float64).to(kind).item()
+
+
+def numbers(dtype: DType) -> torch.Tensor:
+    """All finite numbers of a type of up to 16 bits; of larger ones, those that a narrower type cannot hold too."""
+    kind = torch_dtype(dtype)
+    if dtype.bytes <= 2 and dtype != BOOL:
+        patterns = torch.arange(256 ** min(dtype.bytes, 2), dtype=torch.int32)
+        found = patterns.to({1: torch.uint8, 2: torch.uint16}[dtype.bytes]).view(kind)
+        return found[found.isfinite()]
+    if dtype == BOOL:
+        return torch.tensor([False, True])
+    if dtype.is_float:
+        limits = torch.finfo(kind)
+        return torch.tensor([limits.max, limits.min, limits.tiny, limits.eps, 1 + limits.eps, 1 / 3], dtype=kind)
+    limits = torch.iinfo(kind)
+    return torch.tensor([limits.max, limits.min, -1, 2**24 + 1, limits.max // 2 + 2], dtype=kind)
+
+
+@pytest.mark.parametrize("narrow", DTYPES.values(), ids=str)
+def test_a_wider_type_is_one_that_holds_every_number(narrow: DType) -> None:
+    x = numbers(narrow)
+    for wide in DTYPES.values():
+        there = x.to(torch_dtype(wide))
+        kept = torch.equal(there.to(x.dtype), x) and bool((there.double() == x.double()).all())
+        assert holds_all(wide, narrow) == kept, f"{narrow} in {wide}"
 
 
 def test_a_vetoed_application_is_not_made() -> None:

@@ -63,9 +63,10 @@ def test_few_rows_take_norm_products_and_gate_into_one_kernel() -> None:
     assert sum(n.is_op("contraction") for n in region.body.nodes) == 2
 
 
-def test_many_rows_leave_the_product_to_the_vendor_with_its_bias() -> None:
+@pytest.mark.parametrize(("shape", "spec"), [((100, 64), "az,bz->ab"), ((4, 25, 64), "abz,cz->abc")])
+def test_many_rows_leave_the_product_to_the_vendor_with_its_bias(shape: tuple[int, ...], spec: str) -> None:
     m = Model()
-    product = m.do("contraction", m.tensor(100, 64), m.tensor(32, 64), spec="az,bz->ab")
+    product = m.do("contraction", m.tensor(*shape), m.tensor(32, 64), spec=spec)
     (region,) = m.group(m.do("add", product, m.tensor(32)))
     BiasedProducts().apply(m, m.context)
     verify_graph(m)
@@ -240,6 +241,18 @@ def test_views_before_an_opaque_call_cost_nothing() -> None:
     x = m.do("exp", m.tensor(2, 8, 64))
     heads = m.do("permute", m.do("reshape", x, shape=(2, 8, 4, 16)), dims=(0, 2, 1, 3))
     assert len(m.group(m.call(heads))) == 1
+
+
+@pytest.mark.parametrize("op, attributes", [
+    ("slice", {"dim": -2, "start": 2, "stop": 5, "step": 1}), ("reshape", {"shape": (4, 4, 8, 16)}),
+    ("permute", {"dims": (1, 0, 2)}),
+])  # fmt: skip
+def test_a_view_of_what_was_copied_is_no_copy_of_its_own(op: str, attributes: dict[str, Any]) -> None:
+    m = Model()
+    heads = m.do("permute", m.do("exp", m.tensor(4, 8, 4, 16)), dims=(0, 2, 1, 3))
+    copied = m.do("reshape", heads, shape=(4, 32, 16))
+    regions = m.group(m.call(copied), m.call(m.do(op, copied, **attributes)))
+    assert [len(region.results) for region in regions] == [1]
 
 
 def test_only_a_softmax_between_products_makes_an_attention() -> None:

@@ -65,6 +65,41 @@ def test_a_clause_decides_and_explains() -> None:
     assert "f32[3, 9]" in missed.found
 
 
+def test_a_clause_without_words_is_explained_by_its_name() -> None:
+    @fusion
+    def twice_exponential(x: Rows) -> Tensor:
+        """exp(exp(x))"""
+        return torch.exp(torch.exp(x))
+
+    @twice_exponential.where
+    def rows_are_short(x: TensorType) -> bool:
+        return x.shape[-1] == 8
+
+    context = Context()
+    graph = normal(twice_exponential.function, torch.randn(3, 9))
+    assert apply_declared([twice_exponential], graph, library(), context) == 0
+    assert [missed.expected for missed in context.failures.values()] == ["rows are short"]
+
+
+@pytest.mark.parametrize("scale", [0.75, torch.tensor(0.75)], ids=["a number", "a tensor"])
+def test_a_fusion_within_another_may_take_a_scalar_from_the_graph(scale: Any) -> None:
+    @fusion
+    def scaled_tanh(x: Rows, scale: float) -> Tensor:
+        """tanh(x · scale)"""
+        return torch.tanh(x * scale)
+
+    @fusion
+    def summed_scaled_tanh(x: Rows, y: Rows, scale: float) -> Tensor:
+        """tanh((x + y) · scale)"""
+        return scaled_tanh(x + y, scale)
+
+    graph = normal(lambda x, y, scale: torch.tanh((x + y) * scale), torch.randn(3, 5), torch.randn(3, 5), scale)
+    assert apply_declared([scaled_tanh, summed_scaled_tanh], graph, library()) == 2
+    (region,) = graph.nodes
+    assert region.attributes["fusion"] == "summed_scaled_tanh"
+    assert len(region.operands) == 2 + isinstance(scale, Tensor)
+
+
 def test_a_scalar_is_a_variable_and_its_value_is_kept() -> None:
     @fusion
     def shifted_tanh(x: Rows, shift: float) -> Tensor:

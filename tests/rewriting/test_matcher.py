@@ -1,15 +1,16 @@
 """The matcher finds what networkx finds, and says why where it finds nothing."""
 
+import math
 import random
 
 import networkx as nx
 import pytest
 from networkx.algorithms.isomorphism import DiGraphMatcher
 
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import BF16, F32, TensorType, contiguous_strides
-from fusec.rewriting.match import Match, MatchFailure, Pattern
+from fusec.ir.types import BF16, F32, F64, I64, DType, TensorType, contiguous_strides
+from fusec.rewriting.match import Match, MatchFailure, Pattern, same_number
 from fusec.rewriting.matcher import Matcher
 
 X = TensorType(F32, (4, 8), contiguous_strides((4, 8)))
@@ -110,6 +111,18 @@ def test_it_agrees_with_networkx(seed: int) -> None:
     assert found == oracle(graph, pattern)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "dtype", "same"),
+    [
+        (1 << 24, (1 << 24) + 1, F32, True), (1 << 24, (1 << 24) + 1, I64, False), (1e300, 2e300, F32, True),
+        (0.1, 0.10000000149011612, F32, True), (0.1, 0.10000000149011612, F64, False), (0.0, -0.0, F64, True),
+        (math.nan, math.nan, F64, True), (math.nan, 0.0, F32, False), (True, 1, I64, True),
+    ],
+)  # fmt: skip
+def test_numbers_are_one_where_the_type_cannot_tell_them_apart(a: float, b: float, dtype: DType, same: bool) -> None:
+    assert same_number(a, b, dtype) is same_number(b, a, dtype) is same
+
+
 def softplus_like() -> Graph:
     graph = Graph()
     x, y = graph.add_input(X, "x"), graph.add_input(X, "y")
@@ -143,6 +156,21 @@ def test_a_failure_names_the_clause(clause: str) -> None:
     assert found.clause == clause
     assert found.expected
     assert found.found
+
+
+def test_a_failure_points_at_the_line_of_the_node_at_fault() -> None:
+    graph = softplus_like()
+    for line, node in enumerate(graph.nodes, 1):
+        node.sources = (Source(file="model.py", line=line),)
+    exp, _, mul = graph.nodes
+    tanh = graph.add_node("tanh", exp.operands)
+    graph.replace_value(exp.result, tanh.result)
+    graph.sort()
+    for sources in ((Source(file="model.py", line=9),), ()):
+        tanh.sources = sources
+        found = Matcher(as_pattern(softplus_like()), graph, set(graph.outputs)).match(graph.outputs[0])
+        assert isinstance(found, MatchFailure) and found.node is tanh
+        assert found.sources == (sources or mul.sources)
 
 
 def test_the_best_attempt_is_the_deepest() -> None:
