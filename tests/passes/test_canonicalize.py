@@ -161,6 +161,11 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         ["slice", "contraction", "exp"],
     ),
     "concat-of-one": ("%x: f32[3, 4]", "%a: f32[3, 4] = concat(%x) {dim=-1}\n%r: f32[3, 4] = exp(%a)", ["exp"]),
+    "concat-of-equal": (
+        "%x: f32[3, 1]",
+        "%e: f32[3, 1] = exp(%x)\n%a: f32[3, 2] = concat(%e, %e) {dim=-1}\n%r: f32[3, 2] = exp(%a)",
+        ["exp", "exp", "expand"],
+    ),
     "concat-of-concat": (
         "%x: f32[3, 4]",
         "%e: f32[3, 4] = exp(%x)\n%a: f32[3, 8] = concat(%x, %e) {dim=-1}\n%r: f32[3, 12] = concat(%a, %x) {dim=-1}",
