@@ -371,6 +371,16 @@ def test_places_that_count_otherwise_are_no_view(model: Callable[..., Any]) -> N
     check(model, torch.randn(4, 4), opaque=True)
 
 
+def test_strides_in_row_major_order_are_a_reshape() -> None:
+    graph = check(lambda x: x.exp().as_strided((4, 6), (6, 1)) + 1, torch.randn(2, 3, 4), symbolic=False)
+    assert [n.op.name for n in graph.nodes if not n.is_op("constant")] == ["exp", "reshape", "add"]
+
+
+def test_strides_over_a_part_of_a_storage_are_eagers() -> None:
+    x = torch.randn(2, 3, 4)
+    check(lambda x: x[1].as_strided((3, 4), (4, 1), 2) + x[1].as_strided((3, 4), (4, 1)), x, opaque=True)
+
+
 @pytest.mark.parametrize("target", OPAQUE)
 def test_what_stays_opaque(target: str) -> None:
     graph = check(OPAQUE[target], torch.randn(4, 4), torch.tensor([2, 0, 1, 1]), opaque=True, symbolic=True)
