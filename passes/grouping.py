@@ -80,12 +80,15 @@ class _Grouping:
                 if node in self.uses.free:
                     self.uses.stop_at(node)
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1]:
-            self._set_views_apart(node)
+            if not node.has(Trait.VIEW) and self._verdict({node}):
+                self._set_views_apart(node)
         # Rows first: a residual and a norm belong together before a product takes either as its epilogue.
         self._sweep(nodes, lambda first, second: not (first & self.products or second & self.products))
         self._sweep(nodes, lambda first, second: bool(first & self.products))
         self._sweep(nodes, lambda first, second: True)
         self._join_stores()
+        if self._repeat_moves() + self._shift(nodes):
+            self._sweep(nodes, lambda first, second: True)
         self._join_tiny()
         self._explain(nodes)
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1 and n.has(Trait.WRITE)]:
@@ -120,14 +123,14 @@ class _Grouping:
         if not all(isinstance(t, TensorType) and t.dtype.kind != "other" for t in types):
             return False
         if node.is_op("concat"):
-            return not self._verdict({node})
+            return not self._verdict({node}) or self._set_views_apart(node)
         if node.has(Trait.WRITE):
             maker = node.operands[0].producer
             return (maker is None or maker.is_op("full")) and (self.places or "dim" not in node.attributes)
         if node.has(Trait.LOOKUP):
             return self.places and not self._verdict({node})
         if node.has(Trait.VIEW):
-            return (node not in self.uses.free or self._reaches_boundary(node)) and self._needs_copy(node)
+            return self._reaches_boundary(node) and self._needs_copy(node)
         if node.has(Trait.CONTRACTION):
             return node in self.products
         return node.has(_ARITHMETIC) and not node.has(Trait.SOURCE)
@@ -153,15 +156,16 @@ class _Grouping:
         return None if found is None else TensorType(value.dtype, value.shape, found[0], value.tensor.device)
 
     def _set_views_apart(self, node: Node) -> bool:
-        """Keep the reshapes that a lone node reads out of its kernel, where with them it would have none."""
+        """Keep the reshapes that a lone node reads out of its kernel, where without them it has one."""
         read = (v.producer for v in self.uses.taken(node))
         reshapes = [n for n in read if n is not None and n in self.uses.free and n.is_op("reshape")]
-        if not reshapes or node.has(Trait.VIEW) or not self._verdict({node}):
-            return False
         self.uses.stop_at(*reshapes)
-        if self._verdict({node}):
+        if not reshapes or self._verdict({node}):
             self.uses.pass_through(*reshapes)
             return False
+        for view in reshapes:
+            if self._needs_copy(view):
+                self.units.put({view})
         return True
 
     def _reaches_boundary(self, view: Node) -> bool:
@@ -355,6 +359,50 @@ class _Grouping:
             return True
         together = self._judged(both)
         return bool(together.reason or self._loss(together, one, other))
+
+    def _repeat_moves(self) -> int:
+        """Let each kernel look up or put together for itself what only kernels read; how many values that were."""
+        awaited = {n for before in self.uses.effects.values() for n in before}
+        done = 0
+        for unit in self.units.distinct():
+            readers = [self.units.of.get(r) for n in unit for r in self.uses.readers(n) if r not in unit]
+            others = list({id(other): other for other in readers if other is not None}.values())
+            moves = all(n.has(Trait.VIEW | Trait.LOOKUP) or n.is_op("cast") for n in unit)
+            if not moves or None in readers or not others or not unit.isdisjoint(awaited | self.uses.returned):
+                continue
+            apart = [self._judged(part) for part in (unit, *others)]
+            self.uses.pass_through(*unit)
+            if not self._is_better([self._judged(other) for other in others], apart):
+                self.uses.stop_at(*unit)
+                continue
+            for node in unit:
+                del self.units.of[node]
+            done += 1
+        return done
+
+    def _shift(self, nodes: list[Node]) -> int:
+        """Compute in the one kernel that reads it what another has computed on the way, where less is moved then."""
+        done = 0
+        for node in (n for n in reversed(nodes) if n.has(Trait.POINTWISE) and n in self.units.of):
+            readers = [self.units.of.get(r) for r in self.uses.readers(node)]
+            first, second = self.units.of[node], next(iter(readers), None)
+            if second is None or any(other is not second for other in readers) or node in self.uses.returned:
+                continue
+            if first is second or len(first) == 1 or self.units.closes_circle({node}, second):
+                continue
+            moved = first - {node}, second | {node}
+            if self._is_better([self._judged(part) for part in moved], map(self._judged, (first, second))):
+                for part in moved:
+                    self.units.put(part)
+                done += 1
+        return done
+
+    def _is_better(self, found: Iterable[Judgement], than: Iterable[Judgement]) -> bool:
+        """Whether these are kernels that move less than others, and take no longer."""
+        sides = [list(found), list(than)]
+        moved = [sum(one.cost.bytes for one in side) for side in sides]
+        seconds = [sum(float(one.cost.time(self.context.machine)) for one in side) for side in sides]
+        return not any(one.reason for one in sides[0]) and bool(moved[0] < moved[1]) and seconds[0] <= seconds[1]
 
     def _join_tiny(self) -> None:
         """What no kernel waits for and is so small that only launches count, as all layers' counters, is one kernel."""

@@ -127,12 +127,22 @@ class _Judge:
         products = [o for o in own if o.node.has(Trait.CONTRACTION) or is_attention(o.node)]
         after, before = _reach(products, own, "readers"), _reach(products, own, "reads")
         if site.kind == "attention":
-            return {o: None for o in own if o in products or (o in after and o in before)}
+            outside = self.added_products(products, own)
+            return {o: None for o in own if o not in outside and (o in products or (o in after and o in before))}
         if site.kind == "softmax":
             powers = [o for o in own if o.node.is_op("exp") and o in after and o in before]
             around = [x for o in powers for x in (o, *o.reads, *o.readers) if x in own]
             return dict.fromkeys(around or [o for o in products if is_attention(o.node)])
-        return {o: None for o in own if o in before and o not in after and o not in products}
+        # What other modules compute too, as angles that all layers share, is no part of one layer's rotation.
+        shared = {o for o in own if any(not _reaches(module, site.module) for module in o.modules)}
+        return {o: None for o in own if o in before and not (o in after or o in products or o in shared)}
+
+    def added_products(self, products: list[Operation], own: dict[Operation, None]) -> set[Operation]:
+        """Products that are only added to scores, as those of relative positions, where one is with the softmax."""
+        powers = {o for o in own if o.node.is_op("exp")}
+        scores = [o for o in products if not powers.isdisjoint(_reach([o], own, "readers"))]
+        homes = {o.home for o in powers}
+        return {o for o in scores if o.home not in homes} if any(o.home in homes for o in scores) else set()
 
     # Whether that is fused.
 
@@ -211,6 +221,11 @@ def _as_attempted(verdict: Verdict, remark: Remark) -> Verdict:
     said = {name: str(remark.figures[name]) for name in ("node", "clause", "expected", "found", "text")}
     attempt = f"{remark.subject}, {remark.figures['depth']} of {remark.figures['size']} operations"
     return replace(verdict, **said, place=remark.sources[0], edit=remark.suggestion, attempt=attempt)  # type: ignore[arg-type]
+
+
+def _reaches(module: str, other: str) -> bool:
+    """Whether one of two modules holds the other."""
+    return any(not b or a == b or a.startswith(f"{b}.") for a, b in ((module, other), (other, module)))
 
 
 def _within(module: str, site: Site) -> bool:

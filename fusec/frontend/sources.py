@@ -74,5 +74,5 @@ def readable_path(path: str) -> str:
     """``L['self']._modules['layers']._modules['0'].mlp`` as ``layers.0.mlp``."""
     path = re.sub(r"^L\[['\"]\w+['\"]\]\.?", "", path)
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
-    parts = [p for p in path.split(".") if p and p not in ("_modules", "_orig_mod")]
+    parts = [p for p in path.split(".") if p and p not in ("_modules", "_orig_mod", "__dict__")]
     return ".".join(parts)

@@ -6,7 +6,7 @@ from fusec.errors import ImportFailure
 from fusec.frontend.dtypes import to_type
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers
 from fusec.frontend.sizes import to_size
-from fusec.ir.graph import Value, base
+from fusec.ir.graph import Node, Value, base
 from fusec.ir.types import BOOL, I32, I64, Size, TensorType, product, same_shape, same_size, simplify
 
 
@@ -81,6 +81,17 @@ def _repeat(low: Lowering, call: Call) -> Value:
     return low.reshape(low.expand(x, tuple(wanted)), call.out.shape)
 
 
+@lowers("aten.as_strided.default")
+def _as_strided(low: Lowering, call: Call) -> Value:
+    """Strides of row-major order over a value that lies so are a reshape."""
+    x: Value = call["self"]
+    shape = call.out.shape
+    whole = same_size(product(shape), x.tensor.numel) and call["storage_offset"] is None
+    if not (whole and x.tensor.is_contiguous and TensorType(x.dtype, shape, tuple(call["stride"])).is_contiguous):
+        raise ImportFailure("a view by strides", why="it is no reshape of what it views")
+    return low.reshape(x, shape)
+
+
 @lowers("aten.embedding.default", "aten.index_select.default")
 def _take(low: Lowering, call: Call) -> Value:
     of_rows = call.target == "aten.embedding.default"
@@ -114,10 +125,11 @@ def _index(low: Lowering, call: Call) -> Value:
         return low.emit("take", x, index, dim=dim - len(x.shape))
     rank, first, last = max(len(index.shape) for index in given.values()), min(given), max(given)
     along = [_counted(index, x.shape[d], rank) for d, index in given.items()]
-    dims = [d for d in along if d is not None]
+    dims = [d for found in along if found for d in found]
     if None in along or dims != sorted(set(dims)) or len(given) != last - first + 1:
         raise ImportFailure("a lookup at places in several dims", why="they are known only at run time")
-    counted = tuple(x.shape[first + dims.index(d)] if d in dims else 1 for d in range(rank))
+    counts = {d: x.shape[dim] for dim, found in zip(given, along, strict=True) for d in found or ()}
+    counted = tuple(counts.get(d, 1) for d in range(rank))
     return low.expand(low.reshape(x, (*x.shape[:first], *counted, *x.shape[last + 1 :])), call.out.shape)
 
 
@@ -127,13 +139,22 @@ def counted_from_start(low: Lowering, index: Value, n: Size) -> Value:
     return low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
 
 
-def _counted(index: Value, n: Size, rank: int) -> int | None:
-    """The dim of several places together along which one of them counts from 0 to ``n``; None where it does not."""
-    along = [d + rank - len(index.shape) for d, m in enumerate(index.shape) if m != 1 and same_size(m, n)]
-    while index.producer is not None and index.producer.is_op("reshape"):
-        index = index.producer.operands[0]
-    counts = index.producer is not None and index.producer.is_op("iota") and same_size(index.tensor.numel, n)
-    return along[0] if counts and len(along) == 1 else None
+def _counted(index: Value, n: Size, rank: int) -> tuple[int, ...] | None:
+    """The dim of several places together along which one of them counts from 0 to ``n``, none where it is only 0.
+
+    None where it does not count.
+    """
+    along = tuple(d + rank - len(index.shape) for d, m in enumerate(index.shape) if m != 1 and same_size(m, n))
+    while (node := index.producer) is not None and (node.is_op("reshape") or _adds_nothing(node)):
+        index = node.operands[0]
+    counts = node is not None and node.is_op("iota") and same_size(index.tensor.numel, n)
+    return along if counts and len(along) == (0 if n == 1 else 1) else None
+
+
+def _adds_nothing(node: Node) -> bool:
+    """Whether it adds 0, the length of an empty cache, say."""
+    other = node.operands[1].producer if node.is_op("add") else None
+    return other is not None and other.is_op("constant") and other.attributes["value"] == 0
 
 
 @lowers("aten.slice.Tensor")

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice, pairwise
 
 from fusec.analysis.strides import view_layout
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, accumulation, broadcast, product, same_shape, same_size
+from fusec.passes.canonicalize.numbers import number_of
+from fusec.passes.canonicalize.views import kept_dims
 from fusec.rewriting.driver import simplifies
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -54,6 +57,23 @@ def permuted_operand(graph: Graph, node: Node) -> Value | None:
         terms[i] = "".join(terms[i][dims.index(d)] for d in range(len(dims)))
         operands[i], found = view.operands[0], True
     return _contraction(graph, node, operands, terms, out) if found else None
+
+
+@simplifies("contraction")
+def scaled_operand(graph: Graph, node: Node) -> Value | None:
+    """What is only scaled for a contraction is scaled before it is permuted: labels take the permutation."""
+    operands = list(node.operands)
+    for i, value in enumerate(operands):
+        scale = value.producer
+        if scale is None or not scale.is_op("mul", "div") or len(value.users) != 1 or value in graph.outputs:
+            continue
+        x, number = scale.operands
+        view = x.producer
+        if view is not None and view.is_op("permute") and number_of(number) is not None:
+            scaled = graph.add_node(scale.op.name, [view.operands[0], number]).result
+            operands[i] = graph.add_node("permute", [scaled], dict(view.attributes)).result
+            return graph.add_node("contraction", operands, dict(node.attributes)).result
+    return None
 
 
 @simplifies("contraction")
@@ -133,7 +153,7 @@ def inserted_ones(graph: Graph, node: Node) -> Value | None:
     terms, out = split_spec(node.attributes["spec"])
     for i, view in _views_among(node, "reshape"):
         (inner,), value = view.operands, view.result
-        kept = _kept_dims(inner.shape, value.shape)
+        kept = kept_dims(inner.shape, value.shape)
         if kept is None or len(kept) == len(value.shape):
             continue
         operands, terms[i] = list(node.operands), "".join(terms[i][d] for d in kept)
@@ -143,31 +163,23 @@ def inserted_ones(graph: Graph, node: Node) -> Value | None:
     return None
 
 
-def _kept_dims(inner: tuple[Size, ...], shape: tuple[Size, ...]) -> list[int] | None:
-    """Which dims are those of ``inner``, the others being of length 1; None where it is no such reshape."""
-    kept: list[int] = []
-    for d, n in enumerate(shape):
-        if len(kept) < len(inner) and same_size(n, inner[len(kept)]):
-            kept.append(d)
-        elif n != 1:
-            return None
-    return kept if len(kept) == len(inner) else None
-
-
 @simplifies("contraction")
 def flattened_rows(graph: Graph, node: Node) -> Value | None:
     """Rows that were flattened before the product are flattened after it, where the reshape can cancel."""
     terms, out = split_spec(node.attributes["spec"])
-    groups = [merged_dims(v) or [(n,) for n in v.shape] for v in node.operands]
-    groups = [[group or (1,) for group in own] for own in groups]
+    batched = bool(set(out).intersection(*terms))
+    merged = [None if not batched and _moves_elements(v) else merged_dims(v) for v in node.operands]
+    whole = [own or [(n,) for n in v.shape] for own, v in zip(merged, node.operands, strict=True)]
+    groups = [[group or (1,) for group in own] for own in whole]
     found: dict[str, list[tuple[Size, ...]]] = {}
     for term, own in zip(terms, groups, strict=True):
         for label, group in zip(term, own, strict=True):
             found.setdefault(label, []).append(group)
-    batched = bool(set(out).intersection(*terms))
     splits: dict[str, tuple[Size, ...]] = {}
     for label, all_groups in found.items():
         agreed = _agreed(all_groups, label in out)
+        if agreed is not None and batched and label not in terms[0]:
+            agreed = tuple(n for n in agreed if n != 1) or (1,)
         if agreed is None or (len(agreed) > 1 and batched and label not in terms[0]):
             return None  # a softmax over keys has one loop
         splits[label] = agreed
@@ -178,8 +190,8 @@ def flattened_rows(graph: Graph, node: Node) -> Value | None:
         return None
     names = {label: label + "".join(spare.pop() for _ in group[1:]) for label, group in splits.items()}
     operands = []
-    for term, value in zip(terms, node.operands, strict=True):
-        source = value.producer.operands[0] if value.producer and merged_dims(value) is not None else value
+    for term, value, split in zip(terms, node.operands, merged, strict=True):
+        source = value.producer.operands[0] if value.producer and split is not None else value
         shape = tuple(n for label in term for n in splits[label])
         if not same_shape(source.shape, shape):
             source = graph.add_node("reshape", [source], {"shape": shape}).result
@@ -216,6 +228,22 @@ def merged_dims(value: Value) -> list[tuple[Size, ...]] | None:
             return None
         groups.append(tuple(group))
     return None if source else groups
+
+
+def _moves_elements(value: Value) -> bool:
+    """Whether a reshape merges dims that a permutation has brought together, as a partition into windows does.
+
+    Whoever computes the elements stores them in this order, and rows of a product lie as its result does.
+    """
+    groups, view = merged_dims(value), value.producer
+    below = view.operands[0].producer if groups and view else None
+    if groups is None or below is None or not below.is_op("permute"):
+        return False
+    dims, sizes = below.attributes["dims"], below.operands[0].shape
+    known = [d for d, n in enumerate(sizes) if n != 1]
+    order = iter(dims)
+    merged = [[known.index(d) for d in islice(order, len(group)) if d in known] for group in groups]
+    return any(b != a + 1 for places in merged for a, b in pairwise(places))
 
 
 @simplifies("contraction")
@@ -303,6 +331,7 @@ RULES = (
     single_terms,
     single_columns,
     permuted_operand,
+    scaled_operand,
     rows_first,
     permuted_result,
     broadcast_operand,

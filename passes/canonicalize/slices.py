@@ -127,6 +127,15 @@ def concat_of_one(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("concat")
+def concat_of_equal(graph: Graph, node: Node) -> Value | None:
+    """A value beside itself along a dim of length 1, as stacking repeats it, is the value expanded."""
+    (x, *others), dim = node.operands, node.attributes["dim"]
+    if x.shape[dim] != 1 or any(v is not x for v in others):
+        return None
+    return graph.add_node("expand", [x], {"shape": node.result.shape}).result
+
+
+@simplifies("concat")
 def concat_of_concat(graph: Graph, node: Node) -> Value | None:
     """Nested concatenations along one dim are one."""
     dim = node.attributes["dim"]
@@ -257,6 +266,7 @@ RULES = (
     slice_of_computed,
     slice_of_product,
     concat_of_one,
+    concat_of_equal,
     concat_of_concat,
     concat_of_permuted,
     concat_of_neighbours,

@@ -1,7 +1,8 @@
 """Views: chains become one view, views that change nothing go, and broadcasting replaces explicit expansion."""
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import broadcast, same_shape
+from fusec.ir.ops import Trait
+from fusec.ir.types import Size, broadcast, same_shape, same_size
 from fusec.passes.canonicalize.numbers import number_of
 from fusec.rewriting.driver import simplifies
 
@@ -54,6 +55,32 @@ def expand_of_expand(graph: Graph, node: Node) -> Value | None:
     """The last of several expansions decides."""
     inner = _view(node.operands[0], "expand")
     return graph.add_node("expand", inner.operands, dict(node.attributes)).result if inner else None
+
+
+@simplifies("reshape")
+def ones_before_expanding(graph: Graph, node: Node) -> Value | None:
+    """Dims of length 1 that a reshape drops from an expanded value are dropped before it is expanded."""
+    inner, shape = _view(node.operands[0], "expand"), node.result.shape
+    if inner is None:
+        return None
+    wide, (x,) = node.operands[0].shape, inner.operands
+    kept = kept_dims(shape, wide)
+    if kept is None or len(kept) == len(wide):
+        return None
+    own = (1,) * (len(wide) - len(x.shape)) + x.shape
+    narrow = graph.add_node("reshape", [x], {"shape": tuple(own[d] for d in kept)}).result
+    return graph.add_node("expand", [narrow], {"shape": shape}).result
+
+
+def kept_dims(inner: tuple[Size, ...], shape: tuple[Size, ...]) -> list[int] | None:
+    """Which dims are those of ``inner``, the others being of length 1; None where it is no such reshape."""
+    kept: list[int] = []
+    for d, n in enumerate(shape):
+        if len(kept) < len(inner) and same_size(n, inner[len(kept)]):
+            kept.append(d)
+        elif n != 1:
+            return None
+    return kept if len(kept) == len(inner) else None
 
 
 @simplifies("permute")
@@ -130,13 +157,35 @@ _UNARY = tuple(
 @simplifies(*_UNARY, "add", "sub", "mul", "div", "maximum", "minimum", "pow")
 def compute_before_expanding(graph: Graph, node: Node) -> Value | None:
     """f(expand(x)) = expand(f(x)), which computes each element once; the other operands of f are numbers."""
-    wide = [v for v in node.operands if number_of(v) is None]
-    inner = _view(wide[0], "expand") if len(wide) == 1 else None
-    if inner is None or len(wide[0].users) != 1:
+    wide = _computed_from(node)
+    inner = _view(wide, "expand") if wide is not None else None
+    if wide is None or inner is None or len(wide.users) != 1:
         return None
-    operands = [v if number_of(v) is not None else inner.operands[0] for v in node.operands]
-    computed = graph.add_node(node.op.name, operands, dict(node.attributes)).result
-    return graph.add_node("expand", [computed], {"shape": node.result.shape}).result
+    return graph.add_node("expand", [_of_narrow(graph, node, wide, inner)], {"shape": node.result.shape}).result
+
+
+@simplifies(*_UNARY, "mul", "div")
+def compute_before_repeating(graph: Graph, node: Node) -> Value | None:
+    """f(repeat(x)) = repeat(f(x)), where repeating is to expand and to reshape, and all that reads it is such an f."""
+    wide = _computed_from(node)
+    merged = _view(wide, "reshape") if wide is not None else None
+    inner = _view(merged.operands[0], "expand") if merged is not None else None
+    if wide is None or merged is None or inner is None or any(_computed_from(user) is None for user in wide.users):
+        return None
+    value = graph.add_node("expand", [_of_narrow(graph, node, wide, inner)], dict(inner.attributes)).result
+    return graph.add_node("reshape", [value], dict(merged.attributes)).result
+
+
+def _computed_from(node: Node) -> Value | None:
+    """The only operand that is no number, of a function of each element."""
+    wide = [v for v in node.operands if number_of(v) is None]
+    return wide[0] if node.has(Trait.POINTWISE) and len(wide) == 1 else None
+
+
+def _of_narrow(graph: Graph, node: Node, wide: Value, expansion: Node) -> Value:
+    """What a node computes, of what was expanded."""
+    operands = [expansion.operands[0] if v is wide else v for v in node.operands]
+    return graph.add_node(node.op.name, operands, dict(node.attributes)).result
 
 
 RULES = (
@@ -144,10 +193,12 @@ RULES = (
     identity_permute,
     full_slice,
     reshape_of_reshape,
+    ones_before_expanding,
     permute_of_permute,
     expand_of_expand,
     permute_of_ones,
     permute_before_ones,
     implicit_broadcast,
     compute_before_expanding,
+    compute_before_repeating,
 )

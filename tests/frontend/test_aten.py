@@ -387,12 +387,13 @@ def test_lookups(function: Callable[..., Any]) -> None:
     check(function, torch.randn(4, 4), torch.tensor([2, 0, 1, 1]), symbolic=True)
 
 
-def test_places_that_count_through_their_dims_are_a_view() -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_places_that_count_through_their_dims_are_a_view(batch: int) -> None:
     def model(x: Tensor) -> Tensor:
-        i, j = torch.arange(3)[:, None, None], torch.arange(5)
+        i, j = torch.arange(batch)[:, None, None], torch.arange(5) + 0
         return x[i, j] + x[:, j][i[:, 0], j]
 
-    graph = check(model, torch.randn(3, 5, 2), symbolic=False)
+    graph = check(model, torch.randn(batch, 5, 2), symbolic=False)
     assert not [n for n in graph.nodes if n.is_op("opaque")]
 
 
@@ -400,9 +401,21 @@ def test_places_that_count_through_their_dims_are_a_view() -> None:
     lambda x: x[torch.arange(4), torch.arange(4)],
     lambda x: x[torch.arange(4)[None], torch.arange(4)[:, None]],
     lambda x: x[torch.arange(4)[:, None], torch.arange(3)],
-], ids=["along a diagonal", "in another order", "part of a dim"])  # fmt: skip
+    lambda x: x[torch.arange(4)[:, None], torch.arange(4) + -1],
+    lambda x: x[:1][torch.arange(1) + -1, torch.arange(4)],
+], ids=["along a diagonal", "in another order", "part of a dim", "from behind", "the last of one"])  # fmt: skip
 def test_places_that_count_otherwise_are_no_view(model: Callable[..., Any]) -> None:
     check(model, torch.randn(4, 4), opaque=True)
+
+
+def test_strides_in_row_major_order_are_a_reshape() -> None:
+    graph = check(lambda x: x.exp().as_strided((4, 6), (6, 1)) + 1, torch.randn(2, 3, 4), symbolic=False)
+    assert [n.op.name for n in graph.nodes if not n.is_op("constant")] == ["exp", "reshape", "add"]
+
+
+def test_strides_over_a_part_of_a_storage_are_eagers() -> None:
+    x = torch.randn(2, 3, 4)
+    check(lambda x: x[1].as_strided((3, 4), (4, 1), 2) + x[1].as_strided((3, 4), (4, 1)), x, opaque=True)
 
 
 @pytest.mark.parametrize("target", OPAQUE)

@@ -131,6 +131,7 @@ def test_a_missing_private_name_only_costs_the_whole_operations(monkeypatch: pyt
         ("L['self'].layers.0.proj", "layers.0.proj"),
         ("L['self']._modules['layers']._modules['0'].proj", "layers.0.proj"),
         ("L['model'].model.layers[3].mlp", "model.layers.3.mlp"),
+        ("L['self'].__dict__['model'].layers[3].mlp", "model.layers.3.mlp"),
         ("layers.0", "layers.0"),
         ("", ""),
     ],

@@ -181,6 +181,11 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         ["slice", "contraction", "exp"],
     ),
     "concat-of-one": ("%x: f32[3, 4]", "%a: f32[3, 4] = concat(%x) {dim=-1}\n%r: f32[3, 4] = exp(%a)", ["exp"]),
+    "concat-of-equal": (
+        "%x: f32[3, 1]",
+        "%e: f32[3, 1] = exp(%x)\n%a: f32[3, 2] = concat(%e, %e) {dim=-1}\n%r: f32[3, 2] = exp(%a)",
+        ["exp", "exp", "expand"],
+    ),
     "concat-of-concat": (
         "%x: f32[3, 4]",
         "%e: f32[3, 4] = exp(%x)\n%a: f32[3, 8] = concat(%x, %e) {dim=-1}\n%r: f32[3, 12] = concat(%a, %x) {dim=-1}",
@@ -267,6 +272,24 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         '%a: f32[6, 4] = reshape(%x) {shape=(6, 4)}\n%b: f32[6, 5] = contraction(%a, %w) {spec="az,bz->ab"}\n'
         "%r: f32[2, 3, 5] = reshape(%b) {shape=(2, 3, 5)}",
         ["contraction"],
+    ),
+    "scaled-operand": (
+        "%x: f32[6, 4], %w: f32[4, 5]",
+        "%a: f32[4, 6] @(1, 4) = permute(%x) {dims=(1, 0)}\n%b: f32[4, 6] @(1, 4) = mul(%a, 0.25)\n"
+        '%r: f32[6, 5] = contraction(%b, %w) {spec="za,zb->ab"}',
+        ["mul", "contraction"],
+    ),
+    "ones-before-expanding": (
+        "%x: f32[3, 1, 4]",
+        "%a: f32[3, 1, 4] = exp(%x)\n%b: f32[2, 3, 1, 4] @(0, 4, 4, 1) = expand(%a) {shape=(2, 3, 1, 4)}\n"
+        "%r: f32[2, 3, 4] = reshape(%b) {shape=(2, 3, 4)}",
+        ["exp", "reshape", "expand"],
+    ),
+    "compute-before-repeating": (
+        "%x: f32[3, 4, 1]",
+        "%a: f32[3, 4, 2] @(4, 1, 0) = expand(%x) {shape=(3, 4, 2)}\n%b: f32[3, 8] = reshape(%a) {shape=(3, 8)}\n"
+        "%c: f32[3, 8] = cos(%b)\n%d: f32[3, 8] = sin(%b)\n%r: f32[3, 8] = mul(%c, %d)",
+        ["cos", "expand", "sin", "mul", "reshape"],
     ),
     "flattened-operands": (
         "%x: f32[2, 3, 4], %w: f32[4]",
@@ -432,6 +455,37 @@ def test_a_linear_layer_has_one_form(spelled: Callable[..., Any]) -> None:
     normalize(graph)
     assert [n.op.name for n in graph.nodes] == ["contraction", "add"]
     assert graph.nodes[0].attributes["spec"] == "abz,cz->abc"
+
+
+def windows(x: torch.Tensor) -> torch.Tensor:
+    """Images of 4 × 6 in windows of 2 × 3, one after the other."""
+    return x.view(2, 2, 2, 2, 3, 8).transpose(2, 3).reshape(-1, 6, 8)
+
+
+def test_rows_that_move_lie_as_the_product_reads_them() -> None:
+    x, w, b = torch.randn(2, 4, 6, 8), torch.randn(5, 8), torch.randn(5)
+    graph = trace(lambda x, w, b: torch.nn.functional.linear(windows(x), w, b), [x, w, b], symbolic=False)
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == ["reshape", "permute", "reshape", "contraction", "add"]
+    assert graph.nodes[3].attributes["spec"] == "abz,cz->abc"
+    together = trace(lambda x, w: x.permute(2, 0, 1, 3).reshape(6, 8, 8) @ w.t(), [x, w], symbolic=False)
+    normalize(together)  # dims that lie side by side are merged: nothing moves but labels
+    assert [n.op.name for n in together.nodes] == ["contraction", "reshape"]
+
+
+def test_a_batch_of_heads_is_split_where_both_operands_merge_it() -> None:
+    def scores(q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+        q, k = (x.view(3, 7, 2, 4).transpose(1, 2).reshape(6, 7, 4) for x in (q, k))
+        p = p.view(1, 5, 2, 4).transpose(1, 2).repeat(3, 1, 1, 1).reshape(6, 5, 4)
+        return torch.bmm(q, k.transpose(-1, -2) / 3), torch.bmm(q, p.transpose(-1, -2))
+
+    q, k, p = torch.randn(3, 7, 8), torch.randn(3, 7, 8), torch.randn(5, 8)
+    graph = trace(scores, [q, k, p], symbolic=False)
+    normalize(graph)
+    specs = [n.attributes["spec"] for n in graph.nodes if n.is_op("contraction")]
+    assert sorted(specs) == ["acbz,adbz->abcd", "acbz,bdz->abcd"] and not any(n.is_op("expand") for n in graph.nodes)
+    for found, expected in zip(evaluate(graph, [q, k, p]), scores(q, k, p), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @given(graphs(effects=False))

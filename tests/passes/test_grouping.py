@@ -10,7 +10,7 @@ from hypothesis import given
 from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import OPS, Trait
-from fusec.ir.types import BOOL, F32, Size, TensorType, contiguous_strides
+from fusec.ir.types import BOOL, F32, I64, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
 from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
@@ -165,6 +165,46 @@ def test_a_kernel_says_what_it_saves() -> None:
     assert remark.figures == {"bytes_saved": str(moved), "gain_us": round(saved / 1e3, 3)}
 
 
+def test_rows_that_several_kernels_read_are_looked_up_by_each() -> None:
+    m = Model()
+    table = m.tensor(100, 64)
+    places = m.add_input(TensorType(I64, (40,), (1,)))
+    row = m.do("take", table, places, dim=-2)
+    both = m.do("concat", row, m.tensor(40, 64), dim=-1)
+    x, y = m.do("mul", m.tensor(8, 40, 128), both), m.do("mul", m.call(m.tensor(5, 40, 128)), both)
+    regions = m.group(x, y)
+    assert len(regions) == 2 and all(sum(n.is_op("take") for n in r.body.nodes) == 1 for r in regions)
+
+
+def test_a_row_that_somebody_else_reads_too_is_looked_up_once() -> None:
+    m = Model()
+    row = m.do("take", m.tensor(100, 64), m.add_input(TensorType(I64, (40,), (1,))), dim=-2)
+    x, y = m.do("mul", m.tensor(8, 40, 64), row), m.do("mul", m.call(m.tensor(5, 40, 64)), row)
+    regions = m.group(x, y, m.call(row))
+    assert sum(n.is_op("take") for r in regions for n in r.body.nodes) == 1
+
+
+def test_a_row_is_looked_up_before_its_table_is_written() -> None:
+    m = Model()
+    table, places = m.tensor(100, 64), m.add_input(TensorType(I64, (40,), (1,)))
+    row = m.do("take", table, places, dim=-2)
+    written = m.do("write", table, m.do("neg", m.tensor(100, 64)))
+    late = m.do("mul", m.call(m.do("slice", written, dim=-2, start=0, stop=40, step=1)), row)
+    m.group(m.do("mul", m.tensor(8, 40, 64), row), late)
+    lookups = [n for n in m.nodes if n.has(Trait.REGION) and any(i.is_op("take") for i in n.body.nodes)]
+    write = next(n for n in m.nodes if n.written)
+    assert len(lookups) == 1 and m.nodes.index(lookups[0]) < m.nodes.index(write)
+
+
+def test_what_only_the_next_kernel_reads_is_computed_there() -> None:
+    m = Model()
+    h = m.do("add", m.do("sum", m.tensor(40, 2, 64), dims=(-2,)), m.tensor(40, 1, 64))
+    norm = m.norm(h)
+    first, second = m.group(norm, h)
+    assert [n.op.name for n in first.body.nodes] == ["sum", "add"] and len(first.results) == 1
+    assert norm not in first.results and sum(n.is_op("mul") for n in second.body.nodes) == 2
+
+
 def test_decisions_are_the_same_every_time() -> None:
     def grouped() -> tuple[str, list[Remark]]:
         m, out = rotated(heads=16, length=100)
@@ -234,6 +274,15 @@ def test_a_view_that_is_returned_is_no_kernel_between() -> None:
     rows = m.do("reshape", m.do("exp", m.tensor(32, 64)), shape=(4, 8, 64))
     (region,) = m.group(rows, m.norm(rows))
     assert len(region.results) == 2
+
+
+def test_windows_that_are_put_back_and_shifted_are_no_calls() -> None:
+    m = Model()
+    windows = m.do("reshape", m.call(m.tensor(8, 16, 32)), shape=(2, 2, 2, 4, 4, 32))
+    image = m.do("reshape", m.do("permute", windows, dims=(0, 1, 3, 2, 4, 5)), shape=(2, 8, 8, 32))
+    low, high = (m.do("slice", image, dim=-3, start=a, stop=b, step=1) for a, b in ((0, 6), (6, 8)))
+    m.group(m.do("add", m.do("concat", high, low, dim=-3), m.tensor(2, 8, 8, 32)))
+    assert not any(n.is_op("concat") for n in m.nodes)
 
 
 def test_views_before_an_opaque_call_cost_nothing() -> None:

@@ -115,6 +115,70 @@ def test_sites_come_from_modules_alone() -> None:
     assert [(s.kind, s.module) for s in sites_of(Planted())] == [("norm", "norm"), ("norm", "good")]
 
 
+class Relative(nn.Module):
+    """Attention whose scores are a sum: of queries and keys, and of queries and relative positions."""
+
+    def __init__(self, gives_weights: bool) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(32, 32) for _ in range(4))
+        self.positions = nn.Parameter(torch.randn(2, 9, 16))
+        self.gives_weights = gives_weights
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The new rows, and the weights where they are wanted."""
+        batch, length, _ = x.shape
+        q, k, v = (p(x).view(batch, length, 2, 16).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        places = (torch.arange(length)[:, None] - torch.arange(length)).clamp(-4, 4) + 4
+        beside = (q @ self.positions.mT).gather(-1, places.expand(batch, 2, length, length))
+        weights = (q @ k.mT / 4 + beside).softmax(-1)
+        rows = self.o_proj((weights @ v).transpose(1, 2).reshape(x.shape))
+        return (rows, weights) if self.gives_weights else (rows,)
+
+
+@pytest.mark.parametrize("gives_weights", [False, True])
+def test_scores_may_be_a_sum_of_products_where_one_is_with_the_softmax(gives_weights: bool) -> None:
+    found = {v.site.kind: v for v in judged(Relative(gives_weights), torch.randn(3, 20, 32))}
+    attention = found["attention"]
+    assert attention.fused is not gives_weights
+    assert found["QKV projection"].fused
+
+
+class Turned(nn.Module):
+    """Attention with queries and keys rotated by angles that it is told the places of."""
+
+    def __init__(self, angles: Tensor) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(32, 32) for _ in range(4))
+        self.register_buffer("angles", angles)
+        self.rotary_dim = 16
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        """The new rows."""
+        q, k, v = (p(x).view(*x.shape[:2], 2, 16).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        sin, cos = self.get_buffer("angles")[places][:, None].repeat_interleave(2, -1).chunk(2, -1)
+        q, k = (y * cos + torch.stack((-y[..., 1::2], y[..., ::2]), -1).flatten(-2) * sin for y in (q, k))
+        rows = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.o_proj(rows.transpose(1, 2).reshape(x.shape))
+
+
+class TurnedTwice(nn.Module):
+    """Two such layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (Turned(torch.randn(50, 16)) for _ in range(2))
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        """The new rows."""
+        return self.second(self.first(x, places), places)
+
+
+def test_rows_of_angles_are_looked_up_by_what_rotates() -> None:
+    found = judged(TurnedTwice(), torch.randn(3, 20, 32), torch.arange(20)[None].expand(3, -1).contiguous())
+    turned = [v for v in found if v.site.kind == "rotary embedding"]
+    assert len(turned) == 2 and all(v.fused for v in turned), [v.reason for v in turned]
+
+
 def test_views_show_sites() -> None:
     model = Planted()
     explanation = explain_subjects(subjects(model, torch.randn(40, 16)), "planted", model)
