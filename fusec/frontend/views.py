@@ -81,17 +81,6 @@ def _repeat(low: Lowering, call: Call) -> Value:
     return low.reshape(low.expand(x, tuple(wanted)), call.out.shape)
 
 
-@lowers("aten.as_strided.default")
-def _as_strided(low: Lowering, call: Call) -> Value:
-    """Strides of row-major order over a value that lies so are a reshape."""
-    x: Value = call["self"]
-    shape = call.out.shape
-    whole = same_size(product(shape), x.tensor.numel) and call["storage_offset"] is None
-    if not (whole and x.tensor.is_contiguous and TensorType(x.dtype, shape, tuple(call["stride"])).is_contiguous):
-        raise ImportFailure("a view by strides", why="it is no reshape of what it views")
-    return low.reshape(x, shape)
-
-
 @lowers("aten.embedding.default", "aten.index_select.default")
 def _take(low: Lowering, call: Call) -> Value:
     of_rows = call.target == "aten.embedding.default"
