@@ -143,12 +143,11 @@ def _ask_floats(oracle: str, trial: Trial, rounds: Sequence[str], seed: int) -> 
 
 
 def _run(graph: Graph, inputs: Sequence[Any], trial: Trial, seed: int) -> list[Any]:
-    """Outputs, and what becomes of the inputs where the graph writes; without inputs, in the types of the graph."""
+    """Outputs, and what becomes of the inputs where the graph writes."""
     inputs = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        dtype = torch.float64 if graph.inputs else None  # a folded number has the bits of its own type
-        outputs = evaluate(graph, inputs, trial.symbols, dtype=dtype, mutate=trial.writes)
+        outputs = evaluate(graph, inputs, trial.symbols, dtype=torch.float64, mutate=trial.writes)
     return outputs + (list(inputs) if trial.writes else [])
 
 

@@ -238,6 +238,11 @@ def test_folded_numbers_are_rounded_to_their_type(dtype: str, number: float, rig
         f'graph g() {{ %0: {dtype}[] = constant() {{value={number}, dtype={dtype}, device="cpu"}} return %0 }}'
     )
     assert bool(check_rewrite(before, after)) == right
+    before, after = (
+        parse_graph(f"graph g(%x: {dtype}[3]) {{ {made} %1: {dtype}[3] = div(%x, {number}) return %1 }}")
+        for made, number in ((f"%0: {dtype}[] = sqrt(96.0:{dtype})", "%0"), ("", number))
+    )
+    assert bool(check_rewrite(before, after, exact=False)) == right
 
 
 def test_samples_repeat_where_an_input_does() -> None:
