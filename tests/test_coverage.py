@@ -31,5 +31,5 @@ def test_only_generated_kernels_between_attentions(family: str, length: int, hid
 
 
 def is_kernel_of_attention(node: Node) -> bool:
-    """Not the mask that all layers share."""
-    return node.attributes.get("label") == "attention" and "layer" in node.sources[0].module
+    """Of a layer, be the mask that all layers share computed in it or not."""
+    return node.attributes.get("label") == "attention" and any("layer" in source.module for source in node.sources)
