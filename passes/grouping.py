@@ -9,6 +9,7 @@ from fusec.analysis.gain import Judgement, gain, judge, may_lose
 from fusec.analysis.kinds import MULTIPLIED
 from fusec.analysis.memory import touched_bytes
 from fusec.analysis.outline import Outline, outline
+from fusec.analysis.ranges import loops, ranges
 from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
@@ -298,8 +299,8 @@ class _Grouping:
         seen = [producer.result]
         for value in seen:  # as its readers see it
             seen += [r for user in value.users if user in self.uses.free for r in user.results]
-        wanted = [_loops(v) for v in seen if v.tensor.numel == producer.result.tensor.numel]
-        return any(_loops(v) in wanted for n in second for v in _ranges(n))
+        wanted = [loops(v) for v in seen if v.tensor.numel == producer.result.tensor.numel]
+        return any(loops(v) in wanted for n in second for v in ranges(n))
 
     def _verdict(self, group: set[Node]) -> str:
         """Why a group is no kernel; "" where it is one."""
@@ -489,16 +490,3 @@ def _is_of_positions(value: Value) -> bool:
 
 def _is_number(value: Value) -> bool:
     return value.producer is not None and value.producer.is_op("constant")
-
-
-def _ranges(node: Node) -> tuple[Value, ...]:
-    """The values whose elements a node loops over: whichever operand comes first."""
-    if node.has(Trait.WRITE):
-        return node.operands[1:2]
-    if not node.has(Trait.POINTWISE):
-        return node.result, node.operands[0]
-    return node.result, *(v for v in node.operands if len(v.shape) == len(node.result.shape))
-
-
-def _loops(value: Value) -> list[Size]:
-    return [n for n in value.shape if n != 1]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice, pairwise
 
 from fusec.analysis.strides import view_layout
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, accumulation, broadcast, product, same_shape, same_size
 from fusec.passes.canonicalize.numbers import number_of
@@ -84,6 +84,27 @@ def rows_first(graph: Graph, node: Node) -> Value | None:
     if not first or first in x:
         return None
     return _contraction(graph, node, list(node.operands[::-1]), [y, x], out)
+
+
+@simplifies("contraction")
+def single_row(graph: Graph, node: Node) -> Value | None:
+    """A dim of length 1 that what is computed brings to a product with a given weight is a row, not a column."""
+    terms, out = split_spec(node.attributes["spec"])
+    if not out or node.result.shape[-1] != 1 or set(out).intersection(*terms):
+        return None
+    one, own = out[-1], 0 if out[-1] in terms[0] else 1
+    rows, weight = node.operands[own], node.operands[1 - own]
+    before = [label for label in out[:-1] if label in terms[own]]
+    place = out.index(before[-1]) + 1 if before else 0
+    if place == len(out) - 1 or base(rows).producer is None or base(weight).producer is not None:
+        return None
+    rest = terms[own].replace(one, "")
+    inner = next((d for d, label in enumerate(rest) if label not in out), len(rest))
+    operands, sizes = list(node.operands), dict(zip(terms[own], rows.shape, strict=True))
+    terms[own] = rest[:inner] + one + rest[inner:]
+    operands[own] = graph.add_node("reshape", [rows], {"shape": tuple(sizes[n] for n in terms[own])}).result
+    result = _contraction(graph, node, operands, terms, out[:place] + one + out[place:-1])
+    return graph.add_node("reshape", [result], {"shape": node.result.shape}).result
 
 
 @simplifies("permute")
@@ -333,6 +354,7 @@ RULES = (
     permuted_operand,
     scaled_operand,
     rows_first,
+    single_row,
     permuted_result,
     broadcast_operand,
     inserted_ones,

@@ -1,4 +1,7 @@
-"""Canonicalisation: each rule keeps the meaning, leaves what would change a bit, and gives one form."""
+"""Canonicalisation: each rule keeps the meaning, leaves what would change a bit, and gives one form.
+
+Longer than 500 lines: one case for every rule stands beside the tests that all rules share.
+"""
 
 import re
 from collections.abc import Callable
@@ -213,6 +216,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%x: f32[3, 4], %w: f32[4, 5]",
         '%a: f32[5, 4] @(1, 5) = permute(%w) {dims=(1, 0)}\n%r: f32[3, 5] = contraction(%x, %a) {spec="az,bz->ab"}',
         ["contraction"],
+    ),
+    "single-row": (
+        "%x: f32[1, 4], %w: f32[5, 4]",
+        "%e: f32[1, 4] = exp(%x)\n%a: f32[4, 1] = reshape(%e) {shape=(4, 1)}\n"
+        '%b: f32[5, 1] = contraction(%w, %a) {spec="az,zb->ab"}\n%r: f32[1, 5] = reshape(%b) {shape=(1, 5)}',
+        ["exp", "contraction"],
     ),
     "inserted-ones": (
         "%x: f32[3, 4], %w: f32[4, 5]",
@@ -486,6 +495,27 @@ def test_a_batch_of_heads_is_split_where_both_operands_merge_it() -> None:
     assert sorted(specs) == ["acbz,adbz->abcd", "acbz,bdz->abcd"] and not any(n.is_op("expand") for n in graph.nodes)
     for found, expected in zip(evaluate(graph, [q, k, p]), scores(q, k, p), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (1, 1, 8), (5, 1, 8), (1, 5, 8)], ids=str)
+@pytest.mark.parametrize(
+    "turned", [lambda x, w: (w @ x.mT).mT, lambda x, w: torch.einsum("oi,...i->...o", w, x), torch.nn.functional.linear]
+)
+def test_one_row_is_a_row(shape: tuple[int, ...], turned: Callable[..., Any]) -> None:
+    """As of a last token: a transposition of one row moves nothing, and so is not there to tell rows from columns."""
+    x, w = torch.randn(shape), torch.randn(5, 8)
+    graph = trace(lambda x, w: turned(x.sin(), w).exp(), [x, w], symbolic=False)
+    normalize(graph)
+    (product,) = [n for n in graph.nodes if n.is_op("contraction")]
+    assert product.operands[1] is graph.inputs[1] and product.result.shape[-1] == 5
+    assert torch.allclose(evaluate(graph, [x, w])[0], torch.nn.functional.linear(x.sin(), w).exp())
+
+
+def test_one_column_is_a_column() -> None:
+    x, w = torch.randn(6, 8), torch.randn(1, 8)
+    graph = trace(lambda x, w: torch.nn.functional.linear(x.sin(), w), [x, w], symbolic=False)
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == ["sin", "contraction"] and graph.outputs[0].shape == (6, 1)
 
 
 @given(graphs(effects=False))

@@ -1,6 +1,7 @@
 """Layers of models written in other words: the same meaning, the same kernels, whatever the words."""
 
 from collections.abc import Collection
+from copy import deepcopy
 from functools import cache
 from itertools import cycle, product
 from typing import Any
@@ -62,6 +63,33 @@ def test_a_composition_takes_the_same_kernels(case: tuple[str, str, str], compos
 def _plain(name: str, dtype: str, rows: str) -> Figures:
     block = BLOCK(name, SHAPES[rows], DTYPES[dtype])
     return Case(name, block, block.arguments).figures()[0]
+
+
+def _twice(block: Block) -> Block:
+    """Two layers one after the other, which share their mask."""
+
+    def call(layers: Any, x: torch.Tensor, *given: torch.Tensor) -> Any:
+        return block.call(layers[1], block.call(layers[0], x, *given), *given)
+
+    return Block("twice", torch.nn.ModuleList([block.module, deepcopy(block.module)]), call, block.inputs)
+
+
+@pytest.mark.parametrize(
+    ("rows", "synonyms"),
+    [
+        ("few", ["attention-with-bias"]),
+        ("few", ["attention-with-scaled-key", "negation-by-comparison"]),
+        ("many", ["attention-with-scaled-key", "product-as-quotient"]),
+        ("many", ["attention-spelled-out", "softmax-by-logarithm"]),
+    ],
+    ids=str,
+)
+def test_layers_that_share_a_mask(rows: str, synonyms: list[str]) -> None:
+    block = _twice(BLOCK("bert", SHAPES[rows], torch.float32))
+    case = Case("twice", block, block.arguments)
+    plain, _ = case.figures()
+    found, used = case.figures(synonyms, share=1.0)
+    assert set(synonyms) <= set(used) and found == plain
 
 
 @pytest.mark.parametrize(
