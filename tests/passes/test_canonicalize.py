@@ -563,6 +563,18 @@ def test_heads_put_together_in_another_order_stay_in_it() -> None:
     assert torch.equal(evaluate(turned, [x])[0], torch.cat(x.sin().unbind(2)[::-1], -1))
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_two_concatenations_are_taken_apart_only_where_they_are_cut_alike(alike: bool) -> None:
+    def largest(s: torch.Tensor, m: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (torch.cat([s, a], -1) + torch.cat([m, b] if alike else [b, m], -1)).amax(-1)
+
+    inputs = [torch.randn(3, n) for n in (4, 4, 1, 1)]
+    graph = trace(largest, inputs, symbolic=False)
+    normalize(graph)
+    assert any(n.is_op("concat") for n in graph.nodes) != alike
+    assert torch.equal(evaluate(graph, inputs)[0], largest(*inputs))
+
+
 def test_labels() -> None:
     assert canonical_spec("mk,nk->mn") == "az,bz->ab"
     assert canonical_spec("bhqd,bhkd->bhqk") == "abcz,abdz->abcd"
