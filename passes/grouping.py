@@ -9,11 +9,12 @@ from fusec.analysis.gain import Judgement, gain, judge, may_lose
 from fusec.analysis.kinds import MULTIPLIED
 from fusec.analysis.memory import touched_bytes
 from fusec.analysis.outline import Outline, outline
+from fusec.analysis.positions import is_of_positions
 from fusec.analysis.ranges import loops, ranges
 from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
-from fusec.ir.graph import Graph, Node, Value, base, storage
+from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.regions import open_regions
 from fusec.ir.structure import abbreviations
@@ -24,8 +25,6 @@ from fusec.pipeline import Context
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 _FREE = Trait.VIEW | Trait.SOURCE
-_OF_POSITIONS = ("le", "lt", "ge", "gt", "and", "or", "not", "add", "sub")
-"""What masks of positions are made of."""
 _TINY = 64
 """Elements up to which what a kernel makes costs nothing but its launch."""
 
@@ -83,6 +82,10 @@ class _Grouping:
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1]:
             if not node.has(Trait.VIEW) and self._verdict({node}):
                 self._set_views_apart(node)
+        # A window that moves does so in its own memory, whatever makes its new rows.
+        self._sweep(
+            [n for n in nodes if n.has(Trait.WRITE)], lambda first, second: any(n.is_op("concat") for n in first)
+        )
         # Rows first: a residual and a norm belong together before a product takes either as its epilogue.
         self._sweep(nodes, lambda first, second: not (first & self.products or second & self.products))
         self._sweep(nodes, lambda first, second: bool(first & self.products))
@@ -103,7 +106,7 @@ class _Grouping:
             (x,) = node.operands
             wider = x.dtype.is_float and node.result.dtype.is_float and x.dtype.bytes < node.result.dtype.bytes
             return wider and not self._leaves_kernels(node)
-        if node.is_op(*_OF_POSITIONS) and _is_large(node.result) and _is_of_positions(node.result):
+        if is_of_positions(node, _TINY):
             return not self._leaves_kernels(node)
         if node.is_op("where"):
             return all(map(_is_number, node.operands[1:])) and not self._leaves_kernels(node)
@@ -470,22 +473,6 @@ class _Grouping:
             sources=tuple(map(str, region.sources[:8])),
             figures={"bytes_saved": str(saved), "gain_us": round(gained * 1e6, 3)},
         )  # fmt: skip
-
-
-def _is_large(value: Value) -> bool:
-    numel = value.tensor.numel
-    return not isinstance(numel, int) or numel > _TINY
-
-
-def _is_of_positions(value: Value) -> bool:
-    """Whether an integer or truth value is computed of indices and a few numbers, which is less than to load it."""
-    value = base(value)
-    node = value.producer
-    if value.dtype.kind not in ("int", "bool"):
-        return False
-    if node is None or not (node.has(Trait.SOURCE) or node.is_op(*_OF_POSITIONS)):
-        return not _is_large(value)
-    return all(map(_is_of_positions, node.operands))
 
 
 def _is_number(value: Value) -> bool:

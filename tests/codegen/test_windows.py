@@ -51,6 +51,19 @@ def test_a_window_moves_on_in_place(shape: tuple[int, ...], dim: int, step: int,
     assert moved_bytes(region) == 2 * x.nbytes + y.nbytes
 
 
+def test_a_window_moves_in_place_though_a_product_makes_its_new_row() -> None:
+    text = """graph move(%x: f32[1, 9, 20], %a: f32[1, 1, 32], %w: f32[20, 32]) {
+      %new: f32[1, 1, 20] = contraction(%a, %w) {spec="abz,cz->abc"}
+      %rest: f32[1, 8, 20] = slice(%x) {dim=-2, start=1, stop=9, step=1}
+      %all: f32[1, 9, 20] = concat(%rest, %new) {dim=-2}
+      %done: f32[1, 9, 20] = write(%x, %all)
+      return %done
+    }"""
+    agrees(text, torch.randn(1, 9, 20), torch.randn(1, 1, 32), torch.randn(20, 32), kinds=["kernel", "kernel"])
+    *_, region = [n for n in grouped(text).nodes if n.is_op("region")]
+    assert moved_bytes(region) == (2 * 9 + 1) * 20 * 4
+
+
 def test_a_window_of_which_half_is_new_is_right_too() -> None:
     """Its two parts are one loop."""
     agrees(moving((3, 12, 20), -2, 6), torch.randn(3, 12, 20), torch.randn(3, 6, 20), kinds=["kernel", "kernel"])
