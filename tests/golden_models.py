@@ -8,6 +8,7 @@ from transformers import masking_utils
 
 from bench.families import FAMILIES, Sizes
 from bench.numerics import cast_inputs, cast_parameters
+from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.ir.graph import Graph
@@ -16,7 +17,13 @@ from fusec.pipeline import Context
 
 
 def optimized(
-    family: str, batch: int, length: int, dtype: torch.dtype = torch.float32, hidden: int = 64, **more: Any
+    family: str,
+    batch: int,
+    length: int,
+    dtype: torch.dtype = torch.float32,
+    hidden: int = 64,
+    machine: Machine | None = None,
+    **more: Any,
 ) -> list[Graph]:
     """The graphs of a model of two layers at inference, which takes ``more`` besides its inputs; nothing is built.
 
@@ -30,7 +37,7 @@ def optimized(
         graphs = capture(model, **inputs, **more)
     for graph in graphs:
         config = Config()
-        default_pipeline(config).run(graph, Context(config))
+        default_pipeline(config).run(graph, Context(config, machine=machine or assumed_cpu()))
     return graphs
 
 

@@ -12,9 +12,10 @@ from fusec.analysis.memory import flops
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from tests.golden_models import optimized
+from tests.machines import cpu
 
 FEW, MANY = (1, 8), (3, 40)
-"""Tokens of which fusec makes the matrix products itself, and of which the vendor's library does."""
+"""Tokens that products take with all that stands before and behind them, and that they take in blocks."""
 
 REGIONS = [
     # name, model, shape, declared fusions, products, operations that have to be inside
@@ -28,6 +29,9 @@ REGIONS = [
     ("residual + norm + gate·up + GEGLU", "gemma3", FEW, "", 2, "tanh rsqrt"),
     ("bias + residual + norm + up + activation", "bert", FEW, "add_layer_norm linear_gelu", 1, "erf"),
     ("norm + up + activation, before the residual", "gpt2", FEW, "layer_norm", 1, "tanh"),
+    ("product + bias + residual, in blocks of rows", "bert", MANY, "", 1, "add"),
+    ("product + bias + activation, in blocks of rows", "bert", MANY, "linear_gelu", 1, "erf"),
+    ("gate·up + SwiGLU, in blocks of rows", "llama", MANY, "gated_projection", 2, "sigmoid"),
     ("bias + residual + norm beside the vendor's products", "bert", MANY, "add_layer_norm", 0, "rsqrt"),
     ("bias + activation beside the vendor's products", "bert", MANY, "linear_gelu", 0, "add erf"),
     ("SwiGLU beside the vendor's products", "llama", MANY, "gated_projection", 0, "sigmoid"),
@@ -36,25 +40,28 @@ REGIONS = [
 
 
 @cache
-def kernels(family: str, shape: tuple[int, int]) -> list[Node]:
-    return [node for graph in optimized(family, *shape) for node in graph if node.attributes.get("kind") == "kernel"]
+def kernels(family: str, shape: tuple[int, int], library: bool) -> list[Node]:
+    machine = cpu() if library else cpu(f32=100.0)
+    graphs = optimized(family, *shape, machine=machine)
+    return [node for graph in graphs for node in graph if node.attributes.get("kind") == "kernel"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "shape", "fusions", "products", "operations"), [r[1:] for r in REGIONS], ids=[r[0] for r in REGIONS]
+    ("name", "family", "shape", "fusions", "products", "operations"), REGIONS, ids=[r[0] for r in REGIONS]
 )
 def test_region_is_one_kernel(
-    family: str, shape: tuple[int, int], fusions: str, products: int, operations: str
+    name: str, family: str, shape: tuple[int, int], fusions: str, products: int, operations: str
 ) -> None:
+    all_kernels = kernels(family, shape, library="vendor" in name)
     found = [
         node
-        for node in kernels(family, shape)
+        for node in all_kernels
         if set(fusions.split()) <= set(node.attributes["fusions"])
         and count(node.body, Trait.CONTRACTION) == products
         and set(operations.split()) <= set(ops(node.body))
     ]
-    shown = Counter((n.attributes["label"], count(n.body, Trait.CONTRACTION)) for n in kernels(family, shape))
+    shown = Counter((n.attributes["label"], count(n.body, Trait.CONTRACTION)) for n in all_kernels)
     assert found, f"{family} has {dict(shown)}"
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.analysis.machine import MEASURED, assumed_cpu, store_machine
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs
 from fusec.frontend import trace
 from fusec.verify.contract import compare_outputs
+from tests.machines import profile
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 
@@ -43,14 +43,6 @@ CASES: dict[str, Case] = {
 
 
 PLAIN: Case = (F.linear, ((40, 24), (56, 24)))
-
-
-def profile(folder: Path, **products: float) -> Config:
-    """Options under which generated products of many rows are as quick as that, and the library's reach 100 GFLOP/s."""
-    config, machine = Config(strict=True, cache_dir=str(folder)), assumed_cpu(torch.get_num_threads())
-    peaks = {"vector f32": 50.0, "matrix f32": 100.0} | {f"product {dtype}": rate for dtype, rate in products.items()}
-    store_machine(replace(machine, source=MEASURED, peaks=peaks), config)
-    return config
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
-"""Matrix products in every layout: with few rows in a kernel of ours, with many in a call of the vendor's."""
+"""Matrix products in every layout: with few rows a kernel of ours, with many one too or a call of the vendor's."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.verify.contract import compare_outputs
+from tests.machines import profile
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 
@@ -69,9 +72,18 @@ def sample(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
     return [torch.randn(shape) for shape in shapes]
 
 
-def run(function: Callable[..., Any], inputs: list[Tensor], symbolic: bool = False) -> list[str]:
+@pytest.fixture(params=["library", "generated"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
+    """Options of a processor on which the library's products of many rows are quicker, and of one where ours are."""
+    return profile(tmp_path, **({"f32": 100.0} if request.param == "generated" else {}))
+
+
+def run(
+    function: Callable[..., Any], inputs: list[Tensor], config: Config | None = None, symbolic: bool = False
+) -> list[str]:
     """Compile, compare, and tell what it runs as."""
-    compiled = compile_graph(trace(function, inputs, symbolic=symbolic), Config(strict=not symbolic))
+    config = replace(config or Config(), strict=not symbolic)
+    compiled = compile_graph(trace(function, inputs, symbolic=symbolic), config)
     expected, reference = (function(*given) for given in (inputs, [x.double() for x in inputs]))
     wanted, truth = ([y] if isinstance(y, Tensor) else list(y) for y in (expected, reference))
     comparison = compare_outputs(wanted, compiled.program(list(inputs)), truth)
@@ -88,23 +100,23 @@ def test_few_rows_are_one_kernel(case: Case, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("case", MANY.values(), ids=MANY)
-def test_many_rows_are_the_vendors(case: Case, symbolic: bool) -> None:
+def test_many_rows(case: Case, symbolic: bool, machine: Config) -> None:
     function, shapes = case
-    run(function, sample(shapes), symbolic)
+    run(function, sample(shapes), machine, symbolic)
 
 
 @pytest.mark.parametrize("case", MANY.values(), ids=MANY)
-def test_operands_may_lie_in_any_order(case: Case) -> None:
+def test_operands_may_lie_in_any_order(case: Case, machine: Config) -> None:
     function, shapes = case
     turned = [x.mT.contiguous().mT if x.ndim > 1 else x.repeat_interleave(2)[::2] for x in sample(shapes)]
-    run(function, turned)
-    run(function, [torch.cat((x, x), -1)[..., : x.shape[-1]] for x in sample(shapes)])
+    run(function, turned, machine)
+    run(function, [torch.cat((x, x), -1)[..., : x.shape[-1]] for x in sample(shapes)], machine)
 
 
-def test_a_bias_goes_into_the_call() -> None:
+def test_a_bias_goes_into_the_call(tmp_path: Path) -> None:
     for name in ("with a bias", "a bias and a weight by input", "a bias and a square weight by input"):
         function, shapes = MANY[name]
-        assert run(function, sample(shapes)) == ["vendor"], name
+        assert run(function, sample(shapes), profile(tmp_path)) == ["vendor"], name
 
 
 @pytest.mark.parametrize(("prologue", "copied"), [(lambda x: x, False), (torch.sin, True), (lambda x: x[:, 8:], False)])
