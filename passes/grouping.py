@@ -1,7 +1,7 @@
 """Grouping: primitives are joined into kernels wherever one loop nest serves both and memory traffic is saved."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fusec.analysis.attention import attention_groups, is_layer
@@ -18,7 +18,7 @@ from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.regions import open_regions
 from fusec.ir.structure import abbreviations
-from fusec.ir.types import Size, TensorType
+from fusec.ir.types import Size, TensorType, contiguous_strides
 from fusec.ir.writes import read_where_written
 from fusec.pipeline import Context
 
@@ -67,6 +67,9 @@ class _Grouping:
         """A kernel takes index maps, numbers, wider types and numbers for truth values along at no cost."""
         self.units = Units(self.uses)
         """The groups of the nodes that compute."""
+        for node in graph.nodes:
+            if node.has(Trait.CONTRACTION):
+                self._lay_out(node.operands[0])
         self.products = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_generated(n)}
 
     def run(self) -> None:
@@ -138,6 +141,12 @@ class _Grouping:
         if node.has(Trait.CONTRACTION):
             return node in self.products
         return node.has(_ARITHMETIC) and not node.has(Trait.SOURCE)
+
+    def _lay_out(self, left: Value) -> None:
+        """Let what a product reads lie row by row, if a kernel makes it: eager's layout means nothing to us."""
+        computed = left.producer is not None and left.producer.has(_ARITHMETIC)
+        if computed and left not in self.graph.outputs:
+            left.type = replace(left.tensor, strides=contiguous_strides(left.shape))
 
     def _is_generated(self, node: Node) -> bool:
         (left, right), out = split_spec(node.attributes["spec"])

@@ -6,12 +6,10 @@ from fusec.ir.types import Size
 
 
 def ranges(node: Node) -> tuple[Value, ...]:
-    """The values whose elements a node loops over: whichever operand comes first."""
+    """The values whose elements a node loops over; an operand that is spread is none of them."""
     if node.has(Trait.WRITE):
         return node.operands[1:2]
-    if not node.has(Trait.POINTWISE):
-        return node.result, node.operands[0]
-    return node.result, *(v for v in node.operands if len(v.shape) == len(node.result.shape))
+    return (node.result,) if node.has(Trait.POINTWISE) else (node.result, node.operands[0])
 
 
 def loops(value: Value) -> list[Size]:
