@@ -172,14 +172,15 @@ class _Grouping:
         """Keep the reshapes that a lone node reads out of its kernel, where without them it has one."""
         read = (v.producer for v in self.uses.taken(node))
         reshapes = [n for n in read if n is not None and n in self.uses.free and n.is_op("reshape")]
-        self.uses.stop_at(*reshapes)
-        if not reshapes or self._verdict({node}):
-            self.uses.pass_through(*reshapes)
-            return False
-        for view in reshapes:
-            if self._needs_copy(view):
-                self.units.put({view})
-        return True
+        for few in [*([view] for view in reversed(reshapes)), reshapes] if reshapes else ():  # the nearest may do
+            self.uses.stop_at(*few)
+            if not self._verdict({node}):
+                for view in few:
+                    if self._needs_copy(view):
+                        self.units.put({view})
+                return True
+            self.uses.pass_through(*few)
+        return False
 
     def _reaches_boundary(self, view: Node) -> bool:
         """Whether something that is no kernel reads the view itself."""
