@@ -174,10 +174,10 @@ class _Grouping:
         reshapes = [n for n in read if n is not None and n in self.uses.free and n.is_op("reshape")]
         for few in [*([view] for view in reversed(reshapes)), reshapes] if reshapes else ():  # the nearest may do
             self.uses.stop_at(*few)
-            if not self._verdict({node}):
-                for view in few:
-                    if self._needs_copy(view):
-                        self.units.put({view})
+            copies = [{view} for view in few if self._needs_copy(view)]
+            if not self._verdict({node}) and not any(map(self._verdict, copies)):
+                for copy in copies:
+                    self.units.put(copy)
                 return True
             self.uses.pass_through(*few)
         return False

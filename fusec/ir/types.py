@@ -162,7 +162,9 @@ def quotient(a: Size, b: Size) -> Size:
     inner = [term for term in terms if isinstance(term, sympy.floor)]
     if len(inner) == 1:
         a = a - inner[0] + inner[0].args[0]
-    return simplify(sympy.floor(a / b))
+    exact = sympy.expand(a / b)
+    whole = sympy.floor(exact.as_coeff_Add()[0])  # one form of ⌊x - 3/2⌋ and ⌊x - 1/2⌋ - 1
+    return simplify(sympy.floor(exact - whole) + whole)
 
 
 def same_size(a: Size, b: Size) -> bool:

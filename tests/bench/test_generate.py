@@ -1,6 +1,7 @@
 """Generation with a static cache: eager's tokens, compiled once, no cache copied; what is not so is seen."""
 
 import pytest
+import sympy
 import torch
 
 pytest.importorskip("transformers")
@@ -8,7 +9,7 @@ pytest.importorskip("transformers")
 from bench import generate
 from bench.families import FAMILIES, Sizes
 from bench.generate import FILL, PROMPT_GRAPH, Generated, build, generated, steps_that_move
-from fusec.codegen.kernel import When, walk
+from fusec.codegen.kernel import Loop, walk
 from fusec.dynamo import backend, compiled_graphs
 from fusec.ir.parser import parse_graph
 
@@ -52,7 +53,8 @@ def test_several_tokens_are_verified_in_one_pass(tokens: int) -> None:
     for want, got in zip(*results, strict=True):
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
     kernel = compiled_graphs()[-1].program.kernels["attention"]
-    assert any(isinstance(s, When) for s in walk(kernel.body))
+    (keys,) = (s for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "key_block")
+    assert isinstance(keys.stop, sympy.Min) and keys.stop.free_symbols  # a position that is known at run time
 
 
 def test_a_wrong_token_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:

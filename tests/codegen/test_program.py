@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.codegen import launchables, target_named
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.program import Program, build_program
@@ -22,6 +23,7 @@ from fusec.pipeline import Context
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
 from fusec.verify.samples import float_inputs
+from tests.machines import cpu
 from tests.random_graphs import random_graph
 
 S = symbol("s0")
@@ -42,8 +44,10 @@ class NoKernels:
         return []
 
 
-def compiled(graph: Graph, target: Any = None, **options: Any) -> tuple[Program, Context]:
-    context = Context(Config.from_options(options=options))
+def compiled(
+    graph: Graph, target: Any = None, machine: Machine | None = None, **options: Any
+) -> tuple[Program, Context]:
+    context = Context(Config.from_options(options=options), machine=machine or assumed_cpu())
     graph.erase_dead()
     Group().apply(graph, context)
     return build_program(graph, target or target_named("cpp"), context), context
@@ -63,7 +67,7 @@ def test_kernels_vendor_calls_and_views_together() -> None:
     h = graph.add_node("contraction", [x, w], {"spec": "abz,cz->abc"}).result
     h = graph.add_node("tanh", [graph.add_node("add", [h, bias]).result]).result
     graph.set_outputs([graph.add_node("reshape", [h], {"shape": (S * 40, 64)}).result])
-    program, context = compiled(graph)
+    program, context = compiled(graph, machine=cpu())
     assert kinds(program) == ["vendor", "kernel"]
     assert context.remarks.of("failure") == []
     (name,) = program.kernels

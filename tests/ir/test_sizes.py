@@ -4,7 +4,7 @@ import pytest
 import sympy
 
 from fusec.errors import GraphError
-from fusec.ir.types import ASSUMED_SIZE, estimate, evaluate_size, evaluate_sizes, symbol
+from fusec.ir.types import ASSUMED_SIZE, estimate, evaluate_size, evaluate_sizes, quotient, same_size, symbol
 
 S, N = symbol("s"), symbol("n")
 
@@ -25,3 +25,9 @@ def test_an_estimate_knows_what_it_is_told() -> None:
     assert estimate(S * N) == ASSUMED_SIZE**2
     assert estimate(S * N, {"n": 4}) == 4 * ASSUMED_SIZE
     assert estimate(S * N / 8, {"s": 5, "n": 4}) == 2
+
+
+def test_whole_parts_stand_outside_of_a_quotient() -> None:
+    n = symbol("n")
+    assert quotient(n - 30, 20) + 1 == quotient(n - 10, 20)
+    assert same_size(quotient(quotient(n - 10, 5) - 1, 2), quotient(n - 15, 10))

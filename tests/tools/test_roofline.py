@@ -20,6 +20,7 @@ from fusec.debug.timing import sample_inputs, time_program, written_inputs
 from fusec.ir.graph import Graph, Value
 from fusec.ir.printer import print_graph
 from fusec.ir.types import F32, I64, TensorType, contiguous_strides, symbol
+from tests.machines import profile
 from tests.tools.sample import HIDDEN, ROWS, compiled, decoder
 
 SCRIPT = """
@@ -72,12 +73,12 @@ def test_totals_are_the_sums_over_launches() -> None:
     assert data["machine"]["source"] == "assumed" and data["kernels"][0]["roofline"]["intensity"] >= 0
 
 
-def test_steps_are_timed_by_node() -> None:
+def test_steps_are_timed_by_node(tmp_path: Path) -> None:
     graph = Graph("steps")
     x, weight = tensor(graph, 40, 64), tensor(graph, 64, 64)
     product = graph.add_node("contraction", (graph.add_node("exp", (x,)).result, weight), {"spec": "az,bz->ab"})
     graph.set_outputs([graph.add_node("tanh", (product.result,)).result])
-    made = compile_graph(graph)
+    made = compile_graph(graph, profile(tmp_path))
     calls: list[int] = []
     probed = made.program.probed(calls.append)
     inputs = [torch.randn(40, 64), torch.randn(64, 64)]
