@@ -151,7 +151,16 @@ def simplify(size: Size) -> Size:
     if isinstance(size, sympy.Expr) and size.is_Symbol:
         return size
     size = sympy.expand(size)
+    if size.has(sympy.floor):
+        size = sympy.expand(size.replace(sympy.floor, _floor))
     return int(size) if size.is_Integer else size
+
+
+def _floor(exact: sympy.Expr) -> sympy.Expr:
+    """The one form of ⌊x - 3/2⌋ and ⌊x - 1/2⌋ - 1: what is whole of a number stands outside."""
+    exact = sympy.expand(exact)
+    whole = sympy.floor(exact.as_coeff_Add()[0])
+    return sympy.floor(exact - whole) + whole
 
 
 def quotient(a: Size, b: Size) -> Size:
@@ -162,9 +171,7 @@ def quotient(a: Size, b: Size) -> Size:
     inner = [term for term in terms if isinstance(term, sympy.floor)]
     if len(inner) == 1:
         a = a - inner[0] + inner[0].args[0]
-    exact = sympy.expand(a / b)
-    whole = sympy.floor(exact.as_coeff_Add()[0])  # one form of ⌊x - 3/2⌋ and ⌊x - 1/2⌋ - 1
-    return simplify(sympy.floor(exact - whole) + whole)
+    return simplify(sympy.floor(a / b))
 
 
 def same_size(a: Size, b: Size) -> bool:
