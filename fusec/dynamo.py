@@ -60,7 +60,12 @@ def backend_for(config: Config, compile_graph: CompileGraph | None = None) -> Ca
     from fusec import compiler
 
     chosen = compile_graph or compiler.compile_graph
-    return lambda gm, example_inputs: _compile(gm, example_inputs, config, chosen)
+
+    def custom(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return _compile(gm, example_inputs, config, chosen)
+
+    custom.reset = reset  # type: ignore[attr-defined]
+    return custom
 
 
 def compiled_graphs() -> list[Any]:

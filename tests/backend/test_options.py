@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fusec import dynamo
+from fusec.config import Config
 from fusec.errors import OptionError
 from tests.backend.agreement import Block, interpret
 
@@ -95,3 +96,11 @@ def test_a_size_known_only_at_run_time_falls_back() -> None:
             torch.testing.assert_close(compiled(x), x[x > 0] * 2)
     assert len(dynamo.fallbacks()) == 1
     dynamo.reset()
+
+
+def test_a_reset_forgets_what_a_backend_of_chosen_options_compiled() -> None:
+    torch._dynamo.reset()
+    torch.compile(torch.sin, backend=dynamo.backend_for(Config()))(torch.ones(3))
+    assert len(dynamo.compiled_graphs()) == 1
+    torch._dynamo.reset()
+    assert dynamo.compiled_graphs() == []
