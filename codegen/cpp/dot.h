@@ -232,13 +232,23 @@ FN void dot_panel_n(A* target, int64_t target_step, const L* left, int64_t left_
 #undef ROWS_AT_ONCE
 }
 
+// Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower.
+constexpr int64_t CHAIN = 128;
+
 template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                          const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   constexpr int tiles = 4;
-  for (int64_t c = 0; c < columns; c += tiles * N)
-    dot_panel_n<tiles, N, ADDS>(target + c, target_step, left, left_step, left_k, right + c, right_step, rows,
-                                columns - c < tiles * N ? columns - c : tiles * N, depth);
+  for (int64_t c = 0; c < columns; c += tiles * N) {
+    const int64_t wide = columns - c < tiles * N ? columns - c : tiles * N;
+    for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
+      const int64_t some = depth - k < CHAIN ? depth - k : CHAIN;
+      const L* const from = left + k * left_k;
+      const R* const block = right + k * right_step + c;
+      if (ADDS || k) dot_panel_n<tiles, N, true>(target + c, target_step, from, left_step, left_k, block, right_step, rows, wide, some);
+      else dot_panel_n<tiles, N, false>(target + c, target_step, from, left_step, left_k, block, right_step, rows, wide, some);
+    }
+  }
 }
 
 // As many rows as it takes beside a right operand that lies along k: blocks of it are turned, so that lanes run along
@@ -292,7 +302,7 @@ DOT_FUNCTION turn(int32_t* panel, int64_t panel_step, const char* right, int64_t
 template <int N, class W, class L, class R>
 FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right, int64_t right_step,
                    int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int64_t wide = 4 * N, some = 128, each = 4 / sizeof(R);
+  constexpr int64_t wide = 4 * N, some = CHAIN, each = 4 / sizeof(R);
   alignas(64) W panel[wide * some];
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t width = columns - c < wide ? columns - c : wide;
