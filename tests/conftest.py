@@ -84,3 +84,10 @@ def seeded() -> None:
     torch.manual_seed(0)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    """A test sees its own ``compiled_graphs()``: Dynamo resets only those backends that it remembers."""
+    if dynamo := sys.modules.get("fusec.dynamo"):
+        dynamo.reset()
