@@ -17,7 +17,7 @@ SCOPE = (
     "fusec/rewriting/pattern.py", "fusec/rewriting/match.py", "fusec/rewriting/index.py",
     "fusec/rewriting/sampling.py",
     "passes/canonicalize/*.py", "passes/raising/*.py", "passes/fusion/*.py", "passes/attention.py",
-    "passes/biased_products.py", "passes/grouping.py", "passes/declared.py", "passes/patterns.py",
+    "passes/biased_products.py", "passes/grouping/*.py", "passes/declared.py", "passes/patterns.py",
     "fusec/analysis/*.py",
     "codegen/schedule/*.py", "codegen/kernel.py", "codegen/bounds.py", "codegen/sizes.py", "codegen/vendor.py",
     "codegen/cpp/printer.py", "codegen/cpp/statements.py", "codegen/cpp/expressions.py", "codegen/cpp/operations.py",
@@ -33,7 +33,8 @@ NOT_JUDGED: dict[str, frozenset[str]] = {
     "fusec/analysis/recomputation.py": frozenset("*"),
     "fusec/analysis/attention.py": frozenset({"FEW_QUERIES", "_MAX_NODES"}),
     "fusec/analysis/indexing.py": frozenset({"_MAX_CUTS"}),
-    "passes/grouping.py": frozenset({"_MAX_NODES", "_explain", "_label", "_remark", "_fusions"}),
+    "passes/grouping/joins.py": frozenset({"_MAX_NODES", "_explain"}),
+    "passes/grouping/kernel_regions.py": frozenset({"_label", "_remark"}),
     "codegen/schedule/rows.py": frozenset({"_DEAR", "_MAX_SCRATCH", "_MAX_TILE"}),
     "codegen/schedule/chains.py": frozenset({"_LENGTH", "_TILES"}),
 }

@@ -59,7 +59,6 @@ def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
         known["fuse"](),  # regions across them: residual and norm, gates, projections
         known["attention"](),  # calls that a kernel of ours can serve are spelled out
         known["canonicalize"](),  # what became equal or dead by that
-        # Kernels: whatever one loop nest serves, by cost. A GPU's programs cannot raise, and take few rows.
-        known["group"](places=target == "cpp", blocks=target == "cpp"),
+        known["group"](cpu=target == "cpp"),  # kernels: whatever one loop nest serves, by cost
         known["bias"](),  # a product of the vendor takes the bias that a kernel would only add
     ))  # fmt: skip

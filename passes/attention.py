@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fusec.analysis.indexing import locate
-from fusec.analysis.kinds import classify
+from fusec.analysis.kinds import Limits, classify
 from fusec.analysis.strides import dense, view_layout
 from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
@@ -32,7 +32,7 @@ class SpellAttention:
         for call in calls:
             try:
                 body = spelled_out(call)
-                classify(locate(_as_laid_out(body, call)), self.small_m)
+                classify(locate(_as_laid_out(body, call)), Limits(self.small_m))
             except FusecError as reason:
                 context.remarks.add(
                     "missed", self.name, "attention stays a call of ATen", subject="attention", reason=reason.reason,

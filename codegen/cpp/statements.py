@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusec.analysis.kinds import FEW_ROWS
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, print_constant, scalar_type
 from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.kernel import (
@@ -29,8 +30,6 @@ from fusec.errors import BuildError
 from fusec.ir import types as t
 from fusec.ir.types import DType
 
-FEW_ROWS = 16
-"""Rows of a matrix product up to which each number of them has code of its own."""
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """What joins two partial results of a reduction."""
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"))
@@ -244,7 +243,7 @@ class Straight:
 
         left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
         operands = [matrix(s.target, s.target.row_stride), matrix(s.left, *left), matrix(s.right, step)]
-        few = isinstance(s.rows, int) and s.rows <= FEW_ROWS
+        few = isinstance(s.rows, int) and s.rows <= FEW_ROWS  # each number of them has code of its own
         sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
         arguments = ", ".join([*operands, *map(CPP.print, sizes)])
         options = [str(s.rows)] if few else []

@@ -1,7 +1,7 @@
 """From a region to a kernel: which loops there are, what each computes, and where values live."""
 
 from fusec.analysis.indexing import locate, made, placing
-from fusec.analysis.kinds import MULTIPLIED, classify
+from fusec.analysis.kinds import MULTIPLIED, Limits, classify
 from fusec.codegen.kernel import MAX_CHECKS, Kernel
 from fusec.codegen.schedule.attention import schedule_attention
 from fusec.codegen.schedule.contraction import schedule_contraction
@@ -14,13 +14,14 @@ from fusec.ir.graph import Node
 from fusec.ir.printer import print_graph
 from fusec.ir.types import estimate, product
 
+_ANY = 1 << 16
+
 
 def schedule_region(
     region: Node,
     name: str,
     lanes: int,
     whole_row: bool,
-    small_m: int = 1 << 16,
     bf16_products: bool = False,
     cores: int = 1,
 ) -> Kernel:
@@ -31,7 +32,6 @@ def schedule_region(
         name: what the kernel is called.
         lanes: elements of a tile.
         whole_row: whether a tile may hold a whole row, and scratch memory is unavailable (Triton).
-        small_m: the largest number of rows of a contraction; grouping has chosen already.
         bf16_products: whether the machine multiplies bfloat16 directly.
         cores: of the machine.
 
@@ -40,7 +40,8 @@ def schedule_region(
     """
     body = region.body
     nest = locate(body)
-    shape = classify(nest, small_m, not whole_row, () if whole_row else MULTIPLIED)
+    # Grouping has chosen already: whatever has a schedule is scheduled.
+    shape = classify(nest, Limits(_ANY, frozenset() if whole_row else MULTIPLIED, in_order=not whole_row))
     emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
     if shape.attention is not None and whole_row:
         statements = schedule_tiled_attention(emitter, nest, shape.attention)

@@ -7,14 +7,13 @@ Many rows have no prologue and are taken in blocks too, each beside a block of t
 """
 
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import sympy
 
 from fusec.analysis.affine import Affine, Axis
-from fusec.analysis.indexing import Located, Nest, Output, stride, walk
+from fusec.analysis.indexing import Located, Nest, Output, above, stride, walk
 from fusec.analysis.kinds import Shape
 from fusec.codegen.kernel import Dot, Loop, Matrix, Statement
 from fusec.codegen.schedule.emitter import Emitter
@@ -51,9 +50,9 @@ def schedule_contraction(emitter: Emitter, nest: Nest, shape: Shape, tiling: Til
 class _Contraction:
     def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
-        above = _above(nest, shape.contractions)
-        self.results = [o for o in nest.outputs if o.root in above]
-        self.side = [o for o in nest.outputs if o.root not in above]
+        needy = above(nest, shape.contractions)
+        self.results = [o for o in nest.outputs if o.root in needy]
+        self.side = [o for o in nest.outputs if o.root not in needy]
         """Outputs that the prologue makes."""
         self.rows = shape.rows
         self.joint: dict[tuple[Axis, ...], Axis] = {}
@@ -303,11 +302,3 @@ def _static(axis: Axis) -> int:
     if not isinstance(axis.size, int):
         raise ScheduleError("a contraction over a symbolic range")
     return axis.size
-
-
-def _above(nest: Nest, contractions: Sequence[Located]) -> set[Located]:
-    above = set(contractions)
-    for item in nest.walk():
-        if any(o in above for o in item.operands):
-            above.add(item)
-    return above

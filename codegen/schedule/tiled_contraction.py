@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import sympy
 
 from fusec.analysis.affine import Affine, Axis
-from fusec.analysis.indexing import Located, Nest, Output, walk
+from fusec.analysis.indexing import Located, Nest, Output, above, walk
 from fusec.analysis.kinds import Shape
 from fusec.codegen.kernel import DotTiles, Fold, Init, Loop, Statement, Update
 from fusec.codegen.schedule.emitter import Emitter, static_size
@@ -42,14 +42,14 @@ def schedule_tiled_contraction(emitter: Emitter, nest: Nest, shape: Shape) -> tu
 class _TiledContraction:
     def __init__(self, emitter: Emitter, nest: Nest, shape: Shape) -> None:
         self.emitter, self.nest, self.shape = emitter, nest, shape
-        above = _above(nest, shape.contractions)
-        self.side = [o for o in nest.outputs if o.root not in above]
+        needy = above(nest, shape.contractions)
+        self.side = [o for o in nest.outputs if o.root not in needy]
         """Outputs that the prologue makes."""
         self.sections: dict[tuple[Axis, ...], list[Output]] = {}
         """The other outputs by their columns."""
         orders: dict[frozenset[Axis], tuple[Axis, ...]] = {}
         for output in nest.outputs:
-            if output.root in above:
+            if output.root in needy:
                 columns = self._columns(output)
                 if not columns:
                     raise ScheduleError("a contraction without columns")
@@ -202,11 +202,3 @@ def _outer_first(index: Affine) -> list[Axis]:
 def power_of_two(n: int) -> int:
     """The least power of two that is no less."""
     return 1 << (max(n, 1) - 1).bit_length()
-
-
-def _above(nest: Nest, contractions: Iterable[Located]) -> set[Located]:
-    above = set(contractions)
-    for item in nest.walk():
-        if any(o in above for o in item.operands):
-            above.add(item)
-    return above

@@ -1,17 +1,17 @@
 """Whether a group is one kernel, and what it gains or loses by being one."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.analysis.cost import Cost, Unit, kernel_cost, node_cost, operations, unit_of
 from fusec.analysis.indexing import Located, locate
-from fusec.analysis.kinds import classify
+from fusec.analysis.kinds import Limits, classify
 from fusec.analysis.machine import Machine
 from fusec.analysis.memory import touched_bytes
 from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
-from fusec.ir.types import DType, Size, estimate
+from fusec.ir.types import Size, estimate
 
 NOTHING = Cost(launches=0)
 DOUBT = 0.05
@@ -32,13 +32,11 @@ class Judgement:
     """The operations that it carries out beyond once."""
 
 
-def judge(
-    body: Graph, small_m: int, machine: Machine, in_order: bool = True, many: Collection[DType] = ()
-) -> Judgement:
-    """Judge a group by the graph that it would be; ``in_order`` and ``many`` are those of ``classify``."""
+def judge(body: Graph, limits: Limits, machine: Machine) -> Judgement:
+    """Judge a group by the graph that it would be."""
     try:
         nest = locate(body)
-        classify(nest, small_m, in_order, many)
+        classify(nest, limits)
     except ScheduleError as refused:
         return Judgement(refused.reason, _apart(body, machine))
     counts = evaluations(nest)

@@ -449,6 +449,15 @@ def below(roots: Iterable[Located]) -> set[Located]:
     return set(walk(operand for root in roots for operand in root.operands))
 
 
+def above(nest: Nest, roots: Iterable[Located]) -> set[Located]:
+    """Everything in a nest that needs one of these computations, themselves included."""
+    found = set(roots)
+    for item in nest.walk():  # operands come first
+        if any(o in found for o in item.operands):
+            found.add(item)
+    return found
+
+
 def stride(item: Located, axis: Axis) -> Size:
     """What one step along an axis adds to the place of a loaded element."""
     out: Size = 0

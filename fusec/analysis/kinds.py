@@ -1,12 +1,12 @@
 """Which kind of kernel a located region is, and whether it is one at all."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import Attention, find_attention
-from fusec.analysis.indexing import Located, Nest, below, stride, walk
+from fusec.analysis.indexing import Located, Nest, above, below, stride, walk
 from fusec.analysis.updates import check_updates
 from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, F32, DType, product
@@ -17,6 +17,18 @@ MULTIPLIED = frozenset({F32, BF16})
 """Element types of which products of many rows have a schedule."""
 
 Kind = Literal["pointwise", "row", "contraction", "attention"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What kernels may be, by target, machine and choice."""
+
+    small_m: int = 0
+    """The largest number of rows of a contraction that has a prologue; 0 refuses all contractions."""
+    many: frozenset[DType] = frozenset()
+    """Element types of which a contraction without one may have any number of rows."""
+    in_order: bool = True
+    """Whether loops inside the grid run in order, lanes and all; see ``check_updates``."""
 
 
 @dataclass(frozen=True)
@@ -33,32 +45,26 @@ class Shape:
     """Whether a contraction has so many rows that they are taken in blocks."""
 
 
-def classify(nest: Nest, small_m: int = 0, in_order: bool = True, many: Collection[DType] = ()) -> Shape:
+def classify(nest: Nest, limits: Limits = Limits()) -> Shape:
     """The kind of a nest, which may be a kernel.
-
-    Args:
-        nest: the located region.
-        small_m: the largest number of rows of a contraction; 0 refuses all contractions.
-        in_order: whether loops inside the grid run in order, lanes and all; see ``check_updates``.
-        many: element types of which a contraction may have more rows than that, if it has no prologue.
 
     Raises:
         ScheduleError: where no schedule covers it.
     """
-    shape = _shape(nest, small_m, many)
-    check_updates(nest, shape.kind, in_order)
+    shape = _shape(nest, limits)
+    check_updates(nest, shape.kind, limits.in_order)
     return shape
 
 
-def _shape(nest: Nest, small_m: int, many: Collection[DType]) -> Shape:
+def _shape(nest: Nest, limits: Limits) -> Shape:
     items = list(nest.walk())
     reductions = tuple(i for i in items if i.kind == "reduction")
     contractions = tuple(i for i in items if i.kind == "contraction")
-    attention = find_attention(nest) if small_m else None
+    attention = find_attention(nest) if limits.small_m else None
     if attention is not None:
         return Shape("attention", (), contractions, reductions, attention)
     if contractions:
-        return _contraction(nest, reductions, contractions, small_m, many)
+        return _contraction(nest, reductions, contractions, limits)
     if not reductions:
         return Shape("pointwise", ())
     rows = reductions[0].axes
@@ -72,11 +78,7 @@ def _shape(nest: Nest, small_m: int, many: Collection[DType]) -> Shape:
 
 
 def _contraction(
-    nest: Nest,
-    reductions: tuple[Located, ...],
-    contractions: tuple[Located, ...],
-    small_m: int,
-    many: Collection[DType],
+    nest: Nest, reductions: tuple[Located, ...], contractions: tuple[Located, ...], limits: Limits
 ) -> Shape:
     rows = contractions[0].operands[0].axes - set(contractions[0].bound)
     inside = below(contractions)
@@ -95,22 +97,22 @@ def _contraction(
         if narrow.intersection(walk([output.root])):
             raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
     count = product(tuple(axis.size for axis in rows))
-    few, why = isinstance(count, int) and count <= FEW_ROWS, next(_objections_to_many(nest, contractions, many), "")
+    few = isinstance(count, int) and count <= FEW_ROWS
+    why = next(_objections_to_many(nest, contractions, limits.many), "")
     if not (few or why):
         return Shape("contraction", ordered(nest, rows), contractions, reductions, many=True)
-    if not isinstance(count, int) or count > small_m:
-        reason = "too many rows for a generated matrix product"
-        raise ScheduleError(reason, why=f"{count} of at most {small_m}" + (f"; in blocks: {why}" if many else ""))
+    if not isinstance(count, int) or count > limits.small_m:
+        why = f"; in blocks: {why}" if limits.many else ""
+        raise ScheduleError(
+            "too many rows for a generated matrix product", why=f"{count} of at most {limits.small_m}{why}"
+        )
     return Shape("contraction", ordered(nest, rows), contractions, reductions)
 
 
-def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], many: Collection[DType]) -> Iterator[str]:
+def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], many: frozenset[DType]) -> Iterator[str]:
     """Why the rows of a kernel's products cannot be taken in blocks."""
-    inside = set(contractions)
-    for item in nest.walk():  # operands come first
-        if any(o in inside for o in item.operands):
-            inside.add(item)
-    if any(o.root not in inside for o in nest.outputs):
+    needy = above(nest, contractions)
+    if any(o.root not in needy for o in nest.outputs):
         yield "another result of the kernel needs no product"
     for c in contractions:
         left, right = c.operands

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fusec.analysis.indexing import locate
-from fusec.analysis.kinds import classify
+from fusec.analysis.kinds import Limits, classify
 from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value
@@ -79,7 +79,7 @@ def test_a_product_above_a_product_is_refused() -> None:
     hidden = body.do("contraction", x, w, spec="az,bz->ab")
     body.set_outputs([body.do("contraction", hidden, v, spec="az,bz->ab")])
     with pytest.raises(ScheduleError):
-        classify(locate(body), 16)
+        classify(locate(body), Limits(16))
 
 
 def test_concat_along_an_unknown_dim_is_refused() -> None:
@@ -162,4 +162,4 @@ def test_a_product_that_has_no_kernel_says_why(
     body = Body()
     body.set_outputs([body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)])
     with pytest.raises(ScheduleError, match=why):
-        classify(locate(body), 16)
+        classify(locate(body), Limits(16))

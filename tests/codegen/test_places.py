@@ -205,7 +205,7 @@ def test_a_cache_is_filled_once_and_takes_its_rows_in_place(target: str, dtype: 
     }}"""
     graph = parse_graph(text)
     normalize(graph)
-    Group(places=target == "cpp").apply(graph, Context())
+    Group(cpu=target == "cpp").apply(graph, Context())
     made = build_program(graph, target_named(target), Context(Config(strict=True)))
     assert sorted(step.kind for step in made.steps) == ["kernel"] + ["write"] * (2 if target == "cpp" else 4)
     whole, rows = (n * DTYPES[dtype].bytes for n in (2 * 9 * 20, 2 * 3 * 20))
@@ -293,16 +293,16 @@ def test_counters_on_a_gpu_are_one_kernel_and_places_stay_calls() -> None:
     graph, inputs = parse_graph(counters(3)), [torch.tensor(i) for i in range(3)]
     x = torch.randn(64, 64) / 8
     expected = [*(i + 1 for i in inputs), *evaluate(graph, [*inputs, x], {})]
-    Group(0, places=False, blocks=False).apply(graph, Context())
+    Group(0, cpu=False).apply(graph, Context())
     made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
     assert [step.kind for step in made.steps] == ["vendor"] * 3 + ["kernel"] * 2
     torch.testing.assert_close([*inputs, *made([*inputs, x])], [*expected[:3], expected[3]])
     graph = parse_graph(EMBEDDED)
-    Group(0, places=False, blocks=False).apply(graph, Context())
+    Group(0, cpu=False).apply(graph, Context())
     made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
     assert sorted(step.name for step in made.steps if step.kind == "opaque") == ["take", "take"]
     graph = parse_graph(ROWS)
-    Group(0, places=False, blocks=False).apply(graph, Context())
+    Group(0, cpu=False).apply(graph, Context())
     assert [n.op.name for n in graph.nodes if n.is_op("write")] == ["write"]
 
 

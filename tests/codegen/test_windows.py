@@ -102,7 +102,7 @@ def test_on_a_gpu_a_window_moves_through_memory_of_its_own() -> None:
     graph, x, y = parse_graph(moving((2, 9, 20), -2, 1)), torch.randn(2, 9, 20), torch.randn(2, 1, 20)
     expected = [x.clone(), y]
     value = evaluate(graph, expected, {}, mutate=True)
-    Group(0, places=False).apply(graph, Context())
+    Group(0, cpu=False).apply(graph, Context())
     made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
     assert [step.kind for step in made.steps] == ["kernel", "kernel"]
     torch.testing.assert_close([*made([x, y]), x], [*value, expected[0]])

@@ -1,70 +1,40 @@
-"""Grouping: primitives are joined into kernels wherever one loop nest serves both and memory traffic is saved."""
+"""Which nodes share a kernel: producers and readers are joined greedily, wherever that is one loop nest and saves."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import replace
 
 from fusec.analysis.attention import attention_groups, is_layer
-from fusec.analysis.gain import Judgement, gain, judge, may_lose
-from fusec.analysis.kinds import MULTIPLIED
-from fusec.analysis.memory import touched_bytes
-from fusec.analysis.outline import Outline, outline
+from fusec.analysis.kinds import Limits
 from fusec.analysis.positions import is_of_positions
 from fusec.analysis.ranges import loops, ranges
 from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
-from fusec.ir.graph import Graph, Node, Value, storage
+from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.regions import open_regions
-from fusec.ir.structure import abbreviations
-from fusec.ir.types import Size, TensorType, contiguous_strides
-from fusec.ir.writes import read_where_written
+from fusec.ir.types import TensorType, contiguous_strides
+from fusec.passes.grouping.candidates import Candidates
+from fusec.passes.grouping.kernel_regions import make_kernels
+from fusec.passes.grouping.moves import repeat_moves, shift
 from fusec.pipeline import Context
 
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 _FREE = Trait.VIEW | Trait.SOURCE
-_TINY = 64
+TINY = 64
 """Elements up to which what a kernel makes costs nothing but its launch."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Make regions of kind ``kernel``, each one launch; declared regions are opened and leave their names as labels."""
+class Grouping:
+    """Joins the nodes of one graph."""
 
-    name: ClassVar[str] = "group"
-    small_m: int = 16
-    """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
-    places: bool = True
-    """Whether kernels may load and store where an index says, which they have to check and to report, and may rely on
-    the order of their iterations: those of a CPU."""
-    blocks: bool = True
-    """Whether products of many rows may be kernels, where the machine's profile says that they are quick."""
-
-    def apply(self, graph: Graph, context: Context) -> None:
-        """Group the whole graph."""
-        labels = open_regions(graph)
-        graph.erase_dead()
-        read_where_written(graph, _TINY)
-        _Grouping(graph, context, labels, self).run()
-
-
-class _Grouping:
-    def __init__(self, graph: Graph, context: Context, labels: dict[Node, str], options: Group) -> None:
-        self.graph, self.context, self.labels = graph, context, labels
-        self.small_m, self.places = options.small_m, options.places
-        self.many = frozenset(d for d in MULTIPLIED if options.blocks and context.machine.multiplies(d.name))
-        """Element types of which products of many rows are generated, too."""
-        self.spell = abbreviations()
-        self.judgements: dict[tuple[object, ...], Judgement] = {}
-        """What candidates would be, by structure."""
-        self.gains: dict[tuple[object, ...], float] = {}
-        """What kernels save over their operations one by one, in seconds, by structure."""
+    def __init__(self, graph: Graph, context: Context, labels: dict[Node, str], limits: Limits, places: bool) -> None:
+        self.graph, self.context, self.labels, self.places = graph, context, labels, places
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if self._is_free(n)))
         """A kernel takes index maps, numbers, wider types and numbers for truth values along at no cost."""
+        self.candidates = Candidates(self.uses, limits, context.machine)
         self.units = Units(self.uses)
         """The groups of the nodes that compute."""
         for node in graph.nodes:
@@ -73,6 +43,7 @@ class _Grouping:
         self.products = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_generated(n)}
 
     def run(self) -> None:
+        """Join what belongs together, and make kernels of it."""
         nodes = self.graph.nodes
         for node in nodes:
             self._join_attention(node)
@@ -83,7 +54,7 @@ class _Grouping:
                 if node in self.uses.free:
                     self.uses.stop_at(node)
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1]:
-            if not node.has(Trait.VIEW) and self._verdict({node}):
+            if not node.has(Trait.VIEW) and self.candidates.verdict({node}):
                 self._set_views_apart(node)
         # A window that moves does so in its own memory, whatever makes its new rows.
         self._sweep(
@@ -94,13 +65,13 @@ class _Grouping:
         self._sweep(nodes, lambda first, second: bool(first & self.products))
         self._sweep(nodes, lambda first, second: True)
         self._join_stores()
-        if self._repeat_moves() + self._shift(nodes):
+        if repeat_moves(self.units, self.candidates) + shift(nodes, self.units, self.candidates):
             self._sweep(nodes, lambda first, second: True)
         self._join_tiny()
         self._explain(nodes)
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1 and n.has(Trait.WRITE)]:
             del self.units.of[node]  # a copy and nothing else is ATen's
-        self._make_regions()
+        make_kernels(self.graph, self.units, self.candidates, self.labels, self.context)
 
     # What may be grouped.
 
@@ -109,7 +80,7 @@ class _Grouping:
             (x,) = node.operands
             wider = x.dtype.is_float and node.result.dtype.is_float and x.dtype.bytes < node.result.dtype.bytes
             return wider and not self._leaves_kernels(node)
-        if is_of_positions(node, _TINY):
+        if is_of_positions(node, TINY):
             return not self._leaves_kernels(node)
         if node.is_op("where"):
             return all(map(_is_number, node.operands[1:])) and not self._leaves_kernels(node)
@@ -130,12 +101,12 @@ class _Grouping:
         if not all(isinstance(t, TensorType) and t.dtype.kind != "other" for t in types):
             return False
         if node.is_op("concat"):
-            return not self._verdict({node}) or self._set_views_apart(node)
+            return not self.candidates.verdict({node}) or self._set_views_apart(node)
         if node.has(Trait.WRITE):
             maker = node.operands[0].producer
             return (maker is None or maker.is_op("full")) and (self.places or "dim" not in node.attributes)
         if node.has(Trait.LOOKUP):
-            return self.places and not self._verdict({node})
+            return self.places and not self.candidates.verdict({node})
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._needs_copy(node)
         if node.has(Trait.CONTRACTION):
@@ -152,7 +123,7 @@ class _Grouping:
         (left, right), out = split_spec(node.attributes["spec"])
         is_batch = set(left) & set(right) & set(out)
         plain = not is_batch and node.operands[0].dtype.is_float and node.result.tensor.numel != 0
-        return plain and (not self._verdict({node}) or self._set_views_apart(node))
+        return plain and (not self.candidates.verdict({node}) or self._set_views_apart(node))
 
     def _needs_copy(self, view: Node) -> bool:
         """Whether a chain of views cannot be an alias of what it views."""
@@ -175,7 +146,7 @@ class _Grouping:
         for few in [*([view] for view in reversed(reshapes)), reshapes] if reshapes else ():  # the nearest may do
             self.uses.stop_at(*few)
             copies = [{view} for view in few if self._needs_copy(view)]
-            if not self._verdict({node}) and not any(map(self._verdict, copies)):
+            if not self.candidates.verdict({node}) and not any(map(self.candidates.verdict, copies)):
                 for copy in copies:
                     self.units.put(copy)
                 return True
@@ -197,7 +168,7 @@ class _Grouping:
     def _join_attention(self, node: Node) -> None:
         """Both products of an attention and what lies between are one group from the start."""
         reasons: dict[str, None] = {}
-        for found in attention_groups(node) if self.small_m and node.has(Trait.CONTRACTION) else ():
+        for found in attention_groups(node) if self.candidates.limits.small_m and node.has(Trait.CONTRACTION) else ():
             group = {n for n in found if n not in self.uses.free}
             group |= self._spelled_beside(group)
             scaled = group | self._scaled_before(group)
@@ -224,15 +195,15 @@ class _Grouping:
             return "something else reads what lies between its products"
         if is_layer(group) and any(self.labels.get(n) != "attention" for n in group):
             return "its keys or values are weights that all rows share"
-        reason = self._verdict(group)
+        reason = self.candidates.verdict(group)
         views = self._views_into(group) if reason else []
         if views:
             # A dim that was flattened falls into several loops, unless its view stays outside.
             self.uses.stop_at(*views)
-            reason = self._verdict(group)
+            reason = self.candidates.verdict(group)
             if reason:
                 self.uses.pass_through(*views)
-        return reason or self._loss(self._judged(group), *({n} for n in group))
+        return reason or self.candidates.loss(self.candidates.judged(group), *({n} for n in group))
 
     def _views_into(self, group: set[Node]) -> list[Node]:
         """The reshapes through which a group reads what others compute."""
@@ -304,8 +275,8 @@ class _Grouping:
             return "several kernels read it"
         if self.units.closes_circle(first, second):
             return "a kernel between them needs the one and feeds the other"
-        together = self._judged(inside)
-        return together.reason or self._loss(together, first, second)
+        together = self.candidates.judged(inside)
+        return together.reason or self.candidates.loss(together, first, second)
 
     def _same_range(self, producer: Node, second: set[Node]) -> bool:
         """Whether the other group has loops like those that a value is computed in."""
@@ -314,41 +285,6 @@ class _Grouping:
             seen += [r for user in value.users if user in self.uses.free for r in user.results]
         wanted = [loops(v) for v in seen if v.tensor.numel == producer.result.tensor.numel]
         return any(loops(v) in wanted for n in second for v in ranges(n))
-
-    def _verdict(self, group: set[Node]) -> str:
-        """Why a group is no kernel; "" where it is one."""
-        return self._judged(group).reason
-
-    def _judged(self, group: set[Node]) -> Judgement:
-        candidate = outline(group, self.uses)
-        roots = {storage(v) for n in group for v in n.written}
-        if any(v not in roots and storage(v) in roots for v in candidate.inputs):
-            return Judgement("a kernel reads what it writes: through a view")
-        key = candidate.structure(self.spell)
-        if key not in self.judgements:
-            body, machine = candidate.build(), self.context.machine
-            self.judgements[key] = judge(body, self.small_m, machine, self.places, self.many)
-        return self.judgements[key]
-
-    def _loss(self, together: Judgement, *parts: set[Node]) -> str:
-        """Why several kernels are left several though they could be one; "" where that one is quicker."""
-        machine = self.context.machine
-        if not may_lose(together, machine):
-            return ""
-        apart = [self._judged(part) for part in parts]
-        gained = gain(together, apart, machine)
-        if gained >= 0:
-            return ""
-        saved = sum(part.cost.bytes for part in apart) - together.cost.bytes
-        return f"{together.repeated}: {-gained * 1e6:.3g} µs more in all, to move {saved} bytes less"
-
-    def _gain(self, members: Iterable[Node], piece: Outline) -> float:
-        """What a kernel saves over its operations one by one."""
-        key = piece.structure(self.spell)
-        if key not in self.gains:
-            apart = [self._judged({node}) for node in members]
-            self.gains[key] = gain(self._judged(set(members)), apart, self.context.machine)
-        return self.gains[key]
 
     def _join_stores(self) -> None:
         """What goes to the same places, as keys and values of many rows do, is one kernel, which finds them itself."""
@@ -371,52 +307,8 @@ class _Grouping:
         both = one | other
         if len(both) > _MAX_NODES or self.units.closes_circle(one, other) or self.units.closes_circle(other, one):
             return True
-        together = self._judged(both)
-        return bool(together.reason or self._loss(together, one, other))
-
-    def _repeat_moves(self) -> int:
-        """Let each kernel look up or put together for itself what only kernels read; how many values that were."""
-        awaited = {n for before in self.uses.effects.values() for n in before}
-        done = 0
-        for unit in self.units.distinct():
-            readers = [self.units.of.get(r) for n in unit for r in self.uses.readers(n) if r not in unit]
-            others = list({id(other): other for other in readers if other is not None}.values())
-            moves = all(n.has(Trait.VIEW | Trait.LOOKUP) or n.is_op("cast") for n in unit)
-            if not moves or None in readers or not others or not unit.isdisjoint(awaited | self.uses.returned):
-                continue
-            apart = [self._judged(part) for part in (unit, *others)]
-            self.uses.pass_through(*unit)
-            if not self._is_better([self._judged(other) for other in others], apart):
-                self.uses.stop_at(*unit)
-                continue
-            for node in unit:
-                del self.units.of[node]
-            done += 1
-        return done
-
-    def _shift(self, nodes: list[Node]) -> int:
-        """Compute in the one kernel that reads it what another has computed on the way, where less is moved then."""
-        done = 0
-        for node in (n for n in reversed(nodes) if n.has(Trait.POINTWISE) and n in self.units.of):
-            readers = [self.units.of.get(r) for r in self.uses.readers(node)]
-            first, second = self.units.of[node], next(iter(readers), None)
-            if second is None or any(other is not second for other in readers) or node in self.uses.returned:
-                continue
-            if first is second or len(first) == 1 or self.units.closes_circle({node}, second):
-                continue
-            moved = first - {node}, second | {node}
-            if self._is_better([self._judged(part) for part in moved], map(self._judged, (first, second))):
-                for part in moved:
-                    self.units.put(part)
-                done += 1
-        return done
-
-    def _is_better(self, found: Iterable[Judgement], than: Iterable[Judgement]) -> bool:
-        """Whether these are kernels that move less than others, and take no longer."""
-        sides = [list(found), list(than)]
-        moved = [sum(one.cost.bytes for one in side) for side in sides]
-        seconds = [sum(float(one.cost.time(self.context.machine)) for one in side) for side in sides]
-        return not any(one.reason for one in sides[0]) and bool(moved[0] < moved[1]) and seconds[0] <= seconds[1]
+        together = self.candidates.judged(both)
+        return bool(together.reason or self.candidates.loss(together, one, other))
 
     def _join_tiny(self) -> None:
         """What no kernel waits for and is so small that only launches count, as all layers' counters, is one kernel."""
@@ -425,64 +317,14 @@ class _Grouping:
             if not all(self._is_tiny(n) and unit.issuperset(self.uses.readers(n)) for n in unit):
                 continue
             apart = self.units.closes_circle(joined, unit) or self.units.closes_circle(unit, joined) if joined else ""
-            if not apart and len(joined) + len(unit) <= _MAX_NODES and not self._verdict(joined | unit):
+            if not apart and len(joined) + len(unit) <= _MAX_NODES and not self.candidates.verdict(joined | unit):
                 joined |= unit
                 self.units.put(joined)
 
     def _is_tiny(self, node: Node) -> bool:
         plain = node.has(Trait.POINTWISE) or (node.has(Trait.WRITE) and "dim" not in node.attributes)
         sizes = [v.tensor.numel for v in (*node.results, *node.operands)]
-        return plain and all(isinstance(n, int) and n <= _TINY for n in sizes)
-
-    # Regions.
-
-    def _make_regions(self) -> None:
-        graph, made = self.graph, dict[Node, Node]()
-        groups = self.units.distinct()
-        pieces = [outline(group, self.uses) for group in groups]
-        for group, piece in zip(groups, pieces, strict=True):
-            members = self.uses.ordered(group)
-            body, label, fusions = piece.build(), self._label(members), self._fusions(members)
-            made[members[0]] = graph.add_node(
-                "region", piece.inputs, {"kind": "kernel", "label": label, "fusions": fusions, "body": body},
-                types=[v.type for v in body.outputs],
-                sources=tuple(dict.fromkeys(s for n in members for s in n.sources)),
-            )  # fmt: skip
-            if len(members) > 1:
-                self._remark(made[members[0]], members, self._gain(members, piece))
-        for piece, region in zip(pieces, made.values(), strict=True):
-            for old, new in zip(piece.outputs, region.results, strict=True):
-                graph.replace_value(old, new)
-        for node in [n for group in groups for n in group if n.has(Trait.WRITE)]:
-            graph.erase(node)  # a region has its effect now
-        before = {node: [made[node], node] for node in made}
-        graph.reorder([n for node in self.uses.position for n in before.get(node, [node]) if n in graph])
-        graph.erase_dead()
-        graph.sort()
-
-    def _fusions(self, members: Iterable[Node]) -> tuple[str, ...]:
-        """The declared fusions that it came from."""
-        return tuple(dict.fromkeys(self.labels[n] for n in members if self.labels.get(n)))
-
-    def _label(self, members: Iterable[Node]) -> str:
-        """A readable name: the fusions and products in it, in order."""
-        words = [self.labels.get(n, "") or ("linear" if n.has(Trait.CONTRACTION) else "") for n in members]
-        words = list(dict.fromkeys(filter(None, words)))
-        if not words:
-            heavy = dict.fromkeys(n.op.name for n in members if not n.is_op("cast"))
-            words = list(heavy)[:4] or ["cast"]
-        return "_".join(words[:4])
-
-    def _remark(self, region: Node, members: list[Node], gained: float) -> None:
-        inside = set(members)
-        kept = [n.result for n in members if not self.uses.escapes(n, inside) and not n.has(Trait.WRITE)]
-        saved: Size = sum((2 * touched_bytes(value) for value in kept), start=0)
-        label = region.attributes["label"]
-        self.context.remarks.add(
-            "passed", "group", f"{label}: {len(members)} operations in one kernel", subject=label,
-            sources=tuple(map(str, region.sources[:8])),
-            figures={"bytes_saved": str(saved), "gain_us": round(gained * 1e6, 3)},
-        )  # fmt: skip
+        return plain and all(isinstance(n, int) and n <= TINY for n in sizes)
 
 
 def _is_number(value: Value) -> bool:

@@ -1,0 +1,32 @@
+"""Grouping: primitives are joined into kernels wherever one loop nest serves both and memory traffic is saved."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fusec.analysis.kinds import MULTIPLIED, Limits
+from fusec.ir.graph import Graph
+from fusec.ir.regions import open_regions
+from fusec.ir.writes import read_where_written
+from fusec.passes.grouping.joins import TINY, Grouping
+from fusec.pipeline import Context
+
+
+@dataclass(frozen=True)
+class Group:
+    """Make regions of kind ``kernel``, each one launch; declared regions are opened and leave their names as labels."""
+
+    name: ClassVar[str] = "group"
+    small_m: int = 16
+    """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
+    cpu: bool = True
+    """Whether kernels are a CPU's: they may load and store where an index says, which they have to check and to report,
+    rely on the order of their iterations, and multiply many rows, where the machine's profile says that it is quick."""
+
+    def apply(self, graph: Graph, context: Context) -> None:
+        """Group the whole graph."""
+        labels = open_regions(graph)
+        graph.erase_dead()
+        read_where_written(graph, TINY)
+        many = frozenset(d for d in MULTIPLIED if self.cpu and context.machine.multiplies(d.name))
+        limits = Limits(self.small_m, many, in_order=self.cpu)
+        Grouping(graph, context, labels, limits, places=self.cpu).run()

@@ -1,0 +1,64 @@
+"""What groups of nodes would be as kernels, and what they gain: each question is asked once for all equal groups."""
+
+from collections.abc import Iterable
+
+from fusec.analysis.gain import Judgement, gain, judge, may_lose
+from fusec.analysis.kinds import Limits
+from fusec.analysis.machine import Machine
+from fusec.analysis.outline import Outline, outline
+from fusec.analysis.uses import Uses
+from fusec.ir.graph import Node, storage
+from fusec.ir.structure import abbreviations
+
+
+class Candidates:
+    """Judges groups by the bodies that they would have."""
+
+    def __init__(self, uses: Uses, limits: Limits, machine: Machine) -> None:
+        self.uses, self.limits, self.machine = uses, limits, machine
+        self.spell = abbreviations()
+        self.judgements: dict[tuple[object, ...], Judgement] = {}
+        """By structure."""
+        self.gains: dict[tuple[object, ...], float] = {}
+        """Seconds that kernels save over their operations one by one, by structure."""
+
+    def judged(self, group: set[Node]) -> Judgement:
+        """What a group is as one kernel."""
+        candidate = outline(group, self.uses)
+        roots = {storage(v) for n in group for v in n.written}
+        if any(v not in roots and storage(v) in roots for v in candidate.inputs):
+            return Judgement("a kernel reads what it writes: through a view")
+        key = candidate.structure(self.spell)
+        if key not in self.judgements:
+            self.judgements[key] = judge(candidate.build(), self.limits, self.machine)
+        return self.judgements[key]
+
+    def verdict(self, group: set[Node]) -> str:
+        """Why a group is no kernel; "" where it is one."""
+        return self.judged(group).reason
+
+    def loss(self, together: Judgement, *parts: set[Node]) -> str:
+        """Why several kernels are left several though they could be one; "" where that one is quicker."""
+        if not may_lose(together, self.machine):
+            return ""
+        apart = [self.judged(part) for part in parts]
+        gained = gain(together, apart, self.machine)
+        if gained >= 0:
+            return ""
+        saved = sum(part.cost.bytes for part in apart) - together.cost.bytes
+        return f"{together.repeated}: {-gained * 1e6:.3g} µs more in all, to move {saved} bytes less"
+
+    def gained(self, members: Iterable[Node], piece: Outline) -> float:
+        """What a kernel saves over its operations one by one."""
+        key = piece.structure(self.spell)
+        if key not in self.gains:
+            apart = [self.judged({node}) for node in members]
+            self.gains[key] = gain(self.judged(set(members)), apart, self.machine)
+        return self.gains[key]
+
+    def is_better(self, found: Iterable[Judgement], than: Iterable[Judgement]) -> bool:
+        """Whether these are kernels that move less than others, and take no longer."""
+        sides = [list(found), list(than)]
+        moved = [sum(one.cost.bytes for one in side) for side in sides]
+        seconds = [sum(float(one.cost.time(self.machine)) for one in side) for side in sides]
+        return not any(one.reason for one in sides[0]) and bool(moved[0] < moved[1]) and seconds[0] <= seconds[1]
