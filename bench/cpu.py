@@ -3,16 +3,18 @@
 ``python -m bench.cpu``
 
 All candidates of a workload run in one interleaved run. *Default* holds fusec as it is against eager and Inductor as it
-is; *frozen* holds it against all peers, those included that take weights for constants.
+is; *frozen* holds it against all peers, those included that take weights for constants. Nothing is said of peers that
+did not run.
 """
 
 import argparse
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -28,7 +30,10 @@ from fusec.debug.measurement import measure_machine
 OURS = "fusec"
 DEFAULT = (BASELINE, "inductor")
 """The peers of *default*."""
-PEERS = (*DEFAULT, "inductor frozen", *(["openvino"] if find_spec("openvino") else []))
+FROZEN = ("inductor frozen", *(["openvino"] if find_spec("openvino") else []))
+"""Those that take weights for constants."""
+PEERS = (*DEFAULT, *FROZEN)
+NOT_MEASURED = "not measured"
 READ_MB = 512
 """What is read to measure memory: more than any cache holds."""
 
@@ -38,9 +43,9 @@ class Verdict:
     """How we stand on one workload."""
 
     title: str
-    default: float
-    """Time of the best peer of *default* over ours; above 1 we are ahead."""
-    frozen: float
+    default: float | None
+    """Time of the best peer of *default* over ours; above 1 we are ahead. None where it was not measured."""
+    frozen: float | None
     """The same over all peers."""
     least: tuple[float, float]
     """What both have to be."""
@@ -49,48 +54,83 @@ class Verdict:
     """Bytes of weights over time, of ours."""
     gflop_s: float
     """Operations of the products with weights over time."""
-    bandwidth: float
-    """``gb_s`` over the machine's."""
-    utilization: float
-    """``gflop_s`` over the machine's."""
+    machine_gb_s: float
+    """The best that was measured of reading memory."""
+    machine_gflop_s: float
+    """The better of the library's and our own product of large matrices."""
     tokens_s: float
+    first_token_ms: float | None
+    """Time to first token: a call's, where it is a prompt's."""
+    next_token_ms: float | None
+    """Time per token of each row: a call's, where it is a step of decoding."""
     failed: dict[str, str]
     """Peers that do not run it, and why."""
 
     @property
-    def ahead(self) -> bool:
-        """Whether no peer is faster beyond the noise."""
-        return self.frozen >= 1 - self.noise
+    def bandwidth(self) -> float:
+        """``gb_s`` over the machine's."""
+        return self.gb_s / self.machine_gb_s
 
     @property
-    def holds(self) -> bool:
+    def utilization(self) -> float:
+        """``gflop_s`` over the machine's: model FLOP utilization (MFU)."""
+        return self.gflop_s / self.machine_gflop_s
+
+    @property
+    def ahead(self) -> bool | None:
+        """Whether no peer is faster beyond the noise."""
+        return _every(None if have is None else have >= 1 - self.noise for have in (self.default, self.frozen))
+
+    @property
+    def holds(self) -> bool | None:
         """Whether both are at least what they have to be."""
-        return self.default >= self.least[0] and self.frozen >= self.least[1]
+        pairs = zip((self.default, self.frozen), self.least, strict=True)
+        return _every(None if have is None else have >= least for have, least in pairs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        derived = ("bandwidth", "utilization", "ahead", "holds")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+def _every(claims: Iterable[bool | None]) -> bool | None:
+    """Whether all are true; None where none is false, but one is not known."""
+    known = list(claims)
+    return False if False in known else None if None in known else True
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure every workload; status 1 where a promise is broken."""
+    """Measure every workload; status 1 where a promise is seen to be broken."""
     options = _parser().parse_args(words)
     warnings.filterwarnings("ignore")
     wait_until_idle(options.allow_busy)
     machine = measure_machine(megabytes=READ_MB)
-    measurements, verdicts = dict[str, Measurement](), list[Verdict]()
+    measurements, verdicts, missing = dict[str, Measurement](), list[Verdict](), dict[str, str]()
     for workload in (w for w in WORKLOADS if any(fnmatch(w.title, f"*{one}*") for one in options.workloads.split(","))):
         wait_until_idle(options.allow_busy)
         console.print(workload.title, style="dim", highlight=False)
-        prepared = workload.prepare(workload.dtype, options.seed)
+        try:
+            prepared = workload.prepare(workload.dtype, options.seed)
+        except ImportError as problem:  # a model that comes in a package
+            missing[workload.title] = str(problem)
+            continue
         measurement, failed = _measure(prepared, options.peers.split(","), options.rounds)
         measurements[workload.title] = measurement
         verdicts.append(verdict(workload, prepared, measurement, machine, failed))
-    report(options.width).print(_table(verdicts, measurements))
+    shown = report(options.width)
+    shown.print(_table(verdicts, measurements))
+    failures = {f"{v.title}, {name}": reason for v in verdicts for name, reason in v.failed.items()}
+    for what, reason in (missing | failures).items():
+        shown.print(f"{what}: {NOT_MEASURED}: {reason}", style="yellow", markup=False, highlight=False)
     content = {
         "machine": machine.to_json(),
-        "workloads": {v.title: asdict(v) | {"ahead": v.ahead, "holds": v.holds} for v in verdicts},
+        "workloads": {v.title: v.to_json() for v in verdicts},
+        "not measured": missing,
         "measurements": {title: m.to_json() for title, m in measurements.items()},
         "busy": any(m.disturbed for m in measurements.values()),
     }
     console.print(f"written to {write_result('cpu', options.seed, content, options.json)}", style="dim")
-    return int(not all(v.holds and v.ahead for v in verdicts))
+    return int(any(False in (v.holds, v.ahead) for v in verdicts))
 
 
 def verdict(
@@ -98,22 +138,30 @@ def verdict(
 ) -> Verdict:
     """How we stand, from the times."""
     ours, dtype = measurement.row(OURS), {"float32": "f32", "bfloat16": "bf16"}[str(workload.dtype)[6:]]
-    peers = {row.name: row.ratio for row in measurement.rows if row.name in PEERS}
+    ratios = {row.name: row.ratio for row in measurement.rows}
+    default, constants = (_best(ratios, failed, names) for names in (DEFAULT, FROZEN))
     seconds = ours.milliseconds / 1e3
-    gb_s, gflop_s = prepared.weight_bytes / seconds / 1e9, prepared.flops / seconds / 1e9
     return Verdict(
         workload.title,
-        default=min((ratio for name, ratio in peers.items() if name in DEFAULT), default=1.0),
-        frozen=min(peers.values(), default=1.0),
+        default=default,
+        frozen=None if default is None or constants is None else min(default, constants),
         least=workload.least,
         noise=measurement.noise,
-        gb_s=gb_s,
-        gflop_s=gflop_s,
-        bandwidth=gb_s / machine.read_gb_s,
-        utilization=gflop_s * 1e9 / machine.peak("matrix", dtype),
+        gb_s=prepared.weight_bytes / seconds / 1e9,
+        gflop_s=prepared.flops / seconds / 1e9,
+        machine_gb_s=machine.read_gb_s,
+        machine_gflop_s=max(machine.peak("matrix", dtype), machine.peaks.get(f"product {dtype}", 0.0) * 1e9) / 1e9,
         tokens_s=prepared.rows / seconds,
+        first_token_ms=ours.milliseconds if prepared.gives == "first token" else None,
+        next_token_ms=ours.milliseconds if prepared.gives == "next token" else None,
         failed=failed,
     )
+
+
+def _best(ratios: dict[str, float], failed: dict[str, str], peers: Iterable[str]) -> float | None:
+    """The least of these peers' ratios; None where one was not asked, or none of them runs the workload."""
+    asked = all(name in ratios or name in failed for name in peers)
+    return min((ratios[name] for name in peers if name in ratios), default=None) if asked else None
 
 
 def _measure(prepared: Prepared, peers: list[str], rounds: int) -> tuple[Measurement, dict[str, str]]:
@@ -139,6 +187,10 @@ def _measure(prepared: Prepared, peers: list[str], rounds: int) -> tuple[Measure
 def _table(verdicts: list[Verdict], measurements: dict[str, Measurement]) -> Table:
     names = list(dict.fromkeys(row.name for m in measurements.values() for row in m.rows if row.name in PEERS))
     shown = Table(title="Times of the peers over ours, above 1 we are ahead")
+    shown.caption = (
+        "ours: of a prefill the time to first token, of decoding the time per token; GB/s: of weights, of what reading "
+        "memory was measured at; GFLOP/s: of products with weights, of the machine's (MFU)"
+    )
     shown.add_column("workload")
     for column in ("ours", *names, "default (at least)", "frozen (at least)", "GB/s", "GFLOP/s", "tokens/s", "noise"):
         shown.add_column(column, justify="right")
@@ -146,12 +198,15 @@ def _table(verdicts: list[Verdict], measurements: dict[str, Measurement]) -> Tab
         measurement = measurements[v.title]
         ratios = {row.name: f"{row.ratio:.2f}" for row in measurement.rows}
         marks = [
-            f"[{'green' if have >= least else 'red'}]{have:.2f}[/] ({least:.2f})"
+            f"{NOT_MEASURED} ({least:.2f})"
+            if have is None
+            else f"[{'green' if have >= least else 'red'}]{have:.2f}[/] ({least:.2f})"
             for have, least in zip((v.default, v.frozen), v.least, strict=True)
         ]
         shown.add_row(
             v.title, f"{measurement.row(OURS).milliseconds:.2f} ms", *(ratios.get(name, "-") for name in names), *marks,
-            f"{v.gb_s:.0f} ({v.bandwidth:.0%})", f"{v.gflop_s:.0f} ({v.utilization:.0%})", f"{v.tokens_s:,.0f}",
+            f"{v.gb_s:.0f} of {v.machine_gb_s:.0f} ({v.bandwidth:.0%})",
+            f"{v.gflop_s:.0f} of {v.machine_gflop_s:.0f} ({v.utilization:.0%})", f"{v.tokens_s:,.0f}",
             f"{measurement.noise:.1%}{' busy!' if measurement.disturbed else ''}",
         )  # fmt: skip
     return shown

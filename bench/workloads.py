@@ -1,5 +1,6 @@
 """What is measured on a processor: decoding and prefill of a Llama, encoders, and a model that is all overhead."""
 
+import random
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ CAPACITY, VALID = 512, 256
 HIDDEN, LAYERS, HEADS, KEY_HEADS, MLP, VOCABULARY = 1024, 12, 16, 4, 2816, 32000
 """The Llama's sizes."""
 SMALL_HIDDEN, SMALL_LAYERS = 64, 2
+SENTENCES, BATCH = 72, 4
+"""How many sentences are embedded, and how many together."""
 
 Compile = Callable[[nn.Module], Callable[..., Any]]
 Call = Callable[[], object]
@@ -34,8 +37,10 @@ class Prepared:
     """Tokens in one call."""
     dynamic: bool | None = None
     """What ``torch.compile`` is told of sizes."""
-    last_only: bool = False
-    """Whether logits are made for the last token alone."""
+    forwards: int = 1
+    """How often a call runs the model."""
+    gives: str = ""
+    """``first token``, after a prompt, whose logits alone are made; ``next token`` of each row; "" where neither."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -45,13 +50,13 @@ class Prepared:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of these."""
-        return sum(weight.nbytes for weight in self.weights)
+        """Bytes of these that a call reads."""
+        return self.forwards * sum(weight.nbytes for weight in self.weights)
 
     @property
     def flops(self) -> int:
         """Operations of the products with them; attention's are left out."""
-        head = self.model.get_output_embeddings() if self.last_only else None
+        head = self.model.get_output_embeddings() if self.gives == "first token" else None
         saved = (self.rows - 1) * head.weight.numel() if head is not None else 0
         return 2 * (self.rows * sum(weight.numel() for weight in self.weights) - saved)
 
@@ -103,7 +108,7 @@ def decode(
             model(tokens, past_key_values=cache, use_cache=True)
         return partial(_again, run, tokens[:, -1:], cache, valid)
 
-    return Prepared(model, call, batch)
+    return Prepared(model, call, batch, gives="next token")
 
 
 def prefill(dtype: torch.dtype, seed: int, length: int) -> Prepared:
@@ -117,7 +122,7 @@ def prefill(dtype: torch.dtype, seed: int, length: int) -> Prepared:
             model(tokens, past_key_values=cache, use_cache=True)
         return partial(_again, run, tokens, cache, 0, logits_to_keep=1)
 
-    return Prepared(model, call, length, last_only=True)
+    return Prepared(model, call, length, gives="first token")
 
 
 def bert(dtype: torch.dtype, seed: int, batch: int, length: int) -> Prepared:
@@ -130,11 +135,17 @@ def bert(dtype: torch.dtype, seed: int, batch: int, length: int) -> Prepared:
 
 
 def embedding(dtype: torch.dtype, seed: int) -> Prepared:
-    """The demo's sentence-embedding model over a fourth of its sentences, each alone, in one graph for all lengths."""
-    demo = runpy.run_path(str(DEMO))
+    """The demo's sentence-embedding model, in one graph for all lengths: a call is all of some batches, one by one.
+
+    Like lengths go together, as in the demo; sentences, and the order of the batches, are drawn. Padding counts for
+    nothing, neither as tokens nor as operations.
+    """
+    demo, draw = runpy.run_path(str(DEMO)), random.Random(seed)
     tokenizer, model = demo["load"]()
-    rows = [tokenizer.encode(line).ids for line in demo["SENTENCES"].read_text().splitlines()[::4]]
-    batches = demo["in_batches"](rows, 1)
+    lines = draw.sample(demo["SENTENCES"].read_text(encoding="utf-8").splitlines(), SENTENCES)
+    rows = sorted((tokenizer.encode(line).ids for line in lines), key=len)
+    batches = demo["in_batches"](rows, BATCH)
+    draw.shuffle(batches)
 
     def call(run: Callable[..., Any]) -> Call:
         def every() -> None:
@@ -143,7 +154,7 @@ def embedding(dtype: torch.dtype, seed: int) -> Prepared:
 
         return every
 
-    return Prepared(model.to(dtype), call, sum(map(len, rows)), dynamic=True)
+    return Prepared(model.to(dtype), call, sum(map(len, rows)), dynamic=True, forwards=len(batches))
 
 
 WORKLOADS: tuple[Workload, ...] = tuple(
