@@ -39,8 +39,30 @@ def write_result(question: str, seed: int, content: dict[str, Any], path: str = 
     target = Path(path) if path else RESULTS / f"{question}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     full = {"question": question, **provenance(seed), **content}
-    target.write_text(json.dumps(_finite(full), indent=1, allow_nan=False) + "\n")
+    target.write_text(_text(json.loads(json.dumps(_finite(full), allow_nan=False))) + "\n")
     return target
+
+
+def _text(value: Any, margin: str = "\n") -> str:
+    """JSON in which a record has a line to itself."""
+    if _is_record(value):
+        return json.dumps(value)
+    inner, keyed = margin + " ", isinstance(value, dict)
+    parts = (
+        [f"{json.dumps(k)}: {_text(v, inner)}" for k, v in value.items()] if keyed else [_text(v, inner) for v in value]
+    )
+    opening, closing = "{}" if keyed else "[]"
+    return f"{opening}{inner}{f',{inner}'.join(parts)}{margin}{closing}"
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is a plain value or a list of such, or these by name."""
+    return all(map(_is_flat, value.values())) if isinstance(value, dict) else _is_flat(value)
+
+
+def _is_flat(value: Any) -> bool:
+    items = value if isinstance(value, list) else ()
+    return not isinstance(value, dict) and not any(isinstance(item, dict | list) for item in items)
 
 
 def _finite(value: Any) -> Any:
