@@ -50,6 +50,13 @@ class Family:
     """A key of ``INPUTS``."""
     routed: bool = False
     """Whether a router chooses experts."""
+    mixing: str = ""
+    """What takes the place of attention, where that is more than products, convolutions and arithmetic."""
+
+    @property
+    def exempt(self) -> str:
+        """Why what is promised of dense transformers, attention and an MLP in every layer, does not cover it."""
+        return "a router chooses experts" if self.routed else self.mixing and f"{self.mixing} takes attention's place"
 
     def build(self, sizes: Sizes | None = None, attention: str = "sdpa", seed: int = 0) -> nn.Module:
         """The model in float32, in evaluation mode, every parameter redrawn."""

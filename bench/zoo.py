@@ -55,8 +55,8 @@ def _small_fields(config: Any, sizes: Sizes, changes: Collection[str] = ()) -> d
 
 def _row(name: str, prefix: str, head: str = "Model", inputs: str = "tokens", **changes: Any) -> Family:
     config = changes.pop("config", f"{prefix}Config")
-    routed = changes.pop("routed", False)
-    return Family(name, f"{prefix}{head}", config, lambda sizes: small(config, changes, sizes), inputs, routed)
+    routed, mixing = changes.pop("routed", False), changes.pop("mixing", "")
+    return Family(name, f"{prefix}{head}", config, lambda sizes: small(config, changes, sizes), inputs, routed, mixing)
 
 
 def _decoder(name: str, prefix: str, **changes: Any) -> Family:
@@ -124,7 +124,7 @@ ARCHITECTURES: dict[str, Family] = FAMILIES | {
         _row("camembert", "Camembert"),
         _row("ernie", "Ernie"),
         _row("roformer", "RoFormer"),
-        _row("fnet", "FNet"),
+        _row("fnet", "FNet", mixing="a Fourier transform"),
         _encoder_decoder("mt5", "MT5"),
         _encoder_decoder("bart", "Bart"),
         _encoder_decoder("mbart", "MBart"),

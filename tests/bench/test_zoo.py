@@ -75,8 +75,8 @@ def test_to_compute_what_eager_refuses_is_wrong(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_refusals_are_shown_apart() -> None:
-    kept = Found("fnet", "float32", True)
-    refused = Found("fnet", "bfloat16", True, refused="RuntimeError: no such type")
+    kept = Found("fnet", "float32")
+    refused = Found("fnet", "bfloat16", refused="RuntimeError: no such type")
     assert kept.passed and not refused.passed and not refused.failed
     assert "eager refuses: RuntimeError" in line(refused) and "FAIL" not in line(refused)
     cells = [cell for column in architecture_table([kept, refused]).columns for cell in column.cells]
@@ -84,4 +84,4 @@ def test_refusals_are_shown_apart() -> None:
     assert [cell for column in refusal_table([kept, refused]).columns for cell in column.cells] == [
         "fnet", "bfloat16", "RuntimeError: no such type",
     ]  # fmt: skip
-    assert Found("fnet", "float32", True, crash="out of order").failed
+    assert Found("fnet", "float32", crash="out of order").failed
