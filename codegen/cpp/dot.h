@@ -30,13 +30,9 @@ template <class A, int N> FN A sum_of(typename Raw<A, N>::type x) {
 
 // The sums of COUNT registers, a power of two, in one: each step folds two registers into halves of one. What is left
 // of register i lies in the N / COUNT lanes from i * N / COUNT on.
-#if defined(__clang__)
-constexpr bool FOLDS = false;
-template <class A, int N, int COUNT> typename Raw<A, N>::type sums_of(const typename Raw<A, N>::type* x);
-#else
-constexpr bool FOLDS = true;
 template <class A, int N, int COUNT> FN typename Raw<A, N>::type sums_of(const typename Raw<A, N>::type* x) {
   if constexpr (COUNT == 1) return x[0];
+#if !defined(__clang__)
   else {
     typedef typename Raw<typename IntOf<sizeof(A)>::type, N>::type places;
     constexpr int run = N / COUNT;
@@ -46,8 +42,19 @@ template <class A, int N, int COUNT> FN typename Raw<A, N>::type sums_of(const t
     odd = even + run;
     return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
   }
-}
 #endif
+}
+
+// How many of so many registers are folded at a time.
+template <int N> constexpr int together(int count) {
+#if defined(__clang__)
+  return 1;
+#else
+  int some = 1;
+  while (some < count && some < N) some *= 2;
+  return some;
+#endif
+}
 
 // Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it.
 #if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
@@ -69,19 +76,25 @@ FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
 }
 #endif
 
-// The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end.
+// The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end. With several rows
+// the sums take so long that memory would wait; what the next columns need is asked for meanwhile.
 template <int ROWS, int COLUMNS, int N, class A, class L, class R>
 DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                         int64_t right_step, int64_t depth) {
   CONTRACT
   typedef typename Raw<A, N>::type raw;
   raw sums[ROWS][COLUMNS] = {};
+  const auto ask_for_next = [&](int64_t k) LANEWISE {
+    if (ROWS > 1)
+      for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(right + (c + COLUMNS) * right_step + k);
+  };
   int64_t k = 0;
 #if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
   if constexpr (in_pairs<A, L, R, N>) {
     for (; k + 2 * N <= depth; k += 2 * N) {
       Pairs columns[COLUMNS];
       for (int c = 0; c < COLUMNS; c++) columns[c] = load_pairs(right + c * right_step + k);
+      ask_for_next(k);
       for (int r = 0; r < ROWS; r++) {
         const Pairs row = load_pairs(left + r * left_step + k);
         for (int c = 0; c < COLUMNS; c++) sums[r][c] = add_pairs(sums[r][c], row, columns[c]);
@@ -92,19 +105,25 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
   for (; k + N <= depth; k += N) {
     raw columns[COLUMNS];
     for (int c = 0; c < COLUMNS; c++) columns[c] = load<N>(right + c * right_step + k, All{}).v;
+    ask_for_next(k);
     for (int r = 0; r < ROWS; r++) {
       const raw row = load<N>(left + r * left_step + k, All{}).v;
       for (int c = 0; c < COLUMNS; c++) sums[r][c] += row * columns[c];
     }
   }
-  A found[ROWS * COLUMNS];
-  if constexpr (FOLDS && ROWS * COLUMNS % N == 0) {
-    for (int i = 0; i < ROWS * COLUMNS; i += N) {
-      const raw folded = sums_of<A, N, N>(&sums[0][0] + i);
-      __builtin_memcpy(found + i, &folded, sizeof folded);
+  // The sums are named one by one: where the compiler does not know which one is meant, all of them lie in memory
+  // throughout the loop above.
+  constexpr int all = ROWS * COLUMNS, some = together<N>(all), run = N / some;
+  A found[all + some];
+  for (int i = 0; i < all; i += some) {
+    raw group[some] = {};
+    for (int j = 0; j < some && i + j < all; j++) group[j] = sums[(i + j) / COLUMNS][(i + j) % COLUMNS];
+    const raw folded = sums_of<A, N, some>(group);
+    for (int j = 0; j < some; j++) {
+      typename Raw<A, run>::type rest;
+      for (int l = 0; l < run; l++) rest[l] = folded[j * run + l];
+      found[i + j] = sum_of<A, run>(rest);
     }
-  } else {
-    for (int i = 0; i < ROWS * COLUMNS; i++) found[i] = sum_of<A, N>((&sums[0][0])[i]);
   }
   for (int r = 0; r < ROWS; r++) {
     for (int c = 0; c < COLUMNS; c++) {
