@@ -81,6 +81,12 @@ def test_every_type_is_known():
     assert set(DTYPES.values()) >= {F64, F32, BF16, F16, I64, I32, I8, U8, BOOL}
 
 
+@pytest.mark.parametrize(("dtype", "kind"), [(F32, torch.float32), (BF16, torch.bfloat16), (F16, torch.float16)])
+def test_rounding_is_torchs(dtype, kind):
+    for x in (0.1, 1 / 3, 1e-9, 65519.0, 3.0e38, -2.7182818, 1.00390625, 1.01171875):
+        assert rounded(x, dtype) == torch.tensor(x, dtype=torch.float64).to(kind).item()
+
+
 @pytest.mark.parametrize(
     ("dtype", "number", "rest"),
     [

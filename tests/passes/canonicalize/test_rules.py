@@ -1,0 +1,82 @@
+"""Each rule of canonicalisation: it applies, keeps the meaning, and leaves what would change a bit."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fusec.config import Config
+from fusec.passes.canonicalize import RULES, normalize
+from fusec.pipeline import Context
+from fusec.verify.interpreter import evaluate
+from tests.passes.canonicalize.rule_cases import CASES, graph_of, row
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {r.name for r in RULES} == set(CASES)
+    assert all(r.meaning for r in RULES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_applies_and_keeps_the_meaning(name: str) -> None:
+    graph, context = graph_of(name), Context(Config(verify=True))
+    normalize(graph, context)
+    assert name in {r.subject for r in context.remarks.of("passed")}
+    assert not context.remarks.of("failure"), [str(r) for r in context.remarks.of("failure")]
+    assert [n.op.name for n in graph.nodes if not n.is_op("constant")] == CASES[name][2]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_results_are_bitwise_those_of_before(name: str) -> None:
+    graph = graph_of(name)
+    rule = next(r for r in RULES if r.name == name)
+    inputs = [_sample(v.type) for v in graph.inputs]
+    before = evaluate(graph, inputs)
+    normalize(graph)
+    after = evaluate(graph, inputs)
+    for a, b in zip(before, after, strict=True):
+        assert torch.allclose(a, b, equal_nan=True) if not rule.exact else torch.equal(a, b)
+
+
+def _sample(ty: Any) -> torch.Tensor:
+    kinds = {"f32": torch.float32, "bf16": torch.bfloat16, "bool": torch.bool}
+    x = torch.randn([int(n) for n in ty.shape], generator=torch.Generator().manual_seed(1)).abs() + 0.5
+    return x > 1 if ty.dtype.name == "bool" else x.to(kinds[ty.dtype.name])
+
+
+LEFT_ALONE = {
+    "x + 0 turns -0 into 0": "%r: f32[3, 4] = add(%x, 0.0)",
+    "f32 to bf16 and back rounds": "%a: bf16[3, 4] = cast(%x) {dtype=bf16}\n%r: f32[3, 4] = cast(%a) {dtype=f32}",
+    "x / 3 is not x times a third": "%r: f32[3, 4] = div(%x, 3.0)",
+    "the square root of a power is not the same at -inf": "%r: f32[3, 4] = pow(%x, 0.5)",
+    "an exponential that may overflow is not divided by its sum": (
+        "%a: f32[3, 4] = exp(%x)\n%b: f32[3, 1] = sum(%a) {dims=(-1,)}\n%c: f32[3, 1] = log(%b)\n"
+        "%d: f32[3, 4] = sub(%x, %c)\n%r: f32[3, 4] = exp(%d)"
+    ),
+    "the exponential of a rounded logarithm": (
+        "%m: f32[3, 1] = max(%x) {dims=(-1,)}\n%a: f32[3, 4] = sub(%x, %m)\n%b: f32[3, 4] = exp(%a)\n"
+        "%c: f32[3, 1] = sum(%b) {dims=(-1,)}\n%d: f32[3, 1] = log(%c)\n%e: f32[3, 4] = sub(%a, %d)\n"
+        "%f: bf16[3, 4] = cast(%e) {dtype=bf16}\n%r: bf16[3, 4] = exp(%f)"
+    ),
+    "the logarithm of a sum over another dim": (
+        "%m: f32[3, 1] = max(%x) {dims=(-1,)}\n%a: f32[3, 4] = sub(%x, %m)\n%b: f32[3, 4] = exp(%a)\n"
+        "%c: f32[1, 4] = sum(%b) {dims=(-2,)}\n%d: f32[1, 4] = log(%c)\n%e: f32[3, 4] = sub(%a, %d)\n"
+        "%r: f32[3, 4] = exp(%e)"
+    ),
+    "a slice over parts of what is read whole too": (
+        "%a: f32[3, 8] = concat(%x, %x) {dim=-1}\n%b: f32[3, 4] @(8, 1) = slice(%a) {dim=-1, start=2, stop=6, step=1}\n"
+        "%c: f32[3, 8] = exp(%a)\n%r: f32[3, 12] = concat(%b, %c) {dim=-1}"
+    ),
+    "every other element over parts": (
+        "%a: f32[3, 8] = concat(%x, %x) {dim=-1}\n%r: f32[3, 3] @(8, 2) = slice(%a) {dim=-1, start=1, stop=7, step=2}"
+    ),
+    "a mean stays a division": "%a: f32[3, 1] = sum(%x) {dims=(-1,)}\n%r: f32[3, 1] = div(%a, 4.0)",
+}
+
+
+@pytest.mark.parametrize("why", LEFT_ALONE)
+def test_what_would_change_a_bit_is_left(why: str) -> None:
+    graph = row(LEFT_ALONE[why] + "\nreturn %r")
+    before = str(graph)
+    normalize(graph)
+    assert str(graph) == before
