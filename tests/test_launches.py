@@ -69,27 +69,30 @@ def steps(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, Counter[
     return found
 
 
-def decoding(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> dict[str, Counter[str]]:
-    """One token of a Llama whose static cache holds some already."""
+def llama(layers: int, hidden: int, heads: int, dtype: torch.dtype, capacity: int) -> tuple[nn.Module, Any]:
+    """A model and a static cache for it, which has not been filled yet."""
     config = transformers.LlamaConfig(
         hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=2, vocab_size=64,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval().to(dtype)
-    cache = transformers.StaticCache(config=config, max_cache_len=64)
+    return model, transformers.StaticCache(config=config, max_cache_len=capacity)
+
+
+def decoding(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> dict[str, Counter[str]]:
+    """One token of a Llama whose static cache holds some already."""
+    model, cache = llama(layers, hidden, heads, dtype, 64)
     with torch.no_grad():
         model(torch.zeros(1, 5, dtype=torch.int64), past_key_values=cache, use_cache=True)
         return steps(model, torch.ones(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
 
 
 def prompting(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> dict[str, Counter[str]]:
-    """The prompt of a Llama, so long that products are the vendor's, whose static cache is made in the same graph."""
-    config = transformers.LlamaConfig(
-        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval().to(dtype)
-    cache = transformers.StaticCache(config=config, max_cache_len=256)
+    """The prompt of a Llama whose static cache is made in the same graph.
+
+    Its products are of many rows: kernels on the CPU, whose profile says so, and the vendor's on a GPU.
+    """
+    model, cache = llama(layers, hidden, heads, dtype, 256)
     with torch.no_grad():
         return steps(model, torch.ones(1, 128, dtype=torch.int64), past_key_values=cache, use_cache=True)
 
