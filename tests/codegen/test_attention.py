@@ -1,7 +1,7 @@
 """Generated attention: every way to write it, at every length, gives what eager gives, and no scores reach memory."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -192,10 +192,17 @@ def only_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("spelling", [triangle, only_sinks], ids=lambda f: f.__name__)
 def test_lengths_that_change_share_a_kernel(spelling: Callable[..., Tensor]) -> None:
+    check_that_lengths_share_a_kernel(spelling, ((40, 50), (7, 130), (200, 3), (64, 64)), "cpp")
+
+
+def check_that_lengths_share_a_kernel(
+    spelling: Callable[..., Tensor], lengths: Sequence[tuple[int, int]], target: str
+) -> None:
+    """Of queries and keys, both of which the first compile leaves open."""
     torch._dynamo.reset()
-    fast = torch.compile(spelling, backend=backend, options={"strict": True})
-    for lengths in ((40, 50), (7, 130), (200, 3), (64, 64)):
-        inputs = sample(*lengths)
+    fast = torch.compile(spelling, backend=backend, options={"strict": True, "target": target})
+    for queries, keys in lengths:
+        inputs = sample(queries, keys)
         for x in inputs[:3]:
             torch._dynamo.mark_dynamic(x, 2)
         want, exact = spelling(*inputs), spelling(*(x.double() for x in inputs))
@@ -217,13 +224,20 @@ def test_as_many_keys_as_a_head_is_wide() -> None:
     "spelling", [by_hand, filled, call, call_masked, triangle, with_sinks, one_more], ids=lambda f: f.__name__
 )
 def test_masked_rows_infinities_and_nan(spelling: Callable[..., Tensor], lengths: tuple[int, int]) -> None:
-    q, k, v, mask = sample(*lengths)
+    check_masked_rows_infinities_and_nan(compiled, spelling, *lengths)
+
+
+def check_masked_rows_infinities_and_nan(
+    compiler: Callable[..., Compiled], spelling: Callable[..., Tensor], queries: int, keys: int
+) -> None:
+    """Rows of which nothing is seen, half, or all at the lowest number; special values in the mask and in a key."""
+    q, k, v, mask = sample(queries, keys)
     mask[0, 0, 1] = -math.inf
-    mask[1, 0, 2, : lengths[1] // 2] = -math.inf
+    mask[1, 0, 2, : keys // 2] = -math.inf
     mask[1, 0, 3] = torch.finfo(torch.float32).min
     mask[1, 0, 0, 3], mask[0, 0, 2, 5] = math.nan, math.inf
     k[0, 1, 2, 3] = math.inf
-    (got,) = compiled(spelling, (q, k, v, mask)).program([q, k, v, mask])
+    (got,) = compiler(spelling, (q, k, v, mask)).program([q, k, v, mask])
     torch.testing.assert_close(got, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
 
 

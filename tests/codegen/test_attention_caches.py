@@ -18,6 +18,7 @@ from tests.codegen.test_attention import (
     SCALE,
     by_hand,
     call,
+    call_shared,
     check_that_nothing_is_seen,
     compiled,
     kernels,
@@ -32,10 +33,6 @@ def filled_where_false(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return softmaxed((q @ k.transpose(-1, -2) * SCALE).masked_fill(mask.logical_not(), -math.inf), v)
 
 
-def call_with_shared_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], attn_mask=mask, enable_gqa=True)
-
-
 def call_up_to_a_position(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     last = mask.sum(-1, dtype=torch.int64).amax((0, 1)) - 1
     return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[2]) <= last[:, None])
@@ -43,7 +40,7 @@ def call_up_to_a_position(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
 
 @pytest.mark.parametrize("queries", [1, 5, 70])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
-@pytest.mark.parametrize("spelling", [call, call_with_shared_keys], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("spelling", [call, call_shared], ids=lambda f: f.__name__)
 def test_blocks_that_a_loaded_mask_hides_are_not_read(
     spelling: Callable[..., Tensor], dtype: torch.dtype, queries: int
 ) -> None:

@@ -14,12 +14,8 @@ from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
-from fusec.dynamo import backend, compiled_graphs
 from fusec.frontend import trace
 from fusec.ir.graph import Node
-from fusec.passes import default_pipeline
-from fusec.pipeline import Context
-from fusec.verify.contract import compare_outputs
 from tests.codegen.test_attention import (
     BOUNDED,
     SPELLINGS,
@@ -27,6 +23,8 @@ from tests.codegen.test_attention import (
     call,
     call_causal,
     call_masked,
+    check_masked_rows_infinities_and_nan,
+    check_that_lengths_share_a_kernel,
     check_that_nothing_is_seen,
     filled,
     one_more,
@@ -40,15 +38,13 @@ from tests.codegen.test_attention import (
     with_sinks,
 )
 from tests.codegen.test_attention_caches import check_that_a_position_ends_the_loop, up_to, window_up_to
+from tests.codegen.triton_regions import regions_of
 
 Spelling = Callable[..., Tensor]
 
 
 def region_of(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Node:
-    graph = trace(spelling, inputs, symbolic=False)
-    config = Config()
-    default_pipeline(config, "triton").run(graph, Context(config))
-    (region,) = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
+    (region,) = regions_of(spelling, inputs)
     return region
 
 
@@ -98,30 +94,13 @@ def _programs(kernel: Kernel) -> int:
 
 @pytest.mark.parametrize("spelling", [triangle, only_sinks], ids=lambda f: f.__name__)
 def test_lengths_that_change_share_a_kernel(spelling: Spelling) -> None:
-    torch._dynamo.reset()
-    fast = torch.compile(spelling, backend=backend, options={"strict": True, "target": "triton"})
-    for lengths in ((40, 50), (7, 70), (64, 64)):
-        inputs = sample(*lengths)
-        for x in inputs[:3]:
-            torch._dynamo.mark_dynamic(x, 2)
-        want, exact = spelling(*inputs), spelling(*(x.double() for x in inputs))
-        with torch.no_grad():
-            assert compare_outputs(want, fast(*inputs), exact).passed
-    (result,) = compiled_graphs()
-    assert [step.name for step in result.program.steps] == ["attention"]
+    check_that_lengths_share_a_kernel(spelling, ((40, 50), (7, 70), (64, 64)), "triton")
 
 
 @pytest.mark.parametrize("lengths", [(40, 40), (5, 100)], ids=str)
 @pytest.mark.parametrize("spelling", [by_hand, call, triangle, with_sinks, one_more], ids=lambda f: f.__name__)
 def test_masked_rows_infinities_and_nan(spelling: Spelling, lengths: tuple[int, int]) -> None:
-    q, k, v, mask = sample(*lengths)
-    mask[0, 0, 1] = -math.inf
-    mask[1, 0, 2, : lengths[1] // 2] = -math.inf
-    mask[1, 0, 3] = torch.finfo(torch.float32).min
-    mask[1, 0, 0, 3], mask[0, 0, 2, 5] = math.nan, math.inf
-    k[0, 1, 2, 3] = math.inf
-    out = on_triton(spelling, (q, k, v, mask)).program([q, k, v, mask])[0]
-    torch.testing.assert_close(out, spelling(q, k, v, mask), atol=2e-6, rtol=1e-5, equal_nan=True)
+    check_masked_rows_infinities_and_nan(on_triton, spelling, *lengths)
 
 
 @pytest.mark.parametrize("lengths", [(40, 40), (5, 100)], ids=str)

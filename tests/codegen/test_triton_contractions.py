@@ -1,6 +1,8 @@
 """Matrix products of few rows as Triton kernels: right at every edge, within their buffers, on the matrix unit."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,7 @@ from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.printer import print_kernel
-from fusec.config import Config
-from fusec.frontend import trace
-from fusec.ir.graph import Node
-from fusec.passes import default_pipeline
-from fusec.pipeline import Context
+from tests.codegen.triton_regions import regions_of
 
 ROWS = [(1, 1), (3, 1), (2, 5), (1, 16)]
 """Batch and length: one row, fewer than a block of them, such as lie apart, all that are generated."""
@@ -69,14 +67,7 @@ def from_heads(x: Tensor, w: Tensor, residual: Tensor) -> Tensor:
     return torch.mm(x.transpose(1, 2).reshape(-1, w.shape[1]), w.t()).reshape(residual.shape) + residual
 
 
-def kernel_regions(function: object, inputs: tuple[Tensor, ...]) -> list[Node]:
-    graph = trace(function, inputs, symbolic=False)  # type: ignore[arg-type]
-    config = Config()
-    default_pipeline(config, "triton").run(graph, Context(config))
-    return [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
-
-
-def shapes(function: object, batch: int, length: int) -> tuple[tuple[int, ...], ...]:
+def shapes(function: Callable[..., Any], batch: int, length: int) -> tuple[tuple[int, ...], ...]:
     x = (batch, length)
     return {
         plain: ((*x, 40), (37, 40)),
@@ -86,10 +77,10 @@ def shapes(function: object, batch: int, length: int) -> tuple[tuple[int, ...], 
         projections: ((*x, 24), (24,), (24, 24), (12, 24), (12, 24), (batch, length, 1, 6), (batch, length, 1, 6)),
         square: ((*x, 64), (64,), (64,), (64, 64), (64, 64)),
         from_heads: ((batch, 3, length, 20), (50, 60), (*x, 50)),
-    }[function]  # type: ignore[index]
+    }[function]
 
 
-def sample(function: object, batch: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def sample(function: Callable[..., Any], batch: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     torch.manual_seed(0)
     return tuple(torch.randn(shape).to(dtype) for shape in shapes(function, batch, length))
 
@@ -99,9 +90,9 @@ FUNCTIONS = [plain, transposed_weight, layer_norm, gated, projections, square, f
 
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_every_edge(function: object, rows: tuple[int, int]) -> None:
+def test_every_edge(function: Callable[..., Any], rows: tuple[int, int]) -> None:
     dtype = torch.bfloat16 if rows in ROWS[1:3] else torch.float32
-    regions = kernel_regions(function, sample(function, *rows, dtype))
+    regions = regions_of(function, sample(function, *rows, dtype))
     kinds = []
     for region in regions:
         outcome = check_region(region, chips=())
@@ -114,7 +105,7 @@ def test_every_edge(function: object, rows: tuple[int, int]) -> None:
 @pytest.mark.parametrize("rows", [(1, 1), (2, 5)], ids=str)
 def test_other_types(rows: tuple[int, int], dtype: torch.dtype) -> None:
     for function in (plain, layer_norm):
-        (region,) = kernel_regions(function, sample(function, *rows, dtype))
+        (region,) = regions_of(function, sample(function, *rows, dtype))
         outcome = check_region(region, chips=())
         # The reference is no more exact than f64, so that a few roundings are all there is to see.
         assert outcome.comparison.ratio < (8 if dtype == torch.float64 else 1) and not outcome.unproven, outcome
@@ -123,7 +114,7 @@ def test_other_types(rows: tuple[int, int], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_what_lies_beyond_the_end_does_not_count(rows: int) -> None:
     x, w = torch.randn(rows, 40), torch.randn(20, 40)
-    (region,) = kernel_regions(lambda x, w: F.linear(1 / x, w), (x, w))
+    (region,) = regions_of(lambda x, w: F.linear(1 / x, w), (x, w))
     outcome = check_region(region, chips=(), inputs=[x, w])
     assert outcome.ok, outcome
 
@@ -131,13 +122,13 @@ def test_what_lies_beyond_the_end_does_not_count(rows: int) -> None:
 def test_infinities_and_nan_reach_what_they_reach() -> None:
     x, w = torch.randn(3, 40), torch.randn(20, 40)
     x[0, 3], x[1, 5], w[7, 39], w[2, 0] = torch.inf, torch.nan, -torch.inf, torch.nan
-    (region,) = kernel_regions(plain, (x, w))
+    (region,) = regions_of(plain, (x, w))
     outcome = check_region(region, chips=(), inputs=[x, w])
     assert outcome.ok, outcome
 
 
-def kernel_of(function: object, *inputs: Tensor) -> Kernel:
-    (region,) = kernel_regions(function, inputs)
+def kernel_of(function: Callable[..., Any], *inputs: Tensor) -> Kernel:
+    (region,) = regions_of(function, inputs)
     return TritonTarget().schedule(region, "kernel")
 
 
@@ -183,7 +174,7 @@ def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip
         torch.empty((1, rows, *s) if i == 0 or (name == "gated" and i == 1) or s == (1, 6) else s, dtype=torch.bfloat16)
         for i, s in enumerate(sizes)
     ]
-    for region in kernel_regions(function, tuple(inputs)):
+    for region in regions_of(function, tuple(inputs)):
         report = compile_for(TritonTarget().schedule(region, name), chip)
         assert report.ok, report
         assert (report.matrix_instructions > 0) == (rows > 1)

@@ -19,17 +19,11 @@ from fusec.models.gpt2 import PRESETS as GPT2_PRESETS
 from fusec.models.inputs import padded_mask, sample_tokens
 from fusec.models.llama import PRESETS as LLAMA_PRESETS
 from fusec.models.llama import Llama
-from fusec.passes import default_pipeline
-from fusec.pipeline import Context
+from tests.codegen.triton_regions import kernel_regions
 
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-def kernel_regions(graph: Graph) -> list[Node]:
-    """The regions that the pipeline makes of a graph on Triton where products are the vendor's."""
-    config = Config(small_m=0)
-    default_pipeline(config, "triton").run(graph, Context(config))
-    return [node for node in graph if node.is_op("region") and node.attributes["kind"] == "kernel"]
+VENDOR = Config(small_m=0)
+"""All products are the vendor's."""
 
 
 def different(region: Node) -> str:
@@ -84,7 +78,7 @@ def test_functions(function, symbolic, dtype):
     if symbolic and function is rotary:
         pytest.skip("a concatenation along a dim of unknown size stays outside kernels")
     inputs = [torch.randn(shape, dtype=dtype) for shape in FUNCTIONS[function]]
-    regions = kernel_regions(trace(function, inputs, symbolic=symbolic))
+    regions = kernel_regions(trace(function, inputs, symbolic=symbolic), VENDOR)
     assert regions
     for region in regions:
         check = check_region(region, function.__name__)
@@ -97,7 +91,7 @@ def test_models(name, dynamic, dtype):
     model = Llama(LLAMA_PRESETS["tiny"]) if name == "llama" else GPT2(GPT2_PRESETS["tiny"])
     inputs = sample_tokens(100, 2, 9), padded_mask(2, 9, "left")
     (graph,) = capture(model.to(dtype).eval(), *inputs, dynamic=dynamic)
-    regions = {different(region): region for region in kernel_regions(graph)}
+    regions = {different(region): region for region in kernel_regions(graph, VENDOR)}
     assert len(regions) > 4
     for region in regions.values():
         check = check_region(region, region.attributes["label"] or name)
@@ -105,8 +99,8 @@ def test_models(name, dynamic, dtype):
 
 
 def test_a_wrong_kernel_does_not_pass():
-    (region,) = kernel_regions(trace(packed_swiglu, [torch.randn(4, 8)], symbolic=False))
-    (other,) = kernel_regions(trace(lambda x: F.silu(x[:, 4:]) * x[:, :4], [torch.randn(4, 8)], symbolic=False))
+    (region,) = kernel_regions(trace(packed_swiglu, [torch.randn(4, 8)], symbolic=False), VENDOR)
+    (other,) = kernel_regions(trace(lambda x: F.silu(x[:, 4:]) * x[:, :4], [torch.randn(4, 8)], symbolic=False), VENDOR)
     from fusec.codegen.triton import check as module
 
     kernel = TritonTarget().schedule(region, "swapped")
