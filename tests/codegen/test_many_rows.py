@@ -30,12 +30,17 @@ CASES: dict[str, Case] = {
     "a product": (F.linear, ((40, 24), (56, 24))),
     "rows and columns that fill no block": (F.linear, ((17, 37), (5, 37))),
     "more than one block of each": (F.linear, ((389, 260), (131, 260))),
+    "wide blocks of columns": (F.linear, ((40, 24), (520, 24))),
     "an epilogue": (lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, ((40, 32), (70, 32), (70,), (40, 70))),
     "rows in two dims": (lambda x, w, r: F.linear(x, w) * r, ((3, 50, 32), (70, 32), (3, 50, 70))),
     "two products": (lambda x, a, b: F.silu(F.linear(x, a)) * F.linear(x, b), ((40, 32), (70, 32), (70, 32))),
     "heads": (lambda x, w: F.linear(x, w).view(3, -1, 4, 16).transpose(1, 2).contiguous(), ((3, 40, 24), (64, 24))),
+    "wide heads": (
+        lambda x, w: torch.relu(F.linear(x, w).view(3, -1, 2, 80).transpose(1, 2)), ((3, 40, 24), (160, 24))
+    ),
     "a rotary embedding": (rotated, ((3, 40, 24), (64, 24), (40, 16), (40, 16))),
     "rows that lie apart": (lambda x, w: F.linear(x.transpose(0, 1)[::2], w) + 1, ((3, 80, 24), (56, 24))),
+    "rows an odd number of elements apart": (lambda x, w: F.linear(x[:, 1:], w), ((40, 25), (56, 24))),
     "heads side by side before": (
         lambda x, w: F.linear(torch.tanh(x).transpose(1, 2).reshape(3, -1, 64), w), ((3, 4, 40, 16), (56, 64))
     ),
@@ -90,10 +95,25 @@ def test_the_number_of_rows_may_be_unknown(quick: Config) -> None:
     assert [step.kind for step in only.program.steps] == ["kernel"]
 
 
-def test_a_weight_by_input(quick: Config) -> None:
-    case: Case = (lambda x, w, b: torch.relu(x @ w + b), ((40, 24), (24, 150), (150,)))
+BY_INPUT: dict[str, Case] = {
+    "an epilogue": (lambda x, w, b: torch.relu(x @ w + b), ((40, 24), (24, 150), (150,))),
+    "more than one block of each": (torch.matmul, ((389, 260), (260, 131))),
+    "wide heads": (lambda x, w: torch.relu((x @ w).view(3, -1, 2, 80).transpose(1, 2)), ((3, 40, 24), (24, 160))),
+}
+
+
+@pytest.mark.parametrize("case", BY_INPUT.values(), ids=BY_INPUT)
+def test_a_weight_by_input(case: Case, quick: Config) -> None:
     assert run(case, quick) == ["kernel"]
     assert run(case, quick, torch.bfloat16) != ["kernel"]  # pairs along what is summed do not lie side by side
+
+
+@pytest.mark.parametrize(
+    "case", [(F.linear, ((40, 4096), (56, 4096))), (torch.matmul, ((40, 4096), (4096, 56)))], ids=["linear", "by input"]
+)
+def test_a_long_sum_is_as_exact_as_the_librarys(case: Case, quick: Config) -> None:
+    """A sum of sums: errors of a single one over so many would be several times as large."""
+    assert run(case, quick) == ["kernel"]
 
 
 def test_the_profile_decides(tmp_path: Path) -> None:
