@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec.codegen import target_named
+from fusec.codegen.kernel import Loop, walk
+from fusec.codegen.schedule.contraction import even_blocks
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs
@@ -114,6 +117,29 @@ def test_a_weight_by_input(case: Case, quick: Config) -> None:
 def test_a_long_sum_is_as_exact_as_the_librarys(case: Case, quick: Config) -> None:
     """A sum of sums: errors of a single one over so many would be several times as large."""
     assert run(case, quick) == ["kernel"]
+
+
+def test_blocks_are_as_large_as_stays_in_the_cache(quick: Config) -> None:
+    """Of rows few and even ones; of columns all that a weight by input has side by side in four registers."""
+    lanes = target_named("cpp").lanes
+    for case, wide in (
+        (CASES["more than one block of each"], 16),
+        (BY_INPUT["more than one block of each"], 4 * lanes),
+    ):
+        function, shapes = case
+        graph = trace(function, [torch.randn(shape) for shape in shapes], symbolic=False)
+        ((kernel,),) = [compile_graph(graph, quick).program.kernels.values()]
+        (product,) = [b for b in kernel.buffers if b.role == "scratch"]
+        blocks = {s.axis: s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.axis in ("rows", "block")}
+        assert blocks == {"rows": 3, "block": -(-131 // wide)} and product.numel == 132 * wide
+
+
+def test_blocks_of_rows_are_even() -> None:
+    """As few as can be, and full groups of rows in all but the last."""
+    for n in range(1, 1000):
+        size = even_blocks(n, 192)
+        count = -(-n // size)
+        assert count == -(-n // 192) and size <= 192 and (count == 1 or size % 6 == 0) and size * count - n < 6 * count
 
 
 def test_the_profile_decides(tmp_path: Path) -> None:
