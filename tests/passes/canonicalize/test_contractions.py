@@ -92,8 +92,14 @@ def test_one_row_is_a_row(shape: tuple[int, ...], turned: Callable[..., Any]) ->
     assert torch.allclose(evaluate(graph, [x, w])[0], torch.nn.functional.linear(x.sin(), w).exp())
 
 
-def test_one_column_is_a_column() -> None:
-    x, w = torch.randn(6, 8), torch.randn(1, 8)
-    graph = trace(lambda x, w: torch.nn.functional.linear(x.sin(), w), [x, w], symbolic=False)
+@pytest.mark.parametrize("computed", [("sin",), ("sin", "cos"), ()], ids=str)
+def test_one_column_is_a_column(computed: tuple[str, ...]) -> None:
+    """As of a weight with one row, also where that is computed, or where nothing is."""
+
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x, w = x.sin() if "sin" in computed else x, w.cos() if "cos" in computed else w
+        return torch.nn.functional.linear(x, w)
+
+    graph = trace(product, [torch.randn(6, 8), torch.randn(1, 8)], symbolic=False)
     normalize(graph)
-    assert [n.op.name for n in graph.nodes] == ["sin", "contraction"] and graph.outputs[0].shape == (6, 1)
+    assert [n.op.name for n in graph.nodes] == [*computed, "contraction"] and graph.outputs[0].shape == (6, 1)
