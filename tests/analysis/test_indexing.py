@@ -9,7 +9,7 @@ from fusec.analysis.kinds import Limits, classify
 from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value
-from fusec.ir.types import F32, Size, TensorType, contiguous_strides, symbol
+from fusec.ir.types import BF16, F32, Size, TensorType, contiguous_strides, symbol
 
 
 class Body(Graph):
@@ -163,3 +163,51 @@ def test_a_product_that_has_no_kernel_says_why(
     body.set_outputs([body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)])
     with pytest.raises(ScheduleError, match=why):
         classify(locate(body), Limits(16))
+
+
+SIDE_BY_SIDE, ALONG = "what is summed does not lie side by side", "its weight does not lie along what is summed"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "spec", "why"),
+    [
+        ((40, 64), (24, 64), "az,bz->ab", ""),
+        ((40, 64), (64, 24), "az,zb->ab", ""),
+        ((64, 40), (24, 64), "za,bz->ab", SIDE_BY_SIDE),
+        ((40, 4, 6), (24, 4, 6), "ayz,byz->ab", SIDE_BY_SIDE),
+        ((40, 64), (24, 64, 3), "az,bzc->abc", ""),
+        ((40, 64), (24, 64, 3), "az,bzc->acb", ALONG),
+    ],
+)
+def test_rows_that_are_not_taken_in_blocks_say_why(
+    left: tuple[Size, ...], right: tuple[Size, ...], spec: str, why: str
+) -> None:
+    body, limits = Body(), Limits(16, frozenset({F32}))
+    product = body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)
+    body.set_outputs([product])
+    if why:
+        with pytest.raises(ScheduleError, match=why):
+            classify(locate(body), limits)
+        return
+    assert classify(locate(body), limits).many
+    body.set_outputs([product, body.do("exp", body.inputs[0])])
+    with pytest.raises(ScheduleError, match="another result of the kernel needs no product"):
+        classify(locate(body), limits)
+
+
+def test_rows_that_are_computed_or_of_another_type_are_not_taken_in_blocks() -> None:
+    body = Body()
+    x, w = body.tensor(40, 64), body.tensor(24, 64)
+    body.set_outputs([body.do("contraction", body.do("exp", x), w, spec="az,bz->ab")])
+    with pytest.raises(ScheduleError, match="its left operand is computed in the same kernel"):
+        classify(locate(body), Limits(16, frozenset({F32})))
+    body.set_outputs([body.do("contraction", x, w, spec="az,bz->ab")])
+    with pytest.raises(ScheduleError, match="the machine's library multiplies f32 better"):
+        classify(locate(body), Limits(16, frozenset({BF16})))
+
+
+@pytest.mark.parametrize(("rows", "many"), [(1, False), (16, False), (17, True), (symbol("s0"), True)])
+def test_few_rows_are_taken_at_once(rows: Size, many: bool) -> None:
+    body = Body()
+    body.set_outputs([body.do("contraction", body.tensor(rows, 64), body.tensor(24, 64), spec="az,bz->ab")])
+    assert classify(locate(body), Limits(16, frozenset({F32}))).many == many
