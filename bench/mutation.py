@@ -19,7 +19,8 @@ SCOPE = (
     "passes/canonicalize/*.py", "passes/raising/*.py", "passes/fusion/*.py", "passes/attention.py",
     "passes/biased_products.py", "passes/grouping/*.py", "passes/declared.py", "passes/patterns.py",
     "fusec/analysis/*.py",
-    "codegen/schedule/*.py", "codegen/kernel.py", "codegen/bounds.py", "codegen/sizes.py", "codegen/vendor.py",
+    "codegen/schedule/*.py", "codegen/kernel.py", "codegen/bounds.py", "codegen/sizes.py", "codegen/stretches.py",
+    "codegen/vendor.py",
     "codegen/cpp/printer.py", "codegen/cpp/statements.py", "codegen/cpp/expressions.py", "codegen/cpp/operations.py",
     "codegen/triton/printer.py", "codegen/triton/arithmetic.py", "codegen/triton/signature.py",
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """A graph of kernels as something that runs: one straight Python function that allocates, launches and frees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from fusec.codegen.kernel import Kernel
 from fusec.codegen.launchables import build_kernels
 from fusec.codegen.program_text import ProgramText, Step
 from fusec.codegen.program_writer import ProgramWriter
+from fusec.codegen.stretches import LONGEST
 from fusec.codegen.target import Target
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context
@@ -30,6 +32,8 @@ class Program:
     """The generated kernels by name."""
     texts: dict[str, str]
     """Their sources by name."""
+    one_by_one: Callable[[], ProgramText]
+    """Writes the function anew, with a call for each launch."""
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run on the inputs of the graph."""
@@ -39,22 +43,29 @@ class Program:
         return self.run(args)
 
     def probed(self, probe: Callable[[int], None]) -> "Program":
-        """The same program, which calls ``probe(i)`` ahead of step ``i``, and with the number of steps at its end."""
-        head, *lines, last = self.source.splitlines()
-        for i, step in reversed(list(enumerate(self.steps))):
-            lines.insert(step.line, f"    probe({i})")
-        lines += [last.replace("return", "results =", 1), f"    probe({len(self.steps)})", "    return results"]
-        source = "\n".join([head, *lines]) + "\n"
-        constants = {**self.constants, "probe": probe}
+        """The same steps one by one: ``probe(i)`` is called ahead of step ``i``, and with their number at the end."""
+        text = self.one_by_one()
+        *lines, last = text.lines
+        for i, step in reversed(list(enumerate(text.steps))):
+            lines.insert(step.line, f"probe({i})")
+        source = _source(
+            [*lines, last.replace("return", "results =", 1), f"probe({len(text.steps)})", "return results"]
+        )
+        constants = {**text.constants, "probe": probe}
         return replace(self, run=_function(source, constants, "probed"), source=source, constants=constants)
 
 
 def build_program(graph: Graph, target: Target, context: Context) -> Program:
     """Schedule, print and build the kernels of a grouped graph, and write the function that runs it."""
     built = build_kernels(graph, target, context)
-    text = ProgramText(graph)
-    ProgramWriter(text, built).write()
-    source = "\n".join(["def run(args):", *(f"    {line}" for line in text.lines)]) + "\n"
+
+    def written(longest: int) -> ProgramText:
+        text = ProgramText(graph)
+        ProgramWriter(text, built, longest).write()
+        return text
+
+    text = written(LONGEST)
+    source = _source(text.lines)
     used = {step.name for step in text.steps if step.kind == "kernel"}
     return Program(
         run=_function(source, text.constants, graph.name),
@@ -63,7 +74,12 @@ def build_program(graph: Graph, target: Target, context: Context) -> Program:
         steps=tuple(text.steps),
         kernels={k.name: k for k, _ in built.values() if k.name in used},
         texts={k.name: launch.source for k, launch in built.values() if k.name in used},
+        one_by_one=partial(written, 1),
     )
+
+
+def _source(lines: Iterable[str]) -> str:
+    return "\n".join(["def run(args):", *(f"    {line}" for line in lines)]) + "\n"
 
 
 def _function(source: str, constants: dict[str, Any], name: str) -> Callable[[list[Any]], list[Any]]:

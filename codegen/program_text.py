@@ -159,15 +159,24 @@ class ProgramText:
         self.layouts[value] = type.strides
         return type.strides
 
+    def lies(self, value: Value, strides: tuple[Size, ...]) -> bool:
+        """Whether a value has these strides, or is given them where only its variable knows of it."""
+        known = self.layouts[value]
+        if known is None and self.root(value) in self.written and strides:
+            return False
+        return same_layout(value.tensor.shape, value.tensor.strides if known is None else known, strides)
+
     def tensor(self, value: Value, strides: tuple[Size, ...]) -> str:
         """A variable that holds the value with these strides: its own, or that of a copy."""
+        if self.lies(value, strides):
+            self.layout(value)
+            return self.names[value]
         if self.layouts[value] is None and self.root(value) in self.written:
             # A rebound variable would no longer be the storage that is written to.
             name = self.fresh()
             self.line(f"{name} = with_strides({self.names[value]}, {sizes_text(strides)})")
             return name
-        if same_layout(value.tensor.shape, self.layout(value), strides):
-            return self.names[value]
+        self.layout(value)
         name = self.fresh()
         self.step("copy", "layout")
         self.line(f"{name} = copied({self.names[value]}, {sizes_text(strides)})")

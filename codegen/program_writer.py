@@ -10,8 +10,9 @@ from fusec.codegen.calls import write_call
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.launchables import kernel_name
 from fusec.codegen.program_text import ProgramText, same_layout
-from fusec.codegen.runtime import interpret, raise_out_of_range
+from fusec.codegen.runtime import interpret
 from fusec.codegen.sizes import PYTHON, sizes_text
+from fusec.codegen.stretches import LONGEST, Stretch
 from fusec.codegen.target import DirectLaunchable, Launchable
 from fusec.codegen.vendor import write_biased, write_contraction, write_convolution
 from fusec.ir.graph import Graph, Node, Value, storage, updated
@@ -24,8 +25,12 @@ from fusec.verify.interpreter import LOOKUPS
 class ProgramWriter:
     """Writes the function, node by node."""
 
-    def __init__(self, text: ProgramText, kernels: dict[Node, tuple[Kernel, Launchable]]) -> None:
+    def __init__(
+        self, text: ProgramText, kernels: dict[Node, tuple[Kernel, Launchable]], longest: int = LONGEST
+    ) -> None:
         self.text, self.graph, self.kernels = text, text.graph, kernels
+        direct = all(isinstance(launchable, DirectLaunchable) for _, launchable in kernels.values())
+        self.stretch = Stretch(text, longest if direct else 1)
         self.last_use: dict[Value, Node] = {}
         for node in self.graph.nodes:
             self.last_use.update(dict.fromkeys(node.operands, node))
@@ -41,6 +46,7 @@ class ProgramWriter:
             self._node(node)
             self._free(node)
         self.text.node = None
+        self.stretch.write()
         self._outputs()
 
     def _inputs(self) -> None:
@@ -62,8 +68,13 @@ class ProgramWriter:
             self.text.line(f"del {', '.join(self.text.names[v] for v in unused)}")
 
     def _node(self, node: Node) -> None:
+        is_view = node.has(Trait.VIEW) and not node.is_op("concat")
+        if node not in self.kernels and not is_view:
+            self.stretch.write()
         if node in self.kernels:
             self._launch(node, *self.kernels[node])
+        elif is_view:
+            self._view(node)
         elif node.is_op("contraction"):
             write_contraction(self.text, node)
         elif node.is_op("convolution"):
@@ -82,18 +93,13 @@ class ProgramWriter:
             self._look_up(node)
         elif node.is_op("concat"):
             self._concat(node)
-        elif node.has(Trait.VIEW):
-            self._view(node)
         else:
             self._interpret(node)
 
     def _free(self, node: Node) -> None:
         used = dict.fromkeys(v for v in node.operands if self.last_use[v] is node and v not in self.kept)
         unread = [r for r in node.results if r not in self.last_use and r not in self.kept]
-        names = [self.text.names[v] for v in [*used, *unread]]
-        names += self.text.take_temporaries()
-        if names:
-            self.text.line(f"del {', '.join(dict.fromkeys(names))}")
+        self.stretch.free([self.text.names[v] for v in [*used, *unread]] + self.text.take_temporaries())
 
     def _outputs(self) -> None:
         names, owned = [], set()
@@ -129,9 +135,13 @@ class ProgramWriter:
 
     def _launch(self, node: Node, kernel: Kernel, launchable: Launchable) -> None:
         text = self.text
+        pairs = list(zip(node.operands, node.body.inputs, strict=True))
+        if not all(value in node.written or text.lies(value, inner.tensor.strides) for value, inner in pairs):
+            self.stretch.write()  # a copy has to see what they write
         buffers = []
-        for value, inner in zip(node.operands, node.body.inputs, strict=True):
+        for value, inner in pairs:
             if value in node.written:
+                self.stretch.settle(value)
                 text.layout(value)  # the storage itself, or an error
                 buffers.append(text.names[value])
             else:
@@ -139,25 +149,11 @@ class ProgramWriter:
         text.step("kernel", kernel.name, node.sources)
         for result, inner in zip(node.results, node.body.outputs, strict=True):
             destination = updated(node, result.index)
-            if destination is not None:
+            if destination is None:
+                buffers.append(self.stretch.result(result, inner.tensor))
+            else:
                 text.alias(result, destination)
-                continue
-            allocation, strides = text.allocate(inner.tensor)
-            name = text.define(result, strides)
-            text.line(f"{name} = {allocation}")
-            buffers.append(name)
-        if isinstance(launchable, DirectLaunchable):
-            call = launchable.call_text(text.constant, buffers, kernel.symbols)
-        else:
-            symbols = "".join(f"{s}, " for s in kernel.symbols)
-            call = f"{text.constant(launchable, kernel.name)}(({''.join(b + ', ' for b in buffers)}), ({symbols}))"
-        if places := placing(node.body):
-            dims = [n.attributes["dim"] % n.operands[0].tensor.rank for n in places]
-            lengths = [PYTHON.print(n.operands[0].shape[d]) for n, d in zip(places, dims, strict=True)]
-            known = "".join(f"({d}, {n}, {str(p.sources[0]) if p.sources else ''!r}, {_error(p)}), "
-                            for d, n, p in zip(dims, lengths, places, strict=True))  # fmt: skip
-            call = f"if fault := {call}: {text.constant(raise_out_of_range, 'raise_out_of_range')}(fault, ({known}))"
-        text.line(call)
+        self.stretch.add(launchable, buffers, kernel.symbols, [_check(place) for place in placing(node.body)])
 
     def _source(self, node: Node) -> None:
         type, text = node.result.tensor, self.text
@@ -212,12 +208,14 @@ class ProgramWriter:
         strides = text.layout(operand)
         type, shape = operand.tensor, node.result.shape
         source = text.names[operand]
+        self.stretch.settle(operand)
         if all(same_size(a, b) for a, b in zip(shape, type.shape, strict=False)) and len(shape) == type.rank:
             if node.is_op("reshape", "expand"):
                 text.alias(node.result, operand)
                 return
         found = view_layout(node, replace(type, strides=strides))
         if found is None:
+            self.stretch.write()
             name = text.define(node.result, None)
             text.step("copy", "reshape", node.sources)
             text.line(f"{name} = {source}.reshape({sizes_text(shape)})")
@@ -239,9 +237,12 @@ class ProgramWriter:
         text.line(f"{''.join(name + ', ' for name in names)}= {function}({graph}, [{operands}], {{{known}}})")
 
 
-def _error(node: Node) -> str:
-    """What eager raises for a place that does not exist."""
-    return "RuntimeError" if node.is_op("gather") else "IndexError"
+def _check(node: Node) -> str:
+    """What is to be said where a place does not exist: dim, length, source line, and the error that eager raises."""
+    dim = node.attributes["dim"] % node.operands[0].tensor.rank
+    length = PYTHON.print(node.operands[0].shape[dim])
+    error = "RuntimeError" if node.is_op("gather") else "IndexError"
+    return f"({dim}, {length}, {str(node.sources[0]) if node.sources else ''!r}, {error})"
 
 
 def _alone(node: Node) -> Graph:

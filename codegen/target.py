@@ -1,6 +1,7 @@
 """What a target is to the rest: schedules regions, prints kernels, builds them into something that can be launched."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from fusec.analysis.machine import Machine
@@ -24,12 +25,28 @@ class Launchable(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Launch:
+    """One launch as a program spells it."""
+
+    launchable: Any
+    buffers: tuple[str, ...]
+    """Texts of addresses."""
+    symbols: tuple[str, ...]
+    """Names."""
+    first_check: int = 0
+    """The number of its first check among those of all launches in a row; 0 where it has none."""
+
+
 @runtime_checkable
 class DirectLaunchable(Protocol):
     """A built kernel with a cheaper call than Python's, which the program spells out where it launches."""
 
-    def call_text(self, bind: Callable[[Any, str], str], buffers: Sequence[str], symbols: Sequence[str]) -> str:
-        """The call as text over variable names; ``bind`` gives the name of an object under a hint."""
+    def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
+        """One call for launches in a row, of kernels like this; ``bind`` gives the name of an object under a hint.
+
+        It gives what a launch does, the checks of all counted from 1.
+        """
 
 
 class Target(Protocol):

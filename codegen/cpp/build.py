@@ -13,6 +13,7 @@ from typing import Any
 
 from fusec.cache import Cache, key_of, open_cache
 from fusec.codegen.cpp.compiler import LINK_FLAGS, Compiler, find_compiler, run_compiler
+from fusec.codegen.target import Launch
 from fusec.config import Config
 from fusec.errors import BuildError
 
@@ -23,11 +24,19 @@ _loaded: dict[str, Any] = {}
 _lock = threading.Lock()
 
 
+_LAUNCHES = f"""#include "launches.h"
+extern "C" __attribute__((visibility("default")))
+int64_t {_ENTRY}(const int64_t* table, void* const* buffers, const int64_t* symbols) {{
+  return fusec::launch_all(table, buffers, symbols);
+}}
+"""
+
+
 class CppKernel:
     """A loaded kernel."""
 
-    def __init__(self, name: str, source: str, function: Any) -> None:
-        self.name, self.source, self.function = name, source, function
+    def __init__(self, name: str, source: str, function: Any, launch_all: Any) -> None:
+        self.name, self.source, self.function, self.launch_all = name, source, function, launch_all
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
         """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
@@ -36,12 +45,26 @@ class CppKernel:
             (ctypes.c_int64 * len(symbols))(*symbols),
         )
 
-    def call_text(self, bind: Callable[[Any, str], str], buffers: Sequence[str], symbols: Sequence[str]) -> str:
-        """The same call without a Python frame and with the array types made once."""
-        pointers = ", ".join(f"{b}.data_ptr()" for b in buffers)
-        arguments = f"{bind(_array(ctypes.c_void_p, len(buffers)), 'pointers')}({pointers})"
-        sizes = f"{bind(_array(ctypes.c_int64, len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
-        return f"{bind(self.function, self.name)}({arguments}, {sizes})"
+    def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
+        """One call without a Python frame for all launches; the array types, and what calls what, are made once."""
+        if len(launches) == 1:
+            (only,) = launches
+            return f"{bind(self.function, self.name)}({_arrays(only.buffers, only.symbols, bind)})"
+        buffers = list(dict.fromkeys(b for launch in launches for b in launch.buffers))
+        symbols = list(dict.fromkeys(s for launch in launches for s in launch.symbols))
+        table = [len(launches)]
+        for launch in launches:
+            table += [ctypes.cast(launch.launchable.function, ctypes.c_void_p).value or 0, launch.first_check]
+            table += [len(launch.buffers), *map(buffers.index, launch.buffers)]
+            table += [len(launch.symbols), *map(symbols.index, launch.symbols)]
+        known = bind(_array(ctypes.c_int64, len(table))(*table), "table")
+        return f"{bind(self.launch_all, 'launch_all')}({known}, {_arrays(buffers, symbols, bind)})"
+
+
+def _arrays(buffers: Sequence[str], symbols: Sequence[str], bind: Callable[[Any, str], str]) -> str:
+    pointers = f"{bind(_array(ctypes.c_void_p, len(buffers)), 'pointers')}({', '.join(buffers)})"
+    sizes = f"{bind(_array(ctypes.c_int64, len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
+    return f"{pointers}, {sizes}"
 
 
 @functools.cache
@@ -53,12 +76,13 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
     """Build kernels, given as name and text; one that fails gives its error in its place.
 
     Raises:
-        BuildError: where there is no compiler.
+        BuildError: where there is no compiler, or it does not even build what launches kernels.
     """
     compiler, cache = find_compiler(), open_cache(config)
     shared = [_header_text(), *compiler.command, *compiler.flags, *LINK_FLAGS, compiler.identity]
-    texts = [_anonymous(name, text) for name, text in sources]
+    texts = [*(_anonymous(name, text) for name, text in sources), _LAUNCHES]
     keys = [key_of([*shared, text]) for text in texts]
+    *keys_of_kernels, key_of_launches = keys
     todo = {key: text for key, text in zip(keys, texts, strict=True) if key not in _loaded}
     failures: dict[str, BuildError] = {}
 
@@ -78,9 +102,12 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
     elif todo:
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
             list(pool.map(obtain, todo.items()))
+    if key_of_launches in failures:
+        raise failures[key_of_launches]
+    launch_all = _loaded[key_of_launches]
     return [
-        failures[key] if key in failures else CppKernel(name, text, _loaded[key])
-        for key, (name, text) in zip(keys, sources, strict=True)
+        failures[key] if key in failures else CppKernel(name, text, _loaded[key], launch_all)
+        for key, (name, text) in zip(keys_of_kernels, sources, strict=True)
     ]
 
 
