@@ -69,7 +69,7 @@ class ProgramWriter:
 
     def _node(self, node: Node) -> None:
         is_view = node.has(Trait.VIEW) and not node.is_op("concat")
-        if node not in self.kernels and not is_view:
+        if node not in self.kernels and not is_view and not node.has(Trait.SOURCE):
             self.stretch.write()
         if node in self.kernels:
             self._launch(node, *self.kernels[node])

@@ -102,6 +102,8 @@ class OnlineSoftmax(ABC):
         self.inside: dict[Axis, tuple[Size, Size]] = {}
         """Where those axes start and stop."""
         self.first_key = sympy.Symbol("key_block", integer=True, nonnegative=True)
+        self.last_key: sympy.Expr = sympy.sympify(attention.keys.size)
+        """Where the keys stop that any query of an iteration can see."""
 
     def slot(self, size: int, share: sympy.Expr | None = None) -> sympy.Expr:
         """Where ``size`` elements of one share (by default the present one) lie, in memory that all shares see."""
@@ -141,6 +143,7 @@ class OnlineSoftmax(ABC):
             emitter.inner.append(Store(self.largest, self.state(), _LOWEST))
             emitter.inner.append(Store(self.total, self.state(), Constant(0.0)))
         start, stop = self._visible()
+        self.last_key = stop
         first = start if self.shares == 1 else start + SHARE * self.keys
         with emitter.repeat(str(self.first_key), first, stop, self.shares * self.keys):
             seen = self._seen()
@@ -335,15 +338,14 @@ class OnlineSoftmax(ABC):
     @property
     def key_count(self) -> Size:
         """Keys in this block."""
-        n = self.parts.keys.size
-        return self.keys if isinstance(n, int) and n % self.keys == 0 else sympy.Min(self.keys, n - self.first_key)
+        start, stop = self.block_keys_range()
+        return self.keys if stop == start + self.keys else sympy.Min(self.keys, self.last_key - start)
 
     def block_keys_range(self) -> tuple[Size, Size]:
-        """The keys of this block."""
-        n = self.parts.keys.size
-        whole = isinstance(n, int) and n % self.keys == 0
+        """The keys of this block that any query here can see."""
         stop = self.first_key + self.keys
-        return self.first_key, stop if whole else sympy.Min(stop, n)
+        whole = self.last_key.is_Integer and self.last_key % self.keys == 0
+        return self.first_key, stop if whole else sympy.Min(stop, self.last_key)
 
 
 def static_size(axis: Axis) -> int:
