@@ -16,6 +16,11 @@ from fusec.ir.graph import Source
 from fusec.ir.types import DType, Size
 
 
+def index_symbol(name: str) -> sympy.Symbol:
+    """What stands for an index in an expression: of a loop, a block or a place."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Memory that a kernel sees through a pointer."""

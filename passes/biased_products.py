@@ -56,8 +56,8 @@ def _is_biased(product: Node, term: Value) -> bool:
     if not product.has(Trait.CONTRACTION):
         return False
     (left, right), out = split_spec(product.attributes["spec"])
-    is_linear = len(right) == 2 and out[-1] in right and out[:-1] == left[:-1] and left[-1] in right
-    return is_linear and term.shape == shape[-1:]
+    is_linear = out[:-1] == left[:-1] and sorted(right) == sorted(left[-1:] + out[-1:])
+    return is_linear and len({*left, *out}) == len(left) + 1 and term.shape == shape[-1:]
 
 
 def _join(graph: Graph, product: Node, kernel: Node, label: str) -> None:

@@ -24,6 +24,7 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    index_symbol,
     walk,
 )
 from fusec.errors import BuildError
@@ -108,7 +109,7 @@ class Straight:
         pointer = _pointer(buffer, offset)
         if not self._lanes(offset):
             return pointer, ""
-        axis = sympy.Symbol(self.tiles[-1].axis, integer=True, nonnegative=True)
+        axis = index_symbol(self.tiles[-1].axis)
         axis = next((s for s in offset.free_symbols if str(s) == axis.name), axis)
         stride = sympy.expand(offset).coeff(axis, 1)
         rest = sympy.expand(offset - stride * axis)
@@ -181,8 +182,8 @@ class Straight:
         if lanes and s.op not in _BROADCASTING:
             # Overloads are chosen by exact type, so scalars beside a tile are spread first.
             operands = [
-                text if self.lanes_of(o) or (s.op == "where" and i == 0) else f"{self._tile_type(d, lanes)}({text})"
-                for i, (text, o, d) in enumerate(zip(operands, s.operands, dtypes, strict=True))
+                text if self.lanes_of(o) else f"{self._tile_type(d, lanes)}({text})"
+                for text, o, d in zip(operands, s.operands, dtypes, strict=True)
             ]
         result = t.BOOL if s.op in _COMPARISONS else s.dtype
         exponent = s.operands[1].value if s.op == "pow" and isinstance(s.operands[1], Constant) else None

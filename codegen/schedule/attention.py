@@ -13,7 +13,7 @@ import sympy
 from fusec.analysis.affine import Axis
 from fusec.analysis.attention import FEW_QUERIES, Attention
 from fusec.analysis.indexing import Nest
-from fusec.codegen.kernel import Dot, Fold, Matrix, Statement, Store
+from fusec.codegen.kernel import Dot, Fold, Matrix, Statement, Store, index_symbol
 from fusec.codegen.schedule.emitter import Emitter, grid
 from fusec.codegen.schedule.online_softmax import SHARE, OnlineSoftmax, static_size
 from fusec.codegen.schedule.rows import Tiling
@@ -45,7 +45,7 @@ class _AlongQueries(OnlineSoftmax):
         self.others = [a for a in attention.queries if a is not self.lane]
         self.outer = (*attention.batch, *self.others)
         self.block = f"{emitter.axis_name(self.lane)}_block"
-        self.first = sympy.Symbol(self.block, integer=True, nonnegative=True) * _QUERIES
+        self.first = index_symbol(self.block) * _QUERIES
         size = self.lane.size
         whole = isinstance(size, int) and size % _QUERIES == 0
         self.stop = self.first + _QUERIES if whole else sympy.Min(self.first + _QUERIES, size)

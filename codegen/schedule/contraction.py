@@ -15,7 +15,7 @@ import sympy
 from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.indexing import Located, Nest, Output, above, stride, walk
 from fusec.analysis.kinds import Shape
-from fusec.codegen.kernel import Dot, Loop, Matrix, Statement
+from fusec.codegen.kernel import Dot, Loop, Matrix, Statement, index_symbol
 from fusec.codegen.schedule.emitter import Emitter
 from fusec.codegen.schedule.rows import Rows, Tiling
 from fusec.errors import ScheduleError
@@ -25,7 +25,7 @@ MOST_ROWS = 192
 """In a block: as many as stay in the second-level cache beside the weight's, which is turned for each block."""
 PARTS = sympy.Symbol("parts", integer=True, positive=True)
 """The number of threads, which the launcher passes."""
-_PART = sympy.Symbol("part", integer=True, nonnegative=True)
+_PART = index_symbol("part")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class _Contraction:
         weights = ((c.operands[1], c.bound[-1]) for c in self._products(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
-        start = sympy.Symbol("block", integer=True, nonnegative=True) * size
+        start = index_symbol("block") * size
         stop = start + size if n % size == 0 else sympy.Min(start + size, n)
         with self.emitter.repeat("block", _PART, -(-n // size), PARTS):
             self._row_blocks(results, lefts, _Block(axis, start, stop, size))
@@ -189,7 +189,7 @@ class _Contraction:
             return
         n = self.taken.size
         size = even_blocks(n, MOST_ROWS) if isinstance(n, int) else MOST_ROWS
-        start = sympy.Symbol("rows", integer=True, nonnegative=True) * size
+        start = index_symbol("rows") * size
         stop = start + size if isinstance(n, int) and n % size == 0 else sympy.Min(start + size, n)
         with ExitStack() as loops:
             for axis in self.rows:

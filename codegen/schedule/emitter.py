@@ -24,6 +24,7 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     When,
+    index_symbol,
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value, storage
@@ -80,7 +81,7 @@ class Emitter:
 
     def axis_symbol(self, axis: Axis) -> sympy.Symbol:
         """The loop variable in an expression."""
-        return sympy.Symbol(self.axis_name(axis), integer=True, nonnegative=True)
+        return index_symbol(self.axis_name(axis))
 
     def expression(self, index: Affine) -> sympy.Expr:
         """An affine index as an expression over loop variables."""
@@ -248,7 +249,7 @@ class Emitter:
         if (value, place.length) not in level.places:
             name = level.places[value, place.length] = self.fresh("place")
             level.statements.append(Place(name, value, place.length))
-        return sympy.Symbol(level.places[value, place.length], integer=True, nonnegative=True)
+        return index_symbol(level.places[value, place.length])
 
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:
         """An integer as something that the start or stop of a loop may mention, so near 0 that sums do not overflow."""

@@ -6,6 +6,7 @@ Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import reduce
 
 import sympy
@@ -27,13 +28,14 @@ from fusec.codegen.kernel import (
     Statement,
     Store,
     Update,
+    index_symbol,
 )
 from fusec.codegen.schedule.emitter import Emitter
 from fusec.codegen.schedule.rows import Tiling
 from fusec.ir.types import BOOL, DType, Size, accumulation
 
 _LOWEST = Constant(-math.inf)
-SHARE = sympy.Symbol("share", integer=True, nonnegative=True)
+SHARE = index_symbol("share")
 """Number of an iteration among those that the keys of one are dealt out to."""
 
 
@@ -101,7 +103,7 @@ class OnlineSoftmax(ABC):
         """First and last value of the queries' axes that loop inside an iteration of the grid."""
         self.inside: dict[Axis, tuple[Size, Size]] = {}
         """Where those axes start and stop."""
-        self.first_key = sympy.Symbol("key_block", integer=True, nonnegative=True)
+        self.first_key = index_symbol("key_block")
         self.last_key: sympy.Expr = sympy.sympify(attention.keys.size)
         """Where the keys stop that any query of an iteration can see."""
 
@@ -309,7 +311,7 @@ class OnlineSoftmax(ABC):
         self._define_largest()
         if parts.total is not None:
             emitter.define(parts.total, self.load(self.total, self.state()))
-        total = Located("load", parts.weighted.value, parts.weighted.index, axes=parts.weighted.axes)
+        total = replace(parts.weighted, kind="load", operands=())
         emitter.define(total, self.load(self.sums, self.sum()))
         emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
         for output in self.nest.outputs:

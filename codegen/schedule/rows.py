@@ -12,7 +12,7 @@ from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.indexing import Located, Nest, Output, walk
 from fusec.analysis.kinds import Shape
 from fusec.analysis.updates import loads_of
-from fusec.codegen.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update
+from fusec.codegen.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update, index_symbol
 from fusec.codegen.schedule.chains import Run, chained
 from fusec.codegen.schedule.emitter import Emitter, grid
 from fusec.ir.types import DType, Size, TensorType, accumulation
@@ -98,7 +98,7 @@ class Rows:
                 fill()
             return self._grid(outer)
         name = f"{self.emitter.axis_name(lane)}_block"
-        start = sympy.Symbol(name, integer=True, nonnegative=True) * block
+        start = index_symbol(name) * block
         with self.emitter.loop(lane, "tile", lanes, start, sympy.Min(start + block, lane.size)):
             fill()
         count = (lane.size + block - 1) // block if isinstance(lane.size, int) else _ceiling(lane.size, block)
@@ -180,7 +180,7 @@ class Rows:
         return self.emitter.loop(axis, "tile" if axis is lane else "serial", loop.step, start, stop)
 
     def _run_start(self, axis: Axis, length: int) -> sympy.Symbol:
-        return sympy.Symbol(f"{self.emitter.axis_name(axis)}_run{length}", integer=True, nonnegative=True)
+        return index_symbol(f"{self.emitter.axis_name(axis)}_run{length}")
 
     def _folded(self, reduction: Located, accumulator: str) -> str:
         total = self.emitter.fresh("r")
@@ -318,11 +318,8 @@ class Rows:
 
     def _lane_among(self, axes: Iterable[Axis]) -> Axis | None:
         """The axis to run lanes along: the one that most accesses have at unit stride, the innermost of equals."""
-        best: Axis | None = None
-        for axis in axes:
-            if axis.size != 1 and (best is None or self.strides[axis] >= self.strides[best]):
-                best = axis
-        return best
+        inner_first = [axis for axis in axes if axis.size != 1][::-1]
+        return max(inner_first, key=self.strides.__getitem__, default=None)
 
     def _lanes(self, axes: Sequence[Axis]) -> int:
         if not self.tiling.whole_row:

@@ -7,6 +7,7 @@ Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import reduce
 
 import sympy
@@ -15,7 +16,7 @@ from fusec.analysis.affine import Axis
 from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
 from fusec.analysis.indexing import Located, Nest
 from fusec.analysis.visible import Bound, loaded_masks, visible_keys
-from fusec.codegen.kernel import Assign, Compute, Constant, DotTiles, Fold, Init, Operand, Statement
+from fusec.codegen.kernel import Assign, Compute, Constant, DotTiles, Fold, Init, Operand, Statement, index_symbol
 from fusec.codegen.schedule.emitter import Emitter, grid, static_size
 from fusec.codegen.schedule.tiled_contraction import MATRIX_ROWS, multiplied, power_of_two
 from fusec.ir.types import BOOL, F64, DType, Size, accumulation
@@ -47,7 +48,7 @@ class _TiledAttention:
         self.lane = max(attention.queries, key=lambda a: a.size if isinstance(a.size, int) else math.inf, default=None)
         if self.few:
             self.rows = power_of_two(count) if self.dtype == F64 else max(MATRIX_ROWS, power_of_two(count))
-        self.block = sympy.Symbol("query_block", integer=True, nonnegative=True)
+        self.block = index_symbol("query_block")
 
     def run(self) -> tuple[Statement, ...]:
         """The statements of the whole kernel."""
@@ -192,7 +193,7 @@ class _TiledAttention:
             sums, row = (self._compute("mul", x, factor) for x in (sums, row))
         if parts.total is not None:
             emitter.define(parts.total, row)
-        total = Located("load", parts.weighted.value, parts.weighted.index, axes=parts.weighted.axes)
+        total = replace(parts.weighted, kind="load", operands=())
         emitter.define(total, sums)
         emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
         for output in self.nest.outputs:

@@ -13,7 +13,7 @@ import sympy
 from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.indexing import Located, Nest, Output, above, walk
 from fusec.analysis.kinds import Shape
-from fusec.codegen.kernel import DotTiles, Fold, Init, Loop, Statement, Update
+from fusec.codegen.kernel import DotTiles, Fold, Init, Loop, Statement, Update, index_symbol
 from fusec.codegen.schedule.emitter import Emitter, static_size
 from fusec.errors import ScheduleError
 from fusec.ir.types import F64, DType, Size, accumulation, estimate
@@ -27,7 +27,7 @@ _PROGRAMS = 256
 _DEPTH_OF_ONE = 512
 _DEPTHS = {2: 128, 4: 32, 8: 32}
 """Elements along what is summed in one block for a matrix unit, by bytes of an element."""
-_BLOCK = sympy.Symbol("block", integer=True, nonnegative=True)
+_BLOCK = index_symbol("block")
 
 
 def schedule_tiled_contraction(emitter: Emitter, nest: Nest, shape: Shape) -> tuple[Statement, ...]:
@@ -64,7 +64,7 @@ class _TiledContraction:
         emitter, counts = self.emitter, {columns: self._count(columns) for columns in self.sections}
         programs = sum(counts.values())
         alone = len(counts) == 1
-        program = _BLOCK if alone else sympy.Symbol("program", integer=True, nonnegative=True)
+        program = _BLOCK if alone else index_symbol("program")
         with self._rows():
             for bound, reductions in self._reductions():
                 self._reduce(bound, reductions)

@@ -182,8 +182,7 @@ def _outside(match: Match, nodes: list[Node], outputs: set[Value]) -> list[tuple
         for at, value in zip(match.pattern.returns, match.outputs, strict=True)
         if value in outputs or any(u not in inner for u in value.users)
     ]
-    distinct = list({v: (at, v) for at, v in reversed(found)}.values())[::-1]
-    return distinct or [(match.pattern.returns[0], match.outputs[0])]
+    return list({v: (at, v) for at, v in reversed(found)}.values())[::-1]
 
 
 def _right_side(

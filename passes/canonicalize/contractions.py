@@ -283,8 +283,10 @@ def single_columns(graph: Graph, node: Node) -> Value | None:
     """A batch of products whose results have one column, as scores of a single key, is one of sums of products."""
     terms, out = split_spec(node.attributes["spec"])
     sizes, batch = _label_sizes(node, terms), set(out).intersection(*terms)
+    if not batch or out[-1] in batch:
+        return None
     columns = set(out).difference(batch, *(term for term in terms if out[-1] not in term))
-    if not batch or out[-1] in batch or any(sizes[label] != 1 for label in columns):
+    if any(sizes[label] != 1 for label in columns):
         return None
     bound = "".join(label for label in sizes if label not in out)
     labels, dtype = "".join(label for label in out if label not in columns) + bound, node.result.dtype

@@ -103,8 +103,7 @@ class Grouping:
         if node.is_op("concat"):
             return not self.candidates.verdict({node}) or self._set_views_apart(node)
         if node.has(Trait.WRITE):
-            maker = node.operands[0].producer
-            return (maker is None or maker.is_op("full")) and (self.places or "dim" not in node.attributes)
+            return self.places or "dim" not in node.attributes
         if node.has(Trait.LOOKUP):
             return self.places and not self.candidates.verdict({node})
         if node.has(Trait.VIEW):

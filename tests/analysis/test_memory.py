@@ -25,6 +25,12 @@ def test_a_lookup_reads_what_it_gives(target: str) -> None:
     assert moved_bytes(node) == 2 * 3 * 5 * 64 * 4 + 3 * 5 * 8
 
 
+def test_a_lookup_in_a_kernel_does_so_too() -> None:
+    graph = Graph()
+    table, places = graph.add_input(tensor(F32, 50_000, 64)), graph.add_input(tensor(I64, 3, 5))
+    assert moved_bytes(graph.add_node("take", (table, places), {"dim": -2})) == 2 * 3 * 5 * 64 * 4 + 3 * 5 * 8
+
+
 def test_other_calls_read_all_of_their_operands() -> None:
     node = opaque("aten.index_put.default", (tensor(F32, 50, 4), tensor(I64, 3)), tensor(F32, 50, 4))
     assert moved_bytes(node) == 2 * 50 * 4 * 4 + 3 * 8
@@ -57,9 +63,12 @@ def test_opaque_products_count_their_arithmetic() -> None:
     ones = ((1, 1), (0, 0), (1, 1))
     spread = opaque("aten.convolution.default", (result, filters), image, rest=(None, *ones, True, (0, 0), 1))
     assert flops(spread) == 2 * (2 * 5 * 8 * 8) * (3 * 2 * 2)
-    rest = (None, *ones, False, (0, 0), 1, (True, True, False))
-    back = opaque("aten.convolution_backward.default", (result, image, filters), image, filters, rest=rest)
-    assert flops(back) == 2 * flops(spread)
+    biased = opaque("aten.convolution.default", (result, filters, tensor(F32, 3)), image, rest=(*ones, True, (0, 0), 1))
+    assert flops(biased) == flops(spread)
+    for bias in ((), (tensor(F32, 5),)):  # whose gradient is only added up
+        rest = (None, *ones, False, (0, 0), 1, (True, True, bool(bias)))
+        back = opaque("aten.convolution_backward.default", (result, image, filters), image, filters, *bias, rest=rest)
+        assert flops(back) == 2 * flops(spread)
     rows, experts, ends = tensor(F32, 6, 7), tensor(F32, 4, 7, 11), tensor(I64, 4)
     grouped = opaque("transformers.grouped_mm_fallback.default", (rows, experts, ends), tensor(F32, 6, 11))
     assert flops(grouped) == 2 * 6 * 7 * 11

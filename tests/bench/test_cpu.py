@@ -17,7 +17,7 @@ from bench.harness import FLOOR, Measurement, Row
 from bench.workloads import WORKLOADS, Prepared, Workload
 from fusec.analysis.machine import assumed_cpu
 
-MACHINE = replace(assumed_cpu(), read_gb_s=10.0, peaks={"vector f32": 1.0, "matrix f32": 10.0, "product f32": 40.0})
+MACHINE = replace(assumed_cpu(), peaks={"vector f32": 1.0, "matrix f32": 10.0, "product f32": 40.0})
 
 
 class Head(torch.nn.Linear):
@@ -37,6 +37,7 @@ WORKLOAD = Workload("linear", torch.float32, linear, (1.3, 1.4))
 
 def stand(ratios: dict[str, float], failed: tuple[str, ...] = (), gives: str = "next token") -> cpu.Verdict:
     rows = [Row(name, 1.0, ratio, 0.0) for name, ratio in ({cpu.OURS: 1.0, FLOOR: 1.0} | ratios).items()]
+    rows += [Row(name, ms, 1.0, 0.0) for name, ms in zip(cpu.READS, (60.0, 50.0, 70.0), strict=True)]
     reasons = dict.fromkeys(failed, "RuntimeError")
     return cpu.verdict(WORKLOAD, linear(torch.float32, 0, gives), Measurement(rows, 1, 0.0), MACHINE, reasons)
 
@@ -71,7 +72,9 @@ def test_a_peer_that_does_not_run_it_is_no_rival(monkeypatch: pytest.MonkeyPatch
 def test_figures_stand_beside_the_machines() -> None:
     found = stand({"eager": 2.0})  # a call takes a millisecond
     assert found.tokens_s == pytest.approx(2000) and (found.first_token_ms, found.next_token_ms) == (None, 1.0)
-    assert found.gb_s == pytest.approx(1024e-6) and found.bandwidth == pytest.approx(1024e-7)
+    assert found.gb_s == pytest.approx(1024e-6) and found.bandwidth == pytest.approx(
+        1024e-6 * 0.05 / (cpu.READ_MB << 20) * 1e9
+    )
     assert found.machine_gflop_s == 40.0 and found.utilization == pytest.approx(2 * 2 * 256 * 1e-6 / 40.0)
     prompt = stand({"eager": 2.0}, gives="first token")
     assert (prompt.first_token_ms, prompt.next_token_ms) == (1.0, None)

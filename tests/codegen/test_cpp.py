@@ -144,18 +144,21 @@ def test_strided_gathered_and_indexed_tiles(config: Config) -> None:
         Index("q", 2 * j + 5), Compute("f", "cast", ("q",), F32), Compute("s", "add", ("a", "b"), F32),
         Compute("t", "add", ("s", "c"), F32), Compute("u", "mul", ("t", "f"), F32),
         Compute("big", "gt", ("u", Constant(0.0)), F32), Compute("v", "where", ("big", "u", Constant(-1.0)), F32),
-        Store("y", 2 * j, "v"), Store("mask", j, "big"),
+        Compute("up", "gt", ("c", Constant(0.0)), F32), Compute("w", "where", ("up", "v", "f"), F32),
+        Store("y", 2 * j, "w"), Store("mask", j, "big"),
     )  # fmt: skip
     buffers = (Buffer("x", F32, 3 * n, "input"), Buffer("y", F32, 2 * n, "output"), Buffer("mask", BOOL, n, "output"))
     (kernel,) = built(config, Kernel("mixed", "pointwise", buffers, ("n",), (Loop("j", 0, n, 8, "tile", body),)))
     for count in (1, 8, 21):
         x, y = torch.randn(3 * count), torch.zeros(2 * count)
+        x[0] = x[0].abs() * (-1) ** count
         mask = torch.zeros(count, dtype=torch.bool)
         kernel((x, y, mask), (count,))
         at = torch.arange(count)
-        u = (x[1::3] + x[at // 2] + x[0]) * (2 * at + 5)
+        f = 2 * at + 5
+        u = (x[1::3] + x[at // 2] + x[0]) * f
         assert torch.equal(mask, u > 0)
-        torch.testing.assert_close(y[::2], torch.where(u > 0, u, -torch.ones(())))
+        torch.testing.assert_close(y[::2], torch.where(x[0] > 0, torch.where(u > 0, u, -torch.ones(())), f.float()))
 
 
 def test_every_reduction_folds(config: Config) -> None:

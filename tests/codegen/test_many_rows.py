@@ -119,6 +119,14 @@ def test_a_long_sum_is_as_exact_as_the_librarys(case: Case, quick: Config) -> No
     assert run(case, quick) == ["kernel"]
 
 
+@pytest.mark.parametrize("name", ["a product", "rows that lie apart", "rows an odd number of elements apart"])
+def test_rows_are_read_where_they_lie(name: str, quick: Config) -> None:
+    function, shapes = CASES[name]
+    graph = trace(function, [torch.randn(shape) for shape in shapes], symbolic=False)
+    ((kernel,),) = [compile_graph(graph, quick).program.kernels.values()]
+    assert not any(b.role == "scratch" and b.name.startswith("left") for b in kernel.buffers)
+
+
 def test_blocks_are_as_large_as_stays_in_the_cache(quick: Config) -> None:
     """Of rows few and even ones; of columns all that a weight by input has side by side in four registers."""
     lanes = target_named("cpp").lanes

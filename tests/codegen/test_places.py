@@ -244,6 +244,23 @@ def test_a_number_that_a_kernel_reads_throughout_is_replaced_last() -> None:
     agrees(text, torch.tensor(7), torch.randn(40), kinds=["kernel"])
 
 
+@pytest.mark.parametrize("cpu", [False, True])
+def test_a_row_that_others_read_many_times_over_is_replaced_by_a_kernel_behind_them(cpu: bool) -> None:
+    """On a GPU one thread of a program would replace what another one still has to read."""
+    text = """graph scale(%x: f32[8], %a: f32[8, 6], %z: f32[8]) {
+      %c: f32[8, 1] = reshape(%x) {shape=(8, 1)}
+      %s: f32[8, 6] = mul(%a, %c)
+      %n: f32[8] = neg(%z)
+      %w: f32[8] = write(%x, %n)
+      return %s
+    }"""
+    graph = parse_graph(text)
+    Group(cpu=cpu).apply(graph, Context())
+    reader, writer = (n for n in graph.nodes if n.is_op("region"))
+    assert not reader.written and [v.name for v in writer.written] == ["x"]
+    agrees(text, torch.randn(8), torch.randn(8, 6), torch.randn(8), kinds=["kernel", "kernel"])
+
+
 @pytest.mark.parametrize("spelled", [
     "%p: f32[8, 6] = permute(%other) {dims=(1, 0)} %v: f32[8, 6] = add(%x, %p)",
     "%a: f32[4, 6] = slice(%x) {dim=-2, start=0, stop=4, step=1} %b: f32[4, 6] = slice(%x) {dim=-2, start=4, stop=8, "
@@ -316,6 +333,18 @@ def counters(layers: int) -> str:
     )
     inputs = ", ".join([*(f"{c}: i64[]" for c in names), "%x0: f32[64, 64]"])
     return f"graph counters({inputs}) {{ {chain} {nodes} return %x{layers}s }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "work"),
+    [
+        ("%y: f32[2, 4] = take(%table, %at) {dim=-2} %e: f32[2, 4] = exp(%y) return %e", 2 * 4),
+        ("%y: f32[2, 4] = exp(%x) %w: f32[9000, 4] = write(%table, %y, %at) {dim=-2} return %w", 2 * 4),
+        ("%y: f32[1, 4] = sum(%table) {dims=(-2,)} return %y", 9000 * 4),
+    ],
+)
+def test_threads_start_for_what_is_read_and_made_and_not_for_a_table(text: str, work: int) -> None:
+    assert kernel_of(f"graph g(%table: f32[9000, 4], %x: f32[2, 4], %at: i64[2]) {{ {text} }}").work == work
 
 
 def test_the_counters_of_all_layers_are_one_kernel() -> None:

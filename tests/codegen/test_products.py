@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec.codegen import target_named
+from fusec.codegen.program import build_program
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
+from fusec.ir.parser import parse_graph
+from fusec.passes.biased_products import BiasedProducts
+from fusec.passes.grouping import Group
+from fusec.pipeline import Context
 from fusec.verify.contract import compare_outputs
+from fusec.verify.interpreter import evaluate
 from tests.machines import profile
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
@@ -62,6 +69,7 @@ MANY: dict[str, Case] = {
     "rows around columns": (lambda x, w: torch.einsum("ick,jk->ijc", x, w), ((20, 4, 24), (28, 24))),
     "summed over two dims": (lambda x, w: torch.einsum("ikl,jkl->ij", x, w), ((40, 4, 6), (28, 4, 6))),
     "summed over two turned dims": (lambda x, w: torch.einsum("ikl,jlk->ij", x, w), ((40, 4, 6), (28, 6, 4))),
+    "two vectors": (lambda x, w, b: torch.dot(x, w) + b, ((24,), (24,), (1,))),
     "outer": (lambda x, w: torch.einsum("i,j->ij", x, w), ((40,), (28,))),
     "a sum on one side": (lambda x, w: torch.einsum("ikl,jk->ij", x, w), ((40, 6, 4), (28, 6))),
     "heads": (lambda x, w: F.linear(x, w).view(20, 4, 14).transpose(0, 1).contiguous(), ((20, 24), (56, 24))),
@@ -114,9 +122,30 @@ def test_operands_may_lie_in_any_order(case: Case, machine: Config) -> None:
 
 
 def test_a_bias_goes_into_the_call(tmp_path: Path) -> None:
-    for name in ("with a bias", "a bias and a weight by input", "a bias and a square weight by input"):
+    for name in (
+        "with a bias", "a bias and a weight by input", "a bias and a square weight by input",
+        "a bias on rows in two dims",
+    ):  # fmt: skip
         function, shapes = MANY[name]
         assert run(function, sample(shapes), profile(tmp_path)) == ["vendor"], name
+
+
+@pytest.mark.parametrize(
+    "spec", ["az,az->az", "az,zb->az", "az,bz->az", "az,zz->az", "zz,bz->zb", "az,bb->ab", "az,ab->ab", "az,bz->bz"]
+)
+def test_what_is_no_linear_layer_keeps_its_bias_apart(spec: str) -> None:
+    """However alike the sizes are."""
+    text = f"""graph g(%x: f32[6, 6], %w: f32[6, 6], %b: f32[6]) {{
+      %p: f32[6, 6] = contraction(%x, %w) {{spec="{spec}"}}
+      %y: f32[6, 6] = add(%p, %b)
+      return %y
+    }}"""
+    graph, context, inputs = parse_graph(text), Context(Config(strict=True)), sample(((6, 6), (6, 6), (6,)))
+    for step in (Group(), BiasedProducts()):
+        step.apply(graph, context)
+    made = build_program(graph, target_named("cpp"), context)
+    assert [step.kind for step in made.steps] == ["vendor", "kernel"]
+    torch.testing.assert_close(made(list(inputs)), evaluate(parse_graph(text), inputs))
 
 
 @pytest.mark.parametrize(("prologue", "copied"), [(lambda x: x, False), (torch.sin, True), (lambda x: x[:, 8:], False)])

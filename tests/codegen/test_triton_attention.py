@@ -72,6 +72,15 @@ def test_every_length(lengths: tuple[int, int]) -> None:
         assert outcome.ok, outcome
 
 
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_may_be_larger_than_their_type_holds(dtype: torch.dtype, queries: int) -> None:
+    q, k, v, mask = sample(queries, 70, dtype)
+    q[:], k[:], k[..., ::2] = 300.0, 300.0, -300.0
+    outcome = check_region(region_of(by_hand, (q, k, v, mask)), chips=(), inputs=[q, k, mask, v])
+    assert outcome.ok, outcome
+
+
 @pytest.mark.parametrize(("queries", "width"), [(1, 20), (5, 20), (40, 200)])
 def test_heads_that_share_keys_and_odd_widths(queries: int, width: int) -> None:
     """Few queries of all heads that share a key are one tile."""

@@ -336,6 +336,12 @@ def test_one_tile_prints_without_a_loop_and_full_tiles_without_a_mask():
     assert "for j_start in range(0, 37, BLOCK):" in print_kernel(softmax(5, 37, block=16))
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_program_asks_for_its_number_once(wide):
+    cols = 2**30 if wide else 5
+    assert print_kernel(transpose(7, cols)).count("tl.program_id(0)") == 1
+
+
 def test_offsets_are_wide_only_where_sizes_ask_for_it():
     for rows in (5, 2**25 - 1):
         assert "int64" not in print_kernel(softmax(rows, 64))

@@ -166,6 +166,12 @@ def test_a_kernel_says_what_it_saves() -> None:
     assert remark.figures == {"bytes_saved": str(moved), "gain_us": round(saved / 1e3, 3)}
 
 
+def test_a_kernel_of_one_operation_saves_nothing() -> None:
+    m = Model()
+    assert len(m.group(m.do("exp", m.tensor(400, 640)))) == 1
+    assert not m.context.remarks.of("passed")
+
+
 def test_rows_that_several_kernels_read_are_looked_up_by_each() -> None:
     m = Model()
     table = m.tensor(100, 64)

@@ -65,6 +65,20 @@ def test_a_clause_decides_and_explains() -> None:
     assert "f32[3, 9]" in missed.found
 
 
+def test_what_nobody_reads_may_be_met() -> None:
+    @fusion
+    def sine_of_exponential(x: Rows) -> Tensor:
+        """sin(exp(x))"""
+        return torch.sin(torch.exp(x))
+
+    graph = normal(lambda x: torch.sin(torch.exp(x)) + 1, torch.randn(3, 5))
+    graph.set_outputs([graph.inputs[0]])
+    apply_declared([sine_of_exponential], graph, library(), Context(Config(verify=True)))
+    assert not any(n.is_op("region", "exp", "sin") and not n.result.users for n in graph.nodes)
+    graph.erase_dead()
+    assert not graph.nodes
+
+
 def test_a_clause_without_words_is_explained_by_its_name() -> None:
     @fusion
     def twice_exponential(x: Rows) -> Tensor:

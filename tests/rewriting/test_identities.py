@@ -56,6 +56,17 @@ def _(x: Tensor, y: Tensor) -> Tensor:
     return (x + y).mean(-1, keepdim=True)
 
 
+@rewrite(exact=False)
+def around(x: Rows, a: float) -> Tensor:
+    """What is taken away and added cancels."""
+    return (x - a) + (x + a)
+
+
+@around.to
+def _(x: Tensor) -> Tensor:
+    return x + x
+
+
 @rewrite
 def half_at_once(x: Pairs) -> Tensor:
     """Functions of both halves side by side are the function of the whole."""
@@ -68,17 +79,20 @@ def _(x: Tensor) -> Tensor:
     return torch.tanh(x).reshape(*x.shape[:-1], 2, x.shape[-1] // 2).reshape(x.shape) * torch.tanh(x)
 
 
-OWN = [REWRITES.pop(name) for name in ("common_factor", "shifted_maximum", "mean_of_sum", "half_at_once")]
+OWN = [REWRITES.pop(name) for name in ("common_factor", "shifted_maximum", "mean_of_sum", "around", "half_at_once")]
 """Declared for the tests of this file alone."""
 
 
-def applied(rule: Rewrite, function: Callable[..., Any], *inputs: Any, verify: bool = True) -> tuple[Graph, Context]:
+def applied(
+    rule: Rewrite, function: Callable[..., Any], *inputs: Any, verify: bool = True, symbolic: bool = False
+) -> tuple[Graph, Context]:
     """The graph after the rule, which has kept the meaning."""
-    graph = trace(function, inputs, symbolic=False)
+    graph = trace(function, inputs, symbolic=symbolic)
     normalize(graph)
     before, context = graph.copy(), Context(Config(verify=verify))
     count = apply_declared([rule], graph, PatternLibrary(trace_types, normalize), context)
     assert count == context.verified == len(context.remarks.of("passed")) or not verify
+    assert not context.remarks.of("failure")
     assert check_rewrite(before, graph, exact=rule.exact), graph
     return graph, context
 
@@ -95,6 +109,10 @@ def test_a_number_that_is_bound_twice_must_be_one() -> None:
     assert [n.op.name for n in graph.nodes if not n.is_op("constant")] == ["add", "mul"] and numbers(graph) == [0.3]
     graph, context = applied(common_factor, lambda x, y: x * 0.3 + y * 0.7, X, Y)
     assert context.verified == 0 and sorted(numbers(graph)) == [0.3, 0.7]
+    _, context = applied(around, lambda x: (x - 0.3) + (x + 0.3), X)
+    assert context.verified == 1
+    _, context = applied(around, lambda x: (x - 0.3) + (x + 0.7), X)
+    assert context.verified == 0
 
 
 def test_a_number_may_be_a_value_of_the_graph() -> None:
@@ -126,9 +144,17 @@ def test_sizes_of_the_right_side_are_those_of_the_match(columns: int) -> None:
     x, y = torch.randn(2, 3, columns), torch.randn(2, 3, columns)
     graph, context = applied(mean_of_sum, lambda x, y: x.mean(-1, keepdim=True) + y.mean(-1, keepdim=True), x, y)
     assert context.verified == 1 and sum(n.is_op("sum") for n in graph.nodes) == 1
-    assert [n.attributes["expr"] for n in graph.nodes if n.is_op("size")] == [columns]
+    (size,) = [n.attributes["expr"] for n in graph.nodes if n.is_op("size")]
+    assert type(size) is int and size == columns
     graph, context = applied(half_at_once, half_at_once.before, x)
     assert context.verified == 1 and not any(n.is_op("concat") for n in graph.nodes)
+
+
+def test_sizes_of_the_right_side_may_be_unknown() -> None:
+    x, y = torch.randn(2, 3, 6), torch.randn(2, 3, 6)
+    graph, context = applied(mean_of_sum, mean_of_sum.before, x, y, symbolic=True)
+    assert context.verified == 1 and sum(n.is_op("sum") for n in graph.nodes) == 1
+    assert [n.attributes["expr"] for n in graph.nodes if n.is_op("size")] == [graph.inputs[0].shape[-1]]
 
 
 def test_an_application_that_is_not_selected_is_not_made() -> None:

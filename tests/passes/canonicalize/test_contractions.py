@@ -63,6 +63,18 @@ def test_operands_that_were_flattened_in_different_dims_stay_flat() -> None:
     assert str(graph) == before
 
 
+def test_rows_in_more_dims_than_there_are_labels_stay_flat() -> None:
+    dims = ", ".join(25 * ["2"])
+    graph = row(
+        f"%a: f32[{2**25}, 4] = reshape(%x) {{shape=({2**25}, 4)}}\n"
+        f'%r: f32[{2**25}, 5] = contraction(%a, %w) {{spec="az,bz->ab"}}\nreturn %r',
+        f"%x: f32[{dims}, 4], %w: f32[5, 4]",
+    )
+    before = str(graph)
+    normalize(graph)
+    assert str(graph) == before
+
+
 def test_a_batch_of_heads_is_split_where_both_operands_merge_it() -> None:
     def scores(q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
         q, k = (x.view(3, 7, 2, 4).transpose(1, 2).reshape(6, 7, 4) for x in (q, k))
@@ -78,7 +90,25 @@ def test_a_batch_of_heads_is_split_where_both_operands_merge_it() -> None:
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (1, 1, 8), (5, 1, 8), (1, 5, 8)], ids=str)
+@pytest.mark.parametrize("dims", [(1, 0, 2), (1, 2, 0), (2, 0, 1), (0, 2, 1)], ids=str)
+def test_a_batch_of_products_stays_outermost(dims: tuple[int, ...]) -> None:
+    """A call computes matrices one after another: rows and columns change places in them, a batch is moved later."""
+    x, w = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    graph = trace(lambda x, w: torch.bmm(x, w).permute(dims).sin(), [x, w], symbolic=False)
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == ["contraction", *(["permute"] if dims[0] else []), "sin"]
+    torch.testing.assert_close(evaluate(graph, [x, w])[0], torch.bmm(x, w).permute(dims).sin())
+
+
+def test_a_product_of_two_vectors_is_a_number() -> None:
+    x, y = torch.randn(8), torch.randn(8)
+    graph = trace(torch.dot, [x, y], symbolic=False)
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == ["contraction"]
+    torch.testing.assert_close(evaluate(graph, [x, y])[0], torch.dot(x, y))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (1, 1, 8), (5, 1, 8), (1, 5, 8), (2, 3, 1, 8)], ids=str)
 @pytest.mark.parametrize(
     "turned", [lambda x, w: (w @ x.mT).mT, lambda x, w: torch.einsum("oi,...i->...o", w, x), torch.nn.functional.linear]
 )
@@ -88,6 +118,8 @@ def test_one_row_is_a_row(shape: tuple[int, ...], turned: Callable[..., Any]) ->
     graph = trace(lambda x, w: turned(x.sin(), w).exp(), [x, w], symbolic=False)
     normalize(graph)
     (product,) = [n for n in graph.nodes if n.is_op("contraction")]
+    rows, column = "abc"[: x.ndim - 1], "abcd"[x.ndim - 1]
+    assert product.attributes["spec"] == f"{rows}z,{column}z->{rows}{column}"
     assert product.operands[1] is graph.inputs[1] and product.result.shape[-1] == 5
     assert torch.allclose(evaluate(graph, [x, w])[0], torch.nn.functional.linear(x.sin(), w).exp())
 

@@ -70,6 +70,11 @@ LEFT_ALONE = {
     "every other element over parts": (
         "%a: f32[3, 8] = concat(%x, %x) {dim=-1}\n%r: f32[3, 3] @(8, 2) = slice(%a) {dim=-1, start=1, stop=7, step=2}"
     ),
+    "what is repeated for more than arithmetic": (
+        "%y: f32[1, 3, 4] = reshape(%x) {shape=(1, 3, 4)}\n%e: f32[2, 3, 4] @(0, 4, 1) = expand(%y) {shape=(2, 3, 4)}\n"
+        "%a: f32[6, 4] = reshape(%e) {shape=(6, 4)}\n%b: f32[6, 1] = sum(%a) {dims=(-1,)}\n"
+        "%c: f32[6, 4] = sin(%a)\n%r: f32[6, 4] = mul(%c, %b)"
+    ),
     "a mean stays a division": "%a: f32[3, 1] = sum(%x) {dims=(-1,)}\n%r: f32[3, 1] = div(%a, 4.0)",
 }
 

@@ -23,6 +23,19 @@ def test_a_slice_of_the_dim_that_was_summed_stays_outside() -> None:
     assert [n.op.name for n in graph.nodes] == ["sum", "slice", "exp"]
 
 
+def test_a_slice_goes_through_any_number_of_layers() -> None:
+    """Each adds to what it reads, so that several slices of one value are all that is read of it."""
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = x + torch.sin(x)
+        return x[:, -1:]
+
+    graph = trace(layers, [torch.randn(2, 5, 3)], symbolic=False)
+    normalize(graph)
+    assert [n.op.name for n in graph.nodes] == ["slice", *8 * ["sin", "add"]]
+
+
 @pytest.mark.parametrize(
     ("start", "stop", "found"),
     [
