@@ -60,7 +60,7 @@ class Verdict:
     gflop_s: float
     """Operations of the products with weights over time."""
     machine_gb_s: float
-    """Of the quickest way to read memory, in the same rounds: what a machine gives changes with who else is on it."""
+    """Of the quickest way to read memory; in the same rounds where weights lie there, since neighbours slow it."""
     machine_gflop_s: float
     """The better of the library's and our own product of large matrices."""
     tokens_s: float
@@ -119,7 +119,7 @@ def main(words: list[str] | None = None) -> int:
         except ImportError as problem:  # a model that comes in a package
             missing[workload.title] = str(problem)
             continue
-        measurement, failed = _measure(prepared, options.peers.split(","), options.rounds)
+        measurement, failed = _measure(prepared, options.peers.split(","), options.rounds, machine.cache_bytes)
         measurements[workload.title] = measurement
         verdicts.append(verdict(workload, prepared, measurement, machine, failed))
     shown = report(options.width)
@@ -146,6 +146,7 @@ def verdict(
     ratios = {row.name: row.ratio for row in measurement.rows}
     default, constants = (_best(ratios, failed, names) for names in (DEFAULT, FROZEN))
     seconds = ours.milliseconds / 1e3
+    read = [(READ_MB << 20) / row.milliseconds / 1e6 for row in measurement.rows if row.name in READS]
     return Verdict(
         workload.title,
         default=default,
@@ -154,7 +155,7 @@ def verdict(
         noise=measurement.noise,
         gb_s=prepared.weight_bytes / seconds / 1e9,
         gflop_s=prepared.flops / seconds / 1e9,
-        machine_gb_s=max((READ_MB << 20) / row.milliseconds / 1e6 for row in measurement.rows if row.name in READS),
+        machine_gb_s=max(read, default=machine.read_gb_s),
         machine_gflop_s=max(machine.peak("matrix", dtype), machine.peaks.get(f"product {dtype}", 0.0) * 1e9) / 1e9,
         tokens_s=prepared.rows / seconds,
         first_token_ms=ours.milliseconds if prepared.gives == "first token" else None,
@@ -169,8 +170,8 @@ def _best(ratios: dict[str, float], failed: dict[str, str], peers: Iterable[str]
     return min((ratios[name] for name in peers if name in ratios), default=None) if asked else None
 
 
-def _measure(prepared: Prepared, peers: list[str], rounds: int) -> tuple[Measurement, dict[str, str]]:
-    """Every candidate that runs the workload at all, held against ours."""
+def _measure(prepared: Prepared, peers: list[str], rounds: int, cache_bytes: int) -> tuple[Measurement, dict[str, str]]:
+    """Every candidate that runs the workload at all, held against ours, and reading memory where weights lie there."""
     torch._dynamo.reset()
     candidates: dict[str, Callable[[], object]] = {}
     failed: dict[str, str] = {}
