@@ -128,11 +128,14 @@ def concat_of_one(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("concat")
 def concat_of_equal(graph: Graph, node: Node) -> Value | None:
-    """A value beside itself along a dim of length 1, as stacking repeats it, is the value expanded."""
-    (x, *others), dim = node.operands, node.attributes["dim"]
-    if x.shape[dim] != 1 or any(v is not x for v in others):
+    """A value beside itself, as stacking repeats it, is the value expanded."""
+    (x, *others), shape = node.operands, node.result.shape
+    if any(v is not x for v in others):
         return None
-    return graph.add_node("expand", [x], {"shape": node.result.shape}).result
+    at = len(shape) + node.attributes["dim"]
+    repeated = graph.add_node("reshape", [x], {"shape": (*x.shape[:at], 1, *x.shape[at:])}).result
+    repeated = graph.add_node("expand", [repeated], {"shape": (*x.shape[:at], len(others) + 1, *x.shape[at:])}).result
+    return graph.add_node("reshape", [repeated], {"shape": shape}).result
 
 
 @simplifies("concat")

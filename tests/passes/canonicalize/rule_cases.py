@@ -187,9 +187,9 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "concat-of-one": ("%x: f32[3, 4]", "%a: f32[3, 4] = concat(%x) {dim=-1}\n%r: f32[3, 4] = exp(%a)", ["exp"]),
     "concat-of-equal": (
-        "%x: f32[3, 1]",
-        "%e: f32[3, 1] = exp(%x)\n%a: f32[3, 2] = concat(%e, %e) {dim=-1}\n%r: f32[3, 2] = exp(%a)",
-        ["exp", "exp", "expand"],
+        "%x: f32[3, 4]",
+        "%e: f32[3, 4] = exp(%x)\n%a: f32[3, 12] = concat(%e, %e, %e) {dim=-1}\n%r: f32[3, 12] = exp(%a)",
+        ["exp", "exp", "reshape", "expand", "reshape"],
     ),
     "concat-of-concat": (
         "%x: f32[3, 4]",

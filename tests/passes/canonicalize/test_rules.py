@@ -64,11 +64,13 @@ LEFT_ALONE = {
         "%r: f32[3, 4] = exp(%e)"
     ),
     "a slice over parts of what is read whole too": (
-        "%a: f32[3, 8] = concat(%x, %x) {dim=-1}\n%b: f32[3, 4] @(8, 1) = slice(%a) {dim=-1, start=2, stop=6, step=1}\n"
+        "%y: f32[3, 4] = exp(%x)\n%a: f32[3, 8] = concat(%x, %y) {dim=-1}\n"
+        "%b: f32[3, 4] @(8, 1) = slice(%a) {dim=-1, start=2, stop=6, step=1}\n"
         "%c: f32[3, 8] = exp(%a)\n%r: f32[3, 12] = concat(%b, %c) {dim=-1}"
     ),
     "every other element over parts": (
-        "%a: f32[3, 8] = concat(%x, %x) {dim=-1}\n%r: f32[3, 3] @(8, 2) = slice(%a) {dim=-1, start=1, stop=7, step=2}"
+        "%y: f32[3, 4] = exp(%x)\n%a: f32[3, 8] = concat(%x, %y) {dim=-1}\n"
+        "%r: f32[3, 3] @(8, 2) = slice(%a) {dim=-1, start=1, stop=7, step=2}"
     ),
     "what is repeated for more than arithmetic": (
         "%y: f32[1, 3, 4] = reshape(%x) {shape=(1, 3, 4)}\n%e: f32[2, 3, 4] @(0, 4, 1) = expand(%y) {shape=(2, 3, 4)}\n"
