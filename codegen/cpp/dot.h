@@ -38,7 +38,10 @@ template <class A, int N, int COUNT> FN typename Raw<A, N>::type sums_of(const t
     constexpr int run = N / COUNT;
     const auto a = sums_of<A, N, COUNT / 2>(x), b = sums_of<A, N, COUNT / 2>(x + COUNT / 2);
     places even, odd;
-    for (int i = 0; i < N; i++) even[i] = i < N / 2 ? i / run * 2 * run + i % run : N + (i - N / 2) / run * 2 * run + i % run;
+    for (int i = 0; i < N; i++) {
+      const int half = i % (N / 2);
+      even[i] = (i < N / 2 ? 0 : N) + half / run * 2 * run + half % run;
+    }
     odd = even + run;
     return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
   }
@@ -60,7 +63,8 @@ template <int N> constexpr int together(int count) {
 #if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
 typedef int16_t Pairs __attribute__((vector_size(64)));
 template <class A, class L, class R, int N>
-constexpr bool in_pairs = same_type<A, float>::value && same_type<L, bf16>::value && same_type<R, bf16>::value && N == 16;
+constexpr bool in_pairs =
+    N == 16 && same_type<A, float>::value && same_type<L, bf16>::value && same_type<R, bf16>::value;
 FN Pairs load_pairs(const void* p) {
   Pairs x;
   __builtin_memcpy(&x, p, sizeof x);
@@ -128,7 +132,9 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
   for (int r = 0; r < ROWS; r++) {
     for (int c = 0; c < COLUMNS; c++) {
       A sum = found[r * COLUMNS + c];
-      for (int64_t i = k; i < depth; i++) sum += A(load(left + r * left_step + i)) * A(load(right + c * right_step + i));
+      const L* const row = left + r * left_step;
+      const R* const column = right + c * right_step;
+      for (int64_t i = k; i < depth; i++) sum += A(load(row + i)) * A(load(column + i));
       target[r * target_step + c] = sum;
     }
   }
@@ -139,10 +145,11 @@ FN void dot_rows_k(A* target, int64_t target_step, const L* left, int64_t left_s
                    int64_t right_step, int64_t depth) {
   constexpr int full = ROWS / 4 * 4;
   for (int r = 0; r < full; r += 4)
-    dot_tile_k<4, COLUMNS, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, right_step, depth);
+    dot_tile_k<4, COLUMNS, N>(target + r * target_step, target_step, left + r * left_step, left_step, right,
+                              right_step, depth);
   if constexpr (ROWS % 4 != 0)
-    dot_tile_k<ROWS % 4, COLUMNS, N>(target + full * target_step, target_step, left + full * left_step, left_step, right,
-                                     right_step, depth);
+    dot_tile_k<ROWS % 4, COLUMNS, N>(target + full * target_step, target_step, left + full * left_step, left_step,
+                                     right, right_step, depth);
 }
 
 template <int ROWS, int N, class A, class L, class R>
@@ -167,9 +174,12 @@ template <class A, class R, int N> struct Lanes {
 #if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
 template <> struct Lanes<float, word, 16> {
   typedef Raw<int32_t, 16>::type row;
-  template <class Count> static LANEWISE row of(const word* p, Count count) { return load<16>((const int32_t*)p, count).v; }
+  typedef Raw<float, 16>::type floats;
+  template <class Count> static LANEWISE row of(const word* p, Count count) {
+    return load<16>((const int32_t*)p, count).v;
+  }
   static LANEWISE row factor(const word* p) { return row{} + p->bits; }
-  static LANEWISE Raw<float, 16>::type add(Raw<float, 16>::type sum, row x, row y) { return add_pairs(sum, (Pairs)x, (Pairs)y); }
+  static LANEWISE floats add(floats sum, row x, row y) { return add_pairs(sum, (Pairs)x, (Pairs)y); }
 };
 #endif
 
@@ -231,8 +241,8 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
                                  columns - c < N ? columns - c : N, depth);
 }
 
-// As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of the
-// right operand and a factor.
+// As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of
+// the right operand and a factor.
 template <int TILES, int N, bool ADDS, class A, class L, class R>
 FN void dot_panel_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
                     int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
@@ -242,9 +252,9 @@ FN void dot_panel_n(A* target, int64_t target_step, const L* left, int64_t left_
     return;
   }
   int64_t r = 0;
-#define ROWS_AT_ONCE(some)                                                                                            \
-  dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, right, \
-                                   right_step, columns, depth), r += some
+#define ROWS_AT_ONCE(some)                                                                                       \
+  dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, \
+                                   right, right_step, columns, depth), r += some
   while (r + 6 <= rows) ROWS_AT_ONCE(6);
   if (r + 3 <= rows) ROWS_AT_ONCE(3);
   while (r < rows) ROWS_AT_ONCE(1);
@@ -264,8 +274,11 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
       const int64_t some = depth - k < CHAIN ? depth - k : CHAIN;
       const L* const from = left + k * left_k;
       const R* const block = right + k * right_step + c;
-      if (ADDS || k) dot_panel_n<tiles, N, true>(target + c, target_step, from, left_step, left_k, block, right_step, rows, wide, some);
-      else dot_panel_n<tiles, N, false>(target + c, target_step, from, left_step, left_k, block, right_step, rows, wide, some);
+      A* const to = target + c;
+      if (ADDS || k)
+        dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some);
+      else
+        dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some);
     }
   }
 }
@@ -299,7 +312,8 @@ template <int N, int STEP> FN void turn_registers(typename Raw<int32_t, N>::type
 
 // panel[k, c] = right[c, k], for so many columns and steps along k of four bytes each.
 template <int N>
-DOT_FUNCTION turn(int32_t* panel, int64_t panel_step, const char* right, int64_t right_step, int64_t columns, int64_t depth) {
+DOT_FUNCTION turn(int32_t* panel, int64_t panel_step, const char* right, int64_t right_step, int64_t columns,
+                  int64_t depth) {
   typedef typename Raw<int32_t, N>::type raw;
   for (int64_t c = 0; c < columns; c += N) {
     const int64_t wide = columns - c < N ? columns - c : N;
@@ -319,18 +333,20 @@ DOT_FUNCTION turn(int32_t* panel, int64_t panel_step, const char* right, int64_t
 }
 
 template <int N, class W, class L, class R>
-FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right, int64_t right_step,
-                   int64_t rows, int64_t columns, int64_t depth) {
+FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                   int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   constexpr int64_t wide = 4 * N, some = CHAIN, each = 4 / sizeof(R);
   alignas(64) W panel[wide * some];
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t width = columns - c < wide ? columns - c : wide;
     for (int64_t k = 0; k < depth; k += some) {
       const int64_t far = depth - k < some ? depth - k : some;
-      turn<N>((int32_t*)panel, wide, (const char*)(right + c * right_step + k * each), right_step * sizeof(R), width, far);
+      const char* const block = (const char*)(right + c * right_step + k * each);
+      turn<N>((int32_t*)panel, wide, block, right_step * sizeof(R), width, far);
       const W* const words = (const W*)(left + k * each);
-      if (k) dot_panel_n<4, N, true>(target + c, target_step, words, left_step / each, 1, panel, wide, rows, width, far);
-      else dot_panel_n<4, N, false>(target + c, target_step, words, left_step / each, 1, panel, wide, rows, width, far);
+      const int64_t step = left_step / each;
+      if (k) dot_panel_n<4, N, true>(target + c, target_step, words, step, 1, panel, wide, rows, width, far);
+      else dot_panel_n<4, N, false>(target + c, target_step, words, step, 1, panel, wide, rows, width, far);
     }
   }
 }
