@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +35,9 @@ def key_of(parts: Sequence[str]) -> str:
 class Cache:
     """Files by key. Each ends in a digest of its key and content, so that a damaged one is noticed and rebuilt."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, temporary: bool = False) -> None:
+        self.directory, self.temporary = directory, temporary
+        self._lock = threading.Lock()
 
     def path(self, key: str, suffix: str) -> Path:
         """Where an entry lies, or will."""
@@ -56,7 +58,23 @@ class Cache:
         return None if path is None else path.read_bytes()[:-_TRAILER]
 
     def publish(self, key: str, suffix: str, content: bytes) -> Path:
-        """Store an entry; readers see all of it or nothing."""
+        """Store an entry; readers see all of it or nothing. Where a disk is full a temporary directory takes over.
+
+        Raises:
+            OSError: where that takes nothing either.
+        """
+        directory = self.directory
+        try:
+            return self._store(key, suffix, content)
+        except OSError as error:
+            if self.temporary:
+                raise
+            with self._lock:
+                if self.directory == directory:
+                    self.directory, self.temporary = _instead_of(directory, str(error)), True
+        return self._store(key, suffix, content)
+
+    def _store(self, key: str, suffix: str, content: bytes) -> Path:
         descriptor, name = tempfile.mkstemp(prefix=".new-", dir=self.directory)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -91,7 +109,7 @@ def open_cache(config: Config) -> Cache:
     """The cache that the configuration names, or one for this process where that may not be used."""
     name = str(config.cache_path()) if config.cache else ""
     if name not in _opened or not _opened[name].directory.is_dir():
-        _opened[name] = _open(Path(name)) if name else Cache(_temporary())
+        _opened[name] = _open(Path(name)) if name else Cache(_temporary(), temporary=True)
     return _opened[name]
 
 
@@ -104,12 +122,14 @@ def _open(directory: Path) -> Cache:
             reason = "" if os.access(directory, os.W_OK | os.X_OK) else "it is not writable"
     except OSError as error:
         reason = str(error)
-    if not reason:
-        return Cache(directory)
+    return Cache(_instead_of(directory, reason), temporary=True) if reason else Cache(directory)
+
+
+def _instead_of(directory: Path, reason: str) -> Path:
     warnings.warn(
         f"fusec keeps its kernels in a temporary directory, as {directory} cannot be used: {reason}", stacklevel=2
     )
-    return Cache(_temporary())
+    return _temporary()
 
 
 def _distrust(directory: Path) -> str:

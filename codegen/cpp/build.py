@@ -91,6 +91,10 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
         try:
             function = _load(_obtain(key, text, compiler, cache))
             function.restype = ctypes.c_int64 if f"int64_t {_ENTRY}(" in text else None
+        except OSError as error:
+            fix = "free some space, or name another directory in $TMPDIR"
+            failures[key] = BuildError("a built kernel could not be stored", why=str(error), fix=fix)
+            return
         except BuildError as error:
             failures[key] = error
             return
@@ -133,11 +137,11 @@ def _obtain(key: str, text: str, compiler: Compiler, cache: Cache) -> Path:
         return found
     with cache.building(key):
         found = cache.find(key, ".so")  # another process may have built it while this one waited
-        return found if found is not None else cache.publish(key, ".so", _compile(text, compiler, cache))
+        return found if found is not None else cache.publish(key, ".so", _compile(text, compiler))
 
 
-def _compile(text: str, compiler: Compiler, cache: Cache) -> bytes:
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=cache.directory) as folder:
+def _compile(text: str, compiler: Compiler) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="fusec-build-") as folder:
         source, unit, library = (str(Path(folder) / f"kernel.{kind}") for kind in ("cpp", "o", "so"))
         Path(source).write_text(text)
         run_compiler([*compiler.command, *compiler.flags, f"-I{_HERE}", "-c", source, "-o", unit])
