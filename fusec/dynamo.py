@@ -124,7 +124,7 @@ def _compile_aten(gm: GraphModule, names: Sequence[str], config: Config, compile
     """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs."""
     try:
         imported = import_for_call(gm, names)
-    except FusecError as reason:
+    except Exception as reason:
         return _fall_back(config, reason, _run_module(gm))
     try:
         compiled = compile_graph(imported.graph, config)

@@ -80,4 +80,4 @@ def to_plain(expr: Any) -> Any:
     if function is None:
         why = f"no plain counterpart of {type(expr).__name__} is known"
         raise ImportFailure(f"the size {expr}", why=why, fix="compile with dynamic=False")
-    return function(*args)
+    return sympy.sympify(function(*args))

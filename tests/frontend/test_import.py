@@ -151,6 +151,8 @@ def test_torch_sizes_become_plain_sympy() -> None:
     assert to_plain(functions.FloorDiv(n, 2)) == sympy.floor(m / 2)
     assert to_plain(functions.Mod(n, 3)) == sympy.Mod(m, 3)
     assert to_plain(n + 1) == m + 1
+    four = functions.FloorDiv(4 * n * functions.FloorDiv(n**2, n), n**2)
+    assert to_plain(functions.FloorDiv(128, four)) == 32  # what divides is known only once it is plain
     with pytest.raises(ImportFailure):
         to_plain(functions.BitwiseFn_bitwise_and(n, 3))
 
