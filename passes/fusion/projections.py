@@ -48,6 +48,4 @@ def bias_residual(x: Rows, bias: Row, residual: Rows) -> Tensor:
 @fusion
 def linear_gelu_tanh_input_major(x: Inner, weight: InputMajor, bias: Row | None) -> Tensor:
     """A projection whose weight is stored input by output, its bias, and gelu by its tanh form."""
-    y = x @ weight
-    y = y if bias is None else y + bias
-    return F.gelu(y, approximate="tanh")
+    return F.gelu(F.linear(x, weight.t(), bias), approximate="tanh")

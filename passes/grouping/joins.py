@@ -170,12 +170,7 @@ class Grouping:
         for found in attention_groups(node) if self.candidates.limits.small_m and node.has(Trait.CONTRACTION) else ():
             group = {n for n in found if n not in self.uses.free}
             group |= self._spelled_beside(group)
-            scaled = group | self._scaled_before(group)
-            reason = self._no_attention(scaled, node)
-            if not reason:
-                group = scaled
-            elif scaled != group:
-                reason = self._no_attention(group, node)
+            reason = self._no_attention(group, node)
             if not reason:
                 self.products |= {n for n in group if n.has(Trait.CONTRACTION)}
                 self.units.put(group)
@@ -202,25 +197,13 @@ class Grouping:
             reason = self.candidates.verdict(group)
             if reason:
                 self.uses.pass_through(*views)
-        return reason or self.candidates.loss(self.candidates.judged(group), *({n} for n in group))
+        return reason
 
     def _views_into(self, group: set[Node]) -> list[Node]:
         """The reshapes through which a group reads what others compute."""
         read = dict.fromkeys(v.producer for n in group for v in self.uses.taken(n))
         views = [n for n in read if n is not None and n in self.uses.free and n.is_op("reshape")]
         return [n for n in views if group.isdisjoint(self.uses.before(n))]
-
-    def _scaled_before(self, group: set[Node]) -> set[Node]:
-        """What is multiplied or divided by a number for the products of an attention alone: its scale."""
-        found: set[Node] = set()
-        stack = [n for n in group if n.has(Trait.CONTRACTION)]
-        while stack:
-            for node in self.uses.before(stack.pop()):
-                known = node.is_op("mul", "div") and _is_number(node.operands[1])
-                if known and not self.uses.escapes(node, group | found) and node not in group:
-                    found.add(node)
-                    stack.append(node)
-        return found
 
     def _spelled_beside(self, group: set[Node]) -> set[Node]:
         """What a spelled-out attention computes beside its scores, as a mask to add, for nobody else."""

@@ -261,6 +261,18 @@ def test_a_row_that_others_read_many_times_over_is_replaced_by_a_kernel_behind_t
     agrees(text, torch.randn(8), torch.randn(8, 6), torch.randn(8), kinds=["kernel", "kernel"])
 
 
+def test_a_row_that_every_other_one_reads_is_replaced_last() -> None:
+    text = """graph first(%x: f32[4, 5], %z: f32[4, 5], %a: f32[4, 5, 3]) {
+      %row: f32[1, 5] = slice(%x) {dim=-2, start=0, stop=1, step=1}
+      %b: f32[1, 5, 1] = reshape(%row) {shape=(1, 5, 1)}
+      %y: f32[4, 5, 3] = mul(%a, %b)
+      %n: f32[4, 5] = neg(%z)
+      %w: f32[4, 5] = write(%x, %n)
+      return %y
+    }"""
+    agrees(text, torch.randn(4, 5), torch.randn(4, 5), torch.randn(4, 5, 3), kinds=["kernel", "kernel"])
+
+
 @pytest.mark.parametrize("spelled", [
     "%p: f32[8, 6] = permute(%other) {dims=(1, 0)} %v: f32[8, 6] = add(%x, %p)",
     "%a: f32[4, 6] = slice(%x) {dim=-2, start=0, stop=4, step=1} %b: f32[4, 6] = slice(%x) {dim=-2, start=4, stop=8, "

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.codegen.bounds import unproven_accesses
-from fusec.codegen.kernel import DotTiles, Kernel, walk
+from fusec.codegen.kernel import DotTiles, Kernel, Loop, walk
+from fusec.codegen.schedule.tiled_contraction import power_of_two
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
@@ -109,6 +110,18 @@ def test_other_types(rows: tuple[int, int], dtype: torch.dtype) -> None:
         outcome = check_region(region, chips=())
         # The reference is no more exact than f64, so that a few roundings are all there is to see.
         assert outcome.comparison.ratio < (8 if dtype == torch.float64 else 1) and not outcome.unproven, outcome
+
+
+@pytest.mark.parametrize(("function", "sections"), [(plain, 1), (layer_norm, 1), (gated, 1), (projections, 3)])
+def test_a_program_loops_over_blocks_only_where_it_has_sections(function: Callable[..., Any], sections: int) -> None:
+    (region,) = regions_of(function, sample(function, 1, 5, torch.float32))
+    kernel = TritonTarget().schedule(region, "k")
+    kinds = [s.kind for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "block"]
+    assert kinds == (["grid"] if sections == 1 else sections * ["serial"])
+
+
+def test_blocks_are_no_larger_than_they_must_be() -> None:
+    assert [power_of_two(n) for n in (0, 1, 2, 3, 4, 5, 64, 65)] == [1, 1, 2, 4, 4, 8, 64, 128]
 
 
 @pytest.mark.parametrize("rows", [1, 4])

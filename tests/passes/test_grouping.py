@@ -212,6 +212,16 @@ def test_what_only_the_next_kernel_reads_is_computed_there() -> None:
     assert norm not in first.results and sum(n.is_op("mul") for n in second.body.nodes) == 2
 
 
+def test_what_has_one_reader_left_joins_it() -> None:
+    """A factor of the rows, once nobody before the norm reads it any more."""
+    m = Model()
+    u = m.do("exp", m.tensor(1, 1, 64))
+    h = m.do("add", m.do("sum", m.tensor(40, 2, 64), dims=(-2,)), m.tensor(40, 1, 64))
+    first, second = m.group(m.do("mul", m.norm(m.do("mul", h, u)), u), h)
+    assert [n.op.name for n in first.body.nodes] == ["sum", "add"]
+    assert any(n.is_op("exp") for n in second.body.nodes)
+
+
 def test_decisions_are_the_same_every_time() -> None:
     def grouped() -> tuple[str, list[Remark]]:
         m, out = rotated(heads=16, length=100)

@@ -1,13 +1,16 @@
 """The driver of rules: one that is vetoed, that raises, or that is wrong."""
 
 import re
+from itertools import pairwise
 from typing import Any
+
+import pytest
 
 from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.passes.canonicalize import normalize
 from fusec.pipeline import Context
-from fusec.rewriting.driver import Simplification, simplifies, simplify_graph
+from fusec.rewriting.driver import Simplification, neighbourhood, simplifies, simplify_graph
 from tests.passes.canonicalize.rule_cases import graph_of, row
 
 
@@ -17,6 +20,16 @@ def test_a_vetoed_application_is_not_made() -> None:
     normalize(graph, context)
     assert [n.op.name for n in graph.nodes] == ["neg", "neg", "exp"]
     assert "not selected" in context.remarks[0].reason
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_both_sides_are_seen_with_so_much_of_what_is_before(depth: int) -> None:
+    graph = row("\n".join(f"%{b}: f32[3, 4] = exp(%{a})" for a, b in pairwise("xabcdefgr")) + "\nreturn %r")
+    last = graph.nodes[-1]
+    added = graph.add_node("neg", graph.inputs)
+    before, after = neighbourhood(last, added.result, [added], depth)
+    assert [n.op.name for n in before.nodes] == (depth + 1) * ["exp"]
+    assert [n.op.name for n in after.nodes] == ["neg"]
 
 
 def test_a_rule_that_raises_is_left_out() -> None:
