@@ -10,7 +10,7 @@ from fusec.codegen.runtime import raise_out_of_range
 from fusec.codegen.sizes import PYTHON
 from fusec.codegen.target import DirectLaunchable, Launch, Launchable
 from fusec.ir.graph import Value
-from fusec.ir.types import U8, TensorType, simplify
+from fusec.ir.types import U8, Size, TensorType, simplify
 
 LONGEST = 32
 """Launches: what dies in a row of them is freed at its end, which should not be the end of a backward pass."""
@@ -126,8 +126,8 @@ class Stretch:
         alike: dict[sympy.Expr, dict[str, Span]] = {}
         for name, block in self.blocks.items():
             if block.last is not None:
-                nbytes, factor = sympy.sympify(block.type.nbytes).as_content_primitive()
-                alike.setdefault(factor, {})[name] = Span(int(nbytes), block.first, block.last)
+                count, factor = counted(block.type.nbytes)
+                alike.setdefault(factor, {})[name] = Span(count, block.first, block.last)
         addresses = {}
         for factor, spans in alike.items():
             # With a factor nobody knows where lines begin, and a line for each of them might be much.
@@ -143,11 +143,18 @@ class Stretch:
         return addresses
 
 
+def counted(nbytes: Size) -> tuple[int, sympy.Expr]:
+    """A size as how many of what: a number and a factor that only a call knows, 1 where all is known."""
+    count, factor = sympy.sympify(nbytes).as_content_primitive()
+    return (int(count), factor) if count.is_Integer else (1, sympy.sympify(nbytes))
+
+
 @dataclass(frozen=True)
 class Span:
     """Memory that is needed from one launch to another, both included."""
 
     nbytes: int
+    """Times the factor that all have in common."""
     first: int
     last: int
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.codegen.stretches import LONGEST, Span, pack
+from fusec.codegen.stretches import LONGEST, Span, counted, pack
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
+from fusec.ir.types import symbol
 from tests.machines import profile
 
 SPANS = st.builds(lambda n, first, more: Span(n, first, first + more), st.integers(0, 999), *[st.integers(0, 9)] * 2)
@@ -126,6 +127,12 @@ def test_a_place_that_does_not_exist_is_that_of_its_own_kernel(quick: Config) ->
         place = i if i == 20 else j
         with pytest.raises(IndexError, match=f"index {place} is out of bounds for dimension 0 with size {length}"):
             found.program([torch.tensor([i]), torch.tensor([j]), *weights])
+
+
+def test_a_size_is_a_whole_number_of_something() -> None:
+    n, m = symbol("n"), symbol("m")
+    assert counted(48) == (48, 1) and counted(4 * n * m) == (4, n * m) and counted(8 * n + 4) == (4, 2 * n + 1)
+    assert counted(n / 2) == (1, n / 2) and counted(n * (n + 1) / 2) == (1, n * (n + 1) / 2)
 
 
 @given(st.lists(SPANS, max_size=30), st.sampled_from([8, 64]))
