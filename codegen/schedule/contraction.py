@@ -56,8 +56,9 @@ class _Contraction:
         """Outputs that the prologue makes."""
         self.rows = shape.rows
         self.joint: dict[tuple[Axis, ...], Axis] = {}
-        self.taken = max(self.rows, key=lambda a: estimate(a.size)) if shape.many else None
-        """The axis of the rows that is taken in blocks."""
+        self.taken = max(reversed(self.rows), key=lambda a: estimate(a.size)) if shape.many else None
+        """The axis of the rows that is taken in blocks: the longest. Where that is not known it is the innermost, as
+        sequences are longer than batches."""
 
     def run(self) -> tuple[Statement, ...]:
         lefts = self._prologue()

@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.kernel import Loop, walk
+from fusec.codegen.kernel import Dot, Loop, walk
 from fusec.codegen.schedule.contraction import even_blocks
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs
 from fusec.frontend import trace
+from fusec.ir.graph import Graph
+from fusec.ir.types import F32, TensorType, symbol
 from fusec.verify.contract import compare_outputs
 from tests.machines import profile
 
@@ -175,3 +177,15 @@ def test_small_m_may_be_larger(quick: Config) -> None:
     case: Case = (lambda x, w: F.linear(F.rms_norm(x, (24,)), w), ((40, 24), (56, 24)))
     for dtype in (torch.float32, torch.bfloat16):
         assert run(case, replace(quick, small_m=64), dtype) == ["kernel"]
+
+
+def test_sequences_are_taken_for_longer_than_batches(quick: Config) -> None:
+    graph, (batch, length) = Graph(), (symbol("b"), symbol("n"))
+    x = graph.add_input(TensorType(F32, (batch, length, 32), (length * 32, 32, 1)))
+    weight = graph.add_input(TensorType(F32, (48, 32), (32, 1)))
+    graph.set_outputs([graph.add_node("contraction", (x, weight), {"spec": "abz,cz->abc"}).result])
+    found = compile_graph(graph, quick)
+    (dot,) = (s for k in found.program.kernels.values() for s in walk(k.body) if isinstance(s, Dot))
+    assert dot.left.row_stride == 32  # from one row to the next of the same sequence
+    a, b = torch.randn(4, 20, 32), torch.randn(48, 32)
+    torch.testing.assert_close(found.program([a, b])[0], F.linear(a, b))
