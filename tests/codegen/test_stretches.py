@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec.codegen import target_named
+from fusec.codegen.program import build_program
 from fusec.codegen.stretches import LONGEST, Span, counted, pack
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
-from fusec.ir.types import symbol
+from fusec.ir.graph import Graph
+from fusec.ir.types import F32, TensorType, symbol
+from fusec.passes.grouping import Group
+from fusec.pipeline import Context
 from tests.machines import profile
 
 SPANS = st.builds(lambda n, first, more: Span(n, first, first + more), st.integers(0, 999), *[st.integers(0, 9)] * 2)
@@ -108,6 +113,22 @@ def test_a_copy_sees_what_launches_before_it_write(quick: Config) -> None:
     inputs = drawn((32, 32), (32, 32), *[(32, 32)] * 4)
     expected, (result,) = written(inputs[0].clone(), *inputs[1:]), found.program([inputs[0].T.clone().T, *inputs[1:]])
     torch.testing.assert_close(result, expected)
+
+
+def test_a_copy_of_what_the_row_makes_comes_after_it() -> None:
+    graph = Graph()
+    x, *weights = (graph.add_input(TensorType(F32, shape, (shape[1], 1))) for shape in ((3, 32), (32, 32), (32, 32)))
+    for weight in weights:
+        x = graph.add_node("contraction", (x, weight), {"spec": "az,bz->ab"}).result
+    graph.set_outputs([x])
+    context = Context(Config(strict=True))
+    Group(16).apply(graph, context)
+    last = [node for node in graph.nodes if node.is_op("region")][-1]
+    last.body.inputs[0].type = TensorType(F32, (3, 32), (1, 3))  # as eager lays it out, and its maker does not
+    program = build_program(graph, target_named("cpp"), context)
+    assert [step.kind for step in program.steps] == ["kernel", "copy", "kernel"]
+    inputs = drawn((3, 32), (32, 32), (32, 32))
+    torch.testing.assert_close(program(list(inputs))[0], F.linear(F.linear(*inputs[:2]), inputs[2]))
 
 
 def test_rows_have_an_end(quick: Config) -> None:
