@@ -45,17 +45,31 @@ class Cache:
 
     def find(self, key: str, suffix: str) -> Path | None:
         """The file of an entry whose content is what was published, or None."""
-        path = self.path(key, suffix)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        return path if data[-_TRAILER:] == _trailer(key, data[:-_TRAILER]) else None
+        return None if self.entry(key, suffix) is None else self.path(key, suffix)
 
     def read(self, key: str, suffix: str) -> bytes | None:
         """The content of an entry, or None where there is none or it is damaged."""
-        path = self.find(key, suffix)
-        return None if path is None else path.read_bytes()[:-_TRAILER]
+        entry = self.entry(key, suffix)
+        return None if entry is None else entry[:-_TRAILER]
+
+    def entry(self, key: str, suffix: str) -> bytes | None:
+        """The same with its digest, as `admit` takes it."""
+        try:
+            entry = self.path(key, suffix).read_bytes()
+        except OSError:
+            return None
+        return entry if _is_whole(key, entry) else None
+
+    def admit(self, key: str, suffix: str, entry: bytes) -> bool:
+        """Store an entry of another cache; whether its digest is right, without which it is left alone.
+
+        Raises:
+            OSError: as `publish` does.
+        """
+        if not _is_whole(key, entry):
+            return False
+        self.publish(key, suffix, entry[:-_TRAILER])
+        return True
 
     def publish(self, key: str, suffix: str, content: bytes) -> Path:
         """Store an entry; readers see all of it or nothing. Where a disk is full a temporary directory takes over.
@@ -157,6 +171,10 @@ def _temporary() -> Path:
 
     atexit.register(remove)
     return directory
+
+
+def _is_whole(key: str, entry: bytes) -> bool:
+    return entry[-_TRAILER:] == _trailer(key, entry[:-_TRAILER])
 
 
 def _trailer(key: str, content: bytes) -> bytes:

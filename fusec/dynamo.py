@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
+import fusec.artifacts  # noqa: F401  whoever loads artifacts has named the backend, and nothing more
 from fusec.config import Config
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions

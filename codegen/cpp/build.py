@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from fusec.artifacts import carry
 from fusec.cache import Cache, key_of, open_cache
 from fusec.codegen.cpp.compiler import LINK_FLAGS, Compiler, find_compiler, run_compiler
 from fusec.codegen.target import Launch
@@ -106,6 +107,8 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
     elif todo:
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
             list(pool.map(obtain, todo.items()))
+    for key in todo:
+        carry(cache, key, ".so")
     if key_of_launches in failures:
         raise failures[key_of_launches]
     launch_all = _loaded[key_of_launches]

@@ -1,8 +1,9 @@
 """The private names of torch that fusec uses, in one place; each has a fallback or a test."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -99,3 +100,27 @@ def min_cut_partition(*args: Any, **kwargs: Any) -> Any:
     from functorch.compile import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition(*args, **kwargs)
+
+
+def carried_by_torch(kind: str, restore: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
+    """Let ``torch.compiler.save_cache_artifacts()`` carry files of a kind: gives what hands it one, named, to carry.
+
+    ``restore`` is called for each that ``torch.compiler.load_cache_artifacts()`` brings. Where torch cannot do that,
+    nothing is carried.
+    """
+    try:
+        from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
+    except ImportError:
+        logger.warning("this torch cannot carry artifacts; kernels are built again elsewhere")
+        return lambda name, content: None
+
+    class Artifact(CacheArtifact):
+        def populate_cache(self) -> None:
+            restore(self.key, self.content)
+
+        @staticmethod
+        def type() -> str:
+            return kind
+
+    CacheArtifactFactory.register(Artifact)
+    return partial(CacheArtifactManager.record_artifact, kind)
