@@ -74,13 +74,39 @@ def test_own_seconds_are_those_of_the_compilers_that_aot_calls() -> None:
     assert len(spans) == 1
 
 
-def test_compile_time_promises() -> None:
-    best = {
-        ("fusec", 12): {"own": 1.0, "seconds": 3.0},
-        ("fusec", 24): {"own": 1.3, "seconds": 5.0},
-        ("inductor", 12): {"own": 4.0, "seconds": 6.0},
-    }
-    assert list(compile_time._promises(best, [12, 24], ["fusec", "inductor"]).values()) == [True, True, False]
+def runs(**own: float) -> compile_time.Best:
+    """Runs of 12 layers by backend and caches, and cold ones of others by depth; from end to end 2 s more."""
+    named = {"cold": ("fusec", 12, "cold"), "warm": ("fusec", 12, "warm"), "theirs": ("inductor", 12, "cold")}
+    keys = {name: named.get(name) or ("fusec", int(name[1:]), "cold") for name in own}
+    return {keys[name]: {"own": seconds, "seconds": seconds + 2.0} for name, seconds in own.items()}
+
+
+@pytest.mark.parametrize(
+    ("worse", "broken"),
+    [
+        ({}, []),
+        ({"theirs": 7.9}, ["12 layers, own: at most 0.25 of inductor's"]),
+        ({"theirs": 3.9}, ["12 layers, own: at most 0.25 of inductor's", "12 layers, end to end: at most 0.5"]),
+        ({"warm": 1.1}, ["12 layers, own, warm: at most 1.0 s"]),
+        ({"d24": 2.5}, ["24 layers, own: at most 1.2 times that of 12"]),
+        ({"d48": 3.1}, ["48 layers, own: at most 1.5 times that of 12"]),
+    ],
+)
+def test_compile_time_promises(worse: dict[str, float], broken: list[str]) -> None:
+    best = runs(**({"cold": 2.0, "warm": 0.9, "theirs": 8.1, "d24": 2.3, "d48": 2.9} | worse))
+    promises = compile_time._promises(best, [12, 24, 48], ["fusec", "inductor"])
+    assert len(promises) == 5 and [promise for promise, holds in promises.items() if not holds] == broken
+
+
+@pytest.mark.slow
+def test_compile_time_runs_end_to_end(tmp_path: Path) -> None:
+    file = tmp_path / "compile_time.json"
+    words = ["--backends", "fusec", "--depths", "1,2", "--hidden", "64", "--repeats", "1", "--allow-busy"]
+    compile_time.main([*words, "--json", str(file)])
+    found = json.loads(file.read_text())
+    cold, warm, _ = (run["own"] for run in found["runs"])
+    assert [run["caches"] for run in found["runs"]] == ["cold", "warm", "cold"] and len(found["promises"]) == 2
+    assert warm < cold
 
 
 def test_speed_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
