@@ -55,6 +55,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		bench.compile_time \
 		bench.speed \
 		bench.cpu \
+		"bench.sweeps --dtypes float32,bfloat16" \
 		bench.attention \
 		bench.roofline; do \
 		echo "== python -m $$module"; \

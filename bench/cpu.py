@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from rich.table import Table
 
 from bench.harness import BASELINE, Measurement, console, measure, report
 from bench.machine import wait_until_idle
-from bench.peers import peer
+from bench.pictures import Line, draw_ratios, say_drawn
 from bench.record import write_result
-from bench.workloads import WORKLOADS, Prepared, Workload
+from bench.workloads import WORKLOADS, Prepared, Workload, calls
 from fusec.analysis.machine import Machine
 from fusec.debug.measurement import measure_machine
 
@@ -134,7 +135,9 @@ def main(words: list[str] | None = None) -> int:
         "measurements": {title: m.to_json() for title, m in measurements.items()},
         "busy": any(m.disturbed for m in measurements.values()),
     }
-    console.print(f"written to {write_result('cpu', options.seed, content, options.json)}", style="dim")
+    file = write_result("cpu", options.seed, content, options.json)
+    console.print(f"written to {file}", style="dim")
+    draw(file.with_suffix(".svg"), verdicts)
     return int(any(False in (v.holds, v.ahead) for v in verdicts))
 
 
@@ -164,6 +167,18 @@ def verdict(
     )
 
 
+def draw(file: Path, verdicts: list[Verdict]) -> None:
+    """The ratios as a picture, with the least that is asked of each."""
+    claims = {"best of eager and Inductor": "default", "best of all peers, frozen weights too": "frozen"}
+    lines = [
+        Line(
+            v.title, {name: getattr(v, kind) for name, kind in claims.items()}, dict(zip(claims, v.least, strict=True))
+        )
+        for v in verdicts
+    ]
+    say_drawn(draw_ratios(file, "Peers' time over ours; beyond 1 we are ahead", lines))
+
+
 def _best(ratios: dict[str, float], failed: dict[str, str], peers: Iterable[str]) -> float | None:
     """The least of these peers' ratios; None where one was not asked, or none of them runs the workload."""
     asked = all(name in ratios or name in failed for name in peers)
@@ -172,21 +187,7 @@ def _best(ratios: dict[str, float], failed: dict[str, str], peers: Iterable[str]
 
 def _measure(prepared: Prepared, peers: list[str], rounds: int, cache_bytes: int) -> tuple[Measurement, dict[str, str]]:
     """Every candidate that runs the workload at all, held against ours, and reading memory where weights lie there."""
-    torch._dynamo.reset()
-    candidates: dict[str, Callable[[], object]] = {}
-    failed: dict[str, str] = {}
-    for name in (OURS, *peers):
-        console.print(f"  compile {name}", style="dim", highlight=False)
-        try:
-            with torch.no_grad():
-                call = prepared.call(peer(name, prepared.model, prepared.dynamic))
-                call()
-        except Exception as problem:
-            if name == OURS:
-                raise
-            failed[name] = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-            continue
-        candidates[name] = call
+    candidates, failed = calls(prepared, OURS, peers)
     data = torch.ones((READ_MB << 20) // 4)
     return measure(
         candidates | {name: partial(read, data) for name, read in READS.items()}, rounds, baseline=OURS
@@ -229,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=15)
     add("--seed", type=int, default=0)
     add("--allow-busy", action="store_true", help="measure beside other processes, to see that the command runs")
-    add("--json", default="", metavar="FILE", help="by default bench/results/cpu.json")
+    add("--json", default="", metavar="FILE", help="by default bench/results/cpu.json; a picture lies beside it")
     add("--width", type=int, default=None, help="of the table")
     return parser
 

@@ -1,8 +1,10 @@
 """What is measured on a processor: decoding and prefill of a Llama, encoders, and a model that is all overhead."""
 
+import copy
+import functools
 import random
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.harness import console
+from bench.peers import peer
 from fusec.models.weights import redraw
 
 DEMO = Path(__file__).parents[1] / "examples" / "embed.py"
@@ -102,11 +106,15 @@ def decode(
     model = llama(dtype, seed, hidden, layers)
     tokens = _tokens(model.config.vocab_size, batch, valid, seed)
 
-    def call(run: Callable[..., Any]) -> Call:
+    @functools.cache
+    def filled() -> Any:
         cache = _cache(model, capacity)
         with torch.no_grad():
-            model(tokens, past_key_values=cache, use_cache=True)
-        return partial(_again, run, tokens[:, -1:], cache, valid)
+            model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache
+
+    def call(run: Callable[..., Any]) -> Call:
+        return partial(_again, run, tokens[:, -1:], copy.deepcopy(filled()), valid)
 
     return Prepared(model, call, batch, gives="next token")
 
@@ -173,6 +181,26 @@ WORKLOADS: tuple[Workload, ...] = tuple(
     )
     for dtype, least in ((getattr(torch, name), bound) for name, bound in bounds.items())
 )
+
+
+def calls(prepared: Prepared, ours: str, peers: Iterable[str]) -> tuple[dict[str, Call], dict[str, str]]:
+    """The call of ours and of every peer that runs the workload at all, compiled; why the others do not."""
+    torch._dynamo.reset()
+    candidates: dict[str, Call] = {}
+    failed: dict[str, str] = {}
+    for name in (ours, *peers):
+        console.print(f"  compile {name}", style="dim", highlight=False)
+        try:
+            with torch.no_grad():
+                call = prepared.call(peer(name, prepared.model, prepared.dynamic))
+                call()
+        except Exception as problem:
+            if name == ours:
+                raise
+            failed[name] = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+            continue
+        candidates[name] = call
+    return candidates, failed
 
 
 def _again(run: Callable[..., Any], tokens: Tensor, cache: Any, valid: int, **options: Any) -> object:
