@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +58,9 @@ def main(words: list[str] | None = None) -> int:
                     with tempfile.TemporaryDirectory() as folder:
                         for caches in (COLD, WARM) if layers == depths[0] else (COLD,):
                             wait_until_idle(options.allow_busy)
-                            rows.append(_in_fresh_process(backend, layers, folder, options) | {"caches": caches})
+                            before = _files(folder)
+                            row = _in_fresh_process(backend, layers, folder, options)
+                            rows.append(row | {"caches": caches, "files": _files(folder) - before})
                     bar.advance(task)
     best = {(b, d, c): _best(rows, b, d, c) for b, d, c in {(r["backend"], r["layers"], r["caches"]) for r in rows}}
     console.print(_table(best, depths, backends))
@@ -131,6 +134,10 @@ def own_seconds() -> Iterator[list[float]]:
     finally:
         for module in holders:
             module.aot_module_simplified = original  # type: ignore[attr-defined]
+
+
+def _files(folder: str) -> int:
+    return sum(path.is_file() for path in Path(folder).rglob("*"))
 
 
 def _in_fresh_process(backend: str, layers: int, folder: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -101,12 +101,11 @@ def test_compile_time_promises(worse: dict[str, float], broken: list[str]) -> No
 @pytest.mark.slow
 def test_compile_time_runs_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "compile_time.json"
-    words = ["--backends", "fusec", "--depths", "1,2", "--hidden", "64", "--repeats", "1", "--allow-busy"]
+    words = ["--backends", "fusec", "--depths", "1", "--hidden", "64", "--repeats", "1", "--allow-busy"]
     compile_time.main([*words, "--json", str(file)])
     found = json.loads(file.read_text())
-    cold, warm, _ = (run["own"] for run in found["runs"])
-    assert [run["caches"] for run in found["runs"]] == ["cold", "warm", "cold"] and len(found["promises"]) == 2
-    assert warm < cold
+    assert [run["caches"] for run in found["runs"]] == ["cold", "warm"] and len(found["promises"]) == 1
+    assert [run["files"] > 0 for run in found["runs"]] == [True, False]  # with warm caches nothing is built
 
 
 def test_speed_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
