@@ -56,6 +56,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		bench.speed \
 		bench.cpu \
 		"bench.sweeps --dtypes float32,bfloat16" \
+		bench.sharing \
 		bench.attention \
 		bench.roofline; do \
 		echo "== python -m $$module"; \
