@@ -64,6 +64,21 @@ def test_a_window_moves_in_place_though_a_product_makes_its_new_row() -> None:
     assert moved_bytes(region) == (2 * 9 + 1) * 20 * 4
 
 
+def test_a_window_moves_in_place_though_rows_are_summed_for_its_new_one() -> None:
+    """The concatenation goes with what writes it, not with the sums that make a part of it."""
+    text = """graph move(%x: f32[1, 9, 20], %y: f32[1, 1, 20]) {
+      %total: f32[1, 1, 1] = sum(%y) {dims=(-1,)}
+      %new: f32[1, 1, 20] = div(%y, %total)
+      %rest: f32[1, 8, 20] = slice(%x) {dim=-2, start=1, stop=9, step=1}
+      %all: f32[1, 9, 20] = concat(%rest, %new) {dim=-2}
+      %done: f32[1, 9, 20] = write(%x, %all)
+      return %done
+    }"""
+    agrees(text, torch.randn(1, 9, 20), torch.randn(1, 1, 20), kinds=["kernel", "kernel"])
+    *_, region = [n for n in grouped(text).nodes if n.is_op("region")]
+    assert moved_bytes(region) == (2 * 9 * 20 + 20 + 1) * 4
+
+
 def test_a_window_of_which_half_is_new_is_right_too() -> None:
     """Its two parts are one loop."""
     agrees(moving((3, 12, 20), -2, 6), torch.randn(3, 12, 20), torch.randn(3, 6, 20), kinds=["kernel", "kernel"])
