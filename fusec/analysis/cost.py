@@ -173,7 +173,3 @@ def _work(node: Node) -> dict[Unit, Size]:
 def _float_operand(node: Node) -> DType:
     types = [v.type for v in node.operands if isinstance(v.type, TensorType) and v.type.dtype.is_float]
     return types[0].dtype
-
-
-def _ends(node: Node) -> list[Value]:
-    return list(dict.fromkeys((*node.operands, *node.results)))

@@ -10,7 +10,9 @@ from fusec.ir.types import estimate
 
 def evaluations(nest: Nest, symbols: Mapping[str, int] | None = None) -> dict[Located, float]:
     """How often each computation of a nest is carried out, about; ``symbols`` are the sizes that are known."""
-    order = [a for dim in nest.axes for a in dim]
+    # The grid runs over the rows of reductions; the other loops lie inside.
+    rows = next((i.axes for i in nest.walk() if i.kind == "reduction"), frozenset[Axis]())
+    order = sorted((a for dim in nest.axes for a in dim), key=lambda axis: axis not in rows)
     found: dict[Located, float] = {}
     prologue = below(i for i in nest.walk() if i.kind == "contraction")
     seen: set[Located] = set()

@@ -140,6 +140,15 @@ def test_a_join_that_would_lose_is_not_made_and_says_by_how_much() -> None:
     assert f"{(together - apart) / 1e3:.3g} µs more in all, to move {2 * table} bytes less" in m.reasons()
 
 
+@pytest.mark.parametrize("dim", [-3, -2, -1])
+def test_a_softmax_is_one_kernel_along_whichever_dim(dim: int) -> None:
+    """Its rows are the outer loops, wherever they lie in its result."""
+    m = Model()
+    x = m.tensor(400, 300, 200)
+    e = m.do("exp", m.do("sub", x, m.do("max", x, dims=(dim,))))
+    assert len(m.group(m.do("div", e, m.do("sum", e, dims=(dim,))))) == 1
+
+
 def test_what_is_cheaper_to_repeat_than_to_launch_is_repeated() -> None:
     """Of two rows the cosines take less time, sixteen times over, than a kernel of their own."""
     m, out = rotated(heads=16, length=2)
