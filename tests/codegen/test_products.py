@@ -21,7 +21,7 @@ from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.verify.contract import compare_outputs
 from fusec.verify.interpreter import evaluate
-from tests.machines import profile
+from tests.machines import cpu, profile
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 
@@ -152,12 +152,36 @@ def test_what_is_no_linear_layer_keeps_its_bias_apart(spec: str) -> None:
       %y: f32{shape} = add(%p, %b)
       return %y
     }}"""
-    graph, context, inputs = parse_graph(text), Context(Config(strict=True)), sample(((6, 6), (6, 6), (6,)))
+    assert biased(text, *sample(((6, 6), (6, 6), (6,)))) == ["vendor", "kernel"]
+
+
+def test_a_number_for_each_row_is_no_bias() -> None:
+    text = """graph g(%x: f32[40, 24], %w: f32[40, 24], %b: f32[40]) {
+      %p: f32[40, 40] = contraction(%x, %w) {spec="az,bz->ab"}
+      %c: f32[40, 1] = reshape(%b) {shape=(40, 1)}
+      %y: f32[40, 40] = add(%p, %c)
+      return %y
+    }"""
+    assert biased(text, *sample(((40, 24), (40, 24), (40,)))) == ["vendor", "kernel"]
+
+
+def test_what_no_product_made_takes_no_bias() -> None:
+    text = """graph g(%x: f32[6, 8], %b: f32[8]) {
+      %p: f32[6, 8] = opaque(%x) {target="aten.cumsum.default", args=($0, 1)}
+      %y: f32[6, 8] = add(%p, %b)
+      return %y
+    }"""
+    assert biased(text, *sample(((6, 8), (8,)))) == ["opaque", "kernel"]
+
+
+def biased(text: str, *inputs: Tensor) -> list[str]:
+    """What a graph runs as whose biases went into calls of products, once it has been compared."""
+    graph, context = parse_graph(text), Context(Config(strict=True), machine=cpu())
     for step in (Group(), BiasedProducts()):
         step.apply(graph, context)
     made = build_program(graph, target_named("cpp"), context)
-    assert [step.kind for step in made.steps] == ["vendor", "kernel"]
     torch.testing.assert_close(made(list(inputs)), evaluate(parse_graph(text), inputs))
+    return [step.kind for step in made.steps]
 
 
 @pytest.mark.parametrize(("prologue", "copied"), [(lambda x: x, False), (torch.sin, True), (lambda x: x[:, 8:], False)])
