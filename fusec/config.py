@@ -13,7 +13,8 @@ from typing import Any
 from fusec.errors import OptionError, suggestion
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""What torch.compile documents; on the CPU they all mean ``default``."""
+"""What torch.compile documents. On the CPU they all mean ``default``; on a GPU those that begin with ``max-autotune``
+generate matrix products of many rows in half types, where that is predicted to save time."""
 CHIPS = ("a100", "h100", "h200", "b200", "mi300x")
 """The GPUs whose figures are known."""
 
@@ -26,7 +27,11 @@ def _option(default: Any, doc: str) -> Any:
 class Config:
     """What a user may choose."""
 
-    mode: str = _option("default", "one of torch.compile's modes")
+    mode: str = _option(
+        "default",
+        "one of torch.compile's modes; on a GPU `max-autotune` generates matrix "
+        "products of many rows, not timed yet, where that is predicted to save time",
+    )
     target: str = _option("", "`cpp` or `triton`; by default chosen by the device of the inputs")
     apply: str = _option("", "which applications of rewrites are made: `0..41,!17`; empty means all")
     disable: str = _option("", "passes, fusions and rewrites left out, by name, separated by commas")

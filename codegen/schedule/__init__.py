@@ -1,7 +1,7 @@
 """From a region to a kernel: which loops there are, what each computes, and where values live."""
 
 from fusec.analysis.indexing import locate, made, placing
-from fusec.analysis.kinds import MULTIPLIED, Limits, classify
+from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits, classify
 from fusec.codegen.kernel import MAX_CHECKS, Kernel
 from fusec.codegen.schedule.attention import schedule_attention
 from fusec.codegen.schedule.contraction import schedule_contraction
@@ -41,7 +41,8 @@ def schedule_region(
     body = region.body
     nest = locate(body)
     # Grouping has chosen already: whatever has a schedule is scheduled.
-    shape = classify(nest, Limits(_ANY, frozenset() if whole_row else MULTIPLIED, in_order=not whole_row))
+    many = MULTIPLIED | HALVES if whole_row else MULTIPLIED
+    shape = classify(nest, Limits(_ANY, many, in_order=not whole_row, any_layout=whole_row))
     emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
     if shape.attention is not None and whole_row:
         statements = schedule_tiled_attention(emitter, nest, shape.attention)

@@ -34,6 +34,7 @@ _POINTERS = {
 _SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
 """Bytes of shared memory that one program can have."""
 _MATRIX = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_s?mfma_)")
+_COPY = re.compile(r"\bcp\.async\.(?:c[ag]|bulk)\b")
 _ALIGNED = [["tt.divisibility", 16]]
 """What a caller promises of each pointer: torch aligns what it allocates to far more."""
 
@@ -54,6 +55,8 @@ class Report:
     """Length of the PTX or AMDGCN text."""
     matrix_instructions: int = 0
     """Places in that text that use a matrix unit."""
+    asynchronous_copies: int = 0
+    """Places where it copies to shared memory without waiting: what a loop does whose loads run ahead (NVIDIA)."""
     multiplies_halves: bool = False
     """Whether it multiplies matrices of half types, which every chip here has a unit for."""
 
@@ -114,8 +117,8 @@ def _nvidia(name: str, chip: str, compiled: Any) -> Report:
         ptx = compiled.asm["ptx"]
         stack = int(found.get("STACK", 0)) + int(found.get("LOCAL", 0))
         spills = _spilled(ptx, Path(folder)) if stack else 0
-    matrix = len(_MATRIX.findall(ptx))
-    return Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), matrix)
+    uses = len(_MATRIX.findall(ptx)), len(_COPY.findall(ptx))
+    return Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), *uses)
 
 
 def _spilled(ptx: str, folder: Path) -> int:

@@ -23,13 +23,26 @@ from fusec.codegen.kernel import (
 
 
 def tile_axes(kernel: Kernel) -> tuple[str, ...]:
-    """The axes of all tile loops, outer before inner: the order of the dimensions of every tile."""
-    return tuple(dict.fromkeys(s.axis for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"))
+    """The axes of all tile loops in the order of the dimensions of every tile: outer before inner.
+
+    What a product sums over stands before its columns, so that a matrix unit takes the right operand as it is loaded.
+    """
+    order, axes = _tile_loops(kernel), spans(kernel)
+    for dot in (s for s in walk(kernel.body) if isinstance(s, DotTiles)):
+        columns = max((order.index(axis) for axis in axes[dot.acc]), default=0)
+        if order.index(dot.axis) > columns:
+            order.remove(dot.axis)
+            order.insert(columns, dot.axis)
+    return tuple(order)
+
+
+def _tile_loops(kernel: Kernel) -> list[str]:
+    return list(dict.fromkeys(s.axis for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"))
 
 
 def spans(kernel: Kernel) -> dict[str, frozenset[str]]:
     """The axes of each name; an accumulator has those of all it takes in, whatever comes first."""
-    axes = frozenset(tile_axes(kernel))
+    axes = frozenset(_tile_loops(kernel))
     defined = list(_definitions(kernel.body, "", {}))
     found: dict[str, frozenset[str]] = {}
     changed = True

@@ -30,18 +30,20 @@ class Judgement:
     """Which value it computes again and again; "" where it computes each once."""
     again: Cost = NOTHING
     """The operations that it carries out beyond once."""
+    many: bool = False
+    """Whether it has products of many rows."""
 
 
 def judge(body: Graph, limits: Limits, machine: Machine) -> Judgement:
     """Judge a group by the graph that it would be."""
     try:
         nest = locate(body)
-        classify(nest, limits)
+        shape = classify(nest, limits)
     except ScheduleError as refused:
         return Judgement(refused.reason, _apart(body, machine))
     counts = evaluations(nest)
     repeated, again = _repeated(counts)
-    return Judgement("", kernel_cost(body, counts, machine), repeated, again)
+    return Judgement("", kernel_cost(body, counts, machine), repeated, again, shape.many)
 
 
 def gain(together: Judgement, parts: Iterable[Judgement], machine: Machine) -> float:

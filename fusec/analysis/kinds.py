@@ -9,12 +9,14 @@ from fusec.analysis.attention import Attention, find_attention
 from fusec.analysis.indexing import Located, Nest, above, below, stride, walk
 from fusec.analysis.updates import check_updates
 from fusec.errors import ScheduleError
-from fusec.ir.types import BF16, F32, DType, product
+from fusec.ir.types import BF16, F16, F32, DType, product
 
 FEW_ROWS = 16
 """Rows up to which every thread keeps the whole left operand of a product in its cache."""
 MULTIPLIED = frozenset({F32, BF16})
 """Element types of which products of many rows have a schedule."""
+HALVES = frozenset({BF16, F16})
+"""Those that a GPU's matrix unit multiplies; its schedule takes all."""
 
 Kind = Literal["pointwise", "row", "contraction", "attention"]
 
@@ -29,6 +31,8 @@ class Limits:
     """Element types of which a contraction without one may have any number of rows."""
     in_order: bool = True
     """Whether loops inside the grid run in order, lanes and all; see ``check_updates``."""
+    any_layout: bool = False
+    """Whether operands of many rows may lie any way, as where tiles of them are loaded."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def _contraction(
             raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
     count = product(tuple(axis.size for axis in rows))
     few = isinstance(count, int) and count <= FEW_ROWS
-    why = next(_objections_to_many(nest, contractions, limits.many), "")
+    why = next(_objections_to_many(nest, contractions, limits), "")
     if not (few or why):
         return Shape("contraction", ordered(nest, rows), contractions, reductions, many=True)
     if not isinstance(count, int) or count > limits.small_m:
@@ -109,23 +113,30 @@ def _contraction(
     return Shape("contraction", ordered(nest, rows), contractions, reductions)
 
 
-def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], many: frozenset[DType]) -> Iterator[str]:
+def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], limits: Limits) -> Iterator[str]:
     """Why the rows of a kernel's products cannot be taken in blocks."""
     needy = above(nest, contractions)
     if any(o.root not in needy for o in nest.outputs):
         yield "another result of the kernel needs no product"
     for c in contractions:
         left, right = c.operands
-        if left.dtype not in many or right.dtype != left.dtype:
+        if left.dtype not in limits.many or right.dtype != left.dtype:
             yield f"the machine's library multiplies {left.dtype.name} better"
         if left.kind != "load":
             yield "its left operand is computed in the same kernel"
-        if len(c.bound) != 1 or stride(left, c.bound[0]) != 1:
-            yield "what is summed does not lie side by side"
-        elif stride(right, c.bound[0]) != 1:
-            columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in c.bound]
-            if left.dtype != F32 or not columns or stride(right, columns[-1]) != 1:
-                yield "its weight does not lie along what is summed"
+        elif not limits.any_layout:
+            yield from _objections_to_layouts(nest, c)
+
+
+def _objections_to_layouts(nest: Nest, c: Located) -> Iterator[str]:
+    """Why the operands of a contraction do not lie as registers take them in."""
+    left, right = c.operands
+    if len(c.bound) != 1 or stride(left, c.bound[0]) != 1:
+        yield "what is summed does not lie side by side"
+    elif stride(right, c.bound[0]) != 1:
+        columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in c.bound]
+        if left.dtype != F32 or not columns or stride(right, columns[-1]) != 1:
+            yield "its weight does not lie along what is summed"
 
 
 def _objections(c: Located, rows: frozenset[Axis], inside: set[Located]) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.analysis.kinds import MULTIPLIED, Limits
-from fusec.ir.graph import Graph
+from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits
+from fusec.ir.graph import Graph, Node
 from fusec.ir.regions import open_regions
 from fusec.ir.writes import read_where_written
 from fusec.passes.grouping.joins import TINY, Grouping
@@ -20,13 +20,28 @@ class Group:
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
     cpu: bool = True
     """Whether kernels are a CPU's: they may load and store where an index says, which they have to check and to report,
-    rely on the order of their iterations, and multiply many rows, where the machine's profile says that it is quick."""
+    rely on the order of their iterations, and multiply many rows, where the machine's profile says that it is quick.
+    A GPU's multiply many rows where the mode is to try more and that is predicted to save time."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
         labels = open_regions(graph)
         graph.erase_dead()
         read_where_written(graph, TINY)
-        many = frozenset(d for d in MULTIPLIED if self.cpu and context.machine.multiplies(d.name))
-        limits = Limits(self.small_m, many, in_order=self.cpu)
-        Grouping(graph, context, labels, limits, places=self.cpu).run()
+        if self.cpu:
+            many = frozenset(d for d in MULTIPLIED if context.machine.multiplies(d.name))
+        else:
+            many = HALVES if context.config.mode.startswith("max-autotune") else frozenset()
+        limits = Limits(self.small_m, many, in_order=self.cpu, any_layout=not self.cpu)
+        grouping = Grouping(graph, context, labels, limits, places=self.cpu)
+        grouping.join()
+        left: dict[Node, str] = {}
+        while not self.cpu and (slower := grouping.quicker_apart()):
+            left |= slower
+            grouping = Grouping(graph, context, labels, limits, places=self.cpu, left=left)
+            grouping.join()
+        for node, reason in left.items():
+            sources = tuple(map(str, node.sources[:1]))
+            message = "a product of many rows is the library's"
+            context.remarks.add("analysis", "group", message, subject=node.op.name, reason=reason, sources=sources)
+        grouping.make()

@@ -1,6 +1,7 @@
 """What groups of nodes would be as kernels, and what they gain: each question is asked once for all equal groups."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fusec.analysis.gain import Judgement, gain, judge, may_lose
 from fusec.analysis.kinds import Limits
@@ -9,6 +10,10 @@ from fusec.analysis.outline import Outline, outline
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Node, storage
 from fusec.ir.structure import abbreviations
+
+GENERATED = 0.8
+"""The share of the library's speed that a generated product of many rows is taken to have on a GPU: a guess, since none
+has been timed there."""
 
 
 class Candidates:
@@ -53,8 +58,27 @@ class Candidates:
         key = piece.structure(self.spell)
         if key not in self.gains:
             apart = [self.judged({node}) for node in members]
-            self.gains[key] = gain(self.judged(set(members)), apart, self.machine)
+            self.gains[key] = gain(self._generated(set(members)), apart, self.machine)
         return self.gains[key]
+
+    def no_gain_over_library(self, unit: set[Node], products: set[Node]) -> str:
+        """Why a kernel saves nothing over products of the library and a kernel of the rest; "" where it does."""
+        rest = unit - products
+        if not rest or _is_bias(rest):
+            return "it would take nothing along that the library's call does not"
+        apart = [self.judged(part) for part in (rest, *({node} for node in products))]
+        gained = gain(self._generated(unit), apart, self.machine)
+        if gained > 0:
+            return ""
+        return f"it would take {-gained * 1e6:.3g} µs more, at {GENERATED:.0%} of the library's speed, which is a guess"
+
+    def _generated(self, unit: set[Node]) -> Judgement:
+        """A kernel with the speed that is expected of its products."""
+        found = self.judged(unit)
+        if not (found.many and self.limits.any_layout):
+            return found
+        work = {kind: n / GENERATED if kind[0] == "matrix" else n for kind, n in found.cost.work.items()}
+        return replace(found, cost=replace(found.cost, work=work))
 
     def is_better(self, found: Iterable[Judgement], than: Iterable[Judgement]) -> bool:
         """Whether these are kernels that move less than others, and take no longer."""
@@ -62,3 +86,9 @@ class Candidates:
         moved = [sum(one.cost.bytes for one in side) for side in sides]
         seconds = [sum(float(one.cost.time(self.machine)) for one in side) for side in sides]
         return not any(one.reason for one in sides[0]) and bool(moved[0] < moved[1]) and seconds[0] <= seconds[1]
+
+
+def _is_bias(nodes: set[Node]) -> bool:
+    """Whether all that nodes do is to add a vector."""
+    (node, *others) = nodes
+    return not others and node.is_op("add") and any(v.tensor.rank == 1 for v in node.operands)

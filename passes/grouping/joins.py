@@ -1,6 +1,6 @@
 """Which nodes share a kernel: producers and readers are joined greedily, wherever that is one loop nest and saves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from fusec.analysis.attention import attention_groups, is_layer
@@ -28,7 +28,25 @@ TINY = 64
 class Grouping:
     """Joins the nodes of one graph."""
 
-    def __init__(self, graph: Graph, context: Context, labels: dict[Node, str], limits: Limits, places: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        context: Context,
+        labels: dict[Node, str],
+        limits: Limits,
+        places: bool,
+        left: Collection[Node] = (),
+    ) -> None:
+        """What there is to join.
+
+        Args:
+            graph: whose nodes they are.
+            context: takes the remarks.
+            labels: the declared fusions that nodes come from.
+            limits: what kernels may be.
+            places: whether they may load and store where an index says.
+            left: products that are the library's, whatever kernels may be.
+        """
         self.graph, self.context, self.labels, self.places = graph, context, labels, places
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
@@ -40,10 +58,12 @@ class Grouping:
         for node in graph.nodes:
             if node.has(Trait.CONTRACTION):
                 self._lay_out(node.operands[0])
-        self.products = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and self._is_generated(n)}
+        self.products = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and n not in left and self._is_generated(n)}
+        self.apart: dict[Node, str] = {}
+        """Last products of attentions that stay in several kernels, and why."""
 
-    def run(self) -> None:
-        """Join what belongs together, and make kernels of it."""
+    def join(self) -> None:
+        """Join what belongs together."""
         nodes = self.graph.nodes
         for node in nodes:
             self._join_attention(node)
@@ -68,6 +88,20 @@ class Grouping:
         if repeat_moves(self.units, self.candidates) + shift(nodes, self.units, self.candidates):
             self._sweep(nodes, lambda first, second: True)
         self._join_tiny()
+
+    def quicker_apart(self) -> dict[Node, str]:
+        """Products of many rows that save nothing in their kernels, as far as is predicted, and why."""
+        found: dict[Node, str] = {}
+        for unit in self.units.distinct():
+            products = {n for n in unit if n.has(Trait.CONTRACTION)}
+            if products and self.candidates.judged(unit).many:
+                reason = self.candidates.no_gain_over_library(unit, products)
+                found |= dict.fromkeys(self.uses.ordered(products), reason) if reason else {}
+        return found
+
+    def make(self) -> None:
+        """Make kernels of what is joined, and say what stays apart."""
+        nodes = self.graph.nodes
         self._explain(nodes)
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1 and n.has(Trait.WRITE)]:
             del self.units.of[node]  # a copy and nothing else is ATen's
@@ -178,10 +212,7 @@ class Grouping:
                 return
             reasons[reason] = None
         if reasons:
-            self.context.remarks.add(
-                "missed", "group", "attention stays in several kernels", subject="attention",
-                reason="; or ".join(reasons), sources=tuple(map(str, node.sources[:1])),
-            )  # fmt: skip
+            self.apart[node] = "; or ".join(reasons)
 
     def _no_attention(self, group: set[Node], last: Node) -> str:
         """Why a group from one product to the last is no attention of one kernel; "" where it is."""
@@ -229,7 +260,12 @@ class Grouping:
                     self.units.put(first | second)
 
     def _explain(self, nodes: list[Node]) -> None:
-        """A remark for every pair that stays apart."""
+        """A remark for every pair and every attention that stays apart."""
+        for node, reason in self.apart.items():
+            self.context.remarks.add(
+                "missed", "group", "attention stays in several kernels", subject="attention",
+                reason=reason, sources=tuple(map(str, node.sources[:1])),
+            )  # fmt: skip
         for node in nodes:
             for producer in self._producers(node):
                 first, second = self.units.of[producer], self.units.of[node]

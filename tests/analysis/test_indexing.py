@@ -195,6 +195,14 @@ def test_rows_that_are_not_taken_in_blocks_say_why(
         classify(locate(body), limits)
 
 
+def test_tiles_take_rows_and_weights_that_lie_any_way() -> None:
+    limits = Limits(16, frozenset({F32}), any_layout=True)
+    for left, right, spec in (((64, 40), (24, 64), "za,bz->ab"), ((40, 4, 6), (24, 4, 6), "ayz,byz->ab")):
+        body = Body()
+        body.set_outputs([body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)])
+        assert classify(locate(body), limits).many
+
+
 def test_rows_that_are_computed_or_of_another_type_are_not_taken_in_blocks() -> None:
     body = Body()
     x, w = body.tensor(40, 64), body.tensor(24, 64)

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
+from fusec.ir.regions import open_regions
 from fusec.passes import default_pipeline
+from fusec.passes.grouping.joins import Grouping
 from fusec.pipeline import Context
 
 
@@ -20,3 +23,15 @@ def kernel_regions(graph: Graph, config: Config | None = None) -> list[Node]:
 def regions_of(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Node]:
     """Those of a function, for inputs of these sizes."""
     return kernel_regions(trace(function, inputs, symbolic=False))
+
+
+def regions_with_products(function: Callable[..., Any], inputs: Sequence[Any], symbolic: bool = False) -> list[Node]:
+    """Those of a function where products of any number of rows are generated, whether that pays or not."""
+    graph, config = trace(function, inputs, symbolic=symbolic), Config(disable="group,bias")
+    context = Context(config)
+    default_pipeline(config, "triton").run(graph, context)
+    limits = Limits(16, MULTIPLIED | HALVES, in_order=False, any_layout=True)
+    grouping = Grouping(graph, context, open_regions(graph), limits, places=False)
+    grouping.join()
+    grouping.make()
+    return [node for node in graph if node.is_op("region") and node.attributes["kind"] == "kernel"]

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 
 from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
+from fusec.config import Config
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import OPS, Trait
-from fusec.ir.types import BOOL, F32, I64, Size, TensorType, contiguous_strides
+from fusec.ir.types import BF16, BOOL, F32, I64, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
 from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
@@ -339,3 +340,45 @@ def test_only_a_softmax_between_products_makes_an_attention() -> None:
         weights = model.do("tanh" if missing == "exp" else "exp", shifted)
         model.group(model.do("contraction", weights, v, spec="abz,azc->abc"))
         assert not any(r.subject == "attention" for r in model.context.remarks), missing
+
+
+GPU = {"default": 0, "reduce-overhead": 0, "max-autotune": 1, "max-autotune-no-cudagraphs": 1}
+
+
+def on_gpu(mode: str, rows: int, depth: int, op: str = "") -> tuple[list[Node], list[Remark]]:
+    """The kernels of a product of many rows on a GPU, with an operation behind it, and what is said of the product."""
+    m = Model()
+    shapes = (rows, depth), (1024, depth)
+    x, w = (m.add_input(TensorType(BF16, shape, contiguous_strides(shape))) for shape in shapes)
+    out = m.do("contraction", x, w, spec="az,bz->ab")
+    bias = m.add_input(TensorType(BF16, (1024,), (1,)))
+    m.set_outputs([m.do(op, out, bias) if op == "add" else m.do(op, out) if op else out])
+    context = Context(Config(mode=mode), machine=CHIPS["a100"])
+    Group(cpu=False).apply(m, context)
+    verify_graph(m)
+    found = [n for n in m.nodes if n.has(Trait.REGION) and any(i.has(Trait.CONTRACTION) for i in n.body.nodes)]
+    return found, [r for r in context.remarks.of("analysis") if r.subject == "contraction"]
+
+
+@pytest.mark.parametrize("mode", GPU)
+def test_a_mode_decides_whether_a_gpu_s_products_of_many_rows_are_ours(mode: str) -> None:
+    """Where that is predicted to save time, as with few rows and something behind them to take along."""
+    found, remarks = on_gpu(mode, 64, 1024, "sigmoid")
+    assert len(found) == GPU[mode] and not remarks
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "op", "why"),
+    [
+        (64, 1024, "", "nothing along"),
+        (64, 1024, "add", "nothing along"),  # the library's call adds a bias
+        (4096, 4096, "sigmoid", "of the library's speed"),
+        (4096, 256, "sigmoid", ""),
+    ],
+)
+def test_products_that_save_nothing_on_a_gpu_are_the_library_s_and_say_so(
+    rows: int, depth: int, op: str, why: str
+) -> None:
+    found, remarks = on_gpu("max-autotune", rows, depth, op)
+    assert len(found) == (0 if why else 1)
+    assert [why in r.reason for r in remarks] == ([True] if why else [])
