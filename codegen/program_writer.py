@@ -136,8 +136,11 @@ class ProgramWriter:
     def _launch(self, node: Node, kernel: Kernel, launchable: Launchable) -> None:
         text = self.text
         pairs = list(zip(node.operands, node.body.inputs, strict=True))
-        if not all(value in node.written or text.lies(value, inner.tensor.strides) for value, inner in pairs):
-            self.stretch.write()  # a copy has to see what they write
+        checks = [_check(place) for place in placing(node.body)]
+        # A copy has to see what the launches before it write.
+        copies = not all(value in node.written or text.lies(value, inner.tensor.strides) for value, inner in pairs)
+        if copies or not self.stretch.takes(checks):
+            self.stretch.write()
         buffers = []
         for value, inner in pairs:
             if value in node.written:
@@ -153,7 +156,7 @@ class ProgramWriter:
                 buffers.append(self.stretch.result(result, inner.tensor))
             else:
                 text.alias(result, destination)
-        self.stretch.add(launchable, buffers, kernel.symbols, [_check(place) for place in placing(node.body)])
+        self.stretch.add(launchable, buffers, kernel.symbols, checks)
 
     def _source(self, node: Node) -> None:
         type, text = node.result.tensor, self.text

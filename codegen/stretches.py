@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusec.codegen.kernel import MAX_CHECKS
 from fusec.codegen.program_text import ProgramText
 from fusec.codegen.runtime import raise_out_of_range
 from fusec.codegen.sizes import PYTHON
@@ -14,8 +15,6 @@ from fusec.ir.types import U8, Size, TensorType, simplify
 
 LONGEST = 32
 """Launches: what dies in a row of them is freed at its end, which should not be the end of a backward pass."""
-MOST_CHECKS = 255
-"""That the number of a check can tell apart."""
 _LINE, _ELEMENT = 64, 8
 """Bytes of a cache line, and of the largest element."""
 
@@ -59,6 +58,10 @@ class Stretch:
         self.dead: list[str] = []
         """Variables that are to be freed."""
 
+    def takes(self, checks: Sequence[str]) -> bool:
+        """Whether one more launch fits in: the number of a check that failed tells those of a whole row apart."""
+        return sum(len(launch.checks) for launch in self.launches) + len(checks) <= MAX_CHECKS
+
     def result(self, value: Value, type: TensorType) -> str:
         """The variable of a result of the launch that is added next."""
         _, strides = self.text.allocate(type)
@@ -78,8 +81,7 @@ class Stretch:
             self.dead.append(name)
             if name in self.blocks:
                 self.blocks[name].last = len(self.launches) - 1
-        checks = sum(len(launch.checks) for launch in self.launches)
-        if not self.launches or len(self.launches) >= self.longest or checks > MOST_CHECKS // 2:
+        if not self.launches or len(self.launches) >= self.longest:
             self.write()
 
     def settle(self, value: Value) -> None:

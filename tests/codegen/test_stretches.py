@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.codegen import target_named
+from fusec.codegen import stretches, target_named
+from fusec.codegen.kernel import Check, Kernel, walk
 from fusec.codegen.program import build_program
 from fusec.codegen.stretches import LONGEST, Span, counted, pack
 from fusec.compiler import Compiled, compile_graph
@@ -148,6 +149,28 @@ def test_a_place_that_does_not_exist_is_that_of_its_own_kernel(quick: Config) ->
         place = i if i == 20 else j
         with pytest.raises(IndexError, match=f"index {place} is out of bounds for dimension 0 with size {length}"):
             found.program([torch.tensor([i]), torch.tensor([j]), *weights])
+
+
+@pytest.mark.parametrize(("most", "rows"), [(3, 1), (2, 2)])
+def test_a_row_has_no_more_checks_than_can_be_told_apart(
+    quick: Config, monkeypatch: pytest.MonkeyPatch, most: int, rows: int
+) -> None:
+    def looked_up(i: Tensor, j: Tensor, table: Tensor, *weights: Tensor) -> Tensor:
+        return layers(F.embedding(i, table), *weights) + F.embedding(j, table[:5]) + F.embedding(i, table[:7])
+
+    monkeypatch.setattr(stretches, "MAX_CHECKS", most)
+    weights = drawn((20, 16), (16, 16), (16, 16))
+    found = compiled(looked_up, torch.tensor([1]), torch.tensor([4]), *weights, config=quick)
+    assert [len(checks(kernel)) for kernel in found.program.kernels.values()] == [1, 2]
+    assert found.program.source.count("if fault := ") == rows
+    for i, j, length in ((20, 4, 20), (6, 5, 5), (7, 4, 7)):
+        place = j if length == 5 else i
+        with pytest.raises(IndexError, match=f"index {place} is out of bounds for dimension 0 with size {length}"):
+            found.program([torch.tensor([i]), torch.tensor([j]), *weights])
+
+
+def checks(kernel: Kernel) -> list[Check]:
+    return [s for s in walk(kernel.body) if isinstance(s, Check)]
 
 
 def test_a_size_is_a_whole_number_of_something() -> None:
