@@ -70,7 +70,8 @@ def measure(
     Args:
         candidates: by name, compiled on their first call.
         rounds: how many.
-        call_ms: a shorter call is repeated to last this long.
+        call_ms: a shorter call is repeated to last this long, after one that is not timed: what ran before it, which
+            may have been anything, has left its own data in the caches.
         baseline: the candidate that the others are compared with; it runs a second time as the noise floor.
     """
     runs = {baseline: candidates[baseline], FLOOR: candidates[baseline]} | candidates
@@ -85,6 +86,8 @@ def measure(
         watch, times = Watch.start(), {name: list[float]() for name in runs}
         for _ in range(rounds):
             for name, run in runs.items():
+                if repeats[name] > 1:
+                    run()
                 times[name].append(_time(run, repeats[name]))
             bar.advance(task)
     rows = [_row(name, taken, times[baseline]) for name, taken in times.items()]

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from bench import compile_time, machine, speed, training
+from bench import compile_time, harness, machine, speed, training
 from bench.harness import FLOOR, Measurement, Row, measure, table
 from bench.machine import wait_until_idle
 from fusec.analysis.machine import assumed_cpu
@@ -21,6 +21,14 @@ def test_rounds_are_interleaved_and_eager_runs_twice() -> None:
     assert "".join(calls[-9:]) == "eeo" * 3
     assert [row.name for row in found.rows] == ["eager", FLOOR, "other"]
     assert found.row("eager").ratio == 1.0 and found.noise >= 0
+
+
+def test_what_is_repeated_runs_once_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(harness, "_repeats", lambda run, call_ms: 2)
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: calls.append("|") or len(calls))
+    measure({"eager": lambda: calls.append("e")}, rounds=1)
+    assert "".join(calls).endswith("e|ee|" * 2)
 
 
 def measured(ratio: float, spread: float = 0.01, others: float = 0.0) -> Measurement:
