@@ -11,7 +11,7 @@ from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.errors import FusecError
 from fusec.frontend.torch_internals import empty_on_cpu
 from fusec.ir.graph import Graph, Node, Source, Value
-from fusec.ir.types import ScalarType, Size, TensorType, same_size
+from fusec.ir.types import ScalarType, Size, TensorType, contiguous_strides, same_size
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.layout import copied, with_strides
 
@@ -155,7 +155,10 @@ class ProgramText:
             strides = sizes_text(type.strides)
             # What is written to must stay the storage that the caller passed.
             function = "same_storage" if self.root(value) in self.written else "with_strides"
-            self.line(f"if {name}.stride() != {strides}: {name} = {function}({name}, {strides})")
+            differs = f"{name}.stride() != {strides}"
+            if same_layout(type.shape, type.strides, contiguous_strides(type.shape)):
+                differs = f"not {name}.is_contiguous() and {differs}"  # the quicker question, and nearly always enough
+            self.line(f"if {differs}: {name} = {function}({name}, {strides})")
         self.layouts[value] = type.strides
         return type.strides
 

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import re
+import struct
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -41,13 +42,11 @@ class CppKernel:
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
         """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
-        return self.function(
-            (ctypes.c_void_p * len(buffers))(*[b.data_ptr() for b in buffers]),
-            (ctypes.c_int64 * len(symbols))(*symbols),
-        )
+        pointers = _packing("P", len(buffers))(*[b.data_ptr() for b in buffers])
+        return self.function(pointers, _packing("q", len(symbols))(*symbols))
 
     def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
-        """One call without a Python frame for all launches; the array types, and what calls what, are made once."""
+        """One call without a Python frame for all launches; the form of arrays, and what calls what, are made once."""
         if len(launches) == 1:
             (only,) = launches
             return f"{bind(self.function, self.name)}({_arrays(only.buffers, only.symbols, bind)})"
@@ -58,19 +57,20 @@ class CppKernel:
             table += [ctypes.cast(launch.launchable.function, ctypes.c_void_p).value or 0, launch.first_check]
             table += [len(launch.buffers), *map(buffers.index, launch.buffers)]
             table += [len(launch.symbols), *map(symbols.index, launch.symbols)]
-        known = bind(_array(ctypes.c_int64, len(table))(*table), "table")
+        known = bind(_packing("q", len(table))(*table), "table")
         return f"{bind(self.launch_all, 'launch_all')}({known}, {_arrays(buffers, symbols, bind)})"
 
 
 def _arrays(buffers: Sequence[str], symbols: Sequence[str], bind: Callable[[Any, str], str]) -> str:
-    pointers = f"{bind(_array(ctypes.c_void_p, len(buffers)), 'pointers')}({', '.join(buffers)})"
-    sizes = f"{bind(_array(ctypes.c_int64, len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
+    pointers = f"{bind(_packing('P', len(buffers)), 'pointers')}({', '.join(buffers)})"
+    sizes = f"{bind(_packing('q', len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
     return f"{pointers}, {sizes}"
 
 
 @functools.cache
-def _array(element: Any, length: int) -> Any:
-    return element * length
+def _packing(element: str, length: int) -> Callable[..., bytes]:
+    """Makes a native array of so many numbers, in a fraction of the time that one of ctypes takes."""
+    return struct.Struct(f"{length}{element}").pack
 
 
 def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel | BuildError]:

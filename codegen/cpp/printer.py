@@ -77,7 +77,11 @@ class _Printer(Straight):
             element = ("const " if b.role == "input" else "") + MEMORY_TYPES[b.dtype]
             self.line(f"{element}*{restrict} const {identifier(b.name)} = static_cast<{element}*>(buffers[{i}]);")
         for i, symbol in enumerate(self.kernel.symbols):
-            self.line(f"const int64_t {identifier(symbol)} = symbols[{i}];")
+            value = f"symbols[{i}]"
+            if symbol == "parts" and (pays := self._threads_pay()) != "true":
+                # Alone, nobody repeats for others what comes before the blocks that threads share.
+                value = "1" if pays == "false" else f"{pays} ? {value} : 1"
+            self.line(f"const int64_t {identifier(symbol)} = {value};")
 
     # ------------------------------------------------------------------ loops
 
@@ -128,10 +132,15 @@ class _Printer(Straight):
 
     def _parallel_condition(self) -> str | None:
         """The ``if`` clause; None where threads never pay."""
+        pays = self._threads_pay()
+        return {"true": "", "false": None}.get(pays, f" if ({pays})")
+
+    def _threads_pay(self) -> str:
+        """Whether there is work for threads: ``true``, ``false``, or what only a call knows."""
         work = self.kernel.work
         if isinstance(work, int):
-            return "" if work >= PARALLEL_WORK else None
-        return f" if ({CPP.print(work)} >= {PARALLEL_WORK})"
+            return "true" if work >= PARALLEL_WORK else "false"
+        return f"{CPP.print(work)} >= {PARALLEL_WORK}"
 
     def _open(self, loop: Loop) -> None:
         axis = identifier(loop.axis)

@@ -57,11 +57,11 @@ class Imported:
     remarks: Remarks = field(default_factory=Remarks)
     """Why operations that fusec knows stayed calls of ATen."""
 
-    def callable(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], list[Any]]:
-        """A function with the torch graph's calling convention: takes a list and clears it."""
+    def callable(self, program: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+        """What takes a list, which it clears, and gives one, as the torch graph does: the program where that does."""
         constants, outputs = self.constants, self.outputs
         if all(o.index == i for i, o in enumerate(outputs)):
-            return self._direct(program)
+            return self._direct(program) if constants else program
         symbols = self.bindings() if any(_sizes(o) for o in outputs) else {}
         kept = {o.view.index for o in outputs if o.view is not None and o.view.of == "input"}
 
@@ -75,13 +75,13 @@ class Imported:
 
         return call
 
-    def _direct(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], list[Any]]:
+    def _direct(self, program: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
         constants = self.constants
 
         def call(args: list[Any]) -> list[Any]:
             given = [*args, *constants]
             args.clear()
-            return list(program(given))
+            return program(given)
 
         return call
 

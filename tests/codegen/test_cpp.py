@@ -1,6 +1,7 @@
 """The C++ printer on hand-written tile programs: each kernel is built and compared with torch."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Index, Init, K
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Source
-from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I64, U8, DType, symbol
+from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I64, U8, DType, Size, symbol
 
 LANES = 16
 THEIRS = {F32: torch.float32, F64: torch.float64, BF16: torch.bfloat16, F16: torch.float16, I64: torch.int64}
@@ -124,7 +125,8 @@ def test_padding_lanes_do_not_count(config: Config) -> None:
 
 
 def test_columns_and_matrix_vector(config: Config) -> None:
-    columns, product, halves = built(config, column_sum(37), gemv(F32, 33, 100), gemv(BF16, 5, 40_000))
+    shared = replace(gemv(F32, 33, 100), work=PARALLEL_WORK)
+    columns, product, halves = built(config, column_sum(37), shared, gemv(BF16, 5, 40_000))
     x = torch.randn(19, 37)
     y = torch.zeros(37)
     columns((x, y), (19,))
@@ -235,6 +237,14 @@ def test_threads_start_where_there_is_work_for_them() -> None:
     assert "#pragma omp" not in few
     assert "#pragma omp parallel for schedule(static)\n" in many
     assert f" if ({40 * 33}*rows >= {PARALLEL_WORK})" in print_kernel(add(F32, 33, work=40)).replace(" * ", "*")
+
+
+@pytest.mark.parametrize(
+    ("work", "shares"),
+    [(PARALLEL_WORK, "symbols[0]"), (PARALLEL_WORK - 1, "1"), (symbol("n"), f"n >= {PARALLEL_WORK} ? symbols[0] : 1")],
+)
+def test_who_works_alone_does_nothing_for_others_again(work: Size, shares: str) -> None:
+    assert f"const int64_t parts = {shares};" in print_kernel(replace(gemv(F32, 8, 64), work=work))
 
 
 def test_names_of_functions_and_keywords_are_free(config: Config) -> None:

@@ -15,7 +15,7 @@ from fusec.codegen import launchables, target_named
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.program import Program, build_program
 from fusec.config import Config
-from fusec.errors import BuildError, ScheduleError
+from fusec.errors import BuildError, FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import BF16, F32, I64, DType, ScalarType, TensorType, contiguous_strides, evaluate_size, symbol
 from fusec.passes.grouping import Group
@@ -137,6 +137,22 @@ def test_an_input_with_other_strides_is_copied() -> None:
     program, _ = compiled(graph)
     data = torch.randn(6, 4).t()
     torch.testing.assert_close(program([data])[0], data.exp())
+
+
+def test_strides_of_dims_of_length_1_make_no_difference() -> None:
+    graph = Graph()
+    cache, x = tensor(graph, 1, 6), tensor(graph, S, 6)
+    graph.add_node("write", [cache, graph.add_node("exp", [cache]).result])
+    graph.set_outputs([graph.add_node("neg", [x]).result])
+    program, _ = compiled(graph)
+    data, row = torch.randn(7, 6)[:1], torch.randn(6)
+    expected = data.exp()
+    torch.testing.assert_close(
+        program([data.as_strided((1, 6), (99, 1)), row.as_strided((1, 6), (0, 1))])[0], -row[None]
+    )
+    torch.testing.assert_close(data, expected)
+    with pytest.raises(FusecError, match="is written to has strides"):
+        program([torch.randn(1, 12)[:, ::2], row[None]])
 
 
 def test_a_region_that_writes_runs_without_a_kernel_too() -> None:
