@@ -57,6 +57,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		bench.cpu \
 		"bench.sweeps --dtypes float32,bfloat16" \
 		bench.sharing \
+		bench.memory \
 		bench.attention \
 		bench.roofline; do \
 		echo "== python -m $$module"; \

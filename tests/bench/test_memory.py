@@ -1,0 +1,54 @@
+"""Memory: what a call takes is seen, and what it leaves is not; the promise is held against eager."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+from bench import memory
+from bench.workloads import Prepared, Workload
+
+MIB = 2**20
+
+
+class Takes(torch.nn.Module):
+    """A model of one MiB that takes 64 more in a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(MIB // 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(64 * MIB // 4)[: x.shape[0]]
+
+
+def test_what_a_call_takes_is_seen() -> None:
+    model, x = Takes().eval(), torch.ones(8)
+    workload = Workload("takes", torch.float32, lambda *_: Prepared(model, lambda run: partial(run, x), 1), (0.0, 0.0))
+    found = memory.peaks(workload, "eager", 0)
+    assert found["weights"] == 1.0
+    assert 63 <= found["calls"] - found["weights"] <= 72 and found["process"] >= found["calls"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "process", "holds"),
+    [(104.0, 125.0, [True, True]), (106.0, 125.0, [False, True]), (104.0, 127.0, [True, False])],
+)
+def test_calls_are_held_against_eager_and_the_process_against_an_empty_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: float, process: float, holds: list[bool]
+) -> None:
+    taken = {
+        "eager": {"calls": 100.0, "process": 100.0},
+        "aot_eager": {"calls": 200.0, "process": 120.0},
+        "fusec": {"calls": calls, "process": process},
+    }
+    monkeypatch.setattr(memory, "_in_fresh_process", lambda title, name, seed: taken[name])
+    file = tmp_path / "memory.json"
+    status = memory.main(["--workloads", "decode 1, float32", "--peers", "", "--json", str(file)])
+    found = json.loads(file.read_text())
+    assert status == (not all(holds)) and list(found["promises"].values()) == holds
