@@ -54,6 +54,21 @@ def test_a_model_runs_on_triton() -> None:
     assert {kernel.kind for kernel in result.program.kernels.values()} >= {"contraction", "attention"}
 
 
+def test_a_model_with_products_of_many_rows_runs_on_triton() -> None:
+    """Those that take something along are generated, the others stay the library's."""
+    torch._dynamo.reset()
+    model, _ = MODELS["llama"]
+    inputs = sample_tokens(100, 2, 10), padded_mask(2, 10, "left")
+    options: dict[str, Any] = {"strict": True, "target": "triton", "machine": "h200", "mode": "max-autotune"}
+    fast = torch.compile(model.bfloat16().eval(), backend=backend, options=options)
+    with torch.no_grad():
+        assert compare_outputs(model(*inputs), fast(*inputs), model.double()(*inputs)).passed
+    (result,) = compiled_graphs()
+    generated = {kernel.name for kernel in result.program.kernels.values() if kernel.kind == "contraction"}
+    assert generated == {"linear_rotary_embedding", "linear_rotary_embedding_2", "gated_projection"}
+    assert [step.kind for step in result.program.steps].count("vendor") == 2 * 3 + 1  # v, o, down; the vocabulary
+
+
 def test_a_model_decodes_on_triton_with_a_static_cache() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

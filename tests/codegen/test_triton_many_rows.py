@@ -107,14 +107,14 @@ def test_the_number_of_rows_may_be_unknown() -> None:
 
 
 def test_what_is_computed_before_few_rows_may_be_computed_for_blocks_of_them() -> None:
-    """Where ``small_m`` is larger than a block; what it makes beside is stored once."""
+    """Where ``small_m`` is larger than a block; two weights share it, and what it makes beside is stored once."""
 
-    def layer(x: Tensor, scale: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def layer(x: Tensor, scale: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         normed = F.rms_norm(x, (24,), scale)
-        return F.linear(normed, w), normed
+        return F.linear(normed, w), F.silu(F.linear(normed, v)), normed
 
     for dtype in (torch.float32, torch.float64):
-        inputs = [torch.randn(shape, dtype=dtype) for shape in ((150, 24), (24,), (56, 24))]
+        inputs = [torch.randn(shape, dtype=dtype) for shape in ((150, 24), (24,), (56, 24), (40, 24))]
         config = Config(small_m=200)
         (region,) = kernel_regions(trace(layer, inputs, symbolic=False), config)
         outcome = check_region(region, chips=())
