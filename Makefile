@@ -50,6 +50,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		"bench.spellings --each" \
 		bench.mutants \
 		"bench.triton_kernels --full" \
+		bench.triton_chips \
 		bench.training \
 		bench.generate \
 		bench.compile_time \

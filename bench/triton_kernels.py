@@ -3,11 +3,13 @@
 ``python -m bench.triton_kernels [--full]``: every kernel of the models, each structure once, on what it gets in the
 model: the numeric rule in Triton's interpreter, its bounds proved, and compiled for NVIDIA's and AMD's chips, where
 products of half types have to show up as instructions of the matrix unit. One token, few and more rows than a
-generated product takes.
+generated product takes, one more token with a static cache; no size is that of a block. ``bench.triton_chips`` has
+the sizes of real models.
 """
 
 import argparse
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,21 +18,26 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from bench.families import FAMILIES, Family, Inputs, Sizes, chosen
+from bench.decoding import one_more
+from bench.families import FAMILIES, Family, Sizes, chosen
+from bench.generate import MODELS as GENERATING
 from bench.harness import progress, report
 from bench.numerics import cast_inputs, cast_parameters
+from bench.published import DTYPES
 from bench.record import write_result
 from fusec.config import Config
 from fusec.dynamo import backend_with, interpreted
 from fusec.ir.graph import Graph, Node
 from fusec.ir.structure import structure
+from fusec.models.inputs import Padding
 from fusec.verify.interpreter import evaluate
 
 SAMPLE = "llama,gemma3,gpt2,bert"
 """Between them: both norms, gated and plain activations, rotary embedding, learned positions."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SHAPES = "1x1,2x5,2x9"
-"""Tokens of the samples: Triton's interpreter runs program by program."""
+SHAPES = "1x1,2x5,2x9,1+6,2+20"
+"""Tokens of the samples: Triton's interpreter runs program by program. ``2+20`` is one after 20, for two sequences."""
+ROOM = 40
+"""Tokens that a static cache has room for."""
 
 
 @dataclass
@@ -104,28 +111,42 @@ def run(families: list[Family], options: argparse.Namespace) -> list[Row]:
 
 
 def kernel_regions(
-    family: Family, dtype: torch.dtype, shape: tuple[int, int], hidden: int, seed: int = 0
+    family: Family, dtype: torch.dtype, shape: str, hidden: int, seed: int = 0
 ) -> list[tuple[Node, list[Any]]]:
     """The kernels that the pipeline makes of a model, with what they get at inference."""
+    from fusec.codegen.triton import TritonTarget
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
     model = cast_parameters(family.build(Sizes(hidden), seed=seed), dtype)
-    found = []
-    for graph, arguments in _captured(
-        model, cast_inputs(family.sample(*shape, "left" if shape[1] > 1 else "none", seed), dtype)
-    ):
-        config = Config()
-        default_pipeline(config, "triton").run(graph, Context(config))
-        regions = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
-        values = list(dict.fromkeys(v for region in regions for v in region.operands))
-        graph.set_outputs(values)
-        numbers = dict(zip(values, evaluate(graph, arguments), strict=True))
-        found += [(region, [numbers[v] for v in region.operands]) for region in regions]
+    found, config = [], Config()
+    for inputs in _inputs(family, model, dtype, shape, seed):
+        for graph, arguments in _captured(model, inputs):
+            default_pipeline(config, "triton").run(graph, Context(config, machine=TritonTarget().machine(config)))
+            regions = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
+            values = list(dict.fromkeys(v for region in regions for v in region.operands))
+            graph.set_outputs(values)
+            numbers = dict(zip(values, evaluate(graph, arguments), strict=True))
+            found += [(region, [numbers[v] for v in region.operands]) for region in regions]
     return found
 
 
-def _captured(model: nn.Module, inputs: Inputs) -> list[tuple[Graph, list[Any]]]:
+def _inputs(family: Family, model: nn.Module, dtype: torch.dtype, shape: str, seed: int) -> Iterator[dict[str, Any]]:
+    """What a shape stands for; one more token comes without masks, and with those that ``generate()`` makes."""
+    batch, plus, length = shape.partition("+")
+    if not plus:
+        batch, _, length = shape.partition("x")
+        padding: Padding = "left" if int(length) > 1 else "none"
+        yield cast_inputs(family.sample(int(batch), int(length), padding, seed), dtype)
+    elif family.name in GENERATING.split(","):
+        prompt = family.sample(int(batch), int(length), "none", seed)["input_ids"]
+        for masked in (False, True):
+            with torch.no_grad():
+                inputs = one_more(model, prompt, ROOM, masked)
+            yield inputs
+
+
+def _captured(model: nn.Module, inputs: dict[str, Any]) -> list[tuple[Graph, list[Any]]]:
     """The graphs of a model as imported, and what they are called with."""
     kept: list[tuple[Graph, list[Any]]] = []
 
@@ -146,9 +167,7 @@ def _captured(model: nn.Module, inputs: Inputs) -> list[tuple[Graph, list[Any]]]
 
 def _gather(family: Family, dtype: str, options: argparse.Namespace, found: Found) -> None:
     for shape in options.shapes.split(","):
-        batch, _, length = shape.partition("x")
-        sizes = int(batch), int(length)
-        for region, inputs in kernel_regions(family, DTYPES[dtype], sizes, options.hidden, options.seed):
+        for region, inputs in kernel_regions(family, DTYPES[dtype], shape, options.hidden, options.seed):
             key = structure(region.body)
             row, *_ = found.setdefault(key, (Row(str(region.attributes["label"]), dtype, [], "", 0), region, inputs))
             row.places += 1
@@ -166,8 +185,9 @@ def _check(row: Row, region: Node, inputs: list[Any], options: argparse.Namespac
         return
     row.ratio, row.kind = outcome.comparison.ratio, outcome.kernel.kind
     row.chips = {
-        r.chip: {"registers": r.registers, "spills": r.spills, "shared": r.shared, "matrix": r.matrix_instructions}
+        r.chip: {"registers": r.registers, "spills": r.spills, "shared": r.shared, "matrix": sum(units.values())}
         for r in outcome.reports
+        for units in (r.matrix_instructions,)
     }
     row.problem = "" if outcome.ok else str(outcome)
 
@@ -199,7 +219,7 @@ def _cells(rows: list[Row]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fusec.codegen.triton.check import DEFAULT_CHIPS
+    from fusec.codegen.triton.compile import CHIPS
 
     parser = argparse.ArgumentParser(
         prog="python -m bench.triton_kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -208,9 +228,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", default=SAMPLE, metavar="A,B", help=f"of {', '.join(FAMILIES)}; by default {SAMPLE}")
     add("--full", action="store_true", help="every model")
     add("--dtypes", default=",".join(DTYPES), metavar="A,B")
-    add("--shapes", default=SHAPES, metavar="BxL,BxL", help="batches and lengths of the samples")
-    add("--chips", default=",".join(DEFAULT_CHIPS), metavar="A,B", help="what to compile for")
-    add("--hidden", type=int, default=128, help="width of the models")
+    add("--shapes", default=SHAPES, metavar="BxL,B+L", help="batches and lengths of the samples; + for one more token")
+    add("--chips", default=",".join(CHIPS), metavar="A,B", help="what to compile for")
+    add("--hidden", type=int, default=112, help="width of the models, with four heads")
     add("--seed", type=int, default=0)
     add("--json", default="", metavar="FILE", help="by default bench/results/triton_kernels.json")
     add("--width", type=int, default=None, help="of the table")

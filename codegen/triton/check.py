@@ -1,8 +1,9 @@
 """A region's Triton kernel held against the meaning of its body, and compiled for chips that are not here."""
 
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
 from fusec.codegen.triton.launch import InterpretedKernel
 from fusec.ir.graph import Graph, Node
-from fusec.ir.types import TensorType, evaluate_size, evaluate_sizes
+from fusec.ir.ops import split_spec
+from fusec.ir.types import TensorType, accumulation, estimate, evaluate_size, evaluate_sizes
 from fusec.verify.contract import Comparison, compare_outputs
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
@@ -70,8 +72,29 @@ def check_region(
     target = TritonTarget()
     kernel = target.schedule(region, name)
     comparison = _compare(kernel, region.body, seed, inputs)
-    reports = tuple(compile_for(kernel, chip) for chip in chips)
+    multiplies = multiplies_matrices(region.body)
+    reports = tuple(replace(compile_for(kernel, chip), multiplies_halves=multiplies) for chip in chips)
     return RegionCheck(kernel, comparison, reports, tuple(unproven_accesses(kernel, size_limits(region.body))))
+
+
+def multiplies_matrices(body: Graph) -> bool:
+    """Whether a body has a product of half types with several rows and columns, which is what matrix units are for."""
+    return any(node.is_op("contraction") and _is_of_matrices(node) for node in body.nodes)
+
+
+def _is_of_matrices(product: Node) -> bool:
+    (left, right), result = split_spec(product.attributes["spec"])
+    sizes = {
+        letter: n
+        for term, x in zip((left, right), product.operands, strict=True)
+        for letter, n in zip(term, x.shape, strict=True)
+    }
+    own = [
+        math.prod(estimate(sizes[letter]) for letter in kept)
+        for kept in (set(left) - set(right), set(right) - set(left), set(left) & set(right) - set(result))
+    ]
+    halves = all(accumulation(x.tensor.dtype) != x.tensor.dtype for x in product.operands)
+    return halves and min(own) > 1
 
 
 def _compare(kernel: Kernel, body: Graph, seed: int, given: Sequence[Tensor] | None = None) -> Comparison:

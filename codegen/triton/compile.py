@@ -2,7 +2,9 @@
 
 import re
 import subprocess
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +35,7 @@ _POINTERS = {
 }  # fmt: skip
 _SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
 """Bytes of shared memory that one program can have."""
-_MATRIX = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_s?mfma_)")
+_MATRIX = re.compile(r"\b(?:(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma\.)[\w.:]*|v_s?mfma_\w+)")
 _COPY = re.compile(r"\bcp\.async\.(?:c[ag]|bulk)\b")
 _ALIGNED = [["tt.divisibility", 16]]
 """What a caller promises of each pointer: torch aligns what it allocates to far more."""
@@ -53,18 +55,29 @@ class Report:
     """Bytes of shared memory of one program."""
     assembly_bytes: int
     """Length of the PTX or AMDGCN text."""
-    matrix_instructions: int = 0
-    """Places in that text that use a matrix unit."""
+    matrix_instructions: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Places in that text that use a matrix unit, by instruction."""
     asynchronous_copies: int = 0
     """Places where it copies to shared memory without waiting: what a loop does whose loads run ahead (NVIDIA)."""
     multiplies_halves: bool = False
     """Whether it multiplies matrices of half types, which every chip here has a unit for."""
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """What spilled, what keeps it from being launched, and what the chip's matrix unit should have done."""
+        limit, found = _SHARED[self.chip], []
+        if self.spills:
+            found.append(f"{self.spills} spilled")
+        if self.shared > limit:
+            found.append(f"{self.shared} bytes of shared memory where a program can have {limit}")
+        if self.multiplies_halves and not self.matrix_instructions:
+            found.append("a product of matrices without the matrix unit")
+        return tuple(found)
+
+    @property
     def ok(self) -> bool:
-        """Whether nothing spilled, it can be launched, and the chip's matrix unit does what it is there for."""
-        fits = self.spills == 0 and self.shared <= _SHARED[self.chip]
-        return fits and (self.matrix_instructions > 0 or not self.multiplies_halves)
+        """Whether there are none."""
+        return not self.problems
 
 
 def compile_for(kernel: Kernel, chip: str) -> Report:
@@ -104,7 +117,7 @@ def _amd(name: str, chip: str, compiled: Any) -> Report:
         return int(found[1]) if found else 0
 
     spills = field("vgpr_spill_count") + field("sgpr_spill_count")
-    matrix = len(_MATRIX.findall(text))
+    matrix = dict(Counter(_MATRIX.findall(text)))
     return Report(name, chip, field("vgpr_count"), spills, compiled.metadata.shared, len(text), matrix)
 
 
@@ -117,8 +130,9 @@ def _nvidia(name: str, chip: str, compiled: Any) -> Report:
         ptx = compiled.asm["ptx"]
         stack = int(found.get("STACK", 0)) + int(found.get("LOCAL", 0))
         spills = _spilled(ptx, Path(folder)) if stack else 0
-    uses = len(_MATRIX.findall(ptx)), len(_COPY.findall(ptx))
-    return Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), *uses)
+    matrix = dict(Counter(_MATRIX.findall(ptx)))
+    copies = len(_COPY.findall(ptx))
+    return Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), matrix, copies)
 
 
 def _spilled(ptx: str, folder: Path) -> int:

@@ -190,4 +190,4 @@ def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip
     for region in regions_of(function, tuple(inputs)):
         report = compile_for(TritonTarget().schedule(region, name), chip)
         assert report.ok, report
-        assert (report.matrix_instructions > 0) == (rows > 1)
+        assert bool(report.matrix_instructions) == (rows > 1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusec.codegen.triton import TritonTarget, check_region
-from fusec.codegen.triton.check import RegionCheck
+from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.check import RegionCheck, check_region, multiplies_matrices
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.errors import ScheduleError
@@ -83,6 +83,32 @@ def test_functions(function, symbolic, dtype):
     for region in regions:
         check = check_region(region, function.__name__)
         assert check.ok, check
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_functions_in_float16(function):
+    inputs = [torch.randn(shape, dtype=torch.float16) for shape in FUNCTIONS[function]]
+    for region in kernel_regions(trace(function, inputs, symbolic=False), VENDOR):
+        check = check_region(region, function.__name__, chips=["sm_90"])
+        assert check.ok, check
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dtype", "expected"),
+    [
+        (torch.matmul, ((4, 8), (8, 6)), torch.float16, True),
+        (torch.matmul, ((4, 8), (8, 6)), torch.float32, False),  # what a chip multiplies as f32 is rounded to less
+        (torch.matmul, ((1, 8), (8, 6)), torch.bfloat16, False),
+        (torch.matmul, ((4, 8), (8, 1)), torch.bfloat16, False),
+        (torch.matmul, ((4, 1), (1, 6)), torch.bfloat16, False),
+        (torch.bmm, ((3, 1, 8), (3, 8, 6)), torch.bfloat16, False),
+        (torch.bmm, ((3, 2, 8), (3, 8, 6)), torch.bfloat16, True),
+        (torch.add, ((4, 8), (4, 8)), torch.bfloat16, False),
+    ],
+)
+def test_products_of_half_types_with_rows_and_columns_want_a_matrix_unit(function, shapes, dtype, expected):
+    body = trace(function, [torch.randn(shape).to(dtype) for shape in shapes], symbolic=False)
+    assert multiplies_matrices(body) == expected
 
 
 @pytest.mark.slow
