@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import sympy
 
-from fusec.analysis.affine import at_least
+from fusec.analysis.affine import at_least, divide
 from fusec.codegen.kernel import Check, Kernel, Load, Loop, Place, Statement, Store, When, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
@@ -105,7 +105,8 @@ class _Space:
         expr = sympy.expand(expr)
         part = self._part_of_an_axis(expr, depth)
         if part is not None:
-            return self._at_worst(expr, *part, depth)
+            atom, ends = part
+            return any(self._at_worst(expr, atom, end, depth) for end in ends)
         if depth == 0:
             return _certain(expr, self.limits)
         axis, least, greatest = self.ranges[depth - 1]
@@ -118,44 +119,54 @@ class _Space:
             return any(self.never_negative(expr.subs(axis, end), depth - 1) for end in greatest)
         return False
 
-    def _part_of_an_axis(self, expr: sympy.Expr, depth: int) -> tuple[sympy.Expr, int, int] | None:
-        """A quotient or remainder of an axis in an expression, and the numbers between which it stays."""
+    def _part_of_an_axis(self, expr: sympy.Expr, depth: int) -> tuple[sympy.Expr, list[sympy.Expr]] | None:
+        """A quotient or remainder of an axis in an expression, not below 0, and what it does not exceed."""
         atoms = sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops)
         for i, atom in enumerate(atoms):
-            if not atom.free_symbols.intersection(self.names.values()) or any(o.has(atom) for o in atoms[i + 1 :]):
+            if not self._has_axes(atom) or any(o.has(atom) for o in atoms[i + 1 :]):
+                continue
+            over, under = atom.args if isinstance(atom, sympy.Mod) else atom.args[0].as_numer_denom()
+            if self._has_axes(under) or not _certain(under - 1, self.limits) or not self.never_negative(over, depth):
                 continue
             if isinstance(atom, sympy.Mod):
-                number, divisor = atom.args
-                if divisor.is_Integer and divisor > 0 and self.never_negative(number, depth):
-                    return atom, 0, int(divisor) - 1
-                continue
-            over, under = atom.args[0].as_numer_denom()
-            end = self._greatest(over)
-            if end is not None and under.is_Integer and self.never_negative(over, depth):
-                return atom, 0, end // int(under)
+                return atom, [under - 1]
+            if ends := [end for last in self._greatest(over) if (end := _quotient_of_last(last, under)) is not None]:
+                return atom, ends
         return None
 
-    def _greatest(self, expr: sympy.Expr) -> int | None:
-        """A number that a sum of axes does not exceed; None where none is known."""
+    def _has_axes(self, expr: sympy.Expr) -> bool:
+        return not expr.free_symbols.isdisjoint(self.names.values())
+
+    def _greatest(self, expr: sympy.Expr) -> list[sympy.Expr]:
+        """What a sum of axes does not exceed, each of them without axes; the least, where all are numbers."""
         for axis, _, greatest in reversed(self.ranges):
             slope = expr.coeff(axis, 1)
             if slope != 0:
+                if not (slope.is_Integer and slope > 0):
+                    return []
                 rest = sympy.expand(expr - slope * axis)
-                ends = [self._greatest(sympy.expand(rest + slope * end)) for end in greatest]
-                known = [end for end in ends if end is not None]
-                return min(known) if known and slope.is_Integer and slope > 0 else None
-        return int(expr) if expr.is_Integer else None
+                ends = [last for end in greatest for last in self._greatest(sympy.expand(rest + slope * end))]
+                return [min(ends)] if ends and all(end.is_Integer for end in ends) else ends
+        return [] if self._has_axes(expr) else [expr]
 
-    def _at_worst(self, expr: sympy.Expr, part: sympy.Expr, least: int, greatest: int, depth: int) -> bool:
-        """Whether an expression is never negative whatever a part of it is, within its range."""
+    def _at_worst(self, expr: sympy.Expr, part: sympy.Expr, greatest: sympy.Expr, depth: int) -> bool:
+        """Whether an expression is never negative whatever a part of it is, from 0 to its greatest value."""
         place = sympy.Dummy("part", integer=True, nonnegative=True)
         expr = sympy.expand(expr.subs(part, place))
         slope = expr.coeff(place, 1)
         if sympy.expand(expr - slope * place).has(place):
             return False
         if self.never_negative(slope, depth):
-            return self.never_negative(expr.subs(place, least), depth)
+            return self.never_negative(expr.subs(place, 0), depth)
         return self.never_negative(-slope, depth) and self.never_negative(expr.subs(place, greatest), depth)
+
+
+def _quotient_of_last(last: sympy.Expr, divisor: sympy.Expr) -> Size | None:
+    """``last`` divided by ``divisor``, rounded down, where that is a size: of the last of whole groups, say."""
+    if last.is_Integer and divisor.is_Integer:
+        return last // divisor
+    groups = divide(last + 1, divisor)
+    return None if groups is None else groups - 1
 
 
 def _certain(expr: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
@@ -179,7 +190,11 @@ def _certain(expr: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
 
 
 def _is_count(quotient: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
-    return isinstance(quotient, sympy.Mod) or _certain(quotient.args[0], limits)
+    """Whether it is not negative."""
+    if isinstance(quotient, sympy.Mod):
+        return True
+    over, under = sympy.together(quotient.args[0]).as_numer_denom()
+    return _certain(over, limits) and _certain(under, limits)
 
 
 def _range_of(

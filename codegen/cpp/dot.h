@@ -242,19 +242,20 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
 }
 
 // As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of
-// the right operand and a factor.
-template <int TILES, int N, bool ADDS, class A, class L, class R>
+// the right operand and a factor. Before each time, ahead() is told of which row it begins with, and which it ends at.
+template <int TILES, int N, bool ADDS, class A, class L, class R, class Ahead>
 FN void dot_panel_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
-                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth, const Ahead& ahead) {
   if (TILES > 1 && columns <= (TILES - 1) * N) {
     dot_panel_n<TILES == 1 ? 1 : TILES - 1, N, ADDS>(target, target_step, left, left_step, left_k, right, right_step,
-                                                     rows, columns, depth);
+                                                     rows, columns, depth, ahead);
     return;
   }
   int64_t r = 0;
 #define ROWS_AT_ONCE(some)                                                                                       \
-  dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, \
-                                   right, right_step, columns, depth), r += some
+  ahead(r, r + some), dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, \
+                                                       left_step, left_k, right, right_step, columns, depth),       \
+      r += some
   while (r + 6 <= rows) ROWS_AT_ONCE(6);
   if (r + 3 <= rows) ROWS_AT_ONCE(3);
   while (r < rows) ROWS_AT_ONCE(1);
@@ -268,6 +269,7 @@ template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                          const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   constexpr int tiles = 4;
+  const auto no = [](int64_t, int64_t) LANEWISE {};
   for (int64_t c = 0; c < columns; c += tiles * N) {
     const int64_t wide = columns - c < tiles * N ? columns - c : tiles * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
@@ -276,9 +278,9 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
       const R* const block = right + k * right_step + c;
       A* const to = target + c;
       if (ADDS || k)
-        dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some);
+        dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, no);
       else
-        dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some);
+        dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, no);
     }
   }
 }
@@ -345,8 +347,15 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
       turn<N>((int32_t*)panel, wide, block, right_step * sizeof(R), width, far);
       const W* const words = (const W*)(left + k * each);
       const int64_t step = left_step / each;
-      if (k) dot_panel_n<4, N, true>(target + c, target_step, words, step, 1, panel, wide, rows, width, far);
-      else dot_panel_n<4, N, false>(target + c, target_step, words, step, 1, panel, wide, rows, width, far);
+      // Memory fetches the block that follows meanwhile, so many of its columns with each group of rows.
+      const R* const next = right + (k + some < depth ? c * right_step + (k + some) * each : (c + width) * right_step);
+      const auto ahead = [&](int64_t from, int64_t to) LANEWISE {
+        for (int64_t i = from * width / rows; i < to * width / rows; i++)
+          for (int64_t line = 0; line < some * 4; line += 64)
+            __builtin_prefetch((const char*)(next + i * right_step) + line);
+      };
+      if (k) dot_panel_n<4, N, true>(target + c, target_step, words, step, 1, panel, wide, rows, width, far, ahead);
+      else dot_panel_n<4, N, false>(target + c, target_step, words, step, 1, panel, wide, rows, width, far, ahead);
     }
   }
 }

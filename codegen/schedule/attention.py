@@ -49,6 +49,7 @@ class _AlongQueries(OnlineSoftmax):
         size = self.lane.size
         whole = isinstance(size, int) and size % _QUERIES == 0
         self.stop = self.first + _QUERIES if whole else sympy.Min(self.first + _QUERIES, size)
+        self.count = _QUERIES if whole else sympy.Min(_QUERIES, size - self.first)
         self.inner_range[emitter.axis_symbol(self.lane)] = (self.first, self.first + _QUERIES - 1)
         self.inside[self.lane] = (self.first, self.stop)
 
@@ -82,12 +83,12 @@ class _AlongQueries(OnlineSoftmax):
 
     def scoring(self, queries: str) -> Dot:
         left = self.matrix(self.parts.key, self.parts.keys, self.parts.depth)
-        return Dot(_rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, _QUERIES, self.depth)
+        return Dot(_rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, self.count, self.depth)
 
     def weighing(self) -> Dot:
         left = self.matrix(self.parts.value, self.parts.columns, self.parts.keys)
         weights = _rows(self.scores, _QUERIES)
-        return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, _QUERIES, self.key_count, True)
+        return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, self.count, self.key_count, True)
 
     def grid(self) -> tuple[Statement, ...]:
         size = self.lane.size

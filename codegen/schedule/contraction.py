@@ -9,6 +9,7 @@ Many rows have no prologue and are taken in blocks too, each beside a block of t
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 
 import sympy
 
@@ -19,7 +20,18 @@ from fusec.codegen.kernel import Dot, Loop, Matrix, Statement, index_symbol
 from fusec.codegen.schedule.emitter import Emitter
 from fusec.codegen.schedule.rows import Rows, Tiling
 from fusec.errors import ScheduleError
-from fusec.ir.types import BF16, DType, Size, TensorType, accumulation, contiguous_strides, estimate, simplify
+from fusec.ir.types import (
+    BF16,
+    DType,
+    Size,
+    TensorType,
+    accumulation,
+    contiguous_strides,
+    estimate,
+    product,
+    same_size,
+    simplify,
+)
 
 MOST_ROWS = 192
 """In a block: as many as stay in the second-level cache beside the weight's, which is turned for each block."""
@@ -56,11 +68,26 @@ class _Contraction:
         """Outputs that the prologue makes."""
         self.rows = shape.rows
         self.joint: dict[tuple[Axis, ...], Axis] = {}
-        self.taken = max(reversed(self.rows), key=lambda a: estimate(a.size)) if shape.many else None
-        """The axis of the rows that is taken in blocks: the longest. Where that is not known it is the innermost, as
-        sequences are longer than batches."""
+        self.taken = self._most_rows() if shape.many else ()
+        """The axes of the rows that are taken in blocks, as one."""
+
+    def _most_rows(self) -> tuple[Axis, ...]:
+        """The longest axis of the rows, or neighbours that together are one wherever a left operand is read.
+
+        Where lengths are not known it is the innermost, as sequences are longer than batches.
+        """
+        count = len(self.rows)
+        runs = [self.rows[i:j] for i in range(count) for j in range(i + 1, count + 1)]
+        even = [run for run in runs if all(_is_even(c.operands[0], run) for c in self.shape.contractions)]
+        return max(reversed(even), key=lambda run: estimate(product(tuple(axis.size for axis in run))))
 
     def run(self) -> tuple[Statement, ...]:
+        if not self.taken:
+            return self._run()
+        with self.emitter.over(self.taken):
+            return self._run()
+
+    def _run(self) -> tuple[Statement, ...]:
         lefts = self._prologue()
         if self.side:
             with self.emitter.repeat("once", _PART, 1, PARTS):
@@ -69,7 +96,7 @@ class _Contraction:
             if all(len(self._columns(o)) == 1 for o in results):
                 self._blocks(outer, results, lefts)
                 continue
-            with self.emitter.loop(outer, "serial", PARTS, _PART):
+            with self.emitter.loop(outer, "serial", 1, *_share(_static(outer))):
                 self._row_blocks(results, lefts, None)
         return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
 
@@ -127,13 +154,11 @@ class _Contraction:
 
     def _row_stride(self, left: Located) -> Size:
         """What one row adds, for rows that lie evenly."""
-        return stride(left, self.taken or self.rows[-1]) if self.rows else 0
+        return stride(left, (self.taken or self.rows)[-1]) if self.rows else 0
 
     def _is_dense(self, left: Located, bound: tuple[Axis, ...]) -> bool:
         """Whether a loaded left operand is a matrix as it lies: rows at even distances, elements side by side."""
-        rows = zip(self.rows, self.rows[1:], strict=False)
-        even = all(stride(left, a) == stride(left, b) * b.size for a, b in rows)
-        return even and len(bound) == 1 and stride(left, bound[0]) == 1
+        return _is_even(left, self.rows) and len(bound) == 1 and stride(left, bound[0]) == 1
 
     def _joined(self, offset: sympy.Expr, bound: tuple[Axis, ...]) -> sympy.Expr:
         """An offset over several contracted axes that lie in a row, over one axis instead."""
@@ -180,24 +205,25 @@ class _Contraction:
             size = max(size, 4 * self.tiling.lanes)
         start = index_symbol("block") * size
         stop = start + size if n % size == 0 else sympy.Min(start + size, n)
-        with self.emitter.repeat("block", _PART, -(-n // size), PARTS):
+        with self.emitter.repeat("block", *_share(-(-n // size)), 1):
             self._row_blocks(results, lefts, _Block(axis, start, stop, size))
 
     def _row_blocks(self, results: list[Output], lefts: dict[Located, _Left], columns: "_Block | None") -> None:
         """One block of columns, for all rows at once or for blocks of them."""
-        if self.taken is None:
+        if not self.taken:
             self._block(results, lefts, columns, None)
             return
-        n = self.taken.size
+        taken = self.emitter.joint(self.taken)
+        n = taken.size
         size = even_blocks(n, MOST_ROWS) if isinstance(n, int) else MOST_ROWS
         start = index_symbol("rows") * size
         stop = start + size if isinstance(n, int) and n % size == 0 else sympy.Min(start + size, n)
         with ExitStack() as loops:
             for axis in self.rows:
-                if axis is not self.taken:
+                if axis not in self.taken:
                     loops.enter_context(self.emitter.loop(axis, "serial"))
             loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
-            self._block(results, lefts, columns, _Block(self.taken, start, stop, size))
+            self._block(results, lefts, columns, _Block(taken, start, stop, size))
 
     def _block(
         self, results: list[Output], lefts: dict[Located, _Left], columns: "_Block | None", rows: "_Block | None"
@@ -297,6 +323,17 @@ def even_blocks(n: int, most: int, step: int = 6) -> int:
     """The length of as few equal blocks as cover ``n`` elements; where there are several, a multiple of ``step``."""
     count = -(-n // most)
     return min(-(-n // (count * step)) * step, most, n)
+
+
+def _share(count: int) -> tuple[sympy.Expr, sympy.Expr]:
+    """The range of a thread among ``count`` blocks: neighbours, as each is asked for during the one before."""
+    share = sympy.floor((count - 1 + PARTS) / PARTS)
+    return _PART * share, sympy.Min(_PART * share + share, count)
+
+
+def _is_even(item: Located, axes: tuple[Axis, ...]) -> bool:
+    """Whether what is loaded lies at even distances along all of these axes, the last of them innermost."""
+    return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))
 
 
 def _static(axis: Axis) -> int:

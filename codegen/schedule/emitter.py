@@ -1,10 +1,9 @@
 """From located computations to statements: each is placed in the outermost loop that binds all it needs."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 import sympy
 
@@ -28,7 +27,7 @@ from fusec.codegen.kernel import (
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value, storage
-from fusec.ir.types import I64, DType, Size, TensorType, accumulation
+from fusec.ir.types import I64, DType, Size, TensorType, accumulation, product, same_size
 
 _FAR = 2**40
 """Farther than any index."""
@@ -70,7 +69,7 @@ class Emitter:
         self._names: dict[Axis, str] = {}
         self._joint: dict[tuple[tuple[Axis, ...], bool], Axis] = {}
         self._spelled: list[tuple[tuple[Axis, ...], Axis]] = []
-        """Axes that the open loops run over as one, and that one."""
+        """Axes that loops run over as one at present, and that one."""
         self._count = 0
 
     # Names and index expressions.
@@ -103,19 +102,19 @@ class Emitter:
     def _over_joint_axes(self, out: sympy.Expr) -> sympy.Expr:
         """The same with axes that loops run over as one spelled as quotients and remainders of it, where need be."""
         for axes, joint in self._spelled:
-            whole, inner = self.axis_symbol(joint), 1
-            runs: list[tuple[Size, int, int]] = []  # a step's worth, how many of them, and how many elements each has
+            whole, inner = self.axis_symbol(joint), cast(Size, 1)
+            runs: list[tuple[Size, Size, Size]] = []  # a step's worth, how many of them, and how many elements each has
             for axis in reversed(axes):
-                slope, n = out.coeff(self.axis_symbol(axis), 1), static_size(axis)
-                if runs and slope == runs[-1][0] * runs[-1][1]:
-                    runs[-1] = (runs[-1][0], runs[-1][1] * n, runs[-1][2])
+                slope = out.coeff(self.axis_symbol(axis), 1)
+                if runs and same_size(slope, runs[-1][0] * runs[-1][1]):
+                    runs[-1] = (runs[-1][0], runs[-1][1] * axis.size, runs[-1][2])
                 else:
-                    runs.append((slope, n, inner))
-                inner *= n
+                    runs.append((slope, axis.size, inner))
+                inner = inner * axis.size
             out = out.subs({self.axis_symbol(axis): 0 for axis in axes})
-            for slope, n, below in runs:
+            for i, (slope, n, below) in enumerate(runs, 1):
                 place = sympy.floor(whole / below)
-                out = out + slope * (place if below * n == inner else sympy.Mod(place, n))
+                out = out + slope * (place if i == len(runs) else sympy.Mod(place, n))
         return sympy.expand(out)
 
     def fresh(self, hint: str = "v") -> str:
@@ -140,12 +139,13 @@ class Emitter:
         stop: Size | None = None,
     ) -> Iterator[None]:
         """Open a loop over an axis; closing it puts it into the one around it."""
-        self.levels.append(_Level(self.levels[-1].axes | {axis}))
+        parts = next((axes for axes, joint in self._spelled if joint is axis), (axis,))
+        self.levels.append(_Level(self.levels[-1].axes.union(parts, (axis,))))
         yield
         self._close(self.axis_name(axis), start, axis.size if stop is None else stop, step, kind)
 
     def joint(self, axes: tuple[Axis, ...], apart: bool = False) -> Axis:
-        """One axis that stands for all of these, the last of them innermost; their sizes are known.
+        """One axis that stands for all of these, the last of them innermost.
 
         Args:
             axes: what it stands for.
@@ -153,22 +153,26 @@ class Emitter:
         """
         if len(axes) == 1 and not apart:
             return axes[0]
-        size = math.prod(map(static_size, axes))
+        size = product(tuple(axis.size for axis in axes))
         return self._joint.setdefault((axes, apart), Axis(size))
+
+    @contextmanager
+    def over(self, axes: tuple[Axis, ...], apart: bool = False) -> Iterator[Axis]:
+        """Spell places over the one axis that stands for all of these, which it gives; ``apart`` is as for joint."""
+        axis = self.joint(axes, apart)
+        if axes != (axis,):
+            self._spelled.append((axes, axis))
+        yield axis
+        if axes != (axis,):
+            self._spelled.pop()
 
     @contextmanager
     def tile(
         self, axes: tuple[Axis, ...], step: int, start: Size = 0, stop: Size | None = None, apart: bool = False
     ) -> Iterator[None]:
         """Open a tile loop over axes as one; ``start`` and ``stop`` count its elements, ``apart`` is as for joint."""
-        axis = self.joint(axes, apart)
-        if axes != (axis,):
-            self._spelled.append((axes, axis))
-        with self.loop(axis, "tile", step, start, stop):
-            self.levels[-1].axes |= set(axes)
+        with self.over(axes, apart) as axis, self.loop(axis, "tile", step, start, stop):
             yield
-        if axes != (axis,):
-            self._spelled.pop()
 
     @contextmanager
     def repeat(self, name: str, start: Size, stop: Size, step: Size) -> Iterator[None]:

@@ -89,6 +89,30 @@ def test_quotients_and_remainders_of_axes_are_proved():
     assert unproven_accesses(loads(places, 23, ("i", 0, 24, "grid")))
 
 
+def test_quotients_and_remainders_by_a_size_are_proved():
+    """[b, s, 5] and its transpose, by one axis over both outer dims, in blocks of which the last is cut."""
+    batch, block = sympy.Symbol("b", integer=True, positive=True), 4 * sympy.Symbol("block")
+    count = sympy.ceiling(batch * S / 4)
+    loops = ("block", 0, count, "grid"), ("i", block, sympy.Min(block + 4, batch * S), "tile"), ("j", 0, 5, "tile")
+    there, within = sympy.floor(ROW / S), sympy.Mod(ROW, S)
+    for offset in (there * S * 5 + within * 5 + J, within * batch * 5 + there * 5 + J):
+        assert not unproven_accesses(loads(offset, batch * S * 5, *loops))
+        assert unproven_accesses(loads(offset, batch * S * 5 - 1, *loops))
+        assert unproven_accesses(loads(offset - 1, batch * S * 5, *loops))
+    assert not unproven_accesses(loads(there, batch, *loops))
+    assert unproven_accesses(loads(there, batch - 1, *loops))
+
+
+def test_shares_of_a_range_are_proved():
+    """Each thread takes as many neighbours as any."""
+    parts, part = sympy.Symbol("parts", integer=True, positive=True), sympy.Symbol("part")
+    share = sympy.floor((8 + parts) / parts)
+    loops = ("part", 0, parts, "grid"), ("i", part * share, sympy.Min(part * share + share, 9), "serial")
+    assert not unproven_accesses(loads(ROW, 9, *loops))
+    assert unproven_accesses(loads(ROW, 8, *loops))
+    assert unproven_accesses(loads(ROW - 1, 9, *loops))
+
+
 def test_a_loop_from_the_later_of_two_places_is_proved():
     start = sympy.Max(0, ROW - 3)
     assert not unproven_accesses(loads(J, 8, ("i", 0, 8, "grid"), ("j", start, 8, "serial")))

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from sympy import sympify
 from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.kernel import Dot, Loop, walk
-from fusec.codegen.schedule.contraction import even_blocks
+from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.kernel import Dot, Loop, index_symbol, walk
+from fusec.codegen.schedule.contraction import PARTS, even_blocks
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs
@@ -100,6 +102,78 @@ def test_the_number_of_rows_may_be_unknown(quick: Config) -> None:
     assert [step.kind for step in only.program.steps] == ["kernel"]
 
 
+def masked(x: Tensor, w: Tensor, r: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+    """An epilogue that reads something for each row, for each sequence, for each place in one, and where it stands."""
+    there = torch.arange(x.shape[1], device=x.device)[:, None] * 0.125
+    return torch.where(mask[:, None, None] > 0, F.linear(x, w) + r, places) + there
+
+
+def in_heads(x: Tensor, w: Tensor, r: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+    """The result lies otherwise than its rows."""
+    heads = F.linear(x, w).view(x.shape[0], x.shape[1], 5, 14).transpose(1, 2)
+    return (heads * mask[:, None, None, None] + places[:, None, :14].transpose(0, 1)).contiguous()
+
+
+SPREAD: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "dense": (lambda x: x, 1),
+    "rows apart": (lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]], 1),
+    "sequences apart": (lambda x: torch.stack((x, x), 1)[:, 1], 2),
+    "one sequence for all": (lambda x: x[:1].expand(x.shape), 2),
+}
+"""How what is multiplied lies, and over how many ranges its rows run."""
+
+
+@pytest.mark.parametrize("layer", [masked, in_heads])
+@pytest.mark.parametrize("spread", SPREAD.values(), ids=SPREAD)
+def test_rows_of_all_sequences_are_one_range(
+    layer: Callable[..., Tensor], spread: tuple[Callable[[Tensor], Tensor], int], quick: Config
+) -> None:
+    """Where they lie evenly, however many and long; one program serves them all, and stays inside of what it reads."""
+
+    def inputs(batch: int, length: int) -> list[Tensor]:
+        shapes = (batch, length, 32), (70, 32), (batch, length, 70), (batch,), (length, 70)
+        x, *others = (torch.randn(shape) for shape in shapes)
+        return [spread[0](x), *others]
+
+    torch._dynamo.reset()
+    first = inputs(3, 40)
+    for x, dims in zip(first, ((0, 1), (), (0, 1), (0,), (0,)), strict=True):
+        for dim in dims:
+            torch._dynamo.mark_dynamic(x, dim)
+    compiled = torch.compile(layer, backend=backend_for(quick))
+    with torch.no_grad():
+        for given in (first, inputs(2, 17), inputs(7, 2), inputs(5, 101), inputs(2, 400)):
+            torch.testing.assert_close(compiled(*given), layer(*given))
+    (only,) = compiled_graphs()
+    (kernel,) = only.program.kernels.values()
+    assert kernel.kind == "contraction" and not unproven_accesses(kernel)
+    assert len(ranges_around_the_product(kernel.body)) == spread[1]
+
+
+def test_a_single_row_of_many_sequences(quick: Config) -> None:
+    """And the other way round; Dynamo has programs of their own for lengths of 1, so sizes are given here."""
+    sizes = {name: symbol(name) for name in "bn"}
+    graph = Graph()
+    x, r = (graph.add_input(TensorType(F32, (*sizes.values(), k), (sizes["n"] * k, k, 1))) for k in (32, 48))
+    weight = graph.add_input(TensorType(F32, (48, 32), (32, 1)))
+    mask = graph.add_input(TensorType(F32, (sizes["b"], 1, 48), (48, 48, 1)))
+    product = graph.add_node("contraction", (x, weight), {"spec": "abz,cz->abc"}).result
+    graph.set_outputs([graph.add_node("add", (graph.add_node("mul", (product, r)).result, mask)).result])
+    found = compile_graph(graph, quick)
+    for batch, length in ((1, 1), (1, 7), (7, 1), (200, 1), (3, 5), (1, 200), (2, 193)):
+        a, b, w, m = (torch.randn(s) for s in ((batch, length, 32), (batch, length, 48), (48, 32), (batch, 1, 48)))
+        torch.testing.assert_close(found.program([a, b, w, m])[0], F.linear(a, w) * b + m)
+
+
+def ranges_around_the_product(body: tuple[Any, ...]) -> list[str]:
+    """Loops over ranges that only a call knows, shares of the threads aside."""
+    for loop in body:
+        if isinstance(loop, Loop) and any(isinstance(s, Dot) for s in walk(loop.body)):
+            unknown = not isinstance(loop.stop, int) and not loop.stop.has(PARTS)
+            return [loop.axis] * unknown + ranges_around_the_product(loop.body)
+    return []
+
+
 BY_INPUT: dict[str, Case] = {
     "an epilogue": (lambda x, w, b: torch.relu(x @ w + b), ((40, 24), (24, 150), (150,))),
     "more than one block of each": (torch.matmul, ((389, 260), (260, 131))),
@@ -140,7 +214,8 @@ def test_blocks_are_as_large_as_stays_in_the_cache(quick: Config) -> None:
         graph = trace(function, [torch.randn(shape) for shape in shapes], symbolic=False)
         ((kernel,),) = [compile_graph(graph, quick).program.kernels.values()]
         (product,) = [b for b in kernel.buffers if b.role == "scratch"]
-        blocks = {s.axis: s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.axis in ("rows", "block")}
+        loops = [s for s in walk(kernel.body) if isinstance(s, Loop) and s.axis in ("rows", "block")]
+        blocks = {s.axis: sympify(s.stop).subs({PARTS: 1, index_symbol("part"): 0}) for s in loops}
         assert blocks == {"rows": 3, "block": -(-131 // wide)} and product.numel == 132 * wide
 
 
