@@ -1,4 +1,4 @@
-"""What programs call when they run, beside kernels and ATen."""
+"""What programs call when they run, beside kernels and ATen; memory that they lend each other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,30 @@ import torch
 
 from fusec.ir.graph import Graph, storage
 from fusec.verify.interpreter import evaluate
+
+LARGEST_SPARE = 16 << 20
+"""Bytes of a block that is worth keeping: what needs more computes for so long that new pages do not count."""
+MOST_SPARE = 4
+"""Blocks that are kept."""
+_spare: list[torch.Tensor] = []
+
+
+def borrow(nbytes: int) -> torch.Tensor:
+    """A block of at least so many bytes: the one that was given back last, or a new one.
+
+    A new one has new pages, each of which has the system stop the program when it is first touched.
+    """
+    try:
+        block = _spare.pop()  # one step to other threads
+    except IndexError:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    return block if block.numel() >= nbytes else torch.empty(nbytes, dtype=torch.uint8)
+
+
+def give_back(block: torch.Tensor) -> None:
+    """Keep a borrowed block for the next who needs one."""
+    if len(_spare) < MOST_SPARE and block.numel() <= LARGEST_SPARE:
+        _spare.append(block)
 
 
 def raise_out_of_range(fault: int, places: Sequence[tuple[int, int, str, type[Exception]]]) -> None:

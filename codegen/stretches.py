@@ -7,11 +7,11 @@ import sympy
 
 from fusec.codegen.kernel import MAX_CHECKS
 from fusec.codegen.program_text import ProgramText
-from fusec.codegen.runtime import raise_out_of_range
+from fusec.codegen.runtime import borrow, give_back, raise_out_of_range
 from fusec.codegen.sizes import PYTHON
 from fusec.codegen.target import DirectLaunchable, Launch, Launchable
 from fusec.ir.graph import Value
-from fusec.ir.types import U8, Size, TensorType, simplify
+from fusec.ir.types import Size, TensorType, simplify
 
 LONGEST = 32
 """Launches: what dies in a row of them is freed at its end, which should not be the end of a backward pass."""
@@ -57,6 +57,8 @@ class Stretch:
         """By variable."""
         self.dead: list[str] = []
         """Variables that are to be freed."""
+        self.borrowed: list[str] = []
+        """Variables of memory that is to be given back."""
 
     def takes(self, checks: Sequence[str]) -> bool:
         """Whether one more launch fits in: the number of a check that failed tells those of a whole row apart."""
@@ -97,10 +99,12 @@ class Stretch:
             self._allocate(name)
         if self.launches:
             self.text.line(self._call(addresses))
+        for memory in self.borrowed:
+            self.text.line(f"{self.text.constant(give_back, 'give_back')}({memory})")
         dead = [*(name for name in self.dead if name not in addresses), *self.text.take_temporaries()]
         if dead:
             self.text.line(f"del {', '.join(dict.fromkeys(dead))}")
-        self.launches, self.blocks, self.dead = [], {}, []
+        self.launches, self.blocks, self.dead, self.borrowed = [], {}, [], []
 
     def _call(self, addresses: dict[str, str]) -> str:
         launches, checks, first = [], list[str](), self.launches[0]
@@ -134,10 +138,10 @@ class Stretch:
         for factor, spans in alike.items():
             # With a factor nobody knows where lines begin, and a line for each of them might be much.
             offsets, length = pack(list(spans.values()), _LINE if factor == 1 else _ELEMENT)
-            device = next(self.blocks[name].type.device for name in spans)
-            allocation, _ = self.text.allocate(TensorType(U8, (simplify(factor * length),), (1,), device))
             memory, start = self.text.fresh(), self.text.fresh()
-            self.text.line(f"{memory} = {allocation}")
+            nbytes = PYTHON.print(simplify(factor * length))
+            self.text.line(f"{memory} = {self.text.constant(borrow, 'borrow')}({nbytes})")
+            self.borrowed.append(memory)
             self.text.line(f"{start} = {memory}.data_ptr()")
             for name, offset in zip(spans, offsets, strict=True):
                 addresses[name] = f"{start} + {PYTHON.print(factor * offset)}" if offset else start

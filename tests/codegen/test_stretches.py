@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.codegen import stretches, target_named
+from fusec.codegen import runtime, stretches, target_named
 from fusec.codegen.kernel import Check, Kernel, walk
 from fusec.codegen.program import build_program
 from fusec.codegen.stretches import LONGEST, Span, counted, pack
@@ -54,7 +55,7 @@ def calls(found: Compiled) -> int:
 
 def memory(found: Compiled) -> list[str]:
     """The blocks that rows of launches share, in bytes."""
-    return re.findall(r"w_\d+ = empty\(\((.*?),\), \(1,\)", found.program.source)
+    return re.findall(r"w_\d+ = borrow_\d+\((.*)\)", found.program.source)
 
 
 def layers(x: Tensor, *weights: Tensor) -> Tensor:
@@ -87,6 +88,32 @@ def test_sizes_that_only_a_call_knows_are_planned_too(quick: Config) -> None:
     for shape in ((1, 1), (5, 3), (200, 70)):
         (x,) = drawn(shape)
         torch.testing.assert_close(found.program([x])[0], by_turns(x))
+
+
+def test_calls_lend_each_other_their_memory(quick: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever program they are of; blocks that are too small or too large are not kept."""
+    monkeypatch.setattr(runtime, "_spare", spare := list[Tensor]())
+    inputs = drawn((3, 32), *[(32, 32)] * 6)
+    small, large = (compiled(layers, *x, config=quick) for x in (inputs, drawn((9, 32), *[(32, 32)] * 6)))
+    (first,) = spare  # what running the larger left
+    assert first.numel() == int(memory(large)[0]) > int(memory(small)[0])
+    for _ in range(3):
+        found = small.program(list(inputs))
+        assert [block.data_ptr() for block in spare] == [first.data_ptr()]
+        assert found[0].untyped_storage().data_ptr() != first.data_ptr()
+    monkeypatch.setattr(runtime, "LARGEST_SPARE", 1)
+    small.program(list(inputs))
+    assert not spare
+
+
+def test_threads_at_once_have_memory_of_their_own(quick: Config) -> None:
+    x, *weights = drawn((3, 32), *[(32, 32)] * 6)
+    several = [[number * x, *weights] for number in range(8)]
+    found, expected = compiled(layers, *several[1], config=quick), [layers(*inputs) for inputs in several]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            results = pool.map(lambda inputs: found.program(list(inputs))[0], several)
+            torch.testing.assert_close(list(results), expected)
 
 
 def test_results_that_are_kept_are_tensors_of_their_own(quick: Config) -> None:
