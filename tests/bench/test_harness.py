@@ -106,14 +106,21 @@ def test_compile_time_promises(worse: dict[str, float], broken: list[str]) -> No
     assert len(promises) == 5 and [promise for promise, holds in promises.items() if not holds] == broken
 
 
-@pytest.mark.slow
-def test_compile_time_runs_end_to_end(tmp_path: Path) -> None:
+def test_a_warm_process_has_what_the_cold_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_call(backend: str, layers: int, folder: str, options: object) -> dict[str, Any]:
+        built = Path(folder, f"{backend} {layers}")
+        own = 0.1 if built.exists() else 1.0
+        built.touch()
+        return {"backend": backend, "layers": layers, "own": own, "seconds": own + 1}
+
+    monkeypatch.setattr(compile_time, "_in_fresh_process", first_call)
     file = tmp_path / "compile_time.json"
-    words = ["--backends", "fusec", "--depths", "1", "--hidden", "64", "--repeats", "1", "--allow-busy"]
-    compile_time.main([*words, "--json", str(file)])
-    found = json.loads(file.read_text())
-    assert [run["caches"] for run in found["runs"]] == ["cold", "warm"] and len(found["promises"]) == 1
-    assert [run["files"] > 0 for run in found["runs"]] == [True, False]  # with warm caches nothing is built
+    words = ["--backends", "fusec", "--depths", "12,24", "--repeats", "2", "--allow-busy", "--json", str(file)]
+    assert compile_time.main(words) == 0
+    found = json.loads(file.read_text())["runs"]
+    assert [(run["layers"], run["caches"], run["own"], run["files"]) for run in found] == [
+        (12, "cold", 1.0, 1), (12, "warm", 0.1, 0), (24, "cold", 1.0, 1),
+    ] * 2  # fmt: skip
 
 
 def test_speed_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

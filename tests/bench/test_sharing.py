@@ -47,7 +47,7 @@ def test_threads_at_work_are_counted() -> None:
     assert sharing.at_work(alone, 1, 0.1, in_a_thread=True) == 1
     matrix = torch.randn(512, 512)
     assert sharing.at_work(lambda: matrix @ matrix, 2, 0.3) == 2
-    assert sharing.at_work(lambda: matrix @ matrix, 1, 0.1) == 1
+    assert sharing.at_work(lambda: matrix @ matrix, 1, 0.3) == 1
 
 
 def test_sharing_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
