@@ -7,13 +7,14 @@ import sympy
 from sympy import Max, Min, Mod, ceiling, floor
 
 from fusec.codegen.cpp.expressions import CPP
+from fusec.codegen.kernel import index_symbol
 from fusec.codegen.sizes import PYTHON, Language, sizes_text
 from fusec.codegen.triton.signature import TRITON
 from fusec.errors import BuildError
 from fusec.ir.types import symbol
 
 X, Y, Z = map(symbol, "xyz")
-I = sympy.Symbol("i", integer=True, nonnegative=True)  # noqa: E741
+I = index_symbol("i")  # noqa: E741
 VALUES = ({"x": 12, "y": 4, "z": 3, "i": 0}, {"x": 20, "y": 6, "z": 5, "i": 7}, {"x": 6, "y": 2, "z": 1, "i": 1})
 
 WHOLE = [
@@ -25,6 +26,11 @@ WHOLE = [
 ]  # fmt: skip
 # Whole for every value above: torch divides so where it has a guard.
 DIVIDED = [X / 2, X * Y / (2 * Z) * Z, (X * Y + X) / 2, X / 2 + Y / 2, X * Y / 2 * Z, X * (Y + 2) / Y + 2 * X / Y]
+
+
+def test_an_index_is_a_whole_number() -> None:
+    """So that a block of one element, or a grid of one program, has no rounding in its text."""
+    assert floor(I) == I and Mod(I, 1) == 0 and Mod(4 * I, 4) == 0
 
 
 def value(text: str, values: dict[str, int]) -> int:
