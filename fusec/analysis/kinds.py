@@ -120,7 +120,7 @@ def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], limits: L
         yield "another result of the kernel needs no product"
     for c in contractions:
         left, right = c.operands
-        if left.dtype not in limits.many or right.dtype != left.dtype:
+        if left.dtype not in limits.many:  # the right operand's too, as of any product
             yield f"the machine's library multiplies {left.dtype.name} better"
         if left.kind != "load":
             yield "its left operand is computed in the same kernel"
