@@ -5,7 +5,9 @@ that, fusec's another, and now and then two such draws are more than a factor of
 most where the true gradient vanishes: a key's bias moves all scores of a query alike, which softmax does not see, so
 that its computed gradient is what rounding leaves of large terms that cancel.
 
-A wider bound would hide errors. Instead the rule is held as it stands over several draws together (bench.numerics).
+A wider bound would hide errors. Instead the rule is held as it stands over several draws together (bench.numerics),
+over more of them than outputs need: such a bias has about one draw for each head and run, whatever its length. Held
+against itself, eager's largest error of 8 runs of RoBERTa was up to 2.06 times that of 8 others.
 """
 
 from typing import Any
@@ -19,12 +21,14 @@ from bench.peers import Backend, Runner, compiled_with
 from bench.routing import Routed, scores_and_choices
 from fusec.verify.contract import Comparison, compare_outputs
 
+RUNS = 4 * DRAWS
+"""Runs that are held to the rule together."""
 Gradients = dict[str, Tensor]
 """By parameter; and the loss."""
 
 
 def compare_gradients(
-    family: Family, backend: Backend, dtype: torch.dtype, seed: int = 0, draws: int = DRAWS, dynamic: bool | None = None
+    family: Family, backend: Backend, dtype: torch.dtype, seed: int = 0, draws: int = RUNS, dynamic: bool | None = None
 ) -> dict[str, Comparison]:
     """Judge the loss and the gradient of every parameter."""
     torch._dynamo.reset()  # past so many compiles of the same code it would run eager
