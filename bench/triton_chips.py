@@ -26,10 +26,12 @@ from bench.published import DTYPES, PUBLISHED, Step, capture, steps
 from bench.record import write_result
 from fusec.analysis.cost import region_cost
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.launchables import PASS_NAME
 from fusec.config import Config
 from fusec.debug.roofline import residents
 from fusec.errors import FusecError
-from fusec.ir.graph import Graph, Node
+from fusec.ir.graph import Graph
+from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 
 MACHINES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200", "gfx942": "mi300x"}
@@ -139,46 +141,45 @@ def gather(question: Question) -> list[Found]:
 
 
 def _kernels(graph: Graph, place: str, dtype: str, chip: str) -> Iterator[Found]:
+    from fusec.codegen.launchables import build_kernels
     from fusec.codegen.triton import TritonTarget
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
-    config = Config(machine=MACHINES[chip])
-    machine = TritonTarget().machine(config)
-    default_pipeline(config, "triton").run(graph, Context(config, machine=machine))
-    cached = residents(graph, machine, {})
+    target, config = TritonTarget(), Config(machine=MACHINES[chip])
+    context = Context(config, machine=target.machine(config))
+    default_pipeline(config, target.name).run(graph, context)
+    built, cached = build_kernels(graph, target, context), residents(graph, context.machine, {})
     for region in graph:
-        if region.is_op("region") and region.attributes["kind"] == "kernel":
+        if region.has(Trait.REGION) and region.attributes["kind"] != "vendor":
             cost = region_cost(region, {}, cached)
             found = Found(place, str(region.attributes["label"]), dtype, chip, structure(region.body))
             found.figures = {
                 "bytes": float(cost.bytes),
                 "flops": float(cost.flops),
-                "bound": cost.bound(machine),
-                "predicted_us": float(cost.time(machine)) * 1e6,
+                "bound": cost.bound(context.machine),
+                "predicted_us": float(cost.time(context.machine)) * 1e6,
             }
-            _schedule(region, found)
+            if region in built:
+                _complete(found, built[region][0], region.body)
+            else:
+                reasons = [str(r.reason) for r in context.remarks.of("failure") if r.pass_name == PASS_NAME]
+                found.problem = f"no kernel: {'; '.join(dict.fromkeys(reasons))}"
             yield found
 
 
-def _schedule(region: Node, found: Found) -> None:
+def _complete(found: Found, kernel: Kernel, body: Graph) -> None:
+    """The kernel of a place, what of it a compiler sees, and whether it stays within its buffers."""
     from fusec.codegen.bounds import size_limits, unproven_accesses
-    from fusec.codegen.launchables import kernel_name
-    from fusec.codegen.triton import TritonTarget
     from fusec.codegen.triton.check import multiplies_matrices
     from fusec.codegen.triton.printer import print_kernel
     from fusec.codegen.triton.signature import num_warps
 
-    try:
-        kernel = TritonTarget().schedule(region, kernel_name(region))
-        text = print_kernel(kernel)
-    except FusecError as reason:
-        found.problem = f"no kernel: {reason.reason}"
-        return
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    kernel = replace(kernel, name="kernel")
+    lines = [line for line in print_kernel(kernel).splitlines() if not line.startswith("#")]
     found.code = found.chip, "\n".join(lines), tuple(b.dtype.name for b in kernel.buffers), num_warps(kernel)
-    found.kernel, found.multiplies = kernel, multiplies_matrices(region.body)
-    unproven = unproven_accesses(kernel, size_limits(region.body))
+    found.kernel, found.multiplies = kernel, multiplies_matrices(body)
+    unproven = unproven_accesses(kernel, size_limits(body))
     found.problem = f"may reach beyond a buffer: {unproven[0]}" if unproven else ""
 
 
