@@ -141,12 +141,13 @@ def gather(question: Question) -> list[Found]:
 
 
 def _kernels(graph: Graph, place: str, dtype: str, chip: str) -> Iterator[Found]:
+    from fusec.codegen import target_for
     from fusec.codegen.launchables import build_kernels
-    from fusec.codegen.triton import TritonTarget
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
-    target, config = TritonTarget(), Config(machine=MACHINES[chip])
+    config = Config(target="triton", machine=MACHINES[chip])
+    target = target_for(graph, config)
     context = Context(config, machine=target.machine(config))
     default_pipeline(config, target.name).run(graph, context)
     built, cached = build_kernels(graph, target, context), residents(graph, context.machine, {})

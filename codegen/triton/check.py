@@ -105,11 +105,13 @@ def _compare(kernel: Kernel, body: Graph, seed: int, given: Sequence[Tensor] | N
         inputs = [_sample(value.tensor, symbols, generator) for value in body.inputs]
     else:
         inputs = [_laid_out(x, value.tensor, symbols) for x, value in zip(given, body.inputs, strict=True)]
-    outputs = [_allocate(value.tensor, symbols) for value in body.outputs]
-    InterpretedKernel(kernel)([*inputs, *outputs], [symbols[name] for name in kernel.symbols])
     reference = evaluate(body, inputs, symbols, dtype=torch.float64)
     eager = evaluate(body, inputs, symbols)
-    return compare_outputs(eager, outputs, reference)
+    written = {v: v.producer.operands[0] for v in body.outputs if v.producer and v.producer.is_op("write")}
+    own = {v: _allocate(v.tensor, symbols) for v in body.outputs if v not in written}
+    InterpretedKernel(kernel)([*inputs, *own.values()], [symbols[name] for name in kernel.symbols])
+    numbers = dict(zip(body.inputs, inputs, strict=True)) | own
+    return compare_outputs(eager, [numbers[written.get(v, v)] for v in body.outputs], reference)
 
 
 def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generator) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton import TritonTarget, check
 from fusec.codegen.triton.check import RegionCheck, check_region, multiplies_matrices
 from fusec.config import Config
 from fusec.debug.capture import capture
@@ -81,16 +81,31 @@ def test_functions(function, symbolic, dtype):
     regions = kernel_regions(trace(function, inputs, symbolic=symbolic), VENDOR)
     assert regions
     for region in regions:
-        check = check_region(region, function.__name__)
-        assert check.ok, check
+        outcome = check_region(region, function.__name__)
+        assert outcome.ok, outcome
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_functions_in_float16(function):
     inputs = [torch.randn(shape, dtype=torch.float16) for shape in FUNCTIONS[function]]
     for region in kernel_regions(trace(function, inputs, symbolic=False), VENDOR):
-        check = check_region(region, function.__name__, chips=["sm_90"])
-        assert check.ok, check
+        outcome = check_region(region, function.__name__, chips=["sm_90"])
+        assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_a_kernel_writes_in_place_is_compared(wrong, monkeypatch):
+    def count(counter, x):
+        counter.add_(2)
+        return x * counter
+
+    counter, x = torch.arange(40), torch.randn(40)
+    (graph,) = capture(count, counter.clone(), x)
+    if wrong:
+        monkeypatch.setattr(check, "InterpretedKernel", lambda kernel: lambda buffers, symbols: None)
+    outcomes = [check_region(region, chips=()) for region in kernel_regions(graph)]
+    assert any(b.role == "update" for outcome in outcomes for b in outcome.kernel.buffers)
+    assert all(outcome.ok != wrong for outcome in outcomes)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +135,17 @@ def test_models(name, dynamic, dtype):
     regions = {different(region): region for region in kernel_regions(graph, VENDOR)}
     assert len(regions) > 4
     for region in regions.values():
-        check = check_region(region, region.attributes["label"] or name)
-        assert check.ok, check
+        outcome = check_region(region, region.attributes["label"] or name)
+        assert outcome.ok, outcome
 
 
 def test_a_wrong_kernel_does_not_pass():
     (region,) = kernel_regions(trace(packed_swiglu, [torch.randn(4, 8)], symbolic=False), VENDOR)
     (other,) = kernel_regions(trace(lambda x: F.silu(x[:, 4:]) * x[:, :4], [torch.randn(4, 8)], symbolic=False), VENDOR)
-    from fusec.codegen.triton import check as module
 
     kernel = TritonTarget().schedule(region, "swapped")
-    assert module._compare(kernel, region.body, 0).passed
-    comparison = module._compare(kernel, other.body, 0)
+    assert check._compare(kernel, region.body, 0).passed
+    comparison = check._compare(kernel, other.body, 0)
     assert not comparison.passed
     assert not RegionCheck(kernel, comparison, (), ()).ok
 
