@@ -12,6 +12,8 @@ from fusec.codegen.kernel import Assign, Kernel, Loop, walk
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
+from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.signature import num_warps
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
@@ -186,3 +188,14 @@ def test_large_ones_compile_to_what_a_chip_should_run(width: int, chip: str) -> 
         inputs = tuple(x.bfloat16() for x in (q, k, k, torch.empty(1, 1, queries, 512)))
         report = compile_for(kernel_of(soft_capped, inputs), chip)
         assert report.ok and report.matrix_instructions, report
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+def test_keys_and_values_are_on_their_way_before_they_are_needed(chip: str) -> None:
+    """Tiles of both are copied as they lie: what is turned before it is multiplied has to pass through registers."""
+    q, k = (torch.empty(1, 2, 512, 128).bfloat16() for _ in range(2))
+    kernel = kernel_of(call_causal, (q, k, k, torch.empty(512, 512)))
+    assert "tl.trans" not in print_kernel(kernel)
+    report = compile_for(kernel, chip)
+    tile = 32 * 128 * 2 // 16 // (32 * num_warps(kernel))  # copies of 16 bytes that each thread makes of one tile
+    assert report.asynchronous_copies >= 2 * tile * 2, report  # of both, in the loop and ahead of it
