@@ -256,3 +256,17 @@ def test_weights_may_change(backend: Any) -> None:
         torch.testing.assert_close(compiled(x), model(x))
         model.down.weight = nn.Parameter(torch.randn(8, 24))
         torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_weight_may_be_given_other_strides_whether_or_not_dynamo_looks(backend: Any) -> None:
+    model = nn.Linear(6, 6)
+    compiled, x = torch.compile(model, backend=backend), torch.randn(2, 6)
+    with torch.no_grad():
+        compiled(x)
+        for unguarded in (True, False):
+            model.weight.data = model.weight.data.t()  # the same storage, the same size
+            torch.compiler.set_stance("default", skip_guard_eval_unsafe=unguarded)
+            try:
+                torch.testing.assert_close(compiled(x), model(x))
+            finally:
+                torch.compiler.set_stance("default")
