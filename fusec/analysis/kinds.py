@@ -119,7 +119,7 @@ def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], limits: L
     if any(o.root not in needy for o in nest.outputs):
         yield "another result of the kernel needs no product"
     for c in contractions:
-        left, right = c.operands
+        left = c.operands[0]
         if left.dtype not in limits.many:  # the right operand's too, as of any product
             yield f"the machine's library multiplies {left.dtype.name} better"
         if left.kind != "load":
