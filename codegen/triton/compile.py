@@ -57,10 +57,10 @@ class Report:
     """Length of the PTX or AMDGCN text."""
     matrix_instructions: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Places in that text that use a matrix unit, by instruction."""
-    asynchronous_copies: int = 0
-    """Places where it copies to shared memory without waiting: what a loop does whose loads run ahead (NVIDIA)."""
     multiplies_halves: bool = False
     """Whether it multiplies matrices of half types, which every chip here has a unit for."""
+    asynchronous_copies: int = 0
+    """Places where it copies to shared memory without waiting: what a loop does whose loads run ahead (NVIDIA)."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -131,8 +131,8 @@ def _nvidia(name: str, chip: str, compiled: Any) -> Report:
         stack = int(found.get("STACK", 0)) + int(found.get("LOCAL", 0))
         spills = _spilled(ptx, Path(folder)) if stack else 0
     matrix = dict(Counter(_MATRIX.findall(ptx)))
-    copies = len(_COPY.findall(ptx))
-    return Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), matrix, copies)
+    report = Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), matrix)
+    return replace(report, asynchronous_copies=len(_COPY.findall(ptx)))
 
 
 def _spilled(ptx: str, folder: Path) -> int:
