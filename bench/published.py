@@ -151,7 +151,10 @@ PUBLISHED = {
 
 
 def steps(model: Published, rows: list[int]) -> list[Step]:
-    """What a model is asked: up to 16 rows one token each with a cache, or without a mask; more, whole sequences."""
+    """What a model is asked: up to 16 rows are one more token of so many sequences, more are whole ones.
+
+    An encoder, which makes no more tokens, is given one short sequence.
+    """
     found = []
     for n in rows:
         if n > 16:

@@ -63,7 +63,7 @@ def test_what_is_not_right_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_row_needs_no_matrix_unit_and_what_spills_is_never_right() -> None:
-    fine = compiles.Report("k", "gfx942", 64, 0, 65536, 1000, {"v_mfma_f32_16x16x16_bf16": 2}, True)
+    fine = compiles.Report("k", "gfx942", 64, 0, 65536, 1000, {"v_mfma_f32_16x16x16_bf16": 2}, multiplies_halves=True)
     assert fine.ok and replace(fine, matrix_instructions={}, multiplies_halves=False).ok
     for wrong in ({"spills": 1}, {"shared": 65537}, {"matrix_instructions": {}}):
         assert len(replace(fine, **wrong).problems) == 1
