@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fusec.analysis.strides import view_layout
 from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.ops import Trait
+from fusec.ir.types import same_shape
 from fusec.rewriting.journal import Journal
 
 
@@ -110,6 +112,8 @@ class _Worklist:
             self.fresh.add(value.producer)
         touched = [*node.result.users, *added]
         self.graph.replace_value(node.result, value)
+        if value.tensor.strides != node.result.tensor.strides:
+            lie_along(value)
         touched += [] if value.producer is None else [value.producer]
         gone = erase_unread(self.graph, [node])
         for read in dict.fromkeys(v for dead in gone for v in dead.operands):
@@ -120,6 +124,22 @@ class _Worklist:
             if other not in self.waiting:
                 self.waiting.add(other)
                 self.queue.append(other)
+
+
+def lie_along(value: Value) -> None:
+    """Let what is computed from a value that lies elsewise in memory lie as it then would."""
+    for user in value.users:
+        if not user.is_alias and not user.has(Trait.POINTWISE):
+            continue
+        own, (first, *_) = user.result.tensor, user.operands
+        layout = view_layout(user, first.tensor) if user.is_alias else None
+        whole = (v.tensor for v in user.operands if same_shape(v.shape, own.shape))
+        if not user.is_alias and not all(t.is_contiguous for t in whole):
+            continue
+        moved = replace(own, strides=layout[0]) if layout else own.with_shape(own.shape)
+        if moved.strides != own.strides:
+            user.result.type = moved
+            lie_along(user.result)
 
 
 def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:

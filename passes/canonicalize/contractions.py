@@ -1,13 +1,11 @@
 """Contractions: canonical labels, transposes folded into the spec, flattened rows unflattened."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice, pairwise
 
-from fusec.analysis.strides import view_layout
 from fusec.ir.graph import Graph, Node, Value, base
-from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import Size, TensorType, accumulation, broadcast, product, same_shape, same_size
+from fusec.ir.ops import split_spec
+from fusec.ir.types import Size, accumulation, broadcast, product, same_shape, same_size
 from fusec.passes.canonicalize.numbers import number_of
 from fusec.passes.canonicalize.views import kept_dims
 from fusec.rewriting.driver import simplifies
@@ -121,26 +119,7 @@ def permuted_result(graph: Graph, node: Node) -> Value | None:
     order = list(dict.fromkeys(owners))
     if owners != sorted(owners, key=order.index) or ("both" in order and order[0] != "both"):
         return None
-    result = _contraction(graph, product_, list(product_.operands), terms, turned)
-    _lie_as(node.result, result.tensor)
-    return result
-
-
-def _lie_as(value: Value, type: TensorType) -> None:
-    """Let a value lie in memory like this, and what is computed from it lie as it then would."""
-    if type.strides == value.tensor.strides:
-        return
-    value.type = type
-    for user in value.users:
-        if user.is_alias:
-            layout = view_layout(user, type)
-            own = user.result.tensor
-            _lie_as(user.result, replace(own, strides=layout[0]) if layout else own.with_shape(own.shape))
-        elif user.has(Trait.POINTWISE):
-            own = user.result.tensor
-            whole = [v.tensor for v in user.operands if same_shape(v.shape, own.shape)]
-            if all(t.is_contiguous for t in whole):
-                _lie_as(user.result, own.with_shape(own.shape))
+    return _contraction(graph, product_, list(product_.operands), terms, turned)
 
 
 @simplifies("contraction")

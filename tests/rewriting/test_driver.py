@@ -8,10 +8,10 @@ import pytest
 
 from fusec.config import Config
 from fusec.ir.graph import Graph
-from fusec.passes.canonicalize import normalize
+from fusec.passes.canonicalize import RULES, normalize
 from fusec.pipeline import Context
 from fusec.rewriting.driver import Simplification, neighbourhood, simplifies, simplify_graph
-from tests.passes.canonicalize.rule_cases import graph_of, row
+from tests.passes.canonicalize.rule_cases import CASES, graph_of, row
 
 
 def test_a_vetoed_application_is_not_made() -> None:
@@ -20,6 +20,17 @@ def test_a_vetoed_application_is_not_made() -> None:
     normalize(graph, context)
     assert [n.op.name for n in graph.nodes] == ["neg", "neg", "exp"]
     assert "not selected" in context.remarks[0].reason
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_veto_leaves_a_graph_as_it_was(name: str) -> None:
+    """Down to how values lie in memory, behind what was not applied as well."""
+    graph = graph_of(name)
+    (result,) = graph.outputs
+    graph.set_outputs([graph.add_node("cast", [result], {"dtype": result.dtype}).result])
+    before = str(graph)
+    simplify_graph(graph, RULES, Context(Config(apply="!0..")))
+    assert str(graph) == before
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
