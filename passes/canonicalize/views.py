@@ -146,11 +146,9 @@ def _unexpanded(value: Value) -> Value:
     return value
 
 
-_UNARY = tuple(
-    name for name in (
-        "neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "tanh", "sigmoid", "erf", "sin", "cos",
-        "not", "cast",
-    )
+_UNARY = (
+    "neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "tanh", "sigmoid", "erf", "sin", "cos", "not",
+    "cast",
 )  # fmt: skip
 
 
