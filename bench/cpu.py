@@ -3,8 +3,8 @@
 ``python -m bench.cpu``
 
 All candidates of a workload run in one interleaved run. *Default* holds fusec as it is against eager and Inductor as it
-is; *frozen* holds it against all peers, those included that take weights for constants. Nothing is said of peers that
-did not run.
+is; *frozen* holds it under its option ``freeze`` against all peers, those included that take weights for constants.
+Nothing is said of peers that did not run.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from bench.workloads import WORKLOADS, Prepared, Workload, calls
 from fusec.analysis.machine import Machine
 from fusec.debug.measurement import measure_machine
 
-OURS = "fusec"
+OURS, OURS_FROZEN = "fusec", "fusec frozen"
 DEFAULT = (BASELINE, "inductor")
 """The peers of *default*."""
 FROZEN = ("inductor frozen", *(["openvino"] if find_spec("openvino") else []))
@@ -52,7 +52,7 @@ class Verdict:
     default: float | None
     """Time of the best peer of *default* over ours; above 1 we are ahead. None where it was not measured."""
     frozen: float | None
-    """The same over all peers."""
+    """The same of all peers, over ours under ``freeze``."""
     least: tuple[float, float]
     """What both have to be."""
     noise: float
@@ -147,13 +147,15 @@ def verdict(
     """How we stand, from the times."""
     ours, dtype = measurement.row(OURS), {"float32": "f32", "bfloat16": "bf16"}[str(workload.dtype)[6:]]
     ratios = {row.name: row.ratio for row in measurement.rows}
-    default, constants = (_best(ratios, failed, names) for names in (DEFAULT, FROZEN))
+    default, frozen = _best(ratios, failed, DEFAULT), _best(ratios, failed, FROZEN)
+    if default is not None and frozen is not None:
+        frozen = min(default, frozen) / ratios[OURS_FROZEN]
     seconds = ours.milliseconds / 1e3
     read = [(READ_MB << 20) / row.milliseconds / 1e6 for row in measurement.rows if row.name in READS]
     return Verdict(
         workload.title,
         default=default,
-        frozen=None if default is None or constants is None else min(default, constants),
+        frozen=None if default is None else frozen,
         least=workload.least,
         noise=measurement.noise,
         gb_s=prepared.weight_bytes / seconds / 1e9,
@@ -187,7 +189,9 @@ def _best(ratios: dict[str, float], failed: dict[str, str], peers: Iterable[str]
 
 def _measure(prepared: Prepared, peers: list[str], rounds: int, cache_bytes: int) -> tuple[Measurement, dict[str, str]]:
     """Every candidate that runs the workload at all, held against ours, and reading memory where weights lie there."""
-    candidates, failed = calls(prepared, OURS, peers)
+    candidates, failed = calls(prepared, OURS, (OURS_FROZEN, *peers))
+    if OURS_FROZEN in failed:
+        raise RuntimeError(f"{OURS_FROZEN}: {failed[OURS_FROZEN]}")
     data = torch.ones((READ_MB << 20) // 4)
     return measure(
         candidates | {name: partial(read, data) for name, read in READS.items()}, rounds, baseline=OURS
@@ -195,11 +199,13 @@ def _measure(prepared: Prepared, peers: list[str], rounds: int, cache_bytes: int
 
 
 def _table(verdicts: list[Verdict], measurements: dict[str, Measurement]) -> Table:
-    names = list(dict.fromkeys(row.name for m in measurements.values() for row in m.rows if row.name in PEERS))
+    known = (OURS_FROZEN, *PEERS)
+    names = list(dict.fromkeys(row.name for m in measurements.values() for row in m.rows if row.name in known))
     shown = Table(title="Times of the peers over ours, above 1 we are ahead")
     shown.caption = (
-        "ours: of a prefill the time to first token, of decoding the time per token; GB/s: of weights, of what reading "
-        "memory was measured at; GFLOP/s: of products with weights, of the machine's (MFU)"
+        "frozen: over ours under its option freeze; ours: of a prefill the time to first token, of decoding the time "
+        "per token; GB/s: of weights, of what reading memory was measured at; GFLOP/s: of products with weights, of "
+        "the machine's (MFU)"
     )
     shown.add_column("workload")
     for column in ("ours", *names, "default (at least)", "frozen (at least)", "GB/s", "GFLOP/s", "tokens/s", "noise"):

@@ -41,6 +41,11 @@ def fusec(model: nn.Module, dynamic: bool | None = None) -> Runner:
     return compiled_with(model, backend_named("fusec"), dynamic)
 
 
+def fusec_frozen(model: nn.Module, dynamic: bool | None = None) -> Runner:
+    """The same with weights laid out for it, and what follows from them alone done once."""
+    return compiled_with(model, backend_named("fusec"), dynamic, {"freeze": True})
+
+
 def inductor(model: nn.Module, dynamic: bool | None = None) -> Runner:
     """Torch's own compiler as most people use it."""
     return compiled_with(model, "inductor", dynamic)
@@ -76,13 +81,14 @@ def openvino(model: nn.Module, dynamic: bool | None = None) -> Runner:
     """OpenVINO's backend, held to float32 where the model is: by itself it computes in bfloat16 where it can."""
     import openvino.torch  # type: ignore[import-not-found]  # noqa: F401
 
-    options: dict[str, Any] = {"config": {"INFERENCE_PRECISION_HINT": "f32"}}
-    return torch.compile(model, backend="openvino", dynamic=dynamic, options=options)
+    return compiled_with(model, "openvino", dynamic, {"config": {"INFERENCE_PRECISION_HINT": "f32"}})
 
 
-def compiled_with(model: nn.Module, backend: Backend, dynamic: bool | None = None) -> Runner:
+def compiled_with(
+    model: nn.Module, backend: Backend, dynamic: bool | None = None, options: dict[str, Any] | None = None
+) -> Runner:
     """``torch.compile``; "eager" too goes through Dynamo."""
-    return torch.compile(model, backend=backend, dynamic=dynamic)
+    return torch.compile(model, backend=backend, dynamic=dynamic, options=options)
 
 
 PEERS: dict[str, Callable[[nn.Module, bool | None], Runner]] = {
@@ -91,6 +97,7 @@ PEERS: dict[str, Callable[[nn.Module, bool | None], Runner]] = {
     "inductor frozen": inductor_frozen,
     "openvino": openvino,
     "fusec": fusec,
+    "fusec frozen": fusec_frozen,
 }
 """By the name they have in tables; any other name is a backend of ``torch.compile``."""
 

@@ -32,6 +32,9 @@ class Buffer:
     role: Literal["input", "output", "update", "scratch", "shared"]
     """``update`` is read and written in place. C++ only: ``scratch`` is private to one iteration of the grid, and
     ``shared`` is seen by all, and by what comes after the grid."""
+    packed: int = 0
+    """Rows of the blocks in which a matrix lies, each turned, the last one shorter: lanes that run along the columns
+    of a product find them side by side. 0 where it lies as its type says (C++)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fusec.analysis.strides import dense
+from fusec.codegen.freezing import NOTHING, Decided, mark
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.target import Launchable, Target
 from fusec.errors import BuildError, FusecError
@@ -17,15 +18,25 @@ from fusec.pipeline import Context
 PASS_NAME = "program"
 
 
-def build_kernels(graph: Graph, target: Target, context: Context) -> dict[Node, tuple[Kernel, Launchable]]:
-    """The kernel of every region that has one; the others are reported and will be interpreted."""
+def build_kernels(
+    graph: Graph, target: Target, context: Context, decided: Decided = NOTHING
+) -> dict[Node, tuple[Kernel, Launchable]]:
+    """The kernel of every region that calls launch and that has one; the others are reported and will be interpreted.
+
+    Args:
+        graph: grouped.
+        target: what the kernels run on.
+        context: takes the remarks.
+        decided: what weights decide, to be taken as frozen.
+    """
     scheduled: dict[Node, Kernel] = {}
     kernels: dict[tuple[Any, ...], Kernel] = {}
     names: dict[str, int] = {}
     equal: dict[tuple[Any, ...], Kernel] = {}
     for node in graph.nodes:
-        if not node.has(Trait.REGION) or node.attributes["kind"] == "vendor":
+        if not node.has(Trait.REGION) or node.attributes["kind"] == "vendor" or node in decided.once:
             continue
+        mark(node, decided.values)
         _settle_layouts(node)
         key = structure(node.body)
         if key in equal:

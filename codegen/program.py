@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fusec.codegen.freezing import Decided, Keeping
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.launchables import build_kernels
 from fusec.codegen.program_text import ProgramText, Step
@@ -34,6 +35,8 @@ class Program:
     """Their sources by name."""
     one_by_one: Callable[[], ProgramText]
     """Writes the function anew, with a call for each launch."""
+    keeping: Keeping
+    """What is kept from call to call."""
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run on the inputs of the graph."""
@@ -57,11 +60,13 @@ class Program:
 
 def build_program(graph: Graph, target: Target, context: Context) -> Program:
     """Schedule, print and build the kernels of a grouped graph, and write the function that runs it."""
-    built = build_kernels(graph, target, context)
+    decided = Decided.by_weights(graph)
+    built = build_kernels(graph, target, context, decided)
+    keeping = Keeping(graph, decided, built, lambda piece: build_program(piece, target, context))
 
     def written(longest: int) -> ProgramText:
         text = ProgramText(graph)
-        ProgramWriter(text, built, longest).write()
+        ProgramWriter(text, built, keeping, longest).write()
         return text
 
     text = written(LONGEST)
@@ -75,6 +80,7 @@ def build_program(graph: Graph, target: Target, context: Context) -> Program:
         kernels={k.name: k for k, _ in built.values() if k.name in used},
         texts={k.name: launch.source for k, launch in built.values() if k.name in used},
         one_by_one=partial(written, 1),
+        keeping=keeping,
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from fusec.analysis.indexing import placing
 from fusec.analysis.strides import view_layout
 from fusec.codegen.calls import write_call
+from fusec.codegen.freezing import Keeping
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.launchables import kernel_name
 from fusec.codegen.program_text import ProgramText, same_layout
@@ -26,13 +27,20 @@ class ProgramWriter:
     """Writes the function, node by node."""
 
     def __init__(
-        self, text: ProgramText, kernels: dict[Node, tuple[Kernel, Launchable]], longest: int = LONGEST
+        self,
+        text: ProgramText,
+        kernels: dict[Node, tuple[Kernel, Launchable]],
+        keeping: Keeping,
+        longest: int = LONGEST,
     ) -> None:
-        self.text, self.graph, self.kernels = text, text.graph, kernels
+        self.text, self.graph, self.kernels, self.keeping = text, text.graph, kernels, keeping
+        self.nodes = [node for node in self.graph.nodes if node not in keeping.once]
+        self.packed: dict[tuple[Value, int], str] = {}
+        """Variables of values that lie turned in blocks of so many rows."""
         direct = all(isinstance(launchable, DirectLaunchable) for _, launchable in kernels.values())
         self.stretch = Stretch(text, longest if direct else 1)
         self.last_use: dict[Value, Node] = {}
-        for node in self.graph.nodes:
+        for node in self.nodes:
             self.last_use.update(dict.fromkeys(node.operands, node))
         self.kept = set(self.graph.outputs)
 
@@ -41,7 +49,7 @@ class ProgramWriter:
         self._inputs()
         if any("parts" in kernel.symbols for kernel, _ in self.kernels.values()):
             self.text.line(f"parts = {self.text.constant(torch.get_num_threads, 'threads')}()")
-        for node in self.graph.nodes:
+        for node in self.nodes:
             self.text.node = node
             self._node(node)
             self._free(node)
@@ -63,9 +71,21 @@ class ProgramWriter:
             self.text.bind_symbols(value)
         for value in self.graph.inputs:
             self.text.bind_strides(value)
+        self._keep()
         unused = [v for v in self.graph.inputs if v not in self.last_use and v not in self.kept]
         if unused:
             self.text.line(f"del {', '.join(self.text.names[v] for v in unused)}")
+
+    def _keep(self) -> None:
+        """Take what is kept from call to call."""
+        text, names = self.text, list[str]()
+        for value, rows in self.keeping.values:
+            if rows:
+                self.packed[value, rows] = f"p_{len(self.packed)}"
+            names.append(self.packed[value, rows] if rows else text.define(value, value.tensor.strides))
+        if names:
+            weights = "".join(f"{text.names[v]}, " for v in self.keeping.weights)
+            text.line(f"{', '.join(names)}, = {text.constant(self.keeping.frozen, 'frozen')}(({weights}))")
 
     def _node(self, node: Node) -> None:
         is_view = node.has(Trait.VIEW) and not node.is_op("concat")
@@ -98,6 +118,7 @@ class ProgramWriter:
 
     def _free(self, node: Node) -> None:
         used = dict.fromkeys(v for v in node.operands if self.last_use[v] is node and v not in self.kept)
+        used = {v: None for v in used if v in self.text.names}  # not what is only there in blocks
         unread = [r for r in node.results if r not in self.last_use and r not in self.kept]
         self.stretch.free([self.text.names[v] for v in [*used, *unread]] + self.text.take_temporaries())
 
@@ -110,7 +131,8 @@ class ProgramWriter:
                 root = self.text.root(value)
                 known = self.text.layouts[value]
                 fits = known is not None and same_layout(type.shape, known, type.strides)
-                if root in owned or (root in inputs and root not in self.text.written) or self._is_constant(root):
+                kept = (root in inputs and root not in self.text.written) or (root, 0) in self.keeping.values
+                if root in owned or kept or self._is_constant(root):
                     # Eager gives storage of its own (outputs that alias an input never reach the program).
                     name = self._copied(name, type)
                 elif not fits and value.type.rank:
@@ -135,15 +157,19 @@ class ProgramWriter:
 
     def _launch(self, node: Node, kernel: Kernel, launchable: Launchable) -> None:
         text = self.text
-        pairs = list(zip(node.operands, node.body.inputs, strict=True))
+        lies = zip(node.operands, node.body.inputs, kernel.buffers, strict=False)
+        packed = {inner: self.packed[value, buffer.packed] for value, inner, buffer in lies if buffer.packed}
+        pairs = [pair for pair in zip(node.operands, node.body.inputs, strict=True) if pair[1] not in packed]
         checks = [_check(place) for place in placing(node.body)]
         # A copy has to see what the launches before it write.
         copies = not all(value in node.written or text.lies(value, inner.tensor.strides) for value, inner in pairs)
         if copies or not self.stretch.takes(checks):
             self.stretch.write()
         buffers = []
-        for value, inner in pairs:
-            if value in node.written:
+        for value, inner in zip(node.operands, node.body.inputs, strict=True):
+            if inner in packed:
+                buffers.append(packed[inner])
+            elif value in node.written:
                 self.stretch.settle(value)
                 text.layout(value)  # the storage itself, or an error
                 buffers.append(text.names[value])

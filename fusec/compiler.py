@@ -55,5 +55,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     default_pipeline(config, target.name).run(work, context)
     passed = time.perf_counter()
     program = build_program(work, target, context)
+    if config.freeze:
+        program.keeping.remark(work, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}
     return Compiled(graph, work, program, context.remarks, context.records, seconds, context.machine)

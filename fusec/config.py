@@ -41,6 +41,11 @@ class Config:
     record: bool = _option(False, "keep the text of the graph before and after every pass")
     strict: bool = _option(False, "raise where fusec would otherwise fall back to ATen")
     small_m: int = _option(16, "largest number of rows for which fusec generates its own matrix product")
+    freeze: bool = _option(
+        False,
+        "keep what weights alone decide, and copies of weights laid out in blocks, until one is replaced or "
+        "changed; a change through `.data` goes unnoticed",
+    )
     cache: bool = _option(True, "keep built kernels on disk for the next process")
     cache_dir: str = _option("", "where; by default the user's cache directory")
     machine: str = _option("", "GPU that times are predicted for: " + ", ".join(f"`{n}`" for n in CHIPS) + "; "

@@ -14,7 +14,7 @@ from fusec.config import Config
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_for_call
-from fusec.frontend.sources import input_names
+from fusec.frontend.sources import input_names, input_weights
 from fusec.frontend.torch_internals import boxed, compile_through_aot, kept_whole, min_cut_partition, outside_tracing
 from fusec.ir.graph import Graph
 from fusec.verify.interpreter import bind_symbols, evaluate
@@ -89,11 +89,12 @@ backend.reset = reset  # type: ignore[attr-defined]
 
 
 def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph) -> Callable[..., Any]:
-    names = input_names(gm)
+    trains, names = _trains(gm, inputs), input_names(gm)
+    weights = input_weights(gm, inputs) if config.freeze and not trains else frozenset()
 
     def compiler(graph_module: GraphModule, example_inputs: list[Any]) -> Any:
         with outside_tracing(), _collector_paused():
-            return boxed(_compile_aten(graph_module, names, config, compile_graph))
+            return boxed(_compile_aten(graph_module, names, weights, config, compile_graph))
 
     def through_aot() -> Any:
         return compile_through_aot(
@@ -107,7 +108,7 @@ def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: 
             keep_inference_input_mutations=True,
         )
 
-    if _trains(gm, inputs):
+    if trains:
         return through_aot()
     with kept_whole(KEPT_WHOLE):
         return through_aot()
@@ -121,10 +122,12 @@ def _trains(gm: GraphModule, inputs: list[Any]) -> bool:
     return any(x.requires_grad for x in tensors)
 
 
-def _compile_aten(gm: GraphModule, names: Sequence[str], config: Config, compile_graph: CompileGraph) -> Boxed:
+def _compile_aten(
+    gm: GraphModule, names: Sequence[str], weights: frozenset[int], config: Config, compile_graph: CompileGraph
+) -> Boxed:
     """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs."""
     try:
-        imported = import_for_call(gm, names)
+        imported = import_for_call(gm, names, weights)
     except Exception as reason:
         return _fall_back(config, reason, _run_module(gm))
     try:

@@ -184,9 +184,11 @@ template <> struct Lanes<float, word, 16> {
 #endif
 
 // The right operand lies along its columns: lanes along the columns, TILES of them at once, the last one maybe partly.
+// Of as many rows from ``next`` on, so many tiles each are asked for meanwhile.
 template <int ROWS, int TILES, int N, bool ADDS, class A, class L, class R>
 DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
-                        const R* right, int64_t right_step, int64_t columns, int64_t depth) {
+                        const R* right, int64_t right_step, int64_t columns, int64_t depth, const R* next = nullptr,
+                        int asked = 0) {
   CONTRACT
   typedef Lanes<A, R, N> lanes;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
@@ -197,6 +199,7 @@ DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t l
     const R* const place = right + k * right_step;
     for (int t = 0; t < TILES - 1; t++) row[t] = lanes::of(place + t * N, All{});
     row[TILES - 1] = full ? lanes::of(place + (TILES - 1) * N, All{}) : lanes::of(place + (TILES - 1) * N, rest);
+    for (int t = 0; t < asked; t++) __builtin_prefetch(next + k * right_step + t * N);
     for (int r = 0; r < ROWS; r++) {
       const auto x = lanes::factor(left + r * left_step + k * left_k);
       for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);
@@ -243,22 +246,32 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
 
 // As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of
 // the right operand and a factor. Before each time, ahead() is told of which row it begins with, and which it ends at.
+// The first of them ask for the rows from ``next`` on, if there are any, while they compute.
 template <int TILES, int N, bool ADDS, class A, class L, class R, class Ahead>
 FN void dot_panel_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
-                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth, const Ahead& ahead) {
+                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth, const Ahead& ahead,
+                    const R* next = nullptr) {
   if (TILES > 1 && columns <= (TILES - 1) * N) {
     dot_panel_n<TILES == 1 ? 1 : TILES - 1, N, ADDS>(target, target_step, left, left_step, left_k, right, right_step,
-                                                     rows, columns, depth, ahead);
+                                                     rows, columns, depth, ahead, next);
     return;
   }
-  int64_t r = 0;
-#define ROWS_AT_ONCE(some)                                                                                       \
+  // Few together wait for each other's sums, so the last ones are shared out: 8 are 4 and 4.
+#define ROWS_AT_ONCE(some)                                                                                          \
   ahead(r, r + some), dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, \
-                                                       left_step, left_k, right, right_step, columns, depth),       \
+                                                       left_step, left_k, right, right_step, columns, depth,        \
+                                                       next + first * N, asked),                                    \
       r += some
-  while (r + 6 <= rows) ROWS_AT_ONCE(6);
-  if (r + 3 <= rows) ROWS_AT_ONCE(3);
-  while (r < rows) ROWS_AT_ONCE(1);
+  const int all = next ? TILES : 0, most = rows <= 6 ? all : (all + 1) / 2;
+  for (int64_t r = 0, first = 0; r < rows; first += most) {
+    const int asked = first < all ? most : 0;
+    const int64_t rest = rows - r;
+    if (rest >= 9 || rest == 6) ROWS_AT_ONCE(6);
+    else if (rest >= 7 || rest == 4) ROWS_AT_ONCE(4);
+    else if (rest >= 3) ROWS_AT_ONCE(3);
+    else if (rest == 2) ROWS_AT_ONCE(2);
+    else ROWS_AT_ONCE(1);
+  }
 #undef ROWS_AT_ONCE
 }
 
@@ -277,10 +290,13 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
       const L* const from = left + k * left_k;
       const R* const block = right + k * right_step + c;
       A* const to = target + c;
+      const R* const next = k + some < depth ? block + some * right_step : nullptr;
       if (ADDS || k)
-        dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, no);
+        dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, no,
+                                    next);
       else
-        dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, no);
+        dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, no,
+                                     next);
     }
   }
 }
@@ -358,6 +374,20 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
       else dot_panel_n<4, N, false>(target + c, target_step, words, step, 1, panel, wide, rows, width, far, ahead);
     }
   }
+}
+
+// The same where that block of the right operand lies turned in memory: panel[k, c], bfloat16 in pairs along k.
+template <int N, class A, class L, class R>
+FN void dot_packed(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right, int64_t rows,
+                   int64_t columns, int64_t depth) {
+#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+  if constexpr (in_pairs<A, L, R, N>) {
+    dot_many_along_n<N, false>(target, target_step, (const word*)left, left_step / 2, 1, (const word*)right, columns,
+                               rows, columns, depth / 2);
+    return;
+  }
+#endif
+  dot_many_along_n<N, false>(target, target_step, left, left_step, 1, right, columns, rows, columns, depth);
 }
 
 template <int N, class A, class L, class R>

@@ -233,23 +233,29 @@ class Straight:
         self.line(f"{acc} = {text};")
 
     def _dot(self, s: Dot) -> None:
+        if self.buffers[s.right.buffer].packed:
+            self._packed_dot(s)
+            return
         along = "k" if s.right.row_stride == 1 and s.left.column_stride == 1 else "n"
         step = s.right.column_stride if along == "k" else s.right.row_stride
         lanes = s.right.row_stride if along == "k" else s.right.column_stride
         if s.target.column_stride != 1 or lanes != 1 or (along == "k" and s.adds):
             raise BuildError("a block of a matrix product whose operands are not dense", where=self.kernel.name)
 
-        def matrix(m: Matrix, *strides: t.Size) -> str:
-            return ", ".join([_pointer(m.buffer, m.offset), *map(CPP.print, strides)])
-
         left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
-        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, *left), matrix(s.right, step)]
+        operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, *left), _matrix(s.right, step)]
         few = isinstance(s.rows, int) and s.rows <= FEW_ROWS  # each number of them has code of its own
         sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
         arguments = ", ".join([*operands, *map(CPP.print, sizes)])
         options = [str(s.rows)] if few else []
         options += [str(self.steps[0]), *(["true" if s.adds else "false"] if along == "n" else [])]
         self.line(f"dot_{'' if few else 'many_'}along_{along}<{', '.join(options)}>({arguments});")
+
+    def _packed_dot(self, s: Dot) -> None:
+        """Of a whole block, which begins where it would if it were not turned."""
+        operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, s.left.row_stride), _matrix(s.right)]
+        arguments = ", ".join([*operands, *map(CPP.print, (s.rows, s.columns, s.depth))])
+        self.line(f"dot_packed<{self.steps[0]}>({arguments});")
 
     def _fold(self, s: Fold) -> None:
         kind = self.kinds[s.src]
@@ -258,6 +264,10 @@ class Straight:
             source = f"keep(lanes, {source}, {kind.text}({self.identity(s.op, kind.dtype)}))"
         text = f"fold_{s.op}({source})" if kind.lanes else source
         self.line(f"const {self._define(s.dst, s.dtype, 0)} = {text};")
+
+
+def _matrix(m: Matrix, *strides: t.Size) -> str:
+    return ", ".join([_pointer(m.buffer, m.offset), *map(CPP.print, strides)])
 
 
 def _pointer(buffer: str, offset: sympy.Expr) -> str:

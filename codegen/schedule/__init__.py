@@ -70,7 +70,7 @@ def schedule_region(
     return Kernel(
         name=name,
         kind=shape.kind,
-        buffers=(*emitter.buffers.values(), *outputs, *emitter.scratch),
+        buffers=(*emitter.inputs(statements), *outputs, *emitter.scratch),
         symbols=(*symbols, "parts") if shape.kind == "contraction" and not whole_row else symbols,
         body=statements,
         work=work,

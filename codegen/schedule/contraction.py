@@ -15,13 +15,14 @@ import sympy
 
 from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.indexing import Located, Nest, Output, above, stride, walk
-from fusec.analysis.kinds import Shape
+from fusec.analysis.kinds import FEW_ROWS, Shape
 from fusec.codegen.kernel import Dot, Loop, Matrix, Statement, index_symbol
 from fusec.codegen.schedule.emitter import Emitter
 from fusec.codegen.schedule.rows import Rows, Tiling
 from fusec.errors import ScheduleError
 from fusec.ir.types import (
     BF16,
+    F32,
     DType,
     Size,
     TensorType,
@@ -35,8 +36,12 @@ from fusec.ir.types import (
 
 MOST_ROWS = 192
 """In a block: as many as stay in the second-level cache beside the weight's, which is turned for each block."""
+LEAST_PACKED = {F32: 2, BF16: FEW_ROWS + 1}
+"""Rows from which on a frozen weight is turned beforehand. For fewer, memory decides and not arithmetic; few rows of
+bfloat16 are multiplied in pairs that lie side by side as they are."""
 PARTS = sympy.Symbol("parts", integer=True, positive=True)
 """The number of threads, which the launcher passes."""
+_NEVER = 1 << 62
 _PART = index_symbol("part")
 
 
@@ -282,6 +287,11 @@ class _Contraction:
             if block:
                 first[emitter.axis_symbol(block.axis)] = block.start
 
+            width = columns.size if columns else _static(inner[-1])
+            rows_at_once = block.size if block else count
+            packs = rows_at_once >= LEAST_PACKED.get(right.dtype, _NEVER) and self._packs(contraction, left, n, width)
+            emitter.packed.setdefault(right.value, set()).add(width if packs else 0)
+
             def matrix(buffer: str, place: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
                 return Matrix(buffer, sympy.expand(place.subs(first)), row_stride, column_stride)
 
@@ -295,6 +305,24 @@ class _Contraction:
                     _static(k),
                 )
             )
+
+    def _packs(self, contraction: Located, left: _Left, n: Axis, width: int) -> bool:
+        """Whether a product may find its weight, if that is frozen, in blocks of so many of its rows, each turned."""
+        right, bound = contraction.operands[1], contraction.bound
+        type, k = right.value.tensor, _static(self._k(bound))
+        if not right.value.frozen or type.rank != 2 or not type.is_contiguous or not 0 < k == type.shape[1]:
+            return False
+        summed = zip(bound, contiguous_strides(tuple(map(_static, bound))), strict=True)
+        if right.index[1] != Affine.of(summed) or self._left_dtype(contraction) != right.dtype:
+            return False
+        if right.dtype == BF16 and (k % 2 or not isinstance(left.row_stride, int) or left.row_stride % 2):
+            return False  # no pairs
+        rows, total = right.index[0], type.shape[0]
+        if rows == Affine.of([(n, 1)]) and n.size == total:
+            return True  # the last block may be shorter
+        steps = (rows.offset, *(step for axis, step in rows.terms if axis is not n))
+        whole = rows.coefficient(n) == 1 and _static(n) % width == 0
+        return whole and all(isinstance(step, int) and step % width == 0 for step in (*steps, total))
 
     def _row_count(self) -> int:
         count = 1

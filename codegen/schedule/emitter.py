@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 import sympy
@@ -24,6 +24,7 @@ from fusec.codegen.kernel import (
     Store,
     When,
     index_symbol,
+    walk,
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value, storage
@@ -63,6 +64,8 @@ class Emitter:
         ]
         self.output_types = [v.tensor for v in body.outputs]
         self.scratch: list[Buffer] = []
+        self.packed: dict[Value, set[int]] = {}
+        """For what products read: the rows of blocks in which it would lie turned; 0 where it must not."""
         self.kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
         """Values that lie in scratch: where, by axes."""
         self.levels = [_Level(frozenset(grid))]
@@ -71,6 +74,14 @@ class Emitter:
         self._spelled: list[tuple[tuple[Axis, ...], Axis]] = []
         """Axes that loops run over as one at present, and that one."""
         self._count = 0
+
+    def inputs(self, statements: Iterable[Statement]) -> tuple[Buffer, ...]:
+        """The buffers of the body's inputs, those packed that all statements read in blocks of one size."""
+        loaded = {s.buffer for s in walk(statements) if isinstance(s, Load)}
+        packed = {v: next(iter(blocks)) for v, blocks in self.packed.items() if len(blocks) == 1}
+        return tuple(
+            replace(b, packed=packed[v]) if v in packed and b.name not in loaded else b for v, b in self.buffers.items()
+        )
 
     # Names and index expressions.
 

@@ -41,6 +41,8 @@ class Subject:
     """Copies that the program makes where layouts do not fit."""
     machine: Machine = field(default_factory=assumed_cpu)
     """What predicted times are those of."""
+    once: frozenset[Node] = frozenset()
+    """What no call runs, as its results are kept."""
     timing: Timing | None = None
     """How long its program takes, where that was measured."""
 
@@ -72,6 +74,7 @@ def subject_of(compiled: Any, title: str = "") -> Subject:
         dict(getattr(compiled, "sizes", None) or {}),
         sum(step.kind == "copy" for step in steps),
         getattr(compiled, "machine", None) or assumed_cpu(),
+        keeping.once if (keeping := getattr(compiled.program, "keeping", None)) else frozenset(),
     )
 
 
@@ -109,6 +112,8 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 
 def kind_of(node: Node, subject: Subject) -> str:
     """Who runs a node of the final graph: ``generated``, ``vendor``, ``opaque``; ``""`` where nothing runs."""
+    if node in subject.once:
+        return ""
     if is_vendor(node):
         return "vendor"
     if node.has(Trait.REGION):

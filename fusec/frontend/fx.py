@@ -2,7 +2,7 @@
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -45,23 +45,30 @@ def import_fx(gm: GraphModule, example_inputs: Any = None) -> Graph:
     return Importer(gm, example_inputs).run(aliases=False).graph
 
 
-def import_for_call(gm: GraphModule, names: Sequence[str] = ()) -> Imported:
+def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collection[int] = frozenset()) -> Imported:
     """The IR of an ATen graph, with all that is needed to call it in the module's place.
 
     Args:
         gm: what AOTAutograd made.
         names: what the inputs of the Dynamo graph before it are called.
+        weights: which of them are to be frozen.
     """
     settle_lengths(gm.graph)
-    return Importer(gm, names=names).run(aliases=True)
+    return Importer(gm, names=names, weights=weights).run(aliases=True)
 
 
 class Importer:
     """One import: walks the torch graph once, in order."""
 
-    def __init__(self, gm: GraphModule, example_inputs: Any = None, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        example_inputs: Any = None,
+        names: Sequence[str] = (),
+        weights: Collection[int] = frozenset(),
+    ) -> None:
         self.gm = gm
-        self.names = names
+        self.names, self.weights = names, weights
         self.examples = list(example_inputs or ())
         self.graph = Graph()
         self.low = Lowering(self.graph)
@@ -105,7 +112,7 @@ class Importer:
         self.placeholders[node] = len(self.graph.inputs)
         place = position_of_input(node)
         name = self.names[place] if place is not None and place < len(self.names) else node.name
-        value = self.graph.add_input(to_type(fake), name)
+        value = self.graph.add_input(to_type(fake), name, place in self.weights)
         if isinstance(fake, (bool, int, torch.SymInt)):
             self.values[node] = to_size(fake)
         else:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,20 @@ def source_of(node: Node) -> Source:
 def input_names(gm: GraphModule) -> list[str]:
     """What the inputs of a Dynamo graph are in the model: ``layers_0_mlp_up_weight``, ``input_ids``."""
     return [_input_name(node.name) for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def input_weights(gm: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
+    """Which inputs of a Dynamo graph are a module's parameters or buffers whose changes torch counts."""
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    return frozenset(
+        i
+        for i, (node, x) in enumerate(zip(nodes, inputs, strict=False))
+        if isinstance(x, torch.Tensor) and not x.is_inference() and _is_of_a_module(node.name, x)
+    )
+
+
+def _is_of_a_module(name: str, x: torch.Tensor) -> bool:
+    return isinstance(x, torch.nn.Parameter) or re.search("_(parameters|buffers)_", name) is not None
 
 
 def _input_name(name: str) -> str:

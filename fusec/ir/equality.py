@@ -45,6 +45,8 @@ class _Comparison:
         for i, (x, y) in enumerate(zip(a.inputs, b.inputs, strict=True)):
             if not same_attribute(x.type, y.type):
                 return f"input {i} is {x.type} and {y.type}"
+            if x.frozen != y.frozen:
+                return f"only one input {i} is frozen"
         if not same_attribute(tuple(a.output_types), tuple(b.output_types)):
             return "the promised output types differ"
         roots_a, roots_b = self._roots(a), self._roots(b)

@@ -31,9 +31,9 @@ class Source:
 class Value:
     """A graph input or one result of a node. Identity is equality."""
 
-    __slots__ = ("index", "name", "producer", "type", "users")
+    __slots__ = ("frozen", "index", "name", "producer", "type", "users")
 
-    def __init__(self, type: Type, producer: "Node | None", index: int, name: str = "") -> None:
+    def __init__(self, type: Type, producer: "Node | None", index: int, name: str = "", frozen: bool = False) -> None:
         self.type = type
         self.producer = producer
         """The node that computes it; None for a graph input."""
@@ -41,6 +41,8 @@ class Value:
         """Position among the results of the producer, or among the graph inputs."""
         self.name = name
         """A hint for the printer."""
+        self.frozen = frozen
+        """Of an input: whether it is a weight, and what follows from weights alone may be kept until one changes."""
         self.users: dict[Node, None] = {}
         """The nodes that read it, in the order they came (an ordered set)."""
 
@@ -168,9 +170,9 @@ class Graph:
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
 
-    def add_input(self, type: Type, name: str = "") -> Value:
+    def add_input(self, type: Type, name: str = "", frozen: bool = False) -> Value:
         """Append an input."""
-        value = Value(type, None, len(self.inputs), name or f"arg{len(self.inputs)}")
+        value = Value(type, None, len(self.inputs), name or f"arg{len(self.inputs)}", frozen)
         self.inputs.append(value)
         return value
 
@@ -321,7 +323,7 @@ class Graph:
     def copy(self) -> "Graph":
         """A deep copy; bodies of regions are shared, as nobody changes them in place."""
         out = Graph(self.name)
-        to = {v: out.add_input(v.type, v.name) for v in self.inputs}
+        to = {v: out.add_input(v.type, v.name, v.frozen) for v in self.inputs}
         out.splice(self._nodes, to)
         out.set_outputs([to[v] for v in self.outputs], self.output_types)
         return out

@@ -51,8 +51,8 @@ class _GraphParser(ValueParser):
         named = self.string() if token.kind == "string" else self.take("word", "the name of the graph")
         graph, values = Graph(named), dict[str, Value]()
         self.expect("(")
-        for name, type in self.listed(self.declared, ")"):
-            self.define(values, name, graph.add_input(type, name.text[1:]))
+        for name, frozen, type in self.listed(self.input, ")"):
+            self.define(values, name, graph.add_input(type, name.text[1:], frozen))
         self.expect("{")
         comment = self.comment()
         numbers: dict[tuple[Any, ...], Value] = {}
@@ -61,6 +61,12 @@ class _GraphParser(ValueParser):
         outputs = self.listed(lambda: self.output(values), "}")
         graph.set_outputs([v for v, _ in outputs], [t for _, t in outputs])
         return graph, comment
+
+    def input(self) -> tuple[Token, bool, Type]:
+        token = self.token
+        self.take("value", "a value such as `%x`")
+        self.expect(":")
+        return token, self.accept("frozen"), self.type()
 
     def declared(self) -> tuple[Token, Type]:
         token = self.token

@@ -121,7 +121,7 @@ def print_attribute(value: Any) -> str:
 def _print_body(graph: Graph, depth: int, sources: Sources, comment: str = "") -> str:
     names, outputs = name_values(graph), set(graph.outputs)
     pad = _INDENT * (depth + 1)
-    inputs = [f"%{names[v]}: {print_type(v.type)}" for v in graph.inputs]
+    inputs = [f"%{names[v]}: {'frozen ' if v.frozen else ''}{print_type(v.type)}" for v in graph.inputs]
     header = ", ".join(inputs)
     if len(header) > _WIDTH:
         header = f"\n{pad}{_INDENT}" + f",\n{pad}{_INDENT}".join(inputs) + f"\n{pad}"

@@ -14,7 +14,7 @@ def operation(node: Node) -> tuple[Hashable, ...]:
 def spelling(thing: Node | Value) -> Hashable:
     """What counts of one node or input in the key of a graph."""
     if isinstance(thing, Value):
-        return thing.type
+        return (thing.type, "frozen") if thing.frozen else thing.type
     return operation(thing), tuple(r.type for r in thing.results)
 
 

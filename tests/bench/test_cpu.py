@@ -36,7 +36,8 @@ WORKLOAD = Workload("linear", torch.float32, linear, (1.3, 1.4))
 
 
 def stand(ratios: dict[str, float], failed: tuple[str, ...] = (), gives: str = "next token") -> cpu.Verdict:
-    rows = [Row(name, 1.0, ratio, 0.0) for name, ratio in ({cpu.OURS: 1.0, FLOOR: 1.0} | ratios).items()]
+    ours = {cpu.OURS: 1.0, cpu.OURS_FROZEN: 1.0, FLOOR: 1.0}
+    rows = [Row(name, 1.0, ratio, 0.0) for name, ratio in (ours | ratios).items()]
     rows += [Row(name, ms, 1.0, 0.0) for name, ms in zip(cpu.READS, (60.0, 50.0, 70.0), strict=True)]
     reasons = dict.fromkeys(failed, "RuntimeError")
     return cpu.verdict(WORKLOAD, linear(torch.float32, 0, gives), Measurement(rows, 1, 0.0), MACHINE, reasons)
@@ -55,6 +56,8 @@ def test_nothing_is_said_of_peers_that_did_not_run(monkeypatch: pytest.MonkeyPat
     found = stand(everyone)
     assert (found.default, found.frozen, found.holds, found.ahead) == (1.5, 1.4, True, True)
     assert stand(everyone | {"inductor": 0.9}).frozen == 0.9
+    quicker = stand(everyone | {cpu.OURS_FROZEN: 0.7})
+    assert quicker.default == 1.5 and quicker.frozen == pytest.approx(2.0)
 
 
 def test_what_is_measured_can_break_a_promise_alone() -> None:
@@ -91,6 +94,7 @@ def command(monkeypatch: pytest.MonkeyPatch, file: Path, *words: str) -> tuple[i
 def test_cpu_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "WORKLOADS", (replace(WORKLOAD, least=(0.0, 0.0)),))
     monkeypatch.setattr(cpu, "OURS", "aot_eager")
+    monkeypatch.setattr(cpu, "OURS_FROZEN", "eager")
     _, found = command(monkeypatch, tmp_path / "cpu.json", "--peers", "eager", "--rounds", "2")
     one = found["workloads"]["linear, float32"]
     assert one["default"] is None and one["frozen"] is None and one["holds"] is None and one["next_token_ms"] > 0

@@ -24,6 +24,8 @@ from fusec.ir.types import F32, TensorType, symbol
 from fusec.verify.contract import compare_outputs
 from tests.machines import profile
 
+BF16_PRODUCTS = target_named("cpp").bf16_products
+"""Whether this machine multiplies pairs of bfloat16."""
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 
 
@@ -81,6 +83,25 @@ def run(case: Case, config: Config, dtype: torch.dtype = torch.float32, symbolic
 def test_they_are_kernels_with_their_epilogue(case: Case, dtype: torch.dtype, quick: Config) -> None:
     steps = run(case, quick, dtype)
     assert steps == ["kernel"] * (2 if case in (CASES[name] for name in AFTER_A_KERNEL) else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "blocks"), [
+    ("rows and columns that fill no block", 1), ("more than one block of each", 1), ("two products", 2),
+    ("wide heads", 1), ("a rotary embedding", 1), ("rows an odd number of elements apart", 1),
+])  # fmt: skip
+def test_frozen_weights_lie_in_blocks(name: str, blocks: int, dtype: torch.dtype, quick: Config) -> None:
+    """To the same bits; weights of bfloat16 only where sums come in pairs."""
+    function, shapes = CASES[name]
+    inputs = [torch.randn(shape).to(dtype) for shape in shapes]
+    plain, graph = (trace(function, inputs, symbolic=False) for _ in range(2))
+    for value in graph.inputs[1 : 1 + blocks]:
+        value.frozen = True
+    found = compile_graph(graph, quick).program
+    pairs = dtype == torch.float32 or (all(n % 2 == 0 for n in (shapes[0][-1], shapes[1][-1])) and BF16_PRODUCTS)
+    assert len(found.keeping.values) == (blocks if pairs else 0)
+    for a, b in zip(found(list(inputs)), compile_graph(plain, quick).program(list(inputs)), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_the_number_of_rows_may_be_unknown(quick: Config) -> None:

@@ -8,6 +8,7 @@ from fusec.ir.equality import difference
 from fusec.ir.graph import Graph, Source
 from fusec.ir.parser import parse_graph
 from fusec.ir.printer import name_values, print_attribute, print_graph, print_node, print_type
+from fusec.ir.structure import structure
 from fusec.ir.types import BF16, F32, DType, OtherType, ScalarType, TensorType, contiguous_strides, symbol
 from fusec.ir.value_parser import parse_type
 from fusec.ir.verifier import verify_graph
@@ -55,6 +56,15 @@ def test_text_parses_back_to_an_equal_graph(graph: Graph) -> None:
 def test_text_without_sources_is_equal_but_for_them(graph: Graph) -> None:
     again = parse_graph(print_graph(graph, sources=False))
     assert difference(graph, again, order=True) is None
+
+
+def test_inputs_that_are_frozen_say_so() -> None:
+    text = "graph scaled(%x: f32[4], %w: frozen f32[4]) {\n  %0: f32[4] = mul(%x, %w)\n  return %0\n}\n"
+    graph = parse_graph(text)
+    assert [v.frozen for v in graph.inputs] == [False, True]
+    assert print_graph(graph) == text == print_graph(graph.copy())
+    plain = parse_graph(text.replace("frozen ", ""))
+    assert difference(graph, plain) == "only one input 1 is frozen" and structure(graph) != structure(plain)
 
 
 def test_short_sources_read_well() -> None:
