@@ -19,6 +19,8 @@ console = Console(stderr=True)
 BASELINE = "eager"
 FLOOR = "eager again"
 """Eager, or whatever is the baseline, against itself: what the machine's noise alone makes of a ratio."""
+LASTING = 0.1
+"""Seconds: a call that takes longer is timed as it comes."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +72,24 @@ def measure(
     Args:
         candidates: by name, compiled on their first call.
         rounds: how many.
-        call_ms: a shorter call is repeated to last this long, after one that is not timed: what ran before it, which
-            may have been anything, has left its own data in the caches.
+        call_ms: a shorter call is repeated to last this long. Any shorter than ``LASTING`` comes after one that is not
+            timed: what ran before it, which may have been anything, has left its own data in the caches.
         baseline: the candidate that the others are compared with; it runs a second time as the noise floor.
     """
     runs = {baseline: candidates[baseline], FLOOR: candidates[baseline]} | candidates
     with torch.no_grad(), progress() as bar:
         task = bar.add_task("compile", total=len(runs) + rounds)
-        repeats = {}
+        seconds = {}
         for name, run in runs.items():
             bar.update(task, description=f"compile {name}")
-            repeats[name] = _repeats(run, call_ms)
+            seconds[name] = _seconds(run)
             bar.advance(task)
+        repeats = {name: max(1, math.ceil(call_ms / 1e3 / taken)) for name, taken in seconds.items()}
         bar.update(task, description="measure")
         watch, times = Watch.start(), {name: list[float]() for name in runs}
         for _ in range(rounds):
             for name, run in runs.items():
-                if repeats[name] > 1:
+                if seconds[name] < LASTING:
                     run()
                 times[name].append(_time(run, repeats[name]))
             bar.advance(task)
@@ -134,10 +137,10 @@ def _cell(measurement: Measurement, name: str) -> str:
     return f"{row.milliseconds:.3f} ms" + ("" if name == BASELINE else f" ({row.ratio:.2f})")
 
 
-def _repeats(run: Callable[[], object], call_ms: float) -> int:
+def _seconds(run: Callable[[], object]) -> float:
     for _ in range(3):
         run()
-    return max(1, math.ceil(call_ms / 1e3 / max(_time(run, 1), 1e-7)))
+    return max(_time(run, 1), 1e-7)
 
 
 def _time(run: Callable[[], object], repeats: int) -> float:

@@ -18,17 +18,20 @@ from fusec.analysis.machine import assumed_cpu
 def test_rounds_are_interleaved_and_eager_runs_twice() -> None:
     calls: list[str] = []
     found = measure({"eager": lambda: calls.append("e"), "other": lambda: calls.append("o")}, rounds=3, call_ms=0.0)
-    assert "".join(calls[-9:]) == "eeo" * 3
+    assert "".join(calls[-18:]) == "eeeeoo" * 3  # each once untimed, since short
     assert [row.name for row in found.rows] == ["eager", FLOOR, "other"]
     assert found.row("eager").ratio == 1.0 and found.noise >= 0
 
 
-def test_what_is_repeated_runs_once_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seconds", "expected"), [(1e-3, "e|ee|"), (1.0, "|e|")])
+def test_a_short_call_is_timed_after_another_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: str
+) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(harness, "_repeats", lambda run, call_ms: 2)
+    monkeypatch.setattr(harness, "_seconds", lambda run: seconds)
     monkeypatch.setattr(harness.time, "perf_counter", lambda: calls.append("|") or len(calls))
     measure({"eager": lambda: calls.append("e")}, rounds=1)
-    assert "".join(calls).endswith("e|ee|" * 2)
+    assert "".join(calls).endswith(expected * 2)
 
 
 def measured(ratio: float, spread: float = 0.01, others: float = 0.0) -> Measurement:
