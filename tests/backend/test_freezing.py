@@ -271,6 +271,26 @@ def test_what_a_call_changes_is_not_frozen(plain: Config) -> None:
     assert figures()["blocks"] == figures()["steps"] == 0
 
 
+def test_nothing_is_kept_of_what_every_call_changes(plain: Config) -> None:
+    """It would have to be made anew each time."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.ones(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            share = self.seen.softmax(0) @ self.seen
+            self.seen.add_(1)
+            return x * share
+
+    module, inputs = Counting(), torch.rand(8, 8)
+    call = frozen(module, plain)
+    for seen in (1.0, 2.0):
+        torch.testing.assert_close(call(inputs), inputs * seen)
+    assert not only().program.keeping.values
+
+
 def test_an_output_that_weights_alone_decide_is_the_callers_own(plain: Config) -> None:
     class Table(Net):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
