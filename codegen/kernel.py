@@ -21,6 +21,10 @@ def index_symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
+PARTS = sympy.Symbol("parts", integer=True, positive=True)
+"""How many threads share the iterations of a grid: a grid of so many has one for each (C++)."""
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Memory that a kernel sees through a pointer."""
@@ -206,7 +210,7 @@ class Place:
 class Loop:
     """``for axis in start … stop``, which are affine in outer axes and symbols, or integers defined before.
 
-    ``grid`` iterations are independent and run in parallel (OpenMP threads, Triton programs); grid loops are the
+    ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
     outermost and nest perfectly; other statements may follow them (C++ only). ``serial`` runs in order. ``tile`` covers
     the range in tiles of ``step`` elements, the last one partly filled; inside it names are tiles, and the axis stands
     for the first element of the tile plus the lane.
@@ -244,7 +248,7 @@ class Kernel:
     buffers: tuple[Buffer, ...]
     """Inputs first, then outputs (in the order of the region's operands and results), then memory of its own."""
     symbols: tuple[str, ...]
-    """Names of what it takes as 64-bit integers: size symbols, and ``parts``, the number of threads to split over."""
+    """Names of the sizes that it takes as 64-bit integers."""
     body: tuple[Statement, ...]
     work: Size = 0
     """Scalar operations of one launch, about: what decides whether threads pay."""

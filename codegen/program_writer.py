@@ -47,8 +47,6 @@ class ProgramWriter:
     def write(self) -> None:
         """Write all of it."""
         self._inputs()
-        if any("parts" in kernel.symbols for kernel, _ in self.kernels.values()):
-            self.text.line(f"parts = {self.text.constant(torch.get_num_threads, 'threads')}()")
         for node in self.nodes:
             self.text.node = node
             self._node(node)

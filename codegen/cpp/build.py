@@ -27,8 +27,7 @@ _lock = threading.Lock()
 
 
 _LAUNCHES = f"""#include "launches.h"
-extern "C" __attribute__((visibility("default")))
-int64_t {_ENTRY}(const int64_t* table, void* const* buffers, const int64_t* symbols) {{
+extern "C" EXPORT int64_t {_ENTRY}(const int64_t* table, void* const* buffers, const int64_t* symbols) {{
   return fusec::launch_all(table, buffers, symbols);
 }}
 """
@@ -43,18 +42,23 @@ class CppKernel:
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
         """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
         pointers = _packing("P", len(buffers))(*[b.data_ptr() for b in buffers])
-        return self.function(pointers, _packing("q", len(symbols))(*symbols))
+        table = [1, self.address, 1, len(buffers), *range(len(buffers)), len(symbols), *range(len(symbols))]
+        sizes = _packing("q", len(symbols))(*symbols)
+        fault: int = self.launch_all(_packing("q", len(table))(*table), pointers, sizes)
+        return fault
+
+    @property
+    def address(self) -> int:
+        """Of its function, in this process."""
+        return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
     def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
         """One call without a Python frame for all launches; the form of arrays, and what calls what, are made once."""
-        if len(launches) == 1:
-            (only,) = launches
-            return f"{bind(self.function, self.name)}({_arrays(only.buffers, only.symbols, bind)})"
         buffers = list(dict.fromkeys(b for launch in launches for b in launch.buffers))
         symbols = list(dict.fromkeys(s for launch in launches for s in launch.symbols))
         table = [len(launches)]
         for launch in launches:
-            table += [ctypes.cast(launch.launchable.function, ctypes.c_void_p).value or 0, launch.first_check]
+            table += [launch.launchable.address, launch.first_check]
             table += [len(launch.buffers), *map(buffers.index, launch.buffers)]
             table += [len(launch.symbols), *map(symbols.index, launch.symbols)]
         known = bind(_packing("q", len(table))(*table), "table")
@@ -91,7 +95,7 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
         key, text = item
         try:
             function = _load(_obtain(key, text, compiler, cache))
-            function.restype = ctypes.c_int64 if f"int64_t {_ENTRY}(" in text else None
+            function.restype = ctypes.c_int64
         except OSError as error:
             fix = "free some space, or name another directory in $TMPDIR"
             failures[key] = BuildError("a built kernel could not be stored", why=str(error), fix=fix)
@@ -131,7 +135,7 @@ def _header_text() -> str:
 def _anonymous(name: str, text: str) -> str:
     """The text without comments and with the common entry name: what decides the machine code."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("//")]
-    return re.sub(rf"\b(void|int64_t) {re.escape(name)}\(", rf"\1 {_ENTRY}(", "\n".join(lines), count=1) + "\n"
+    return re.sub(rf"\bint64_t {re.escape(name)}\(", f"int64_t {_ENTRY}(", "\n".join(lines), count=1) + "\n"
 
 
 def _obtain(key: str, text: str, compiler: Compiler, cache: Cache) -> Path:

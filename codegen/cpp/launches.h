@@ -1,28 +1,61 @@
-// Kernels one after another, as a table tells them: one call from Python for many launches.
+// Kernels one after another, as a table tells them: one call from Python for many launches, and one team of threads.
 #pragma once
 
-#include <stdint.h>
+#include "vec.h"
+
+extern "C" {
+int omp_get_max_threads(void);
+int omp_get_num_threads(void);
+int omp_get_thread_num(void);
+}
 
 namespace fusec {
 
-// The table: how many kernels; then for each its function, the number of its first check (0 where it has none), how
-// many buffers it takes and which, how many symbols and which. A kernel with checks gives 256 * place + number of one
-// that failed, or 0; nothing runs after that, and the number is counted from the first check of all.
-inline int64_t launch_all(const int64_t* table, void* const* buffers, const int64_t* symbols) {
-  typedef int64_t (*Kernel)(void* const*, const int64_t*);
-  for (int64_t left = *table++; left > 0; left--) {
-    const Kernel kernel = (Kernel)*table++;
-    const int64_t first_check = *table++;
-    const int64_t buffer_count = *table++;
-    void* taken[buffer_count + 1];
-    for (int64_t i = 0; i < buffer_count; i++) taken[i] = buffers[*table++];
-    const int64_t symbol_count = *table++;
-    int64_t values[symbol_count + 1];
-    for (int64_t i = 0; i < symbol_count; i++) values[i] = symbols[*table++];
-    const int64_t fault = kernel(taken, values);
-    if (first_check && fault) return fault + first_check - 1;
+// The table: for each kernel its function, the number of its first check (0 where it has none), how many buffers it
+// takes and which, how many symbols and which. A kernel gives 256 * place + number of a check that failed, or 0;
+// nothing runs after that, and the number is counted from the first check of all.
+struct Row {
+  const int64_t* next;
+  int64_t left;
+  void* const* buffers;
+  const int64_t* symbols;
+
+  // Runs what is left, up to a kernel that wants more threads.
+  void run(Team& team) {
+    typedef int64_t (*Kernel)(void* const*, const int64_t*, Team&);
+    while (left) {
+      const int64_t* at = next;
+      const Kernel kernel = (Kernel)*at++;
+      const int64_t first_check = *at++;
+      const int64_t buffer_count = *at++;
+      void* taken[buffer_count + 1];
+      for (int64_t i = 0; i < buffer_count; i++) taken[i] = buffers[*at++];
+      const int64_t symbol_count = *at++;
+      int64_t values[symbol_count + 1];
+      for (int64_t i = 0; i < symbol_count; i++) values[i] = symbols[*at++];
+      const int64_t fault = kernel(taken, values, team);
+      if (team.asked) return;
+      if (fault) team.report(fault + first_check - 1);
+      next = at, left--;
+    }
   }
-  return 0;
+};
+
+inline int64_t launch_all(const int64_t* table, void* const* buffers, const int64_t* symbols) {
+  Meeting meeting;
+  Row row = {table + 1, *table, buffers, symbols};
+  Team first(meeting, 0, 1, omp_get_max_threads() > 1);
+  row.run(first);
+  if (row.left) {
+#pragma omp parallel
+    {
+      Team team(meeting, omp_get_thread_num(), omp_get_num_threads(), false);
+      Row rest = row;
+      rest.run(team);
+      team.enter(true);  // all have ended
+    }
+  }
+  return meeting.fault;
 }
 
 }  // namespace fusec

@@ -1,16 +1,31 @@
-"""A tile program as C++ text: the frame around it, grid loops as OpenMP loops, tiles as lambdas over their lanes."""
+"""A tile program as C++ text: the frame around it, grid loops shared by a team, tiles as lambdas over their lanes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import sympy
 
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.cpp.statements import COMBINE, Straight
-from fusec.codegen.kernel import Buffer, Check, Compute, Dot, Kernel, Load, Loop, Statement, Store, Update, When, walk
+from fusec.codegen.kernel import (
+    PARTS,
+    Buffer,
+    Compute,
+    Dot,
+    Kernel,
+    Load,
+    Loop,
+    Statement,
+    Store,
+    Update,
+    When,
+    index_symbol,
+    walk,
+)
 from fusec.errors import BuildError
 from fusec.ir import types as t
 from fusec.ir.ops import OPS
+from fusec.ir.types import Size, simplify
 
 PARALLEL_WORK = 65536
 """Scalar operations below which waking the threads (a few µs) costs more than they save."""
@@ -30,25 +45,35 @@ def print_kernel(kernel: Kernel) -> str:
 class _Printer(Straight):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.reports = any(isinstance(s, Check) for s in walk(kernel.body))
-        """Whether it returns what ``out_of_range`` makes of a failed check, 0 where all is well."""
+        self.pays = _threads_pay(kernel)
 
     def print(self) -> str:
         """The whole text."""
         self._pointers()
-        scratch = [b for b in self.kernel.buffers if b.role == "scratch"]
-        self._declare([b for b in self.kernel.buffers if b.role == "shared"])
-        alone = [s for s in self.kernel.body if not (isinstance(s, Loop) and s.kind == "grid")]
-        declared: set[str] = set()
-        for statement in self.kernel.body:
-            if statement in alone:  # no grid is around it
-                self._declare([b for b in scratch if b.name in _touched([statement]) - declared])
-                declared |= _touched([statement])
+        self._enter()
+        body = self.kernel.body
+        at = next((i for i, s in enumerate(body) if _is_grid(s)), len(body))
+        self._alone(body[:at])
+        for statement in body[at : at + 1]:
             self._statement(statement)
-        if self.reports:
-            self.line("return 0;")
-        body = "\n".join(self.lines)
-        return "\n".join([*self._head(), f"{self._signature()} {{", body, "}", ""])
+        self._alone(body[at + 1 :], after_grid=True)
+        self.line("return 0;")
+        return "\n".join([*self._head(), f"{self._signature()} {{", *self.lines, "}", ""])
+
+    def _alone(self, statements: Sequence[Statement], after_grid: bool = False) -> None:
+        """What no grid is around: before it every thread finds the same, after it the first one does the rest."""
+        if not statements:
+            return
+        if after_grid and self.pays != "false":
+            self.line("team.wait();")
+            self.line("if (team.thread) return 0;")
+        scratch, declared = [b for b in self.kernel.buffers if b.role == "scratch"], set[str]()
+        for statement in statements:
+            self._declare([b for b in scratch if b.name in _touched([statement]) - declared])
+            declared |= _touched([statement])
+            self._statement(statement)
+        if not after_grid and self.pays != "false" and any(b.role == "update" for b in self.kernel.buffers):
+            self.line("team.wait();")  # what has been checked may be written
 
     # ------------------------------------------------------------------ frame
 
@@ -66,8 +91,7 @@ class _Printer(Straight):
         return [*lines, "", *(f"// {_one_line(line)}" for line in comment)]
 
     def _signature(self) -> str:
-        result = "int64_t" if self.reports else "void"
-        return f'extern "C" EXPORT {result} {self.kernel.name}(void* const* buffers, const int64_t* symbols)'
+        return f'extern "C" EXPORT int64_t {self.kernel.name}(void* const* buffers, const int64_t* symbols, Team& team)'
 
     def _pointers(self) -> None:
         # An updated buffer may be a view of an input, so only kernels without one may promise not to alias.
@@ -77,11 +101,19 @@ class _Printer(Straight):
             element = ("const " if b.role == "input" else "") + MEMORY_TYPES[b.dtype]
             self.line(f"{element}*{restrict} const {identifier(b.name)} = static_cast<{element}*>(buffers[{i}]);")
         for i, symbol in enumerate(self.kernel.symbols):
-            value = f"symbols[{i}]"
-            if symbol == "parts" and (pays := self._threads_pay()) != "true":
-                # Alone, nobody repeats for others what comes before the blocks that threads share.
-                value = "1" if pays == "false" else f"{pays} ? {value} : 1"
-            self.line(f"const int64_t {identifier(symbol)} = {value};")
+            self.line(f"const int64_t {identifier(symbol)} = symbols[{i}];")
+
+    def _enter(self) -> None:
+        """Who takes part, and in what memory."""
+        shared = [b for b in self.kernel.buffers if b.role == "shared"]
+        for i, b in enumerate(shared):
+            self.line(f"Shared<{MEMORY_TYPES[b.dtype]}> {identifier(b.name)}_memory(team, {i}, {CPP.print(b.numel)});")
+        self.line(f"if (!team.enter({self.pays})) return 0;")
+        for i, b in enumerate(shared):
+            element = MEMORY_TYPES[b.dtype]
+            self.line(f"{element}* const {identifier(b.name)} = static_cast<{element}*>(team.lent({i}));")
+        if any(PARTS == s.stop for s in self.kernel.body if isinstance(s, Loop)):
+            self.line(f"const int64_t {PARTS} = {'1' if self.pays == 'false' else 'team.sharing'};")
 
     # ------------------------------------------------------------------ loops
 
@@ -98,27 +130,22 @@ class _Printer(Straight):
         while len(nest[-1].body) == 1 and isinstance(inner := nest[-1].body[0], Loop) and inner.kind == "grid":
             nest.append(inner)
         scratch = [b for b in self.kernel.buffers if b.role == "scratch"]
-        large = [b for b in scratch if not _on_stack(b)]
-        condition = self._parallel_condition()
-        collapse = f" collapse({_rectangular(nest)})" if _rectangular(nest) > 1 else ""
-        if large:
-            self.line("{" if condition is None else f"#pragma omp parallel{condition}")
-            if condition is not None:
-                self.line("{")
+        self._declare([b for b in scratch if not _on_stack(b)])
+        together = nest[: _rectangular(nest)] if self.pays != "false" else []
+        if together:
+            counts = ", ".join(CPP.print(_count(level)) for level in together)
+            self.line(f"for (auto own = team.share({{{counts}}}); own; ++own) {{")
             self.depth += 1
-            self._declare(large)
-            if condition is not None:
-                self.line(f"#pragma omp for{collapse} schedule(static)")
-        elif condition is not None:
-            self.line(f"#pragma omp parallel for{collapse} schedule(static){condition}")
-        for level in nest:
+            for i, level in enumerate(together):
+                axis = index_symbol(f"own[{i}]") * level.step + level.start
+                self.line(f"const int64_t {identifier(level.axis)} = {CPP.print(axis)};")
+        rest = nest[len(together) :]
+        for level in rest:
             self._open(level)
         self._declare([b for b in scratch if _on_stack(b)])
         for statement in nest[-1].body:
             self._statement(statement)
-        for _ in nest:
-            self._close()
-        if large:
+        for _ in range(len(rest) + bool(together)):
             self._close()
 
     def _declare(self, scratch: list[Buffer]) -> None:
@@ -129,18 +156,6 @@ class _Printer(Straight):
             else:
                 self.line(f"Scratch<{element}> {name}_memory({CPP.print(b.numel)});")
                 self.line(f"{element}* const {name} = {name}_memory.data;")
-
-    def _parallel_condition(self) -> str | None:
-        """The ``if`` clause; None where threads never pay."""
-        pays = self._threads_pay()
-        return {"true": "", "false": None}.get(pays, f" if ({pays})")
-
-    def _threads_pay(self) -> str:
-        """Whether there is work for threads: ``true``, ``false``, or what only a call knows."""
-        work = self.kernel.work
-        if isinstance(work, int):
-            return "true" if work >= PARALLEL_WORK else "false"
-        return f"{CPP.print(work)} >= {PARALLEL_WORK}"
 
     def _open(self, loop: Loop) -> None:
         axis = identifier(loop.axis)
@@ -249,6 +264,24 @@ def _rectangular(nest: list[Loop]) -> int:
             return i
         axes.add(loop.axis)
     return len(nest)
+
+
+def _is_grid(statement: Statement) -> bool:
+    return isinstance(statement, Loop) and statement.kind == "grid"
+
+
+def _count(loop: Loop) -> Size:
+    """How often a loop's body runs."""
+    return simplify(sympy.floor((sympy.sympify(loop.stop) - loop.start + loop.step - 1) / sympy.sympify(loop.step)))
+
+
+def _threads_pay(kernel: Kernel) -> str:
+    """Whether there is work for threads: ``true``, ``false``, or what only a call knows."""
+    if not any(_is_grid(s) for s in kernel.body):
+        return "false"
+    if isinstance(kernel.work, int):
+        return "true" if kernel.work >= PARALLEL_WORK else "false"
+    return f"{CPP.print(kernel.work)} >= {PARALLEL_WORK}"
 
 
 def _group(text: str) -> str:

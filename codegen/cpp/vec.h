@@ -418,3 +418,5 @@ template <int N> FN Mask<N> keep(Part part, Mask<N> next, Mask<N> old) { return 
 #include "functions.h"
 
 }  // namespace fusec
+
+#include "team.h"

@@ -59,7 +59,7 @@ def schedule_region(
     if len(numbers) > MAX_CHECKS:
         raise ScheduleError("a kernel with too many places that are found at run time")
     statements = (*emitter.checks(nest.places(), numbers), *statements)
-    symbols = region_symbols(region, statements)
+    symbols = region_symbols(region)
     elsewhere = {o.destination for o in nest.outputs} | {i.value for i in nest.walk() if i.kind == "lookup"}
     read = [v for v in body.inputs if v not in elsewhere]
     numels = [product(v.shape) for v in (*read, *map(made, body.outputs))]
@@ -71,7 +71,7 @@ def schedule_region(
         name=name,
         kind=shape.kind,
         buffers=(*emitter.inputs(statements), *outputs, *emitter.scratch),
-        symbols=(*symbols, "parts") if shape.kind == "contraction" and not whole_row else symbols,
+        symbols=symbols,
         body=statements,
         work=work,
         formula=print_graph(body, sources=False),

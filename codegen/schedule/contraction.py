@@ -16,7 +16,7 @@ import sympy
 from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.indexing import Located, Nest, Output, above, stride, walk
 from fusec.analysis.kinds import FEW_ROWS, Shape
-from fusec.codegen.kernel import Dot, Loop, Matrix, Statement, index_symbol
+from fusec.codegen.kernel import PARTS, Dot, Loop, Matrix, Statement, index_symbol
 from fusec.codegen.schedule.emitter import Emitter
 from fusec.codegen.schedule.rows import Rows, Tiling
 from fusec.errors import ScheduleError
@@ -39,8 +39,6 @@ MOST_ROWS = 192
 LEAST_PACKED = {F32: 2, BF16: FEW_ROWS + 1}
 """Rows from which on a frozen weight is turned beforehand. For fewer, memory decides and not arithmetic; few rows of
 bfloat16 are multiplied in pairs that lie side by side as they are."""
-PARTS = sympy.Symbol("parts", integer=True, positive=True)
-"""The number of threads, which the launcher passes."""
 _NEVER = 1 << 62
 _PART = index_symbol("part")
 

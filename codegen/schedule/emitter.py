@@ -408,8 +408,8 @@ def grid(
     return body
 
 
-def region_symbols(region: Node, statements: Sequence[Statement]) -> tuple[str, ...]:
-    """Names of the symbols that a kernel's text mentions: those of the region's types, and ``parts`` if used."""
+def region_symbols(region: Node) -> tuple[str, ...]:
+    """Names of the symbols that a kernel's text may mention: those of the region's types."""
     sizes: list[Size] = []
     for value in (*region.body.inputs, *region.body.outputs):
         sizes += [*value.shape, *value.tensor.strides]

@@ -12,7 +12,7 @@ from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, find_compiler
 from fusec.codegen.cpp.expressions import print_constant
 from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
-from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Index, Init, Kernel, Load, Loop, Store, Update
+from fusec.codegen.kernel import PARTS, Buffer, Compute, Constant, Fold, Index, Init, Kernel, Load, Loop, Store, Update
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Source
@@ -69,8 +69,7 @@ def column_sum(cols: int) -> Kernel:
 
 def gemv(dtype: DType, n: int, inner: int) -> Kernel:
     """One row times a weight of [n, inner], the outputs split over the threads, the row staged in scratch."""
-    parts = symbol("parts")
-    first, last = sympy.floor(p * n / parts), sympy.floor((p + 1) * n / parts)
+    first, last = sympy.floor(p * n / PARTS), sympy.floor((p + 1) * n / PARTS)
     body = (
         Loop("k", 0, inner, LANES, "tile", (Load("s", "x", k), Store("row", k, "s"))),
         Loop("i", first, last, 1, "serial", (
@@ -81,8 +80,8 @@ def gemv(dtype: DType, n: int, inner: int) -> Kernel:
     )  # fmt: skip
     buffers = (Buffer("x", dtype, inner, "input"), Buffer("w", dtype, n * inner, "input"),
                Buffer("y", dtype, n, "output"), Buffer("row", F32, inner, "scratch"))  # fmt: skip
-    grid = Loop("p", 0, parts, 1, "grid", body)
-    return Kernel("linear", "contraction", buffers, ("parts",), (grid,), 2 * n * inner)
+    grid = Loop("p", 0, PARTS, 1, "grid", body)
+    return Kernel("linear", "contraction", buffers, (), (grid,), 2 * n * inner)
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +132,10 @@ def test_columns_and_matrix_vector(config: Config) -> None:
     torch.testing.assert_close(y, x.sum(0))
     for kernel, dtype, n, inner in ((product, torch.float32, 33, 100), (halves, torch.bfloat16, 5, 40_000)):
         x, w = torch.randn(inner).to(dtype), torch.randn(n, inner).to(dtype)
-        for parts in (1, 2, 3, 64):
+        for threads in (1, 2, 3, 5):
             y = torch.zeros(n, dtype=dtype)
-            kernel((x, w, y), (parts,))
+            torch.set_num_threads(threads)
+            kernel((x, w, y), ())
             torch.testing.assert_close(y, w @ x, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-2)
 
 
@@ -214,8 +214,8 @@ def test_text_is_readable_and_says_where_it_comes_from() -> None:
     kernel = softmax(F32, 100)
     text = print_kernel(Kernel(**{**kernel.__dict__, "formula": "softmax\nof x \\", "sources": (source,)}))
     assert "// from layers.0.mlp, model.py:12" in text
-    assert 'extern "C" EXPORT void softmax(void* const* buffers, const int64_t* symbols)' in text
-    assert "#pragma omp parallel for schedule(static) if (" in text
+    assert 'extern "C" EXPORT int64_t softmax(void* const* buffers, const int64_t* symbols, Team& team)' in text
+    assert "if (!team.enter(" in text
     assert all(len(line) < 160 for line in text.splitlines())
 
 
@@ -234,14 +234,15 @@ def test_lines_are_indented_as_they_nest(kernel: Kernel) -> None:
 
 def test_threads_start_where_there_is_work_for_them() -> None:
     few, many = (print_kernel(gemv(F32, n, 64)) for n in (2, PARALLEL_WORK // 128))
-    assert "#pragma omp" not in few
-    assert "#pragma omp parallel for schedule(static)\n" in many
-    assert f" if ({40 * 33}*rows >= {PARALLEL_WORK})" in print_kernel(add(F32, 33, work=40)).replace(" * ", "*")
+    assert "team.enter(false)" in few
+    assert "team.enter(true)" in many
+    enters = print_kernel(add(F32, 33, work=40)).replace(" * ", "*")
+    assert f"team.enter({40 * 33}*rows >= {PARALLEL_WORK})" in enters
 
 
 @pytest.mark.parametrize(
     ("work", "shares"),
-    [(PARALLEL_WORK, "symbols[0]"), (PARALLEL_WORK - 1, "1"), (symbol("n"), f"n >= {PARALLEL_WORK} ? symbols[0] : 1")],
+    [(PARALLEL_WORK, "team.sharing"), (PARALLEL_WORK - 1, "1"), (symbol("n"), "team.sharing")],
 )
 def test_who_works_alone_does_nothing_for_others_again(work: Size, shares: str) -> None:
     assert f"const int64_t parts = {shares};" in print_kernel(replace(gemv(F32, 8, 64), work=work))

@@ -161,7 +161,7 @@ def test_a_copy_of_what_the_row_makes_comes_after_it() -> None:
 
 def test_rows_have_an_end(quick: Config) -> None:
     found = compiled(layers, *drawn((1, 16), *[(16, 16)] * (2 * LONGEST + 1)), config=quick)
-    assert len(found.program.steps) == 2 * LONGEST + 1 and calls(found) == 2
+    assert len(found.program.steps) == 2 * LONGEST + 1 and calls(found) == 3
 
 
 def test_a_place_that_does_not_exist_is_that_of_its_own_kernel(quick: Config) -> None:

@@ -1,0 +1,106 @@
+// The threads that run a row of kernels. Each of them walks the row and takes its share of a kernel's iterations; they
+// wait for each other where something has to be done before the next thing begins.
+//
+// A thread that waits looks for a while, then offers its core to others: beside a busy process the thread it waits for
+// may be one that stands behind it in the same queue. (OpenMP's own barrier keeps looking for about a millisecond.)
+#pragma once
+
+extern "C" int sched_yield(void);
+
+namespace fusec {
+
+constexpr int MOST_LENT = 8;
+constexpr int LOOKS = 2000;  // about 20 µs
+
+FN void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// What all threads of a team see.
+struct Meeting {
+  alignas(64) int arrived = 0;
+  alignas(64) int round = 0;
+  alignas(64) int64_t fault = 0;  // of the first check that failed; nothing runs after it
+  void* lent[MOST_LENT];          // memory of the first thread that all use
+};
+
+// The iterations of nested loops that one thread takes: neighbours, as many as every other takes, or one more.
+template <int N> struct Share {
+  int64_t counts[N], place[N], left;
+  Share(const int64_t (&given)[N], int64_t thread, int64_t threads) {
+    int64_t all = 1;
+    for (int i = 0; i < N; i++) all *= counts[i] = given[i] > 0 ? given[i] : 0;
+    const int64_t each = all / threads, more = all % threads;
+    left = each + (thread < more);
+    int64_t first = thread * each + (thread < more ? thread : more);
+    for (int i = N - 1; i >= 0 && left; i--) place[i] = first % counts[i], first /= counts[i];
+  }
+  explicit operator bool() const { return left > 0; }
+  int64_t operator[](int i) const { return place[i]; }
+  void operator++() {
+    left--;
+    for (int i = N - 1; i >= 0 && ++place[i] == counts[i]; i--) place[i] = 0;
+  }
+};
+
+class Team {
+  Meeting& meeting;
+  const bool alone;       // there could be more threads, but nobody has asked for them yet
+  bool together = false;  // whether all took part in the kernel before
+
+  void meet() {
+    if (threads == 1) return;
+    const int now = __atomic_load_n(&meeting.round, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&meeting.arrived, 1, __ATOMIC_ACQ_REL) == threads) {
+      __atomic_store_n(&meeting.arrived, 0, __ATOMIC_RELAXED);
+      __atomic_store_n(&meeting.round, now + 1, __ATOMIC_RELEASE);
+      return;
+    }
+    for (int looks = 0; __atomic_load_n(&meeting.round, __ATOMIC_ACQUIRE) == now; looks++) {
+      if (looks < LOOKS) pause();
+      else sched_yield();
+    }
+  }
+
+ public:
+  const int thread, threads;
+  int sharing = 1;      // threads that take part in this kernel
+  bool asked = false;
+
+  Team(Meeting& meeting, int thread, int threads, bool alone)
+      : meeting(meeting), alone(alone), thread(thread), threads(threads) {}
+
+  // Begins a kernel that it pays to share, or that the first thread runs while the others go on. Gives whether this
+  // thread takes part; not where the kernel has to be run again, by more threads.
+  bool enter(bool pays) {
+    if (pays && alone) return !(asked = true);
+    if (pays || together) meet();
+    together = pays;
+    sharing = pays ? threads : 1;
+    return (pays || !thread) && !__atomic_load_n(&meeting.fault, __ATOMIC_RELAXED);
+  }
+  // For those who take part in this kernel.
+  void wait() {
+    if (sharing > 1) meet();
+  }
+  template <int N> Share<N> share(const int64_t (&counts)[N]) const { return {counts, sharing > 1 ? thread : 0, sharing}; }
+
+  // The first check that fails says so; where all take part, all have found it.
+  void report(int64_t fault) {
+    if (!thread) __atomic_store_n(&meeting.fault, fault, __ATOMIC_RELAXED);
+  }
+  void*& lent(int number) { return meeting.lent[number]; }
+};
+
+// Memory that the first thread has, and that all may use between entering a kernel and the last time they wait.
+template <class E> struct Shared : Scratch<E> {
+  Shared(Team& team, int number, int64_t count) : Scratch<E>(team.thread ? 0 : count) {
+    if (!team.thread) team.lent(number) = this->data;
+  }
+};
+
+}  // namespace fusec
