@@ -49,6 +49,12 @@ class Compiler:
         return "#define __AVX512BF16__ 1" in self.identity and "__clang__" not in self.identity
 
     @property
+    def bf16_is_the_librarys(self) -> bool:
+        """Whether the machine has instructions for products of bfloat16 that generated code does not use."""
+        pairs = "#define __AVX512BF16__ 1" in self.identity and not self.has_bf16_products
+        return pairs or "#define __AMX_BF16__ 1" in self.identity
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """All flags of a compilation."""
         return (*self.machine_flags, *FLAGS)

@@ -80,8 +80,8 @@ FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
 }
 #endif
 
-// The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end. With several rows
-// the sums take so long that memory would wait; what the next columns need is asked for meanwhile.
+// The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end. What the next
+// columns need is asked for meanwhile, a line at a time: memory that is left to guess starts anew with every column.
 template <int ROWS, int COLUMNS, int N, class A, class L, class R>
 DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                         int64_t right_step, int64_t depth) {
@@ -89,8 +89,15 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
   typedef typename Raw<A, N>::type raw;
   raw sums[ROWS][COLUMNS] = {};
   const auto ask_for_next = [&](int64_t k) LANEWISE {
-    if (ROWS > 1)
-      for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(right + (c + COLUMNS) * right_step + k);
+    for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(right + (c + COLUMNS) * right_step + k);
+  };
+  const auto add = [&](int64_t k) LANEWISE {
+    raw columns[COLUMNS];
+    for (int c = 0; c < COLUMNS; c++) columns[c] = load<N>(right + c * right_step + k, All{}).v;
+    for (int r = 0; r < ROWS; r++) {
+      const raw row = load<N>(left + r * left_step + k, All{}).v;
+      for (int c = 0; c < COLUMNS; c++) sums[r][c] += row * columns[c];
+    }
   };
   int64_t k = 0;
 #if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
@@ -106,15 +113,13 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
     }
   }
 #endif
-  for (; k + N <= depth; k += N) {
-    raw columns[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) columns[c] = load<N>(right + c * right_step + k, All{}).v;
+  constexpr int line = 64 / sizeof(R) < N ? N : 64 / sizeof(R);
+  for (; k + line <= depth; k += line) {
     ask_for_next(k);
-    for (int r = 0; r < ROWS; r++) {
-      const raw row = load<N>(left + r * left_step + k, All{}).v;
-      for (int c = 0; c < COLUMNS; c++) sums[r][c] += row * columns[c];
-    }
+    for (int i = 0; i < line; i += N) add(k + i);
   }
+  if (line > N)
+    for (; k + N <= depth; k += N) add(k);
   // The sums are named one by one: where the compiler does not know which one is meant, all of them lie in memory
   // throughout the loop above.
   constexpr int all = ROWS * COLUMNS, some = together<N>(all), run = N / some;
@@ -245,22 +250,21 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
 }
 
 // As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of
-// the right operand and a factor. Before each time, ahead() is told of which row it begins with, and which it ends at.
+// the right operand and a factor. lefts() gives where the rows of the left operand lie from one up to another.
 // The first of them ask for the rows from ``next`` on, if there are any, while they compute.
-template <int TILES, int N, bool ADDS, class A, class L, class R, class Ahead>
-FN void dot_panel_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
-                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth, const Ahead& ahead,
+template <int TILES, int N, bool ADDS, class A, class Lefts, class R>
+FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t left_step, int64_t left_k,
+                    const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth,
                     const R* next = nullptr) {
   if (TILES > 1 && columns <= (TILES - 1) * N) {
-    dot_panel_n<TILES == 1 ? 1 : TILES - 1, N, ADDS>(target, target_step, left, left_step, left_k, right, right_step,
-                                                     rows, columns, depth, ahead, next);
+    dot_panel_n<TILES == 1 ? 1 : TILES - 1, N, ADDS>(target, target_step, lefts, left_step, left_k, right, right_step,
+                                                     rows, columns, depth, next);
     return;
   }
   // Few together wait for each other's sums, so the last ones are shared out: 8 are 4 and 4.
-#define ROWS_AT_ONCE(some)                                                                                          \
-  ahead(r, r + some), dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, \
-                                                       left_step, left_k, right, right_step, columns, depth,        \
-                                                       next + first * N, asked),                                    \
+#define ROWS_AT_ONCE(some)                                                                                         \
+  dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, lefts(r, r + some), left_step, left_k, right, \
+                                   right_step, columns, depth, next + first * N, asked),                           \
       r += some
   const int all = next ? TILES : 0, most = rows <= 6 ? all : (all + 1) / 2;
   for (int64_t r = 0, first = 0; r < rows; first += most) {
@@ -282,24 +286,28 @@ template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                          const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   constexpr int tiles = 4;
-  const auto no = [](int64_t, int64_t) LANEWISE {};
   for (int64_t c = 0; c < columns; c += tiles * N) {
     const int64_t wide = columns - c < tiles * N ? columns - c : tiles * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
       const int64_t some = depth - k < CHAIN ? depth - k : CHAIN;
-      const L* const from = left + k * left_k;
+      const auto from = [&](int64_t r, int64_t) LANEWISE { return left + r * left_step + k * left_k; };
       const R* const block = right + k * right_step + c;
       A* const to = target + c;
       const R* const next = k + some < depth ? block + some * right_step : nullptr;
       if (ADDS || k)
-        dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, no,
+        dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some,
                                     next);
       else
-        dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, no,
+        dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some,
                                      next);
     }
   }
 }
+
+template <bool, class X, class Y> struct Chosen { typedef X type; };
+template <class X, class Y> struct Chosen<false, X, Y> { typedef Y type; };
+template <class T>
+constexpr bool is_narrow = same_type<T, float>::value || same_type<T, bf16>::value || same_type<T, f16>::value;
 
 // As many rows as it takes beside a right operand that lies along k: blocks of it are turned, so that lanes run along
 // columns and nothing has to be folded.
@@ -328,50 +336,77 @@ template <int N, int STEP> FN void turn_registers(typename Raw<int32_t, N>::type
   }
 }
 
-// panel[k, c] = right[c, k], for so many columns and steps along k of four bytes each.
-template <int N>
-DOT_FUNCTION turn(int32_t* panel, int64_t panel_step, const char* right, int64_t right_step, int64_t columns,
-                  int64_t depth) {
+// panel[k, c] = right[c, k], for so many columns and steps along k, each a float or a word.
+template <int N, class W, class R>
+DOT_FUNCTION turn(W* panel, int64_t panel_step, const R* right, int64_t right_step, int64_t columns, int64_t depth) {
   typedef typename Raw<int32_t, N>::type raw;
+  const auto row = [&](int64_t c, int64_t k) LANEWISE {
+    raw bits;
+    if constexpr (same_type<W, R>::value) {
+      __builtin_memcpy(&bits, right + c * right_step + k, sizeof bits);
+    } else {
+      const auto wide = load<N>(right + c * right_step + k, All{}).v;
+      __builtin_memcpy(&bits, &wide, sizeof bits);
+    }
+    return bits;
+  };
   for (int64_t c = 0; c < columns; c += N) {
     const int64_t wide = columns - c < N ? columns - c : N;
     int64_t k = 0;
     if (wide == N) {
       for (; k + N <= depth; k += N) {
         raw rows[N];
-        for (int i = 0; i < N; i++) __builtin_memcpy(&rows[i], right + (c + i) * right_step + k * 4, sizeof(raw));
+        for (int i = 0; i < N; i++) rows[i] = row(c + i, k);
         turn_registers<N, N / 2>(rows);
         for (int i = 0; i < N; i++) __builtin_memcpy(panel + (k + i) * panel_step + c, &rows[i], sizeof(raw));
       }
     }
-    for (; k < depth; k++)
-      for (int64_t i = 0; i < wide; i++)
-        __builtin_memcpy(panel + k * panel_step + c + i, right + (c + i) * right_step + k * 4, 4);
+    for (; k < depth; k++) {
+      for (int64_t i = 0; i < wide; i++) {
+        W& place = panel[k * panel_step + c + i];
+        if constexpr (same_type<W, R>::value) place = right[(c + i) * right_step + k];
+        else place = load(right + (c + i) * right_step + k);
+      }
+    }
   }
 }
 
+// W is what the block is turned as: what lies there, or floats that are made of halves on the way, as the left
+// operand's rows are, group by group.
 template <int N, class W, class L, class R>
 FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int64_t wide = 4 * N, some = CHAIN, each = 4 / sizeof(R);
+  typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
+  constexpr int64_t wide = 4 * N, some = CHAIN, line = 64 / sizeof(R);
+  constexpr bool widened = !same_type<Factor, L>::value;
   alignas(64) W panel[wide * some];
+  alignas(64) float group[widened ? 6 * some : 1];
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t width = columns - c < wide ? columns - c : wide;
     for (int64_t k = 0; k < depth; k += some) {
       const int64_t far = depth - k < some ? depth - k : some;
-      const char* const block = (const char*)(right + c * right_step + k * each);
-      turn<N>((int32_t*)panel, wide, block, right_step * sizeof(R), width, far);
-      const W* const words = (const W*)(left + k * each);
-      const int64_t step = left_step / each;
+      turn<N>(panel, wide, right + c * right_step + k, right_step, width, far);
       // Memory fetches the block that follows meanwhile, so many of its columns with each group of rows.
-      const R* const next = right + (k + some < depth ? c * right_step + (k + some) * each : (c + width) * right_step);
-      const auto ahead = [&](int64_t from, int64_t to) LANEWISE {
+      const R* const next = right + (k + some < depth ? c * right_step + k + some : (c + width) * right_step);
+      const auto lefts = [&](int64_t from, int64_t to) LANEWISE {
         for (int64_t i = from * width / rows; i < to * width / rows; i++)
-          for (int64_t line = 0; line < some * 4; line += 64)
-            __builtin_prefetch((const char*)(next + i * right_step) + line);
+          for (int64_t p = 0; p < some; p += line) __builtin_prefetch(next + i * right_step + p);
+        const L* const first = left + from * left_step + k;
+        if constexpr (widened) {
+          for (int64_t r = 0; r < to - from; r++) {
+            const L* const row = first + r * left_step;
+            int64_t i = 0;
+            for (; i + N <= far; i += N) store(group + r * some + i, load<N>(row + i, All{}), All{});
+            if (i < far) store(group + r * some + i, load<N>(row + i, Part{far - i}), Part{far - i});
+          }
+          return (const Factor*)group;
+        } else {
+          return first;
+        }
       };
-      if (k) dot_panel_n<4, N, true>(target + c, target_step, words, step, 1, panel, wide, rows, width, far, ahead);
-      else dot_panel_n<4, N, false>(target + c, target_step, words, step, 1, panel, wide, rows, width, far, ahead);
+      const int64_t step = widened ? some : left_step;
+      if (k) dot_panel_n<4, N, true>(target + c, target_step, lefts, step, 1, panel, wide, rows, width, far);
+      else dot_panel_n<4, N, false>(target + c, target_step, lefts, step, 1, panel, wide, rows, width, far);
     }
   }
 }
@@ -393,22 +428,23 @@ FN void dot_packed(A* target, int64_t target_step, const L* left, int64_t left_s
 template <int N, class A, class L, class R>
 FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                          int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-  if constexpr (same_type<A, float>::value && same_type<L, float>::value && same_type<R, float>::value) {
-    dot_turned<N, float>(target, target_step, left, left_step, right, right_step, rows, columns, depth);
-    return;
-  }
 #if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
   if constexpr (in_pairs<A, L, R, N>) {
-    if (depth % 2 == 0 && left_step % 2 == 0) {
-      dot_turned<N, word>(target, target_step, left, left_step, right, right_step, rows, columns, depth / 2);
+    if (depth % 2 == 0 && left_step % 2 == 0 && right_step % 2 == 0) {
+      dot_turned<N, word>(target, target_step, (const word*)left, left_step / 2, (const word*)right, right_step / 2,
+                          rows, columns, depth / 2);
       return;
     }
   }
 #endif
-  for (int64_t c = 0; c < columns; c++)
-    for (int64_t r = 0; r < rows; r++)
-      dot_tile_k<1, 1, N>(target + r * target_step + c, target_step, left + r * left_step, left_step,
-                          right + c * right_step, right_step, depth);
+  if constexpr (same_type<A, float>::value && is_narrow<L> && is_narrow<R>) {
+    dot_turned<N, float>(target, target_step, left, left_step, right, right_step, rows, columns, depth);
+  } else {
+    for (int64_t c = 0; c < columns; c++)
+      for (int64_t r = 0; r < rows; r++)
+        dot_tile_k<1, 1, N>(target + r * target_step + c, target_step, left + r * left_step, left_step,
+                            right + c * right_step, right_step, depth);
+  }
 }
 
 }  // namespace fusec

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fusec.analysis.machine import ASSUMED, Machine, chip, cpu_machine
 from fusec.codegen.cpp.build import CppKernel, build
-from fusec.codegen.cpp.compiler import find_compiler
+from fusec.codegen.cpp.compiler import Compiler, find_compiler
 from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.kernel import Kernel
 from fusec.config import Config
@@ -14,6 +14,14 @@ from fusec.errors import BuildError
 from fusec.ir.graph import Node
 
 _USUAL_LANES = 16
+
+
+def _compiler() -> Compiler | None:
+    """The compiler, where there is one."""
+    try:
+        return find_compiler()
+    except BuildError:
+        return None
 
 
 class CppTarget:
@@ -25,24 +33,21 @@ class CppTarget:
     @property
     def lanes(self) -> int:
         """Floats in a vector register."""
-        try:
-            return find_compiler().lanes
-        except BuildError:
-            return _USUAL_LANES
+        compiler = _compiler()
+        return compiler.lanes if compiler else _USUAL_LANES
 
     @property
     def bf16_products(self) -> bool:
         """Whether the machine multiplies pairs of bfloat16 (AVX512_BF16), and the compiler knows how."""
-        try:
-            return find_compiler().has_bf16_products
-        except BuildError:
-            return False
+        compiler = _compiler()
+        return compiler is not None and compiler.has_bf16_products
 
     def machine(self, config: Config) -> Machine:
         """This machine, with the threads that torch has, unless another one is asked for.
 
         Where nobody has measured, products of many rows are the library's unless registers are as wide as where
-        generated ones were found to be faster, and multiply what they are of.
+        generated ones were found to be faster: in float32, and in bfloat16 where the library has no better
+        instructions.
         """
         import torch
 
@@ -51,7 +56,9 @@ class CppTarget:
         machine = cpu_machine(config, torch.get_num_threads())
         if machine.source != ASSUMED:
             return machine
-        slow = {"product f32": self.lanes < _USUAL_LANES, "product bf16": not self.bf16_products}
+        compiler, narrow = _compiler(), self.lanes < _USUAL_LANES
+        bf16_is_theirs = compiler is not None and compiler.bf16_is_the_librarys
+        slow = {"product f32": narrow, "product bf16": narrow or bf16_is_theirs}
         return replace(machine, peaks={unit: rate for unit, rate in machine.peaks.items() if not slow.get(unit)})
 
     @property

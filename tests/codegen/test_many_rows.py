@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fusec.codegen import target_named
 from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.cpp.compiler import find_compiler
 from fusec.codegen.kernel import Dot, Loop, index_symbol, walk
 from fusec.codegen.schedule.contraction import PARTS, even_blocks
 from fusec.compiler import compile_graph
@@ -285,3 +286,23 @@ def test_sequences_are_taken_for_longer_than_batches(quick: Config) -> None:
     assert dot.left.row_stride == 32  # from one row to the next of the same sequence
     a, b = torch.randn(4, 20, 32), torch.randn(48, 32)
     torch.testing.assert_close(found.program([a, b])[0], F.linear(a, b))
+
+
+@pytest.mark.parametrize(
+    ("macros", "generated"),
+    [
+        ("AVX512F", {"f32", "bf16"}),  # nobody multiplies bfloat16 as it is
+        ("AVX512F AVX512BF16", {"f32", "bf16"}),
+        ("AVX512F AVX512BF16 __clang__", {"f32"}),
+        ("AVX512F AVX512BF16 AMX_BF16", {"f32"}),
+        ("AVX2", set()),
+    ],
+)
+def test_where_nobody_has_measured_the_library_keeps_what_it_is_better_at(
+    macros: str, generated: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = "\n".join(f"#define {m if m.startswith('__') else f'__{m}__'} 1" for m in macros.split())
+    compiler = replace(find_compiler(), identity=identity)
+    monkeypatch.setattr("fusec.codegen.cpp.target.find_compiler", lambda: compiler)
+    machine = target_named("cpp").machine(Config(cache_dir=str(tmp_path)))
+    assert {unit.split()[1] for unit in machine.peaks if unit.startswith("product")} == generated
