@@ -7,7 +7,7 @@ import re
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ _lock = threading.Lock()
 
 
 _LAUNCHES = f"""#include "launches.h"
-extern "C" EXPORT int64_t {_ENTRY}(const int64_t* table, void* const* buffers, const int64_t* symbols) {{
-  return fusec::launch_all(table, buffers, symbols);
+extern "C" EXPORT
+int64_t {_ENTRY}(int threads, const int64_t* table, void* const* buffers, const int64_t* symbols) {{
+  return fusec::launch_all(threads, table, buffers, symbols);
 }}
 """
 
@@ -41,10 +42,12 @@ class CppKernel:
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
         """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
+        import torch
+
         pointers = _packing("P", len(buffers))(*[b.data_ptr() for b in buffers])
-        table = [1, self.address, 1, len(buffers), *range(len(buffers)), len(symbols), *range(len(symbols))]
         sizes = _packing("q", len(symbols))(*symbols)
-        fault: int = self.launch_all(_packing("q", len(table))(*table), pointers, sizes)
+        table = _table([self], [range(len(buffers))], [range(len(symbols))], [1])
+        fault: int = self.launch_all(torch.get_num_threads(), table, pointers, sizes)
         return fault
 
     @property
@@ -54,21 +57,35 @@ class CppKernel:
 
     def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
         """One call without a Python frame for all launches; the form of arrays, and what calls what, are made once."""
+        import torch
+
         buffers = list(dict.fromkeys(b for launch in launches for b in launch.buffers))
         symbols = list(dict.fromkeys(s for launch in launches for s in launch.symbols))
-        table = [len(launches)]
-        for launch in launches:
-            table += [launch.launchable.address, launch.first_check]
-            table += [len(launch.buffers), *map(buffers.index, launch.buffers)]
-            table += [len(launch.symbols), *map(symbols.index, launch.symbols)]
-        known = bind(_packing("q", len(table))(*table), "table")
-        return f"{bind(self.launch_all, 'launch_all')}({known}, {_arrays(buffers, symbols, bind)})"
+        table = _table(
+            [launch.launchable for launch in launches],
+            [map(buffers.index, launch.buffers) for launch in launches],
+            [map(symbols.index, launch.symbols) for launch in launches],
+            [launch.first_check for launch in launches],
+        )
+        # Asking torch also tells OpenMP, in a thread that is new to it.
+        threads = f"{bind(torch.get_num_threads, 'threads')}()"
+        pointers = f"{bind(_packing('P', len(buffers)), 'pointers')}({', '.join(buffers)})"
+        sizes = f"{bind(_packing('q', len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
+        return f"{bind(self.launch_all, 'launch_all')}({threads}, {bind(table, 'table')}, {pointers}, {sizes})"
 
 
-def _arrays(buffers: Sequence[str], symbols: Sequence[str], bind: Callable[[Any, str], str]) -> str:
-    pointers = f"{bind(_packing('P', len(buffers)), 'pointers')}({', '.join(buffers)})"
-    sizes = f"{bind(_packing('q', len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
-    return f"{pointers}, {sizes}"
+def _table(
+    kernels: Sequence[CppKernel],
+    buffers: Sequence[Iterable[int]],
+    symbols: Sequence[Iterable[int]],
+    first_checks: Sequence[int],
+) -> bytes:
+    """What ``launches.h`` runs: which kernels, on which buffers and symbols of a call."""
+    numbers = [len(kernels)]
+    for kernel, its_buffers, its_symbols, first_check in zip(kernels, buffers, symbols, first_checks, strict=True):
+        taken, values = list(its_buffers), list(its_symbols)
+        numbers += [kernel.address, first_check, len(taken), *taken, len(values), *values]
+    return _packing("q", len(numbers))(*numbers)
 
 
 @functools.cache

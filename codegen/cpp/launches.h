@@ -4,7 +4,6 @@
 #include "vec.h"
 
 extern "C" {
-int omp_get_max_threads(void);
 int omp_get_num_threads(void);
 int omp_get_thread_num(void);
 }
@@ -41,13 +40,13 @@ struct Row {
   }
 };
 
-inline int64_t launch_all(const int64_t* table, void* const* buffers, const int64_t* symbols) {
+inline int64_t launch_all(int threads, const int64_t* table, void* const* buffers, const int64_t* symbols) {
   Meeting meeting;
   Row row = {table + 1, *table, buffers, symbols};
-  Team first(meeting, 0, 1, omp_get_max_threads() > 1);
+  Team first(meeting, 0, 1, threads > 1);
   row.run(first);
   if (row.left) {
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
     {
       Team team(meeting, omp_get_thread_num(), omp_get_num_threads(), false);
       Row rest = row;

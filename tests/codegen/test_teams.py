@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
-from fusec.codegen.kernel import Buffer, Check, Compute, Constant, Index, Kernel, Load, Loop, Statement, Store
+from fusec.codegen.kernel import PARTS, Buffer, Check, Compute, Constant, Index, Kernel, Load, Loop, Statement, Store
 from fusec.codegen.target import Launch
 from fusec.compiler import compile_graph
 from fusec.config import Config
@@ -170,3 +170,18 @@ def test_many_callers_have_a_team_each(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(again, range(8)))
+
+
+def test_a_team_has_the_threads_that_torch_was_told(tmp_path: Path) -> None:
+    """By whichever thread, and whichever calls."""
+    (kernel,) = built(tmp_path, counting("count", (PARTS,)))
+
+    def team() -> int:
+        y = torch.zeros(64)
+        kernel((y,), (0,))
+        return int(y.sum())
+
+    for threads in (3, 1, 2):
+        torch.set_num_threads(threads)
+        with ThreadPoolExecutor(1) as elsewhere:
+            assert (team(), elsewhere.submit(team).result()) == (threads, threads)
