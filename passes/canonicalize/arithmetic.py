@@ -215,11 +215,36 @@ def compared_truth(graph: Graph, node: Node) -> Value | None:
 @simplifies("and", "or")
 def neutral_truth(graph: Graph, node: Node) -> Value | None:
     """x ∧ true = x, x ∨ false = x."""
-    x, c = node.operands
-    known = number_of(c)
-    if known is None or x.dtype.kind != "bool" or bool(known) != node.is_op("and"):
+    for x, c in (node.operands, node.operands[::-1]):
+        known = number_of(_spread(c))
+        if known is not None and x.dtype.kind == "bool" and bool(known) == node.is_op("and"):
+            return graph.add_node("expand", [x], {"shape": node.result.shape}).result
+    return None
+
+
+@simplifies("lt", "le", "gt", "ge")
+def settled_place(graph: Graph, node: Node) -> Value | None:
+    """0, 1, … n-1 compared with a number that is in front of all of them, or behind."""
+    places, c = node.operands
+    number, source = number_of(c), _spread(places).producer
+    if number is None or source is None or not source.is_op("iota"):
         return None
-    return _same_type(x, node)
+    size, upward = source.attributes["size"], node.is_op("gt", "ge")
+    if number < 0 or (number == 0 and node.is_op("ge", "lt")):
+        known = upward
+    elif isinstance(size, int) and (number >= size or (number == size - 1 and node.is_op("gt", "le"))):
+        known = not upward
+    else:
+        return None
+    truth = graph.constant(known, node.result.dtype, node.result.tensor.device)
+    return graph.add_node("expand", [truth], {"shape": node.result.shape}).result
+
+
+def _spread(value: Value) -> Value:
+    """What a value shows at other places, each of them maybe more than once."""
+    while value.producer is not None and value.producer.is_op("expand", "reshape", "permute"):
+        (value,) = value.producer.operands
+    return value
 
 
 RULES = (
@@ -242,4 +267,5 @@ RULES = (
     negated_choice,
     compared_truth,
     neutral_truth,
+    settled_place,
 )

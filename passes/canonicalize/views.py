@@ -152,7 +152,7 @@ _UNARY = (
 )  # fmt: skip
 
 
-@simplifies(*_UNARY, "add", "sub", "mul", "div", "maximum", "minimum", "pow")
+@simplifies(*_UNARY, "add", "sub", "mul", "div", "maximum", "minimum", "pow", "where")
 def compute_before_expanding(graph: Graph, node: Node) -> Value | None:
     """f(expand(x)) = expand(f(x)), which computes each element once; the other operands of f are numbers."""
     wide = _computed_from(node)

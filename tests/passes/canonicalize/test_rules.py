@@ -1,11 +1,13 @@
 """Each rule of canonicalisation: it applies, keeps the meaning, and leaves what would change a bit."""
 
+import operator
 from typing import Any
 
 import pytest
 import torch
 
 from fusec.config import Config
+from fusec.ir.parser import parse_graph
 from fusec.passes.canonicalize import RULES, normalize
 from fusec.pipeline import Context
 from fusec.verify.interpreter import evaluate
@@ -88,3 +90,24 @@ def test_what_would_change_a_bit_is_left(why: str) -> None:
     before = str(graph)
     normalize(graph)
     assert str(graph) == before
+
+
+@pytest.mark.parametrize("size", [3, "s0"])
+@pytest.mark.parametrize("op", ["lt", "le", "gt", "ge"])
+@pytest.mark.parametrize("number", range(-2, 6))
+def test_places_are_compared_only_where_that_decides_something(op: str, number: int, size: int | str) -> None:
+    """A comparison is settled where all places from 0 to the last agree; of an unknown number, where any would."""
+    graph = parse_graph(
+        f"graph g(%x: f32[{size}]) {{\n"
+        f'  %i: i64[{size}] = iota() {{size={size}, dtype=i64, device="cpu"}}\n'
+        f"  %c: bool[{size}] = {op}(%i, {number})\n  %r: f32[{size}] = where(%c, %x, 7.0)\n  return %r\n}}"
+    )
+    compare = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}[op]
+    for length in (3,) if size == 3 else (1, 2, 3, 9):
+        x = torch.randn(length)
+        before = evaluate(graph, [x], {"s0": length})
+        normalize(graph)
+        assert torch.equal(before[0], evaluate(graph, [x], {"s0": length})[0])
+    possible = range(3 if size == 3 else 1000)
+    settled = len({compare(place, number) for place in possible}) == 1
+    assert settled == (not any(n.is_op(op) for n in graph.nodes))
