@@ -192,8 +192,8 @@ def test_what_a_kernel_depends_on_is_in_its_key(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_corrupt_kernel_is_rebuilt(tmp_path: Path) -> None:
-    signature = 'extern "C" EXPORT void one(void* const* buffers, const int64_t*)'
-    text = f'#include "vec.h"\n{signature} {{ *(float*)buffers[0] = 1; }}\n'
+    signature = 'extern "C" EXPORT int64_t one(void* const* buffers, const int64_t*, fusec::Team&)'
+    text = f'#include "vec.h"\n{signature} {{ *(float*)buffers[0] = 1; return 0; }}\n'
     config = Config(cache_dir=str(tmp_path / "cache"))
     (first,) = build.build([("one", text)], config)
     libraries = list((tmp_path / "cache").glob("*.so"))  # the kernel's, and that of what launches kernels

@@ -71,7 +71,7 @@ def test_kernels_vendor_calls_and_views_together() -> None:
     assert kinds(program) == ["vendor", "kernel"]
     assert context.remarks.of("failure") == []
     (name,) = program.kernels
-    assert f"void {name}(" in program.texts[name]
+    assert f"int64_t {name}(" in program.texts[name]
     for s in (1, 3):
         values = [torch.randn(s, 40, 32), torch.randn(64, 32), torch.randn(64)]
         args = list(values)
