@@ -80,7 +80,6 @@ class Recordings:
         written = {storage(v) for node in graph.nodes for v in node.written}
         types = [(i, v, v.type) for i, v in enumerate(graph.inputs)]
         tensors = [(i, v, type) for i, v, type in types if isinstance(type, TensorType)]
-        self.written = [i for i, v, _ in tensors if v in written]
         self.static = [i for i, v, _ in tensors if i in static or v in written]
         self.copied = [i for i, v, _ in tensors if i not in static and v not in written]
         self.numbers = [i for i, _, type in types if isinstance(type, ScalarType)]
@@ -121,9 +120,7 @@ class Recordings:
             recording = self.found[sizes] = _Recording(marks, kept, buffers)
         for i, buffer in recording.buffers.items():
             buffer.copy_(args[i])
-        if warm and recording.replay is not None:
-            torch.autograd.graph.increment_version([args[i] for i in self.written])
-        else:
+        if not warm or recording.replay is None:
             placed = [recording.buffers.get(i, x) for i, x in enumerate(args)]
             if not warm or not self._record(recording, placed):
                 args.clear()
