@@ -44,6 +44,11 @@ class Config:
         False,
         "on a GPU, generate matrix products of many rows, not timed yet, where that is predicted to save time",
     )
+    dependent_launch: bool = _option(
+        False,
+        "on NVIDIA's GPUs from Hopper on, set each generated kernel up while the one before it ends (programmatic "
+        "dependent launch); not timed yet",
+    )
     target: str = _option("", "`cpp` or `triton`; by default chosen by the device of the inputs")
     apply: str = _option("", "which applications of rewrites are made: `0..41,!17`; empty means all")
     disable: str = _option("", "passes, fusions and rewrites left out, by name, separated by commas")

@@ -35,13 +35,18 @@ _REDUCTIONS: dict[str, Any] = {"add": _sum, "product": np.prod, "max_or_nan": np
 
 
 class TritonKernel:
-    """One kernel: compiled by Triton on its first launch on a GPU; on CPU tensors the interpreter runs it."""
+    """One kernel: compiled by Triton on its first launch on a GPU; on CPU tensors the interpreter runs it.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Args:
+        kernel: the tile program.
+        dependent: whether it starts while the kernel before it ends, and waits for that.
+    """
+
+    def __init__(self, kernel: Kernel, dependent: bool = False) -> None:
         self.kernel = kernel
         self.name = kernel.name
-        self.source = print_kernel(kernel)
-        self._options = {"num_warps": num_warps(kernel), **OPTIONS}
+        self.source = print_kernel(kernel, dependent=dependent)
+        self._options = {"num_warps": num_warps(kernel), **OPTIONS, **({"launch_pdl": True} if dependent else {})}
         self._launcher: Launcher | None = None
         self._interpreted: InterpretedKernel | None = None
 

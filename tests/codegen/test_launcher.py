@@ -11,10 +11,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from fusec.codegen import target_named
 from fusec.codegen.triton.launch import OPTIONS, define
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import num_warps
+from fusec.config import Config
 from tests.codegen.tile_programs import S, softmax
 
 
@@ -36,6 +38,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
+        self.dependent: list[bool] = []
         self.profiled = 0
         self.stream, self.device = 7, 0
         self.utils = SimpleNamespace(
@@ -58,6 +61,7 @@ class Driver:
             self.profiled += for_profilers[0] is not None
             addresses = (x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments)
             self.launched.append((metadata.hash, *given[:6], *addresses))
+            self.dependent.append(metadata.launch_pdl)
 
         return launch
 
@@ -152,3 +156,27 @@ def test_nothing_is_launched_for_no_rows(heard: Driver) -> None:
     launcher = Both(softmax(S, 300), heard).direct
     launcher([on_gpu(0, 300), on_gpu(0, 300)], [0])
     assert not heard.launched
+
+
+def test_a_dependent_kernel_waits_before_it_reads_or_writes(heard: Driver) -> None:
+    kernel = softmax(2, 300)
+    function = define(kernel, print_kernel(kernel, dependent=True))
+    compiled = function[(2,)](on_gpu(2, 300), on_gpu(2, 300), num_warps=2, launch_pdl=True, **OPTIONS)
+    code = compiled.asm["ptx"]
+    wait, go = (code.index(f"griddepcontrol.{what};") for what in ("wait", "launch_dependents"))
+    assert wait < go < min(code.index("ld.global"), code.index("st.global"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "dependent"),
+    [((9, 0), True, True), ((10, 0), True, True), ((8, 0), True, False), (None, True, False), ((9, 0), False, False)],
+)
+def test_kernels_are_dependent_where_asked_and_the_gpu_can_do_it(
+    heard: Driver, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, asked: bool, dependent: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    (kernel,) = target_named("triton").build([softmax(2, 300)], Config(dependent_launch=asked))
+    for _ in range(2):
+        kernel([on_gpu(2, 300), on_gpu(2, 300)], [])
+    assert heard.dependent == [dependent] * 2 and ("gdc_wait" in kernel.source) == dependent
