@@ -11,6 +11,7 @@ from torch import Tensor
 from fusec.codegen.cuda_graphs import cuda_graphs
 from fusec.codegen.program import Program
 from fusec.ir.graph import Graph, storage
+from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, TensorType
 from fusec.remarks import Remarks
 from fusec.verify.layout import copied
@@ -193,5 +194,6 @@ def _hindrance(program: Program, graph: Graph) -> str:
 
 
 def _devices(graph: Graph) -> set[torch.device]:
-    values = [*graph.inputs, *(r for node in graph.nodes for r in node.results)]
+    """Those that tensors lie on; numbers and ranges are made where they are needed."""
+    values = [*graph.inputs, *(r for node in graph.nodes if not node.has(Trait.SOURCE) for r in node.results)]
     return {torch.device(v.type.device) for v in values if isinstance(v.type, TensorType)}

@@ -1,6 +1,7 @@
 """Programs recorded and replayed: by a recorder for the CPU, which keeps what is launched and on what memory."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from fusec import dynamo
-from fusec.codegen import recordings
+from fusec.codegen import recordings, target_named
+from fusec.codegen.program import build_program
 from fusec.codegen.recordings import MOST, PASS_NAME
+from fusec.config import Config
+from fusec.debug.explain import explain
+from fusec.ir.graph import Graph
+from fusec.ir.types import F32, TensorType
+from fusec.pipeline import Context
+from fusec.remarks import Remarks
 from tests.backend.tape import TapeRecorder, record_on_cpu
 
 OPTIONS = {"cuda_graphs": True, "strict": True}
@@ -230,7 +238,7 @@ def test_random_numbers_are_new_in_each_call_and_those_of_a_plain_run(on_cpp: Ta
     def noisy(x: Tensor) -> Tensor:
         return torch.nn.functional.dropout(x, 0.5, training=True) * 2
 
-    fast, plain = compiled(noisy), torch.compile(noisy, backend=dynamo.backend_for(dynamo.Config(strict=True)))
+    fast, plain = compiled(noisy), torch.compile(noisy, backend=dynamo.backend_for(Config(strict=True)))
     x = torch.ones(64)
     torch.manual_seed(3)
     found = [fast(x) for _ in range(6)]
@@ -285,6 +293,38 @@ def test_within_somebody_else_s_recording_nothing_is_recorded(on_cpp: TapeRecord
     assert "record" not in on_cpp.log
 
 
+@pytest.mark.parametrize(
+    ("inputs", "hindrance"),
+    [
+        (("cuda:0", "cuda:0"), ""),
+        (("cuda:0", "cuda:1"), "it runs on 2 devices"),
+        (("cuda:0", "cpu"), "nothing can be recorded on the device cpu"),
+    ],
+)
+def test_tensors_have_to_lie_on_one_gpu_but_numbers(
+    monkeypatch: pytest.MonkeyPatch, inputs: tuple[str, str], hindrance: str
+) -> None:
+    monkeypatch.setitem(recordings.RECORDERS, "cuda", lambda device: TapeRecorder())
+    graph = Graph()
+    a, b = (graph.add_input(TensorType(F32, (4,), (1,), device)) for device in inputs)
+    half = graph.constant(0.5, F32, device="cpu")
+    graph.set_outputs([graph.add_node("mul", [a, half]).result, b])
+    program = replace(build_program(graph, target_named("cpp"), Context()), steps=())
+    told = Remarks()
+    found = recordings.recorded(program, graph, frozenset(), told, lambda: "")
+    assert [r.reason for r in told] == ([hindrance] if hindrance else [])
+    assert (found is program) == bool(hindrance)
+
+
+def test_what_runs_operation_by_operation_is_not_recorded(on_cpp: TapeRecorder) -> None:
+    graph = Graph()
+    x = graph.add_input(TensorType(F32, (4,), (1,)))
+    graph.set_outputs([graph.add_node("exp", [x]).result])  # in no group
+    program, told = build_program(graph, target_named("cpp"), Context()), Remarks()
+    assert recordings.recorded(program, graph, frozenset(), told, lambda: "") is program
+    assert ["exp has no kernel" in r.reason for r in told] == [True]
+
+
 @torch.no_grad()
 def test_on_a_cpu_a_remark_says_that_nothing_is_recorded() -> None:
     torch._dynamo.reset()
@@ -292,6 +332,8 @@ def test_on_a_cpu_a_remark_says_that_nothing_is_recorded() -> None:
         torch.compile(Layer(), backend=dynamo.backend, mode="reduce-overhead")(torch.randn(2, 16))
     (missed,) = remarks()
     assert missed.kind == "missed" and missed.reason == "nothing can be recorded on the device cpu"
+    shown = str(explain(Layer(), torch.randn(2, 16), options=OPTIONS))
+    assert "CUDA graphs" in shown and "not recorded" in shown
 
 
 def test_in_training_nothing_is_recorded(on_cpp: TapeRecorder) -> None:
