@@ -50,9 +50,12 @@ class CudaGraphs:
 
     def record(self, run: Callable[[], list[Any]]) -> tuple[Callable[[], None], list[Any]]:
         """What replays the launches of a function on the current stream, and what the function gave."""
-        graph = torch.cuda.CUDAGraph()
-        with self._recording(graph):
-            outputs = run()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with self._recording(graph):
+                outputs = run()
+        finally:
+            torch.cuda.set_stream(stream)  # torch leaves another one where a recording fails
         return graph.replay, outputs
 
     def settle(self) -> None:

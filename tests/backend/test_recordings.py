@@ -272,7 +272,10 @@ def test_threads_take_turns(on_cpp: TapeRecorder) -> None:
 
 @torch.no_grad()
 def test_what_fails_to_record_runs_as_it_is(on_cpp: TapeRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Any]()
+
     def record(run: Any) -> Any:
+        tried.append(run)
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(on_cpp, "record", record)
@@ -283,6 +286,7 @@ def test_what_fails_to_record_runs_as_it_is(on_cpp: TapeRecorder, monkeypatch: p
         torch.testing.assert_close(fast(x), model(x))
     (missed,) = remarks()
     assert missed.kind == "missed" and "not permitted" in missed.reason and missed.suggestion
+    assert len(tried) == 1
 
 
 @torch.no_grad()
