@@ -149,7 +149,7 @@ class Recordings:
         moved = sum(buffer.nbytes for buffer in recording.buffers.values())
         figures = {"static": len(self.static), "copied": len(self.copied), "bytes": moved}
         what = f"recorded: {len(self.static)} inputs by address, {len(self.copied)} copied at each call"
-        self.remarks.add("analysis", PASS_NAME, what, figures=figures)
+        self._tell("analysis", what, figures=figures)
         return True
 
     def _tell(self, kind: Any, message: str, **fields: Any) -> None:
