@@ -6,15 +6,19 @@ Nothing else reads the environment.
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fusec.errors import OptionError, suggestion
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""What torch.compile documents. On the CPU they all mean ``default``; on a GPU those that begin with ``max-autotune``
-generate matrix products of many rows in half types, where that is predicted to save time."""
+MODES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "reduce-overhead": ("cuda_graphs",),
+    "max-autotune": ("autotune", "cuda_graphs"),
+    "max-autotune-no-cudagraphs": ("autotune",),
+}
+"""What torch.compile documents, and the options that each switches on. On the CPU they all mean ``default``."""
 CHIPS = ("a100", "h100", "h200", "b200", "mi300x")
 """The GPUs whose figures are known."""
 
@@ -29,8 +33,21 @@ class Config:
 
     mode: str = _option(
         "default",
-        "one of torch.compile's modes; on a GPU `max-autotune` generates matrix "
-        "products of many rows, not timed yet, where that is predicted to save time",
+        "one of torch.compile's modes: `reduce-overhead` switches on `cuda_graphs`, `max-autotune` that and "
+        "`autotune`, `max-autotune-no-cudagraphs` only `autotune`",
+    )
+    cuda_graphs: bool = _option(
+        False,
+        "on a GPU, record what a call launches as a CUDA graph and replay it; a remark says where that is not done",
+    )
+    autotune: bool = _option(
+        False,
+        "on a GPU, generate matrix products of many rows, not timed yet, where that is predicted to save time",
+    )
+    dependent_launch: bool = _option(
+        False,
+        "on NVIDIA's GPUs from Hopper on, set each generated kernel up while the one before it ends (programmatic "
+        "dependent launch); not timed yet",
     )
     target: str = _option("", "`cpp` or `triton`; by default chosen by the device of the inputs")
     apply: str = _option("", "which applications of rewrites are made: `0..41,!17`; empty means all")
@@ -58,6 +75,8 @@ class Config:
             raise OptionError(f"unknown target {self.target!r}", fix="use 'cpp' or 'triton'")
         if self.machine not in ("", *CHIPS):
             raise OptionError(f"unknown machine {self.machine!r}", fix=suggestion(self.machine, CHIPS))
+        for option in MODES[self.mode]:
+            object.__setattr__(self, option, True)
 
     @classmethod
     def from_options(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> "Config":
@@ -66,7 +85,6 @@ class Config:
         Raises:
             OptionError: for an unknown name (close matches are named) or a value of another type.
         """
-        config = cls.from_environment()
         known = {f.name: f for f in fields(cls)}
         for name, value in (options or {}).items():
             if name not in known:
@@ -75,19 +93,12 @@ class Config:
             if type(value) is not wanted:
                 why, doc = f"it takes a {wanted.__name__}", known[name].metadata["doc"]
                 raise OptionError(f"option {name!r} is {value!r}", why=why, fix=doc)
-        return replace(config, **(dict(options or {}) | ({"mode": mode} if mode else {})))
+        return cls(**{**_environment(), **(options or {}), **({"mode": mode} if mode else {})})
 
     @classmethod
     def from_environment(cls) -> "Config":
         """The defaults, changed by ``FUSEC_<OPTION>`` variables and torch's own switch for caches."""
-        chosen: dict[str, Any] = {}
-        for f in fields(cls):
-            text = os.environ.get(f"FUSEC_{f.name.upper()}")
-            if text is not None:
-                chosen[f.name] = _parse(f.name, text, type(f.default))
-        if os.environ.get("TORCH_COMPILE_FORCE_DISABLE_CACHES") == "1":
-            chosen["cache"] = False
-        return cls(**chosen)
+        return cls(**_environment())
 
     @property
     def disabled(self) -> frozenset[str]:
@@ -106,6 +117,17 @@ class Config:
 def option_table() -> list[tuple[str, str, str, str]]:
     """Name, type, default and meaning of every option, for the documentation."""
     return [(f.name, type(f.default).__name__, repr(f.default), f.metadata["doc"]) for f in fields(Config)]
+
+
+def _environment() -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    for f in fields(Config):
+        text = os.environ.get(f"FUSEC_{f.name.upper()}")
+        if text is not None:
+            chosen[f.name] = _parse(f.name, text, type(f.default))
+    if os.environ.get("TORCH_COMPILE_FORCE_DISABLE_CACHES") == "1":
+        chosen["cache"] = False
+    return chosen
 
 
 def _parse(name: str, text: str, wanted: type) -> Any:

@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +16,15 @@ from fusec.errors import FusecError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_for_call
 from fusec.frontend.sources import input_names, input_weights
-from fusec.frontend.torch_internals import boxed, compile_through_aot, kept_whole, min_cut_partition, outside_tracing
+from fusec.frontend.torch_internals import (
+    boxed,
+    compile_through_aot,
+    kept_whole,
+    min_cut_partition,
+    outside_tracing,
+    static_inputs,
+    unrecordable,
+)
 from fusec.ir.graph import Graph
 from fusec.verify.interpreter import bind_symbols, evaluate
 from fusec.verify.layout import settle_outputs
@@ -93,8 +102,9 @@ def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: 
     weights = input_weights(gm, inputs) if config.freeze and not trains else frozenset()
 
     def compiler(graph_module: GraphModule, example_inputs: list[Any]) -> Any:
+        static = None if trains else static_inputs()
         with outside_tracing(), _collector_paused():
-            return boxed(_compile_aten(graph_module, names, weights, config, compile_graph))
+            return boxed(_compile_aten(graph_module, names, weights, static, config, compile_graph))
 
     def through_aot() -> Any:
         return compile_through_aot(
@@ -123,9 +133,17 @@ def _trains(gm: GraphModule, inputs: list[Any]) -> bool:
 
 
 def _compile_aten(
-    gm: GraphModule, names: Sequence[str], weights: frozenset[int], config: Config, compile_graph: CompileGraph
+    gm: GraphModule,
+    names: Sequence[str],
+    weights: frozenset[int],
+    static: frozenset[int] | None,
+    config: Config,
+    compile_graph: CompileGraph,
 ) -> Boxed:
-    """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs."""
+    """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs.
+
+    ``static`` are the inputs that lie where they lay in the call before, None in training.
+    """
     try:
         imported = import_for_call(gm, names, weights)
     except Exception as reason:
@@ -137,7 +155,18 @@ def _compile_aten(
         return _fall_back(config, reason, again.callable(interpreted(again.graph)))
     getattr(compiled, "remarks", [])[:0] = imported.remarks
     _compiled.append(compiled)
-    return imported.callable(compiled.program)
+    return imported.callable(_recorded(compiled, gm, static) if config.cuda_graphs else compiled.program)
+
+
+def _recorded(compiled: Any, gm: GraphModule, static: frozenset[int] | None) -> Boxed:
+    """A program whose launches are recorded, where that can be and it is one of fusec's own."""
+    from fusec.codegen.program import Program
+    from fusec.codegen.recordings import recorded
+
+    program: Boxed = compiled.program
+    if not isinstance(program, Program):
+        return program
+    return recorded(program, compiled.graph, static, compiled.remarks, partial(unrecordable, gm))
 
 
 @contextmanager

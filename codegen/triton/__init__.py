@@ -59,12 +59,21 @@ class TritonTarget:
         except ImportError as reason:
             raise BuildError("Triton is not installed", why=str(reason), fix="pip install triton") from reason
         built: list[Launchable | BuildError] = []
+        dependent = config.dependent_launch and _launches_dependents()
         for kernel in kernels:
             try:
-                built.append(TritonKernel(kernel))
+                built.append(TritonKernel(kernel, dependent))
             except FusecError as reason:
                 built.append(BuildError(f"kernel {kernel.name} was not built", why=reason.what))
         return built
+
+
+def _launches_dependents() -> bool:
+    """Whether the GPU can start a kernel before the one ahead has ended."""
+    import torch
+
+    nvidia = torch.version.hip is None and torch.cuda.is_available()
+    return nvidia and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def check_region(region: Node, name: str = "kernel") -> "RegionCheck":

@@ -13,10 +13,10 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, TensorHandle
 
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.triton.launcher import Launcher, counting
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.signature import identifier, launches, num_warps
+from fusec.codegen.triton.signature import identifier, num_warps
 from fusec.errors import BuildError
-from fusec.ir.types import evaluate_size
 
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Compiler options of every kernel: a product is rounded before it is added, whatever Triton's default becomes."""
@@ -35,14 +35,19 @@ _REDUCTIONS: dict[str, Any] = {"add": _sum, "product": np.prod, "max_or_nan": np
 
 
 class TritonKernel:
-    """One kernel: compiled by Triton on its first launch on a GPU; on CPU tensors the interpreter runs it."""
+    """One kernel: compiled by Triton on its first launch on a GPU; on CPU tensors the interpreter runs it.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Args:
+        kernel: the tile program.
+        dependent: whether it starts while the kernel before it ends, and waits for that.
+    """
+
+    def __init__(self, kernel: Kernel, dependent: bool = False) -> None:
         self.kernel = kernel
         self.name = kernel.name
-        self.source = print_kernel(kernel)
-        self._options = {"num_warps": num_warps(kernel), **OPTIONS}
-        self._function: Any = None
+        self.source = print_kernel(kernel, dependent=dependent)
+        self._options = {"num_warps": num_warps(kernel), **OPTIONS, **({"launch_pdl": True} if dependent else {})}
+        self._launcher: Launcher | None = None
         self._interpreted: InterpretedKernel | None = None
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
@@ -53,15 +58,12 @@ class TritonKernel:
             symbols: their values, in the order of ``kernel.symbols``.
         """
         _check_count(self.kernel, buffers, symbols)
-        if all(buffer.device.type == "cpu" for buffer in buffers):
+        if buffers[0].device.type == "cpu":
             self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
             return self._interpreted(buffers, symbols)
-        if self._function is None:
-            self._function = define(self.kernel, self.source)
-        programs = program_count(self.kernel, symbols)
-        if programs:
-            with torch.cuda.device(buffers[0].device):
-                self._function[(programs,)](*buffers, *symbols, **self._options)
+        if self._launcher is None:
+            self._launcher = Launcher(self.kernel, define(self.kernel, self.source), self._options)
+        self._launcher(buffers, symbols)
 
 
 class InterpretedKernel:
@@ -72,11 +74,12 @@ class InterpretedKernel:
         self.name = kernel.name
         self.source = print_kernel(kernel, interpreted=True)
         self._function = InterpretedFunction(define(kernel, self.source, interpreted=True))
+        self._programs = counting(kernel)
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """As ``TritonKernel``; bf16 tensors go through f32 copies, since the interpreter gets bf16 arithmetic wrong."""
         _check_count(self.kernel, buffers, symbols)
-        programs = program_count(self.kernel, symbols)
+        programs = self._programs(*symbols)
         if not programs:
             return
         passed = [_flat(buffer) for buffer in buffers]
@@ -110,11 +113,6 @@ def define(kernel: Kernel, text: str, interpreted: bool = False) -> Any:
     except SyntaxError as reason:
         raise BuildError(f"the text of kernel {kernel.name} is no Python", where=file, why=str(reason)) from reason
     return names[identifier(kernel.name)]
-
-
-def program_count(kernel: Kernel, symbols: Sequence[int]) -> int:
-    """How many programs a launch with these symbol values starts."""
-    return evaluate_size(launches(kernel), dict(zip(kernel.symbols, symbols, strict=True)))
 
 
 @contextmanager

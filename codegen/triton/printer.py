@@ -42,7 +42,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.types import F32, F64, I64, DType, Size, accumulation, simplify
 
 
-def print_kernel(kernel: Kernel, interpreted: bool = False) -> str:
+def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = False) -> str:
     """The module text of a kernel: imports, device functions, and one ``@triton.jit`` function of its name.
 
     Its parameters are a pointer for each buffer, the symbols, and the blocks (with defaults).
@@ -50,11 +50,12 @@ def print_kernel(kernel: Kernel, interpreted: bool = False) -> str:
     Args:
         kernel: what to print.
         interpreted: for Triton's interpreter, where buffers of bf16 are passed as f32.
+        dependent: for programmatic dependent launch, where programs may start before the kernel ahead has ended.
 
     Raises:
         ScheduleError: for scratch memory, or an operation without a Triton form.
     """
-    lines = list(_Printer(kernel).lines())
+    lines = list(_Printer(kernel, dependent).lines())
     body = "\n".join(lines)
     code = "\n".join(line for line in lines if not line.startswith("#"))
     called = {name for name in FUNCTIONS if re.search(rf"(?<![.\w]){name}\b", code)}
@@ -94,8 +95,8 @@ class _Tile:
 
 
 class _Printer:
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, dependent: bool = False) -> None:
+        self.kernel, self.dependent = kernel, dependent
         self.buffers: dict[str, Buffer] = {b.name: b for b in kernel.buffers}
         self.blocks = {block.lanes: block.name for block in blocks(kernel)}
         self.wide = wide(kernel)
@@ -126,6 +127,9 @@ class _Printer:
         yield f"def {identifier(self.kernel.name)}({', '.join(signature)}):"
         grid = grid_loops(self.kernel)
         body = grid[-1].body if grid else self.kernel.body
+        if self.dependent:
+            # All that ran before has ended from here on, so that whoever starts now need only wait for this kernel.
+            yield from _indent(iter(("tl.extra.cuda.gdc_wait()", "tl.extra.cuda.gdc_launch_dependents()")))
         yield from _indent(self._programs(grid))
         yield from _indent(self._run(body, ()))
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from fusec.analysis.machine import ASSUMED, Machine
 from fusec.codegen.freezing import PASS_NAME as FREEZE
+from fusec.codegen.recordings import PASS_NAME as RECORDED
 from fusec.debug.explain import KINDS, Explanation
 from fusec.debug.verdicts import Verdict
 from fusec.remarks import Remark
@@ -26,8 +27,9 @@ def explanation_view(explanation: Explanation, everything: bool = False) -> Rend
     parts += [kernel_table(explanation, most)] if explanation.kernels else ["[dim]No kernels.[/]"]
     parts += [_fallback_table(explanation, most)] if explanation.fallbacks else ["[green]Nothing falls back.[/]"]
     parts += [_remark_table("Near misses", explanation.near_misses, most)] if explanation.near_misses else []
-    frozen = [r for r in explanation.remarks if r.pass_name == FREEZE]
-    parts += [_remark_table("Frozen", frozen, most)] if frozen else []
+    for title, name in (("Frozen", FREEZE), ("CUDA graphs", RECORDED)):
+        found = [r for r in explanation.remarks if r.pass_name == name]
+        parts += [_remark_table(title, found, most)] if found else []
     failures = [r for r in explanation.remarks if r.kind == "failure"]
     parts += [_remark_table("Failures", failures, most)] if failures else []
     return Group(*(Text.from_markup(part) if isinstance(part, str) else part for part in parts))

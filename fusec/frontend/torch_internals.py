@@ -57,6 +57,26 @@ def outside_tracing() -> Iterator[None]:
         yield
 
 
+def static_inputs() -> frozenset[int]:
+    """Which inputs of the graph that AOTAutograd compiles now keep their memory from call to call.
+
+    Parameters, buffers, and tensors that ``torch._dynamo.mark_static_address`` names, as caches are; none outside of
+    a compile.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return frozenset(context.fw_metadata.static_input_indices) if context and context.fw_metadata else frozenset()
+
+
+def unrecordable(gm: torch.fx.GraphModule) -> str:
+    """The first operation of a graph that torch never puts into a CUDA graph; empty where there is none."""
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node
+
+    found = get_first_incompatible_cudagraph_node(gm)
+    return "" if found is None else str(found.target)
+
+
 def storage_key(value: Any) -> int | None:
     """A number that two fake tensors have in common exactly when they share their storage."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:

@@ -21,7 +21,7 @@ class Group:
     cpu: bool = True
     """Whether kernels are a CPU's: they may load and store where an index says, which they have to check and to report,
     rely on the order of their iterations, and multiply many rows, where the machine's profile says that it is quick.
-    A GPU's multiply many rows where the mode is to try more and that is predicted to save time."""
+    A GPU's multiply many rows under the option `autotune`, where that is predicted to save time."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
@@ -31,7 +31,7 @@ class Group:
         if self.cpu:
             many = frozenset(d for d in MULTIPLIED if context.machine.multiplies(d.name))
         else:
-            many = HALVES if context.config.mode.startswith("max-autotune") else frozenset()
+            many = HALVES if context.config.autotune else frozenset()
         limits = Limits(self.small_m, many, in_order=self.cpu, any_layout=not self.cpu)
         grouping = Grouping(graph, context, labels, limits, places=self.cpu)
         grouping.join()

@@ -33,6 +33,37 @@ def test_modes_are_accepted(mode: str) -> None:
     assert bool((compiled(torch.zeros(3)) == 1).all())
 
 
+@pytest.mark.parametrize(
+    ("mode", "cuda_graphs", "autotune"),
+    [
+        ("default", False, False),
+        ("reduce-overhead", True, False),
+        ("max-autotune", True, True),
+        ("max-autotune-no-cudagraphs", False, True),
+    ],
+)
+def test_each_mode_s_effect_has_an_option(
+    monkeypatch: pytest.MonkeyPatch, mode: str, cuda_graphs: bool, autotune: bool
+) -> None:
+    """Since torch.compile takes a mode or options, never both."""
+    seen: list[tuple[bool, bool]] = []
+
+    def watch(graph: Any, config: Config) -> Any:
+        seen.append((config.cuda_graphs, config.autotune))
+        return interpret(graph, config)
+
+    backend = dynamo.backend_with(watch)
+    options = {"cuda_graphs": cuda_graphs, "autotune": autotune}
+    for chosen in ({"mode": mode}, {"options": options}):
+        torch._dynamo.reset()
+        torch.compile(lambda x: x + 1, backend=backend, **chosen)(torch.zeros(3))
+    monkeypatch.setenv("FUSEC_MODE", mode)
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(3))
+    assert seen == [(cuda_graphs, autotune)] * 3
+    assert not Config.from_options("default").cuda_graphs  # what a call says goes before the environment
+
+
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="this torch has no default backend")
 def test_it_may_be_the_default_backend() -> None:
     torch._dynamo.reset()

@@ -342,7 +342,7 @@ def test_only_a_softmax_between_products_makes_an_attention() -> None:
         assert not any(r.subject == "attention" for r in model.context.remarks), missing
 
 
-GPU = {"default": 0, "reduce-overhead": 0, "max-autotune": 1, "max-autotune-no-cudagraphs": 1}
+GPU = {"default": 0, "reduce-overhead": 0, "max-autotune": 1, "max-autotune-no-cudagraphs": 1, "autotune": 1}
 
 
 def on_gpu(mode: str, rows: int, depth: int, op: str = "") -> tuple[list[Node], list[Remark]]:
@@ -353,7 +353,8 @@ def on_gpu(mode: str, rows: int, depth: int, op: str = "") -> tuple[list[Node], 
     out = m.do("contraction", x, w, spec="az,bz->ab")
     bias = m.add_input(TensorType(BF16, (1024,), (1,)))
     m.set_outputs([m.do(op, out, bias) if op == "add" else m.do(op, out) if op else out])
-    context = Context(Config(mode=mode), machine=CHIPS["a100"])
+    config = Config(autotune=True) if mode == "autotune" else Config(mode=mode)
+    context = Context(config, machine=CHIPS["a100"])
     Group(cpu=False).apply(m, context)
     verify_graph(m)
     found = [n for n in m.nodes if n.has(Trait.REGION) and any(i.has(Trait.CONTRACTION) for i in n.body.nodes)]
@@ -361,7 +362,7 @@ def on_gpu(mode: str, rows: int, depth: int, op: str = "") -> tuple[list[Node], 
 
 
 @pytest.mark.parametrize("mode", GPU)
-def test_a_mode_decides_whether_a_gpu_s_products_of_many_rows_are_ours(mode: str) -> None:
+def test_a_mode_or_its_option_decides_whether_a_gpu_s_products_of_many_rows_are_ours(mode: str) -> None:
     """Where that is predicted to save time, as with few rows and something behind them to take along."""
     found, remarks = on_gpu(mode, 64, 1024, "sigmoid")
     assert len(found) == GPU[mode] and not remarks

@@ -1,0 +1,118 @@
+"""The order of what a GPU's recorder asks of torch, on a stand-in for torch.cuda; recording itself needs a GPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from fusec.codegen.cuda_graphs import CudaGraphs
+
+DEVICE = torch.device("cuda:1")
+
+
+class Cuda:
+    """Streams by name, and what was asked of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.stream: Any = self.Stream("user's")
+        self.capturing = False
+
+    class Stream:
+        def __init__(self, name: str = "recording") -> None:
+            self.name = name
+
+        def wait_event(self, event: Any) -> None:
+            event.cuda.asked.append((self.name, "waits"))
+
+    def event(self) -> Any:
+        cuda = self
+
+        class Event:
+            def __init__(self) -> None:
+                self.cuda = cuda
+
+            def record(self, stream: Any) -> None:
+                cuda.asked.append((stream.name, "done"))
+
+            def synchronize(self) -> None:
+                cuda.asked.append("settled")
+
+        return Event()
+
+    @contextmanager
+    def graph(self, graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+        self.stream = stream
+        yield  # like torch, it leaves its stream where something is raised
+        self.stream = self.before
+
+    def use(self, stream: Any) -> None:
+        self.stream = self.before = stream
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    found = Cuda()
+    found.use(found.stream)
+
+    @contextmanager
+    def device(device: torch.device) -> Iterator[None]:
+        found.asked.append(device)
+        yield
+
+    class Graph:
+        def replay(self) -> None:
+            found.asked.append((found.stream.name, "replays"))
+
+    for name, value in {
+        "device": device, "Stream": Cuda.Stream, "Event": found.event, "graph_pool_handle": lambda: "pool",
+        "CUDAGraph": Graph, "graph": found.graph, "current_stream": lambda: found.stream, "set_stream": found.use,
+        "is_current_stream_capturing": lambda: found.capturing,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    return found
+
+
+def test_what_is_recorded_on_a_stream_of_its_own_is_replayed_on_the_user_s(cuda: Cuda) -> None:
+    recorder = CudaGraphs(DEVICE)
+    cuda.asked.clear()
+    with recorder.turn():
+        replay, outputs = recorder.record(lambda: [cuda.stream.name])
+        replay()
+    assert outputs == ["recording"]
+    assert cuda.asked == [DEVICE, ("user's", "replays"), ("user's", "done")]
+
+
+def test_another_stream_waits_for_the_last_turn(cuda: Cuda) -> None:
+    recorder, names = CudaGraphs(DEVICE), ["a", "a", "b", "a"]
+    streams = {name: Cuda.Stream(name) for name in names}
+    cuda.asked.clear()
+    for name in names:
+        cuda.use(streams[name])
+        with recorder.turn():
+            pass
+    asked = [what for what in cuda.asked if what != DEVICE]
+    assert asked == [("a", "done"), ("a", "done"), ("b", "waits"), ("b", "done"), ("a", "waits"), ("a", "done")]
+
+
+def test_after_a_recording_that_failed_the_stream_is_the_user_s(cuda: Cuda) -> None:
+    recorder, own = CudaGraphs(DEVICE), cuda.stream
+
+    def fails() -> list[Any]:
+        raise RuntimeError("waits for the GPU")
+
+    with pytest.raises(RuntimeError, match="waits"), recorder.turn():
+        recorder.record(fails)
+    assert cuda.stream is own and cuda.asked[-1] == ("user's", "done")
+
+
+def test_somebody_else_s_recording_and_what_is_pending(cuda: Cuda) -> None:
+    recorder = CudaGraphs(DEVICE)
+    assert not recorder.busy()
+    cuda.capturing = True
+    assert recorder.busy()
+    recorder.settle()
+    assert cuda.asked[-1] == "settled"
