@@ -38,9 +38,17 @@ def write_result(question: str, seed: int, content: dict[str, Any], path: str = 
     """Write what was found as JSON; gives the file, by default one per question in ``bench/results``."""
     target = Path(path) if path else RESULTS / f"{question}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    full = {"question": question, **provenance(seed), **content}
-    target.write_text(_text(json.loads(json.dumps(_finite(full), allow_nan=False))) + "\n")
+    _write(target, {"question": question, **provenance(seed), **content})
     return target
+
+
+def rewrite_result(path: Path, **judged: Any) -> None:
+    """Say something else of what a file holds; who measured that, and when, stays."""
+    _write(path, json.loads(path.read_text()) | judged)
+
+
+def _write(target: Path, full: dict[str, Any]) -> None:
+    target.write_text(_text(json.loads(json.dumps(_finite(full), allow_nan=False))) + "\n")
 
 
 def _text(value: Any, margin: str = "\n") -> str:

@@ -6,6 +6,8 @@ The public names are loaded when they are first used, so that the command line s
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import fusec.provenance  # noqa: F401  it notes when the rest is loaded
+
 if TYPE_CHECKING:
     from fusec.config import Config
     from fusec.debug.capture import capture

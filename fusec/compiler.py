@@ -45,14 +45,15 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.codegen import target_for
     from fusec.codegen.program import build_program
-    from fusec.passes import default_pipeline
+    from fusec.passes import default_pipeline, kept_traces
 
     config = config or Config.from_environment()
     work = graph.copy()
     target = target_for(work, config)
     context = Context(config, machine=target.machine(config))
     start = time.perf_counter()
-    default_pipeline(config, target.name).run(work, context)
+    with kept_traces(config):
+        default_pipeline(config, target.name).run(work, context)
     passed = time.perf_counter()
     program = build_program(work, target, context)
     if config.freeze:

@@ -4,9 +4,11 @@ if __name__ != "fusec.passes":
     raise ImportError("import fusec.passes; this folder is only its source")
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from fusec.cache import open_cache
 from fusec.config import Config
 from fusec.passes import fusion, raising
 from fusec.passes.attention import SpellAttention
@@ -15,6 +17,7 @@ from fusec.passes.canonicalize import Canonicalize, normalize
 from fusec.passes.declared import ApplyDeclared
 from fusec.passes.grouping import Group
 from fusec.passes.patterns import trace_types
+from fusec.passes.traces import Traces
 from fusec.pipeline import Pass, Pipeline
 from fusec.rewriting.fusion import declared_in
 from fusec.rewriting.pattern import PatternLibrary
@@ -23,14 +26,20 @@ MEANINGS = tuple(f for family in raising.FAMILIES for f in declared_in(family))
 """What `raise` looks for, after rewrites."""
 FUSED = tuple(f for family in fusion.FAMILIES for f in declared_in(family))
 """What `fuse` looks for, before the user's own fusions."""
+_TRACES = Traces(trace_types)
 _LIBRARIES: dict[frozenset[str], PatternLibrary] = {}
 
 
 def pattern_library(disabled: frozenset[str] = frozenset()) -> PatternLibrary:
     """The patterns of this process; they differ where fusions that others are built on are left out."""
     if disabled not in _LIBRARIES:
-        _LIBRARIES[disabled] = PatternLibrary(trace_types, normalize, disabled, MEANINGS + FUSED)
+        _LIBRARIES[disabled] = PatternLibrary(_TRACES, normalize, disabled, MEANINGS + FUSED)
     return _LIBRARIES[disabled]
+
+
+def kept_traces(config: Config) -> AbstractContextManager[None]:
+    """Within it, patterns are not traced anew where an earlier process that shares the cache has traced them."""
+    return _TRACES.kept(open_cache(config))
 
 
 def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]:

@@ -354,7 +354,8 @@ def even_blocks(n: int, most: int, step: int = 6) -> int:
 def _share(count: int) -> tuple[sympy.Expr, sympy.Expr]:
     """The range of a thread among ``count`` blocks: neighbours, as each is asked for during the one before."""
     share = sympy.floor((count - 1 + PARTS) / PARTS)
-    return _PART * share, sympy.Min(_PART * share + share, count)
+    # Of several blocks neither end is known to be the lesser, which sympy takes long to find out.
+    return _PART * share, sympy.Min(_PART * share + share, count, evaluate=count == 1)
 
 
 def _is_even(item: Located, axes: tuple[Axis, ...]) -> bool:

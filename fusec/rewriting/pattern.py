@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dis import get_instructions
 from functools import lru_cache
 from itertools import combinations
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import sympy
@@ -47,13 +48,14 @@ def can_occur(function: Callable[..., Any], names: Set[str]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _leaves(function: Callable[..., Any]) -> frozenset[str]:
-    """Those of ``LEAVES`` that a function names, itself or in a fusion that it calls."""
+    """Those of ``LEAVES`` that a function names, itself or in a fusion, or a spelling of one, that it calls."""
     code = getattr(function, "__code__", None)
     if code is None:
         return frozenset()
     called = [function.__globals__.get(i.argval) for i in get_instructions(code) if i.opname == "LOAD_GLOBAL"]
-    inner = [_leaves(f.function) for f in called if isinstance(f, Fusion)]
-    return frozenset(LEAVES.keys() & code.co_names).union(*inner)
+    written = {f for declared in FUSIONS.values() for f in declared.spellings.values()}
+    called = [f.function if isinstance(f, Fusion) else f for f in called if isinstance(f, Fusion | FunctionType)]
+    return frozenset(LEAVES.keys() & code.co_names).union(*(_leaves(f) for f in called if f in written))
 
 
 @dataclass
@@ -133,15 +135,9 @@ class PatternLibrary:
         """The plain graph of one side of a declaration, and the samples it was traced with."""
         sizes = Sizes(batch)
         samples = sample(declared.parameters, dtype, present, sizes)
-        names = [p.name for p in declared.parameters]
-        wanted = list(inspect.signature(function).parameters)
-
-        def called(*given: Any) -> Any:
-            bound = dict(zip(names, given, strict=True))
-            return function(*(bound[name] for name in wanted))
-
+        names = list(inspect.signature(function).parameters)
         try:
-            graph = self.trace(called, [samples[name] for name in names])
+            graph = self.trace(function, [samples[name] for name in names])
         except Exception as reason:
             raise DeclarationError(
                 f"{declared.name} cannot be traced", where=f"{function.__module__}.{function.__qualname__}",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from fusec.ir.graph import Graph
@@ -69,6 +70,10 @@ def symbolize(graph: Graph, sizes: Sizes) -> None:
             return tuple(map(symbolic, value))
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) < PRIMES[0]:
             return value
+        return size_of(value)
+
+    @cache
+    def size_of(value: int) -> Any:
         for beyond in (0, 1, -1):  # the last element taken is one before the end of a slice with a step
             expr, rest = 1, value + beyond
             for prime, name in symbols.items():

@@ -15,11 +15,15 @@ from torch.nn import functional as F
 
 from bench.families import FAMILIES, Sizes
 from fusec import dynamo
+from fusec.codegen import target_named
 from fusec.codegen.frozen import packed
 from fusec.compiler import Compiled
 from fusec.config import Config
 from fusec.debug.explain import explain
 from tests.machines import profile
+
+BF16_PRODUCTS = target_named("cpp").bf16_products
+"""Whether this machine multiplies pairs of bfloat16: where it does not, their blocks are widened in each call."""
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +91,8 @@ def test_results_have_the_same_bits(dtype: torch.dtype, plain: Config) -> None:
     call = frozen(model, plain)
     for _ in range(2):
         assert torch.equal(call(x), expected)
-    assert figures()["blocks"] == 3 and figures()["steps"] >= 1  # tied weights once; one is computed first
+    blocks = 3 if dtype == torch.float32 or BF16_PRODUCTS else 0  # tied weights once; one is computed first
+    assert figures()["blocks"] == blocks and figures()["steps"] >= 1
     assert figures()["bytes"] == sum(v.nbytes for v in kept()) > 0
 
 
@@ -103,7 +108,7 @@ def test_models_give_the_same_bits(family: str, dtype: torch.dtype, plain: Confi
     for _ in range(2):
         found = call(**inputs)
         assert tensors and all(torch.equal(found[name], x) for name, x in tensors.items())
-    assert figures()["blocks"] > 4
+    assert (figures()["blocks"] > 4) == (dtype == torch.float32 or BF16_PRODUCTS)
 
 
 @pytest.mark.parametrize("rows", [2, 8, 15])

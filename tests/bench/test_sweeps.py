@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,33 +14,86 @@ pytest.importorskip("transformers")
 
 from bench import pictures, sweeps
 from bench.pictures import Curve, Line, Panel, draw_panels, draw_ratios
-from bench.sweeps import Point, cliffs
+from bench.sweeps import Point, cliffs, trend
 from bench.workloads import Prepared, calls, decode
 
 
-def points(*ratios: float, noise: float = 0.02) -> list[Point]:
-    return [Point(2**number, {"fusec": 1.0}, ratio, noise) for number, ratio in enumerate(ratios)]
+def points(ours: list[float], peers: list[float], noise: float = 0.02) -> list[Point]:
+    """Steps of ours and of the best peer, each with twice the work of the one before."""
+    return [
+        Point(2**number, {"fusec": mine, "slow": 90.0, "best": theirs}, theirs / mine, noise)
+        for number, (mine, theirs) in enumerate(zip(ours, peers, strict=True))
+    ]
+
+
+FLAT = [1.0, 1.0, 1.0, 1.0]
+THRICE = [3.0, 3.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(
-    ("ratios", "at"),
+    ("ours", "peers", "at"),
     [
-        ((2.0, 1.5, 1.1, 1.0, 0.99), []),  # less and less, but by little each time, and a tie is no defeat
-        ((2.0, 0.97, 1.4), [2]),
-        ((3.0, 1.8, 1.7), [2]),
-        ((1.7, 1.8, 3.0), [2]),  # a pit is one from either side
-        ((3.0, 3.0, 1.8), [4]),
-        ((1.8,), []),
-        ((0.9,), [1]),
+        (FLAT, [2.0, 1.5, 1.1, 0.99], []),  # less and less, but by little each time, and a tie is no defeat
+        (FLAT, [1.4, 1.4, 0.97, 1.4], [4]),  # a defeat
+        ([1.0], [1.8], []),
+        ([1.0], [0.9], [1]),
+        ([1.0, 1.0, 1.7, 1.7], THRICE, [4]),  # ours jumps, and stays there
+        ([1.0, 1.0, 1.7, 1.0], THRICE, [4]),  # or comes back
+        ([1.7, 1.0, 1.0, 1.0], THRICE, [1]),  # less work takes longer
+        ([1.0, 1.0, 1.0, 1.7], THRICE, [8]),
+        ([1.0, 1.0, 3.0, 3.0], [3.0, 3.0, 9.0, 9.0], [4]),  # the peers jump with it
+        ([1.0, 1.0, 1.0, 3.3], [3.0, 3.0, 3.0, 9.9], [8]),
+        ([3.0, 1.0, 1.0, 1.0], [9.0, 3.0, 3.0, 3.0], [1]),
+        ([1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 1.7, 1.7], [4]),  # the peers gain there, and we do not
+        ([2.0, 2.0, 4.0, 8.0], [3.0, 6.0, 12.0, 24.0], [1]),  # half the work should take us less
+        (FLAT, [3.0, 1.8, 1.7, 1.7], [2]),
+        (FLAT, [3.0, 7.0, 6.0, 6.5], []),  # the peers are slow at one point, which is no pit of ours beside it
+        ([2.1, 1.9, 2.4, 2.9], [4.8, 9.9, 9.2, 9.6], []),
+        (FLAT, [1.6, 1.6, 3.2, 3.2], []),  # or from there on
+        ([1.0, 1.0, 1.7, 1.7], [3.0, 9.0, 3.0, 3.0], [4]),  # and where they are, a jump of ours is still seen
+        ([1.0, 2.0, 4.0, 8.0], [3.0, 6.0, 12.0, 24.0], []),  # twice the work, twice the time
+        ([1.0, 1.0, 2.0, 4.0], [3.0, 3.0, 6.0, 12.0], []),  # from flat to in proportion
     ],
 )
-def test_a_cliff_is_a_defeat_or_a_drop(ratios: tuple[float, ...], at: list[int]) -> None:
-    assert list(cliffs(points(*ratios))) == at
+def test_a_cliff_is_a_defeat_a_jump_of_ours_or_a_drop_that_is_not_the_peers(
+    ours: list[float], peers: list[float], at: list[int]
+) -> None:
+    assert list(cliffs(points(ours, peers))) == at
+    rows = [replace(p, ms={name: ms / p.at for name, ms in p.ms.items()}) for p in points(ours, peers)]
+    assert list(cliffs(rows, shared=True)) == at
+
+
+def test_the_reason_of_a_cliff_says_what_is_off() -> None:
+    (defeat,) = cliffs(points([1.0], [0.9])).values()
+    assert defeat == "a peer takes 0.90 of our time"
+    (drop,) = cliffs(points([1.0, 1.0, 1.7, 1.7], THRICE)).values()
+    assert drop == "the ratio is 1.76, and 3.00 at 2"
+    (jump,) = cliffs(points([1.0, 1.0, 3.0, 1.0], [3.0, 3.0, 9.0, 3.0])).values()
+    assert jump == "by the points beside it, our step should take 0.33 of its time"
 
 
 def test_what_noise_explains_is_no_cliff() -> None:
-    assert cliffs(points(3.0, 1.8)) and not cliffs(points(3.0, 1.8, noise=0.05))
-    assert cliffs(points(0.9)) and not cliffs(points(0.9, noise=0.15))
+    drop, jump, defeat = ([1.0, 1.0], [3.0, 1.8]), ([1.0, 1.6, 1.0], [3.0, 4.8, 3.0]), ([1.0], [0.9])
+    for (ours, peers), noise in ((drop, 0.05), (jump, 0.05), (defeat, 0.15)):
+        assert cliffs(points(ours, peers, 0.005)) and not cliffs(points(ours, peers, noise))
+
+
+def test_a_trend_is_that_of_the_neighbours() -> None:
+    assert trend([1, 2, 4, 16], [1.0, 9.0, 4.0, 72.0]) == pytest.approx([9.0, 2.0, 18.0, 16.0])
+    assert trend([3], [5.0]) == [5.0]
+
+
+def test_results_are_judged_again_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "_measure", lambda *_: pytest.fail("measured"))
+    kept = {"question": "sweeps", "commit": "abc", "measurements": {"m": 1.5}}
+    for ours, status in ((FLAT, 0), ([1.0, 1.0, 1.7, 1.7], 1)):
+        file = tmp_path / "sweeps.json"
+        axes = {"float32": {"context": [asdict(p) for p in points(ours, THRICE)]}}
+        file.write_text(json.dumps(kept | {"axes": axes, "promises": {"old": True}}))
+        assert sweeps.main(["--again", "--json", str(file)]) == status
+        found = json.loads(file.read_text())
+        assert found["promises"] == {"float32, context 1 to 8: no cliff": not status}
+        assert kept.items() <= found.items() and found["axes"] == axes
 
 
 def linear(dtype: torch.dtype, seed: int, batch: int, hidden: int, *_: int) -> Prepared:

@@ -1,0 +1,36 @@
+"""The code that this process runs, as a digest: what another process derived from the same code may be used again."""
+
+import functools
+import time
+from pathlib import Path
+
+_LOADED = time.time()  # fusec/__init__ imports this module before any other of fusec's
+
+
+@functools.cache
+def own_code() -> str:
+    """A digest of fusec's sources; empty where they are missing, or may have changed since they were loaded."""
+    return digest_of(Path(__file__).parent, _LOADED)
+
+
+def digest_of(folder: Path, loaded: float) -> str:
+    """A digest of the Python files in and below a folder; empty if there are none, or one is younger than a time.
+
+    Args:
+        folder: links in it are followed.
+        loaded: seconds since the epoch; a file's own time counts whenever it got its content or its name, which
+            nobody can date back.
+    """
+    import hashlib
+    import os
+
+    digest, found = hashlib.sha256(), False
+    for path, folders, files in os.walk(folder, followlinks=True):
+        folders.sort()
+        for name in sorted(file for file in files if file.endswith(".py")):
+            file = Path(path, name)
+            if file.stat().st_ctime >= loaded:
+                return ""
+            content, found = file.read_bytes(), True
+            digest.update(f"{file.relative_to(folder)} {len(content)} ".encode() + content)
+    return digest.hexdigest() if found else ""

@@ -1,0 +1,232 @@
+"""Traces of patterns: read back as they were made, made once for all processes, and only of fusec's own functions."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusec import passes
+from fusec.cache import Cache
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.ir.equality import equal_graphs
+from fusec.ir.graph import Graph
+from fusec.ir.types import BF16, F32, DType, TensorType
+from fusec.passes import traces
+from fusec.passes.canonicalize import normalize
+from fusec.passes.patterns import trace_types
+from fusec.passes.raising.norms import rms_norm
+from fusec.passes.traces import Traces
+from fusec.provenance import digest_of
+from fusec.rewriting.fusion import Dims, fusion
+from fusec.rewriting.pattern import PatternLibrary, can_occur, choices, spellings
+from fusec.rewriting.sampling import Sizes, sample
+
+ROOT = Path(__file__).parents[2]
+OWN = passes.MEANINGS + passes.FUSED
+Rows = Annotated[Tensor, Dims("*batch cols")]
+
+
+@dataclass
+class Tracer:
+    """Traces, and remembers what."""
+
+    calls: list[Any] = field(default_factory=list)
+
+    def __call__(self, function: Any, samples: Any) -> Graph:
+        self.calls.append(function)
+        return trace_types(function, samples)
+
+
+def library(trace: Any) -> PatternLibrary:
+    return PatternLibrary(trace, normalize, first=OWN)
+
+
+def settled(made: PatternLibrary, dtype: DType) -> list[Any]:
+    """Each pattern of fusec's own declarations, as what it matches."""
+    return [(d.name, p.spelling, p.fingerprint, p.any_rank) for d in OWN for p in made.patterns(d, dtype)]
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_the_next_process_has_the_same_patterns_and_traces_nothing(dtype: DType, tmp_path: Path) -> None:
+    first, second = Tracer(), Tracer()
+    made, known = Traces(first), Traces(second)
+    with made.kept(Cache(tmp_path)):
+        want = settled(library(made), dtype)
+    assert len(first.calls) > len(OWN)
+    with known.kept(Cache(tmp_path)):
+        assert settled(library(known), dtype) == want
+    assert not second.calls
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_a_trace_is_read_as_it_was_made_whatever_the_default_type_is(dtype: DType, default: torch.dtype) -> None:
+    known = Traces(trace_types)
+    for declared in OWN:
+        for present in choices(declared.parameters):
+            samples = list(sample(declared.parameters, dtype, present, Sizes(2)).values())
+            for function in spellings(declared).values():
+                known(function, samples)
+                with default_dtype(default):
+                    fresh, read = trace_types(function, samples), known(function, samples)
+                assert equal_graphs(fresh, read, order=True, sources=True)
+                assert [v.type for v in fresh.inputs] == [v.type for v in read.inputs]
+
+
+def test_the_next_process_traces_nothing_when_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = trace_types(rms_norm.function, [TensorType(F32, (3, 8), (8, 1)), TensorType(F32, (8,), (1,)), 1e-6])
+    counts = []
+    for _ in range(2):
+        tracer = Tracer()
+        monkeypatch.setattr(passes, "_TRACES", Traces(tracer))
+        monkeypatch.setattr(passes, "_LIBRARIES", {})
+        compiled = compile_graph(graph, Config(cache_dir=str(tmp_path)))
+        assert "rms_norm" in str(compiled.graph)
+        counts.append(len(tracer.calls))
+    assert counts[0] > 0 and counts[1] == 0
+
+
+def test_other_samples_are_another_trace() -> None:
+    tracer = Tracer()
+    made = library(Traces(tracer))
+    for dtype, present, batch in ((F32, ("x",), 2), (BF16, ("x",), 2), (F32, ("x", "weight"), 2), (F32, ("x",), 1)):
+        for _ in range(2):
+            graph, _ = made.traced(rms_norm, rms_norm.function, dtype, present, batch)
+            assert [v.name for v in graph.inputs] == list(present)
+            assert (graph.inputs[0].dtype, len(graph.inputs[0].shape)) == (dtype, batch + 1)
+    assert len(tracer.calls) == 4
+
+
+def test_what_others_declare_is_traced_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.rewriting.fusion.FUSIONS", {})
+
+    @fusion
+    def quadrupled(x: Rows) -> Tensor:
+        """4x"""
+        return x * 4
+
+    for function in (quadrupled.function, lambda x: x * 4):
+        function.__module__ = "fusec.passes.raising.norms"  # a closure or a local function is nobody's source
+        for tracer in (Tracer(), Tracer()):
+            with (made := Traces(tracer)).kept(Cache(tmp_path)):
+                library(made).traced(quadrupled, function, F32, ("x",), 2)
+            assert len(tracer.calls) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", ["code", "torch"])
+def test_other_code_has_other_traces(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for _ in range(2):
+        with (made := Traces(tracer := Tracer())).kept(Cache(tmp_path)):
+            library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
+        counts.append(len(tracer.calls))
+        if change == "torch":
+            monkeypatch.setattr(torch, "__version__", "other")
+        else:
+            monkeypatch.setattr(traces, "own_code", lambda: "other")
+    assert counts == [1, 1]
+
+
+def test_nothing_is_kept_of_code_that_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "own_code", str)
+    with (made := Traces(trace_types)).kept(Cache(tmp_path)):
+        library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_processes_keep_what_both_traced(tmp_path: Path) -> None:
+    one, two = Traces(trace_types), Traces(trace_types)
+    with one.kept(Cache(tmp_path)), two.kept(Cache(tmp_path)):
+        for made, dtype in ((one, F32), (two, BF16)):
+            library(made).traced(rms_norm, rms_norm.function, dtype, ("x",), 2)
+    with (known := Traces(tracer := Tracer())).kept(Cache(tmp_path)):
+        for dtype in (F32, BF16):
+            library(known).traced(rms_norm, rms_norm.function, dtype, ("x",), 2)
+    assert not tracer.calls
+
+
+def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Cache, key: str, suffix: str, content: bytes) -> Path:
+        raise OSError("no space")
+
+    monkeypatch.setattr(Cache, "publish", full)
+    with (made := Traces(trace_types)).kept(Cache(tmp_path)):
+        library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
+
+
+def test_sources_are_known_by_their_content(tmp_path: Path) -> None:
+    for name in ("own/a.py", "own/text", "own/inner/b.py", "beside/c.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    own, found = tmp_path / "own", list[str]()
+    (own / "linked").symlink_to(tmp_path / "beside")
+    for change in (
+        lambda: None,
+        lambda: (own / "inner/b.py").write_text("other"),
+        lambda: (tmp_path / "beside/c.py").write_text("other"),
+        lambda: (own / "inner/b.py").rename(own / "inner/d.py"),
+    ):
+        change()
+        found.append(digest_of(own, time.time() + 10))
+    (own / "text").write_text("no source")
+    assert digest_of(own, time.time() + 10) == found[-1]
+    assert all(found) and len(set(found)) == len(found)
+    assert not digest_of(own / "none", time.time() + 10)
+
+
+def test_sources_that_changed_since_they_were_loaded_are_not_known(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("a")
+    loaded = file.stat().st_ctime
+    os.utime(file, (0, 0))  # a file's own time may be anything
+    assert digest_of(tmp_path, loaded + 1) and not digest_of(tmp_path, loaded)
+
+
+def test_every_process_knows_its_own_code() -> None:
+    script = """
+import sys, time
+import fusec
+print(*(name for name in sys.modules if name.startswith("fusec")))
+from fusec.provenance import Path, digest_of, own_code
+print(own_code() == digest_of(Path(fusec.__file__).parent, time.time()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == ["True", "fusec", "fusec.provenance"]
+
+
+def test_a_spelling_that_calls_another_occurs_where_that_does() -> None:
+    masked = passes.raising.softmax.scaled_masked_softmax.spellings["masked_upcast"]
+    assert (
+        can_occur(masked, {"add", "exp"}) and can_occur(masked, {"softmax"}) and not can_occur(masked, {"add", "mul"})
+    )
+
+
+@pytest.mark.parametrize("declared", OWN, ids=lambda declared: declared.name)
+def test_a_declaration_occurs_in_its_own_graph(declared: Any) -> None:
+    made = library(trace_types)
+    for present in choices(declared.parameters):
+        for function in spellings(declared).values():
+            graph, _ = made.traced(declared, function, F32, present, 2)
+            normalize(graph)
+            assert can_occur(function, {node.op.name for node in graph.nodes})
