@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from fusec.codegen import target_for
 from fusec.config import Config
 from fusec.ir.graph import Graph
