@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("transformers")
 
 from bench import gpu
+from bench.devices import Budget, Toy
 from bench.gpu_report import CLAIM, claims, readme
 from bench.gpu_workloads import Turn, workloads
 from fusec.codegen.triton import check
@@ -62,6 +63,23 @@ def test_a_wrong_model_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     status, found = run(tmp_path, "--stages", "models", "--only", "BERT-base 1")
     (model,) = found["models"].values()
     assert status == 1 and not model["candidates"]["fusec"]["right"] and "ms" not in model
+
+
+@pytest.mark.parametrize(
+    ("probe", "kernels", "said", "wrong"),
+    [(0, 0, "no error", False), (0, 86, "status 86", True), (1, 0, "does not work here", False)],
+)
+def test_a_sanitizer_is_believed_only_where_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: int, kernels: int, said: str, wrong: bool
+) -> None:
+    """A stand-in that answers for a few lines of torch, and for the kernels."""
+    tool = tmp_path / gpu.SANITIZER
+    tool.write_text(f'#!/bin/sh\nfor word; do [ "$word" = -c ] && exit {probe}; done\nexit {kernels}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    one = gpu.Run(gpu._parser().parse_args([]), Toy(), Budget(1000))
+    gpu._sanitizer(one)
+    assert said in one.found["sanitizer"]["said"] and bool(one.failures) == wrong
 
 
 def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
