@@ -43,10 +43,19 @@ class Gpu:
         """Until all work is done."""
         torch.cuda.synchronize()
 
+    def lives(self) -> bool:
+        """Whether it still runs anything: an access to memory that is not there ends all work of this process."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
     def clear(self) -> None:
         """Give memory back that nothing holds."""
         gc.collect()
-        torch.cuda.empty_cache()
+        if self.lives():
+            torch.cuda.empty_cache()
 
     def poison(self) -> None:
         """Leave NaN in memory that tensors get next, as far as torch has it from earlier ones."""
@@ -90,6 +99,10 @@ class Toy:
 
     def wait(self) -> None:
         """Work is done when a call returns."""
+
+    def lives(self) -> bool:
+        """It does."""
+        return True
 
     def clear(self) -> None:
         """Give memory back that nothing holds."""

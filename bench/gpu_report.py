@@ -34,7 +34,8 @@ def claims(found: Mapping[str, Any], ours: Sequence[str] = ("fusec",)) -> list[C
 def _best_ratio(row: Mapping[str, Any], ours: Sequence[str]) -> float | None:
     """The best time of Inductor in any mode over the best of ours."""
     times = {r["name"]: r["milliseconds"] for r in row.get("measurement", {}).get("rows", ())}
-    mine = min((times[name] for name in ours if name in times), default=None)
+    right = [name for name in ours if row.get("candidates", {}).get(name, {}).get("right")]
+    mine = min((times[name] for name in right if name in times), default=None)
     theirs = min((ms for name, ms in times.items() if name.startswith("inductor")), default=None)
     return None if mine is None or theirs is None else theirs / mine
 

@@ -50,7 +50,7 @@ def test_a_wrong_kernel_is_found_and_the_rest_goes_on(tmp_path: Path, monkeypatc
     assert all(row["problem"] for row in found["kernels"]) and "sanitizer" in found
 
 
-def test_a_wrong_model_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_model_wins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def twice_as_much(name: str, model: Any) -> Any:
         def call(**inputs: Any) -> Any:
             output = model(**inputs)
@@ -62,7 +62,33 @@ def test_a_wrong_model_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gpu, "peer", twice_as_much)
     status, found = run(tmp_path, "--stages", "models", "--only", "BERT-base 1")
     (model,) = found["models"].values()
-    assert status == 1 and not model["candidates"]["fusec"]["right"] and "ms" not in model
+    assert status == 1 and not model["candidates"]["fusec"]["right"]
+    assert "ms" not in model and len(model["measurement"]["rows"]) == 3
+
+
+def test_what_is_wrong_only_when_it_is_replayed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def right_at_first(name: str, model: Any) -> Any:
+        calls = []
+
+        def call(**inputs: Any) -> Any:
+            calls.append(1)
+            output = model(**inputs)
+            output.last_hidden_state = output.last_hidden_state * (2 if len(calls) > 2 else 1)
+            return output
+
+        return call
+
+    monkeypatch.setattr(gpu, "peer", right_at_first)
+    status, _ = run(tmp_path, "--stages", "models", "--only", "BERT-base 1")
+    assert status == 1
+
+
+def test_after_a_lost_device_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "TritonKernel", lambda kernel: lambda buffers, symbols: None)
+    monkeypatch.setattr(Toy, "lives", lambda self: False)
+    status, found = run(tmp_path, "--stages", "kernels,models,rows")
+    assert status == 1 and not found["models"] and not found["rows"]
+    assert "nothing runs any more" in found["not measured"]["8B decode 32"]
 
 
 @pytest.mark.parametrize(
@@ -110,13 +136,20 @@ def measured() -> dict[str, Any]:
     times = {"eager": 9.0, "inductor": 6.0, "inductor max-autotune": 5.0, "fusec": 4.0, "fusec max-autotune": 2.5}
     rows = [{"name": name, "milliseconds": ms} for name, ms in times.items()]
     compiled = {"fusec": {"ready": 2.0}, "inductor": {"ready": 9.0}}
-    models = {"8B decode 1": {"measurement": {"rows": rows}}, "8B decode 32": {"measurement": {"rows": rows[:3]}}}
+    right = {"fusec": {"right": True}, "fusec max-autotune": {"right": True}}
+    wrong = {"fusec": {"right": True}, "fusec max-autotune": {"right": False}}
+    models = {
+        "8B decode 1": {"measurement": {"rows": rows}, "candidates": right},
+        "1B decode 1": {"measurement": {"rows": rows}, "candidates": wrong},
+        "8B decode 32": {"measurement": {"rows": rows[:3]}, "candidates": right},
+    }
     return {"models": models, "rows": {"softmax": {"share": 0.8}}, "compile": compiled}
 
 
 def test_claims_are_best_against_best_and_only_of_what_ran() -> None:
     found = {claim["what"]: claim for claim in claims(measured(), ["fusec", "fusec max-autotune"])}
     assert found["8B decode 1"]["have"] == 2.0 and found["8B decode 1"]["holds"]
+    assert found["1B decode 1"]["have"] == 1.25 and found["1B decode 1"]["holds"] is False
     assert found["8B decode 32"]["have"] is None and found["8B decode 32"]["holds"] is None
     assert found["softmax rows"]["holds"] is False and found["compile, cold"]["have"] == 4.5
 
