@@ -2,8 +2,11 @@
 
 import re
 
+import torch
+
 from fusec.codegen import target_for
 from fusec.config import Config
+from fusec.debug.capture import capture
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.passes import default_pipeline
@@ -66,3 +69,20 @@ def test_what_is_made_on_the_gpu_of_nothing_that_lies_there_is_computed_there() 
 def test_attention_spelled_out_lies_where_its_operands_do() -> None:
     (region,) = (n for n in grouped(ATTENTION) if n.is_op("region"))
     assert {r.tensor.device for n in region.body for r in n.results} == {"cuda:0"}
+
+
+def test_a_number_of_the_cpu_is_brought_to_its_reader_once() -> None:
+    """Under ``dynamic=True`` the epsilons of norms are such."""
+
+    def norms(x: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
+        return x
+
+    x = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
+    (graph,) = capture(norms, x, torch.tensor(1e-6, dtype=torch.float64))
+    config = Config()
+    default_pipeline(config, "triton").run(graph, Context(config, machine=cpu()))
+    (call,) = (n for n in graph if n.is_op("opaque"))
+    assert [v.tensor.device for v in (*call.operands, *call.results)] == ["meta", "cpu", "meta"]
+    assert places(graph) == [{"meta"}] and len(graph.inputs) == 2
