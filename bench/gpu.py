@@ -50,7 +50,7 @@ CHECKED_LAYERS = 2
 """Of every model whose kernels are checked one by one: further layers have the same."""
 TRAFFIC = 1 << 30
 """Bytes that an operation on rows moves: many times what a cache holds."""
-REPLAYS = 3
+REPLAYS = 2
 """Calls after the first: those that record launches or replay them are held against the rule too."""
 SETS = 3
 """Of its operands, taken in turn."""

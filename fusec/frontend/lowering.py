@@ -126,6 +126,8 @@ class Lowering:
 
         A product of ATen's takes it as an argument of its launch, so that nobody waits as for a copy.
         """
+        if value.producer is not None and value.producer.is_op("cast"):
+            return self.cast(self.number_here(value.producer.operands[0]), value.dtype)  # in the kernel that reads it
         key = value, self.device
         if key not in self.moved:
             one, type = self.number(1, value.dtype), replace(value.tensor, device=self.device)
