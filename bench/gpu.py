@@ -356,7 +356,7 @@ def _rows(run: Run) -> None:
             continue
         run.step(rows.title)
         with _reported(run, rows.title):
-            found[rows.title] = _row_kernel(run, rows, 24 << 10 if run.small else TRAFFIC)
+            found[rows.title] = _row_kernel(run, rows, 12 << 10 if run.small else TRAFFIC)
         run.device.clear()
         run.write()
 

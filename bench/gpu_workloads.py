@@ -24,11 +24,11 @@ _LLAMA_1B = _LLAMA_8B | {
 _BERT = PUBLISHED["bert"].options
 _TOY: dict[str, Mapping[str, Any]] = {
     "Llama": {
-        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
-        "vocab_size": 128, "max_position_embeddings": 512,
+        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 72,
+        "vocab_size": 72, "max_position_embeddings": 512,
     },
     "Bert": {
-        "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 128,
+        "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 72, "vocab_size": 72,
         "max_position_embeddings": 64,
     },
 }  # fmt: skip
