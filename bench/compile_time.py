@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from bench.devices import Gpu, Toy
 from bench.families import FAMILIES, Sizes
 from bench.harness import progress, report
 from bench.machine import wait_until_idle
@@ -44,7 +45,8 @@ def main(words: list[str] | None = None) -> int:
     """Measure each backend at each depth; status 1 when fusec breaks its promises."""
     options = _parser().parse_args(words)
     if options.one:
-        print(MARK + json.dumps(first_call(options.one, options.depths, options.hidden, options.seed)))
+        found = first_call(options.one, options.depths, options.hidden, options.seed, options.device)
+        print(MARK + json.dumps(found))
         return 0
     console, backends = report(options.width), options.backends.split(",")
     depths = [int(word) for word in options.depths.split(",")]
@@ -59,7 +61,7 @@ def main(words: list[str] | None = None) -> int:
                         for caches in (COLD, WARM) if layers == depths[0] else (COLD,):
                             wait_until_idle(options.allow_busy)
                             before = _files(folder)
-                            row = _in_fresh_process(backend, layers, folder, options)
+                            row = in_fresh_process(backend, layers, folder, options.hidden, options.seed)
                             rows.append(row | {"caches": caches, "files": _files(folder) - before})
                     bar.advance(task)
     best = {(b, d, c): _best(rows, b, d, c) for b, d, c in {(r["backend"], r["layers"], r["caches"]) for r in rows}}
@@ -72,32 +74,40 @@ def main(words: list[str] | None = None) -> int:
     return int(not all(promises.values()))
 
 
-def first_call(name: str, layers: str, hidden: int, seed: int) -> dict[str, Any]:
-    """Compile one model in this process; seconds from end to end and of the backend alone."""
+def first_call(name: str, layers: str, hidden: int, seed: int, device: str = "cpu") -> dict[str, Any]:
+    """Compile one model in this process; seconds from end to end and of the backend alone.
+
+    On a GPU, where kernels may be compiled at their first launch, "ready" counts: until the first call has ended.
+    """
     sizes = Sizes(hidden, int(layers), heads=max(2, hidden // 64))
     model = FAMILIES["llama"].build(sizes, seed=seed)
-    inputs = FAMILIES["llama"].sample(1, 16, "none", seed)
+    inputs = {k: v.to(device) for k, v in FAMILIES["llama"].sample(1, 16, "none", seed).items()}
+    model = model.to(device, torch.bfloat16) if device == "cuda" else model
+    wait = (Gpu() if device == "cuda" else Toy()).wait
     with torch.no_grad():
         model(**inputs)
+        wait()
         with own_seconds() as spans:
             run, start = peer(name, model), time.perf_counter()
             run(**inputs)
-            whole = time.perf_counter() - start
-        again = time.perf_counter()
+            wait()
+            end = time.perf_counter()
         run(**inputs)
+        wait()
     return {
         "backend": name,
         "layers": int(layers),
-        "seconds": whole,
-        "own": sum(spans),
+        "seconds": end - start,
+        "own": sum(after - before for before, after in spans),
+        "ready": end - min((before for before, _ in spans), default=end),
         "graphs": len(spans),
-        "call": time.perf_counter() - again,
+        "call": time.perf_counter() - end,
     }
 
 
 @contextlib.contextmanager
-def own_seconds() -> Iterator[list[float]]:
-    """Time what AOTAutograd hands graphs to, whichever backend that is.
+def own_seconds() -> Iterator[list[tuple[float, float]]]:
+    """When what AOTAutograd hands graphs to, whichever backend that is, begins and ends.
 
     Every module that holds ``aot_module_simplified`` gets one that puts a clock around the compilers it is given.
     """
@@ -106,7 +116,7 @@ def own_seconds() -> Iterator[list[float]]:
     with contextlib.suppress(ImportError):
         importlib.import_module("fusec.dynamo")
     original = aot_autograd.aot_module_simplified
-    spans: list[float] = []
+    spans: list[tuple[float, float]] = []
 
     def timed(compiler: Callable[..., Any] | None) -> Callable[..., Any] | None:
         if compiler is None:
@@ -117,7 +127,7 @@ def own_seconds() -> Iterator[list[float]]:
             try:
                 return compiler(*args, **kwargs)
             finally:
-                spans.append(time.perf_counter() - start)
+                spans.append((start, time.perf_counter()))
 
         return run
 
@@ -140,15 +150,23 @@ def _files(folder: str) -> int:
     return sum(path.is_file() for path in Path(folder).rglob("*"))
 
 
-def _in_fresh_process(backend: str, layers: int, folder: str, options: argparse.Namespace) -> dict[str, Any]:
+def in_fresh_process(
+    backend: str, layers: int, folder: str, hidden: int, seed: int, device: str = "cpu", seconds: float | None = None
+) -> dict[str, Any]:
+    """What ``first_call`` finds with the caches in a folder.
+
+    Raises:
+        RuntimeError: where the process gives no answer.
+        subprocess.TimeoutExpired: where it takes longer than ``seconds``.
+    """
     command = [sys.executable, "-m", "bench.compile_time", "--one", backend, "--depths", str(layers)]
-    command += ["--hidden", str(options.hidden), "--seed", str(options.seed)]
+    command += ["--hidden", str(hidden), "--seed", str(seed), "--device", device]
     caches = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FUSEC_CACHE_DIR"), folder)
     settings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | caches
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False, timeout=seconds)
     answer = next((line for line in done.stdout.splitlines() if line.startswith(MARK)), None)
     if answer is None:
-        raise SystemExit(f"{backend} did not compile {layers} layers\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{backend} did not compile {layers} layers\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(answer.removeprefix(MARK))
     return result
 
@@ -203,6 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=5, help="of which the best counts")
     add("--seed", type=int, default=0)
     add("--one", default="", help=argparse.SUPPRESS)
+    add("--device", default="cpu", help=argparse.SUPPRESS)
     add("--allow-busy", action="store_true", help="measure beside other processes, to see that the command runs")
     add("--json", default="", metavar="FILE", help="by default bench/results/compile_time.json")
     add("--width", type=int, default=None, help="of the table")

@@ -64,8 +64,24 @@ class Measurement:
         return asdict(self) | {"noise": self.noise, "disturbed": self.disturbed}
 
 
+Clock = Callable[[Callable[[], object], int], float]
+"""Seconds of one call, of so many in a row."""
+
+
+def wall_clock(run: Callable[[], object], repeats: int) -> float:
+    """What passes until the calls return."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
 def measure(
-    candidates: dict[str, Callable[[], object]], rounds: int = 30, call_ms: float = 2.0, baseline: str = BASELINE
+    candidates: dict[str, Callable[[], object]],
+    rounds: int = 30,
+    call_ms: float = 2.0,
+    baseline: str = BASELINE,
+    clock: Clock = wall_clock,
 ) -> Measurement:
     """Time candidates in paired rounds (A B C A B C …).
 
@@ -75,6 +91,7 @@ def measure(
         call_ms: a shorter call is repeated to last this long. Any shorter than ``LASTING`` comes after one that is not
             timed: what ran before it, which may have been anything, has left its own data in the caches.
         baseline: the candidate that the others are compared with; it runs a second time as the noise floor.
+        clock: what times a call, and waits until its work is done where that goes on behind it.
     """
     runs = {baseline: candidates[baseline], FLOOR: candidates[baseline]} | candidates
     with torch.no_grad(), progress() as bar:
@@ -82,7 +99,7 @@ def measure(
         seconds = {}
         for name, run in runs.items():
             bar.update(task, description=f"compile {name}")
-            seconds[name] = _seconds(run)
+            seconds[name] = _seconds(run, clock)
             bar.advance(task)
         repeats = {name: max(1, math.ceil(call_ms / 1e3 / taken)) for name, taken in seconds.items()}
         bar.update(task, description="measure")
@@ -91,7 +108,7 @@ def measure(
             for name, run in runs.items():
                 if seconds[name] < LASTING:
                     run()
-                times[name].append(_time(run, repeats[name]))
+                times[name].append(clock(run, repeats[name]))
             bar.advance(task)
     rows = [_row(name, taken, times[baseline]) for name, taken in times.items()]
     return Measurement(rows, rounds, watch.others())
@@ -137,17 +154,10 @@ def _cell(measurement: Measurement, name: str) -> str:
     return f"{row.milliseconds:.3f} ms" + ("" if name == BASELINE else f" ({row.ratio:.2f})")
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _seconds(run: Callable[[], object], clock: Clock) -> float:
     for _ in range(3):
         run()
-    return max(_time(run, 1), 1e-7)
-
-
-def _time(run: Callable[[], object], repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    return (time.perf_counter() - start) / repeats
+    return max(clock(run, 1), 1e-7)
 
 
 def _row(name: str, times: list[float], baseline: list[float]) -> Row:

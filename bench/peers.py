@@ -85,10 +85,14 @@ def openvino(model: nn.Module, dynamic: bool | None = None) -> Runner:
 
 
 def compiled_with(
-    model: nn.Module, backend: Backend, dynamic: bool | None = None, options: dict[str, Any] | None = None
+    model: nn.Module,
+    backend: Backend,
+    dynamic: bool | None = None,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Runner:
     """``torch.compile``; "eager" too goes through Dynamo."""
-    return torch.compile(model, backend=backend, dynamic=dynamic, options=options)
+    return torch.compile(model, backend=backend, dynamic=dynamic, options=options, mode=mode)
 
 
 PEERS: dict[str, Callable[[nn.Module, bool | None], Runner]] = {
@@ -99,9 +103,12 @@ PEERS: dict[str, Callable[[nn.Module, bool | None], Runner]] = {
     "fusec": fusec,
     "fusec frozen": fusec_frozen,
 }
-"""By the name they have in tables; any other name is a backend of ``torch.compile``."""
+"""By the name they have in tables; any other name is a backend of ``torch.compile``, with a mode behind it or none."""
 
 
 def peer(name: str, model: nn.Module, dynamic: bool | None = None) -> Runner:
     """The model run by a peer."""
-    return PEERS[name](model, dynamic) if name in PEERS else compiled_with(model, backend_named(name), dynamic)
+    if name in PEERS:
+        return PEERS[name](model, dynamic)
+    backend, _, mode = name.partition(" ")
+    return compiled_with(model, backend_named(backend), dynamic, mode=mode or None)

@@ -114,21 +114,24 @@ def kernel_regions(
     family: Family, dtype: torch.dtype, shape: str, hidden: int, seed: int = 0
 ) -> list[tuple[Node, list[Any]]]:
     """The kernels that the pipeline makes of a model, with what they get at inference."""
+    model = cast_parameters(family.build(Sizes(hidden), seed=seed), dtype)
+    captured = [one for inputs in _inputs(family, model, dtype, shape, seed) for one in graphs_of(model, inputs)]
+    return [found for graph, arguments in captured for found in regions_of(graph, arguments)]
+
+
+def regions_of(graph: Graph, arguments: list[Any], config: Config | None = None) -> list[tuple[Node, list[Any]]]:
+    """The kernels that the pipeline makes of a graph, which it changes, with what they get."""
     from fusec.codegen.triton import TritonTarget
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
-    model = cast_parameters(family.build(Sizes(hidden), seed=seed), dtype)
-    found, config = [], Config()
-    for inputs in _inputs(family, model, dtype, shape, seed):
-        for graph, arguments in _captured(model, inputs):
-            default_pipeline(config, "triton").run(graph, Context(config, machine=TritonTarget().machine(config)))
-            regions = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
-            values = list(dict.fromkeys(v for region in regions for v in region.operands))
-            graph.set_outputs(values)
-            numbers = dict(zip(values, evaluate(graph, arguments), strict=True))
-            found += [(region, [numbers[v] for v in region.operands]) for region in regions]
-    return found
+    config = config or Config()
+    default_pipeline(config, "triton").run(graph, Context(config, machine=TritonTarget().machine(config)))
+    regions = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
+    values = list(dict.fromkeys(v for region in regions for v in region.operands))
+    graph.set_outputs(values)
+    numbers = dict(zip(values, evaluate(graph, arguments), strict=True))
+    return [(region, [numbers[v] for v in region.operands]) for region in regions]
 
 
 def _inputs(family: Family, model: nn.Module, dtype: torch.dtype, shape: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -146,7 +149,7 @@ def _inputs(family: Family, model: nn.Module, dtype: torch.dtype, shape: str, se
             yield inputs
 
 
-def _captured(model: nn.Module, inputs: dict[str, Any]) -> list[tuple[Graph, list[Any]]]:
+def graphs_of(model: nn.Module, inputs: dict[str, Any]) -> list[tuple[Graph, list[Any]]]:
     """The graphs of a model as imported, and what they are called with."""
     kept: list[tuple[Graph, list[Any]]] = []
 

@@ -197,10 +197,15 @@ def calls(prepared: Prepared, ours: str, peers: Iterable[str]) -> tuple[dict[str
         except Exception as problem:
             if name == ours:
                 raise
-            failed[name] = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+            failed[name] = described(problem)
             continue
         candidates[name] = call
     return candidates, failed
+
+
+def described(problem: Exception) -> str:
+    """What went wrong, in a line."""
+    return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
 
 
 def _again(run: Callable[..., Any], tokens: Tensor, cache: Any, valid: int, **options: Any) -> object:

@@ -4,7 +4,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING
 
-from fusec.ir.types import TensorType
+from fusec.analysis.devices import kernel_device
 
 if __name__ != "fusec.codegen":
     raise ImportError("import fusec.codegen; this folder is only its source")
@@ -34,5 +34,4 @@ def target_for(graph: "Graph", config: "Config") -> "Target":
     """The target that a graph is compiled for: the one asked for, else the one of its tensors' device."""
     if config.target:
         return target_named(config.target)
-    devices = {v.type.device.partition(":")[0] for v in graph.inputs if isinstance(v.type, TensorType)}
-    return target_named("triton" if "cuda" in devices else "cpp")
+    return target_named("triton" if kernel_device(graph) == "cuda" else "cpp")

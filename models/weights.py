@@ -20,7 +20,7 @@ def redraw(model: nn.Module, seed: int = 0) -> nn.Module:
 
     Matrices keep the variance (1/√fan_in; those of query and key are doubled, so that attention is sharp), embeddings
     have a standard deviation of 1, norm scales are 1 + 0.2·randn, biases 0.2·randn. The draw of a parameter depends
-    on the seed and its name alone.
+    on the seed, its name and the kind of its device alone.
     """
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -31,8 +31,8 @@ def redraw(model: nn.Module, seed: int = 0) -> nn.Module:
                 continue
             seen.add(id(parameter))
             full = f"{path}.{name}"
-            draw = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{full}".encode()))
-            noise = torch.randn(parameter.shape, generator=draw)
+            draw = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{full}".encode()))
+            noise = torch.randn(parameter.shape, generator=draw, device=parameter.device)
             parameter.copy_(_scaled(noise, name, path, module, model))
     return model
 

@@ -94,7 +94,7 @@ def spelled_out(call: Node) -> Graph:
     query, key, value, mask = given("query"), given("key"), given("value"), given("mask", "attn_mask")
     if given("dropout", "dropout_p"):
         raise ScheduleError("no generated attention", why="it drops weights at random")
-    write = _Writer(body)
+    write = _Writer(body, query.tensor.device)
     if given("enable_gqa"):
         key, value = (write.shared(x, query.shape[-3]) for x in (key, value))
     batch = broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
@@ -134,21 +134,21 @@ def spelled_out(call: Node) -> Graph:
 
 
 class _Writer:
-    """Appends nodes to a body."""
+    """Appends nodes to a body, whose tensors lie on one device."""
 
-    def __init__(self, body: Graph) -> None:
-        self.body = body
+    def __init__(self, body: Graph, device: str) -> None:
+        self.body, self.device = body, device
 
     def __call__(self, op: str, *operands: Value, **attributes: Any) -> Value:
         return self.body.add_node(op, operands, attributes).result
 
     def number(self, value: float, dtype: DType) -> Value:
         """A number."""
-        return self("constant", value=value, dtype=dtype, device="cpu")
+        return self("constant", value=value, dtype=dtype, device=self.device)
 
     def positions(self, count: Size) -> Value:
         """0, 1, … count - 1."""
-        return self("iota", size=count, dtype=I64, device="cpu")
+        return self("iota", size=count, dtype=I64, device=self.device)
 
     def cast(self, value: Value, dtype: DType) -> Value:
         """The value in another type."""

@@ -1,4 +1,4 @@
-"""A region's Triton kernel held against the meaning of its body, and compiled for chips that are not here."""
+"""A region's Triton kernel held against the meaning of its body, and compiled for chips that need not be here."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule.emitter import storage_numel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
-from fusec.codegen.triton.launch import InterpretedKernel
+from fusec.codegen.triton.launch import TritonKernel
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import split_spec
 from fusec.ir.types import TensorType, accumulation, estimate, evaluate_size, evaluate_sizes
@@ -55,7 +55,9 @@ def check_region(
     seed: int = 0,
     inputs: Sequence[Tensor] | None = None,
 ) -> RegionCheck:
-    """Schedule a region with whole rows, run it in Triton's interpreter, prove its bounds and compile it.
+    """Schedule a region with whole rows, run it, prove its bounds and compile it for chips that need not be there.
+
+    It runs where its tensors lie: on a CPU in Triton's interpreter.
 
     Args:
         region: a node that holds primitives.
@@ -109,7 +111,7 @@ def _compare(kernel: Kernel, body: Graph, seed: int, given: Sequence[Tensor] | N
     eager = evaluate(body, inputs, symbols)
     written = {v: v.producer.operands[0] for v in body.outputs if v.producer and v.producer.is_op("write")}
     own = {v: _allocate(v.tensor, symbols) for v in body.outputs if v not in written}
-    InterpretedKernel(kernel)([*inputs, *own.values()], [symbols[name] for name in kernel.symbols])
+    TritonKernel(kernel)([*inputs, *own.values()], [symbols[name] for name in kernel.symbols])
     numbers = dict(zip(body.inputs, inputs, strict=True)) | own
     return compare_outputs(eager, [numbers[written.get(v, v)] for v in body.outputs], reference)
 
@@ -121,7 +123,9 @@ def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generato
         storage = torch.randn(length, generator=generator, dtype=torch.float64).to(dtype)
     else:
         storage = torch.randint(0, 2 if dtype == torch.bool else 6, (length,), generator=generator).to(dtype)
-    return storage.as_strided(evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols))
+    return storage.to(type.device).as_strided(
+        evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
+    )
 
 
 def _laid_out(x: Tensor, type: TensorType, symbols: dict[str, int]) -> Tensor:
@@ -129,11 +133,11 @@ def _laid_out(x: Tensor, type: TensorType, symbols: dict[str, int]) -> Tensor:
     shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
     for dim, stride in enumerate(strides):
         x = x.narrow(dim, 0, 1) if stride == 0 and x.shape[dim] else x
-    return torch.empty_strided(x.shape, strides, dtype=torch_dtype(type.dtype)).copy_(x).expand(shape)
+    return torch.empty_strided(x.shape, strides, dtype=torch_dtype(type.dtype), device=x.device).copy_(x).expand(shape)
 
 
 def _allocate(type: TensorType, symbols: dict[str, int]) -> Tensor:
     """Memory for an output, filled with what a forgotten store would leave."""
     shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
-    out = torch.empty_strided(shape, strides, dtype=torch_dtype(type.dtype))
+    out = torch.empty_strided(shape, strides, dtype=torch_dtype(type.dtype), device=type.device)
     return out.fill_(torch.nan if out.is_floating_point() else 1)

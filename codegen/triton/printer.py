@@ -123,7 +123,10 @@ class _Printer:
         """The function, its comment included."""
         yield from self._comment()
         yield "@triton.jit"
-        signature = [*parameters(self.kernel), *(f"{n}: tl.constexpr = {k}" for k, n in self.blocks.items())]
+        names, pointers = parameters(self.kernel), len(self.kernel.buffers)
+        # By itself Triton takes a number that fits for one of 32 bits, and products of such wrap around.
+        signature = [*names[:pointers], *(f"{name}: tl.int64" for name in names[pointers:])]
+        signature += [f"{n}: tl.constexpr = {k}" for k, n in self.blocks.items()]
         yield f"def {identifier(self.kernel.name)}({', '.join(signature)}):"
         grid = grid_loops(self.kernel)
         body = grid[-1].body if grid else self.kernel.body

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import sympy
@@ -58,6 +58,8 @@ class Lowering:
         self.device = "cpu"
         self.fresh: set[Value] = set()
         """Values made for the present call."""
+        self.moved: dict[tuple[Value, str], Value] = {}
+        """Numbers on devices that they do not lie on."""
 
     @contextmanager
     def at(self, source: Source, device: str) -> Iterator[None]:
@@ -110,12 +112,31 @@ class Lowering:
             return self.number(argument, dtype)
         if not isinstance(argument.type, TensorType):
             raise ImportFailure(f"{argument!r} is no tensor", why="operands of arithmetic are tensors or numbers")
-        if argument.type.device != self.device and argument.type.rank > 0:
-            raise ImportFailure(
-                f"operands on {argument.type.device} and {self.device}", why="a kernel runs on one device",
-                fix="move them to one device",
-            )  # fmt: skip
+        if argument.type.device != self.device:
+            if argument.type.rank:
+                raise ImportFailure(
+                    f"operands on {argument.type.device} and {self.device}", why="a kernel runs on one device",
+                    fix="move them to one device",
+                )  # fmt: skip
+            argument = self.number_here(argument)
         return self.cast(argument, dtype)
+
+    def number_here(self, value: Value) -> Value:
+        """A 0-d tensor of the CPU on the present device, for kernels to load: under ``dynamic=True`` floats are such.
+
+        A product of ATen's takes it as an argument of its launch, so that nobody waits as for a copy.
+        """
+        if value.producer is not None and value.producer.is_op("cast"):
+            return self.cast(self.number_here(value.producer.operands[0]), value.dtype)  # in the kernel that reads it
+        key = value, self.device
+        if key not in self.moved:
+            one, type = self.number(1, value.dtype), replace(value.tensor, device=self.device)
+            attributes = {"target": "aten.mul.Tensor", "args": (("%", 0), ("%", 1)), "kwargs": ()}
+            self.moved[key] = self.graph.add_node(
+                "opaque", [one, value], attributes | {"operand_types": (type, value.tensor)}, types=[type],
+                sources=self.sources,
+            ).result  # fmt: skip
+        return self.moved[key]
 
     def pointwise(self, op: str, *arguments: Argument, dtype: DType) -> Value:
         """A pointwise operation carried out in ``dtype``."""

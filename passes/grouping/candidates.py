@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fusec.analysis.devices import devices
 from fusec.analysis.gain import Judgement, gain, judge, may_lose
 from fusec.analysis.kinds import Limits
 from fusec.analysis.machine import Machine
@@ -33,6 +34,9 @@ class Candidates:
         roots = {storage(v) for n in group for v in n.written}
         if any(v not in roots and storage(v) in roots for v in candidate.inputs):
             return Judgement("a kernel reads what it writes: through a view")
+        places = devices((*candidate.inputs, *candidate.outputs))
+        if len(places) > 1:
+            return Judgement(f"its tensors lie on {' and '.join(places)}")
         key = candidate.structure(self.spell)
         if key not in self.judgements:
             self.judgements[key] = judge(candidate.build(), self.limits, self.machine)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from fusec.analysis.attention import attention_groups, is_layer
+from fusec.analysis.devices import devices, kernel_device, kind
 from fusec.analysis.kinds import Limits
 from fusec.analysis.positions import is_of_positions
 from fusec.analysis.ranges import loops, ranges
@@ -48,6 +49,7 @@ class Grouping:
             left: products that are the library's, whatever kernels may be.
         """
         self.graph, self.context, self.labels, self.places = graph, context, labels, places
+        self.device = kernel_device(graph)
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if self._is_free(n)))
@@ -131,6 +133,8 @@ class Grouping:
         )  # fmt: skip
 
     def _computes(self, node: Node) -> bool:
+        if not {kind(device) for device in devices((*node.operands, *node.results))} <= {self.device}:
+            return False
         types = (v.type for v in (*node.operands, *node.results))
         if not all(isinstance(t, TensorType) and t.dtype.kind != "other" for t in types):
             return False

@@ -34,7 +34,7 @@ def test_kernels_of_a_model_pass(tmp_path: Path, capsys: Any) -> None:
 
 def test_a_wrong_kernel_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(checks, "compile_for", lambda kernel, chip: checks.Report(kernel.name, chip, 8, 4, 0, 0))
-    monkeypatch.setattr(checks, "InterpretedKernel", lambda kernel: lambda buffers, symbols: None)
+    monkeypatch.setattr(checks, "TritonKernel", lambda kernel: lambda buffers, symbols: None)
     status, content = found(tmp_path)
     assert status == 1 and not content["passed"]
     assert "FAIL" in capsys.readouterr().out

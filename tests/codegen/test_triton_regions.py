@@ -102,7 +102,7 @@ def test_what_a_kernel_writes_in_place_is_compared(wrong, monkeypatch):
     counter, x = torch.arange(40), torch.randn(40)
     (graph,) = capture(count, counter.clone(), x)
     if wrong:
-        monkeypatch.setattr(check, "InterpretedKernel", lambda kernel: lambda buffers, symbols: None)
+        monkeypatch.setattr(check, "TritonKernel", lambda kernel: lambda buffers, symbols: None)
     outcomes = [check_region(region, chips=()) for region in kernel_regions(graph)]
     assert any(b.role == "update" for outcome in outcomes for b in outcome.kernel.buffers)
     assert all(outcome.ok != wrong for outcome in outcomes)

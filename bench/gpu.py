@@ -1,0 +1,450 @@
+"""Is fusec right on a GPU, and ahead of Inductor there?
+
+``python -m bench.gpu [--only NAME] [--stages kernels,models] [--budget SECONDS]``, on a machine with a GPU. Stages:
+*kernels* runs every kernel of the models on random data into memory that is poisoned, *sanitizer* the same of small
+models under compute-sanitizer, *models* holds every model against the numeric rule and then times it, *rows* does so
+with operations on rows alone, *compile* times the compile in fresh processes with empty caches. What is found is
+written after every step, so that nothing is lost where time runs out.
+
+``--toy`` runs all of it without a GPU, in Triton's interpreter at toy sizes: to see that the command runs.
+"""
+
+import argparse
+import copy
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from bench.compile_time import in_fresh_process
+from bench.devices import Budget, Device, Gpu, Toy
+from bench.gpu_report import CLAIM, Claim, claims, draw, tables
+from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workloads
+from bench.harness import BASELINE, Measurement, console, measure, report
+from bench.numerics import Float64
+from bench.peers import peer
+from bench.record import write_result
+from bench.triton_kernels import graphs_of, regions_of
+from bench.workloads import described
+from fusec.config import Config
+from fusec.ir.structure import structure
+from fusec.verify.contract import compare_outputs
+
+OURS = "fusec"
+STAGES = ("kernels", "sanitizer", "models", "rows", "compile")
+CHECKED_LAYERS = 2
+"""Of every model whose kernels are checked one by one: further layers have the same."""
+TRAFFIC = 1 << 30
+"""Bytes that an operation on rows moves: many times what a cache holds."""
+REPLAYS = 2
+"""Calls after the first: those that record launches or replay them are held against the rule too."""
+SETS = 3
+"""Of its operands, taken in turn."""
+SANITIZER = "compute-sanitizer"
+SANITIZED_S = 100
+"""Seconds that it may take."""
+TOO_LATE = "time ran out"
+
+
+@dataclass
+class Run:
+    """One run of the command: what it was asked, and what it has found so far."""
+
+    options: argparse.Namespace
+    device: Device
+    budget: Budget
+    found: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    """What of ours is wrong or does not run."""
+    lost: str = ""
+    """What left the device in a state in which nothing runs any more."""
+
+    @property
+    def modes(self) -> list[str]:
+        """Those that fusec is run in."""
+        return self.options.modes.split(",")
+
+    @property
+    def ours(self) -> list[str]:
+        """The names of fusec in each of its modes."""
+        return [OURS if mode == "default" else f"{OURS} {mode}" for mode in self.modes]
+
+    @property
+    def peers(self) -> list[str]:
+        """All others but eager, which is always there."""
+        return list(filter(None, self.options.peers.split(",")))
+
+    @property
+    def small(self) -> bool:
+        """Whether sizes are such that no time means anything."""
+        return bool(self.options.toy or self.options.small)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What is asked, with what is found so far; of toy sizes nothing is said."""
+        return claims({} if self.small else self.found, self.ours)
+
+    def chosen(self, given: Sequence[Any]) -> list[Any]:
+        """Those that ``--only`` names."""
+        return [one for one in given if self.options.only.lower() in one.title.lower()]
+
+    def step(self, what: str) -> None:
+        """Say what is done next."""
+        console.print(f"{self.budget.spent:6.1f} s  {what}", style="dim", highlight=False)
+
+    def late(self, what: str, seconds: float) -> bool:
+        """Whether too little time is left for something that takes about so long, which is noted then."""
+        why = (
+            f"after {self.lost} nothing runs any more" if self.lost else TOO_LATE if self.budget.left < seconds else ""
+        )
+        if why:
+            self.found.setdefault("not measured", {})[what] = why
+        return bool(why)
+
+    def fails(self, what: str, why: str) -> None:
+        """Something of ours is wrong."""
+        self.failures.append(f"{what}: {why}")
+        self.lost = self.lost or ("" if self.device.lives() else what)
+        console.print(f"[red]FAIL[/] {what}: {why}", highlight=False, soft_wrap=True)
+
+    def write(self) -> Path:
+        """Everything so far."""
+        content = {
+            **self.device.facts(), "toy": isinstance(self.device, Toy), "small": self.options.small,
+            "layers": "all" if self.options.whole else "some stand in for all", "seconds": round(self.budget.spent),
+            **self.found, "failures": self.failures, CLAIM: self.claims,
+        }  # fmt: skip
+        question = "gpu_toy" if isinstance(self.device, Toy) else "gpu"
+        return write_result(question, self.options.seed, content, self.options.json)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Check, then measure; status 1 where something of ours is wrong, or behind what it has to be."""
+    options = _parser().parse_args(words)
+    if unknown := set(options.stages.split(",")) - set(STAGES):
+        _parser().error(f"no stage is called {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
+    warnings.filterwarnings("ignore")
+    if not (options.toy or torch.cuda.is_available()):
+        raise SystemExit(
+            "bench.gpu measures a GPU, and torch finds none\n"
+            "  fix:   run it on a machine with one and a CUDA build of torch, or give --toy to see that it runs"
+        )
+    run = Run(options, Toy() if options.toy else Gpu(), Budget(options.budget))
+    stages = {"kernels": _kernels, "sanitizer": _sanitizer, "models": _models, "rows": _rows, "compile": _compile}
+    with run.device.compiling(), torch.no_grad():
+        for name in options.stages.split(","):
+            run.step(name)
+            try:
+                stages[name](run)
+            except Exception as problem:  # what the next stages find is not lost for it
+                traceback.print_exc()
+                run.fails(name, described(problem))
+            run.write()
+    file, shown = run.write(), report(options.width)
+    for one in tables(run.found, run.claims):
+        shown.print(one)
+    for what in run.failures:
+        shown.print(f"[red]FAIL[/] {what}", highlight=False, soft_wrap=True)
+    console.print(f"written to {file}", style="dim", highlight=False)
+    draw(file.with_suffix(".svg"), run.claims)
+    return int(bool(run.failures) or any(claim["holds"] is False for claim in run.claims))
+
+
+# ---------------------------------------------------------------------- what is right
+
+
+def _kernels(run: Run) -> None:
+    """Every distinct kernel of every model in every mode, held against its body on what it gets in the model."""
+    rows = run.found["kernels"] = []
+    seen = set[Any]()
+    for workload in run.chosen((*workloads(run.small), *ragged(run.small))):
+        if run.late(f"kernels of {workload.title}", 10):
+            continue
+        run.step(f"kernels of {workload.title}")
+        with _reported(run, f"kernels of {workload.title}"):
+            _kernels_of(run, workload, seen, rows)
+        run.device.clear()
+        run.write()
+
+
+def _kernels_of(run: Run, workload: Workload, seen: set[Any], rows: list[dict[str, Any]]) -> None:
+    from fusec.codegen.triton import check
+
+    few = replace(workload, layers=min(workload.layers, CHECKED_LAYERS))
+    model = few.build(run.device.device, run.options.seed)
+    turn = Turn(few, model, run.options.seed)
+    turn.rewind()
+    captured = graphs_of(model, turn.inputs)
+    for mode in run.modes:
+        turn.rewind()  # the capture has moved the places of the caches on
+        for graph, arguments in captured:
+            for region, inputs in regions_of(graph.copy(), arguments, Config(mode=mode)):
+                if (key := structure(region.body)) in seen:
+                    continue
+                seen.add(key)
+                label = str(region.attributes["label"])
+                row: dict[str, Any] = {"kernel": label, "in": workload.title, "mode": mode, "ratio": 0.0, "problem": ""}
+                rows.append(row)
+                name = "".join(c if c.isalnum() else "_" for c in label)
+                try:
+                    outcome = check.check_region(region, name, chips=(), inputs=inputs)
+                    row |= {"ratio": outcome.comparison.ratio, "problem": "" if outcome.ok else str(outcome)}
+                except Exception as problem:
+                    row["problem"] = described(problem)
+                if row["problem"]:
+                    run.fails(f"kernel {label} of {workload.title}, {mode}", row["problem"])
+
+
+def _sanitizer(run: Run) -> None:
+    """The kernels of small models once more, in a process whose every access to memory is looked at."""
+    tool = shutil.which(SANITIZER)
+    found = run.found["sanitizer"] = {"tool": tool or "not present", "said": ""}
+    if tool is None or run.options.toy:
+        found["said"] = "not present" if tool is None else "there is no GPU"
+    elif not run.late(SANITIZER, 60):
+        try:
+            found["said"] = _sanitized(run, tool, min(SANITIZED_S, run.budget.left))
+        except subprocess.TimeoutExpired as late:
+            found["said"] = f"not finished within {late.timeout:.0f} s"
+    run.step(f"{SANITIZER}: {found['said']}")
+
+
+def _sanitized(run: Run, tool: str, seconds: float) -> str:
+    """What the sanitizer says, if it works here at all: on some machines it may not look at the GPU."""
+
+    def said(*words: str) -> str:
+        command = [tool, "--tool", "memcheck", "--error-exitcode", "86", sys.executable, *words]
+        # Without torch's cache of memory every tensor has a place of its own; what lies beyond it is nobody's.
+        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+        return f"status {done.returncode}: {(done.stdout + done.stderr)[-600:]}" if done.returncode else ""
+
+    if refused := said("-c", "import torch; torch.ones(8, device='cuda').sum().item()"):
+        return f"does not work here: {refused}"
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--stages", "kernels", "--modes", run.options.modes, "--json", str(Path(folder) / "kernels.json")]
+        if wrong := said("-m", "bench.gpu", "--small", *options):
+            run.fails(SANITIZER, wrong)
+    return wrong or "no error"
+
+
+# ---------------------------------------------------------------------- what is measured
+
+
+def _models(run: Run) -> None:
+    """Every model: candidates compiled, held against the rule, then timed side by side."""
+    rows = run.found["models"] = {}
+    for workload in run.chosen(workloads(run.small, run.options.whole)):
+        if run.late(workload.title, 45):
+            continue
+        run.step(workload.title)
+        with _reported(run, workload.title):
+            row = rows[workload.title] = {
+                "layers": workload.layers, "depth": workload.depth, "batch": workload.batch, "length": workload.length,
+                "least": workload.least, "aim": workload.aim, "candidates": {},
+            }  # fmt: skip
+            _model(run, workload, row)
+        torch._dynamo.reset()
+        run.device.clear()
+        run.write()
+
+
+def _model(run: Run, workload: Workload, row: dict[str, Any]) -> None:
+    seed = run.options.seed
+    model = workload.build(run.device.device, seed)
+    prepared = workload.prepare(model, seed)
+    exact = copy.deepcopy(model).float()
+    reference = Turn(workload, exact, seed).results(exact)
+    del exact
+    eager = Turn(workload, model, seed)
+    expected = eager.results(model)
+    candidates: dict[str, Callable[[], object]] = {BASELINE: partial(eager, model)}
+    torch._dynamo.reset()
+    for name in (*run.ours, *run.peers):
+        found: dict[str, Any] = {}
+        row["candidates"][name] = found
+        if run.late(f"{workload.title}, {name}", 20):
+            continue
+        run.step(f"  {name}")
+        try:
+            candidates[name] = _checked(run, workload, name, model, expected, reference, found)
+        except Exception as problem:
+            found["problem"] = described(problem)
+            if name in run.ours:
+                traceback.print_exc()
+                run.fails(f"{workload.title}, {name}", found["problem"])
+            else:
+                run.step(f"  {name} does not run: {found['problem']}")
+            continue
+        run.device.clear()
+    del reference, expected
+    if run.late(f"times of {workload.title}", 10):
+        return
+    measurement = measure(candidates, run.options.rounds, 20.0, clock=run.device.clock)
+    row |= _figures(prepared, measurement, [name for name in run.ours if row["candidates"][name].get("right")]) | {
+        "measurement": measurement.to_json()
+    }
+    row["peak_bytes"] = run.device.peak_bytes()
+
+
+def _checked(
+    run: Run, workload: Workload, name: str, model: Any, eager: Sequence[Tensor], reference: Sequence[Tensor],
+    found: dict[str, Any],
+) -> Callable[[], object]:  # fmt: skip
+    """A candidate's call, compiled and held against the rule: wrong ones are timed, but win nothing."""
+    from fusec import dynamo
+
+    turn, compiled = Turn(workload, model, run.options.seed), peer(name, model)
+    known, fallen = len(dynamo.compiled_graphs()), len(dynamo.fallbacks())
+    run.device.poison()
+    run.device.wait()
+    start = time.perf_counter()
+    first = turn.results(compiled)
+    run.device.wait()
+    found["first_call_s"] = time.perf_counter() - start
+    *_, last = (turn.results(compiled) for _ in range(REPLAYS))
+    comparison = compare_outputs([*eager, *eager], [*first, *last], [*reference, *reference], DTYPE)
+    found |= {"ratio": comparison.ratio, "right": comparison.passed}
+    if name in run.ours:
+        found |= _inside(dynamo.compiled_graphs()[known:])
+        if not comparison.passed:
+            run.fails(f"{workload.title}, {name}", str(comparison))
+        if left := dynamo.fallbacks()[fallen:]:
+            run.fails(f"{workload.title}, {name}", f"left to ATen: {'; '.join(left)}")
+    return partial(turn, compiled)
+
+
+def _inside(graphs: Sequence[Any]) -> dict[str, Any]:
+    """What a call of ours does, by kind of step, and what got no kernel."""
+    steps = [step.kind for graph in graphs for step in graph.program.steps]
+    reasons = [f"{r.message}: {r.reason}" for graph in graphs for r in graph.remarks.of("failure")]
+    return {"steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)}, "no kernel": reasons}
+
+
+def _figures(prepared: Any, measurement: Measurement, ours: Sequence[str]) -> dict[str, Any]:
+    """What the best of ours reaches."""
+    mine = [row for row in measurement.rows if row.name in ours]
+    if not mine:
+        return {}
+    best = min(mine, key=lambda row: row.milliseconds)
+    seconds = best.milliseconds / 1e3
+    return {
+        "ours": best.name, "ms": best.milliseconds, "gb_s": prepared.weight_bytes / seconds / 1e9,
+        "tflop_s": prepared.flops / seconds / 1e12, "tokens_s": prepared.rows / seconds,
+    }  # fmt: skip
+
+
+def _rows(run: Run) -> None:
+    """Operations on rows by themselves, beside a copy that moves as many bytes in the same rounds."""
+    found = run.found["rows"] = {}
+    for rows in run.chosen(ROWS):
+        if run.late(rows.title, 15):
+            continue
+        run.step(rows.title)
+        with _reported(run, rows.title):
+            found[rows.title] = _row_kernel(run, rows, 12 << 10 if run.small else TRAFFIC)
+        run.device.clear()
+        run.write()
+
+
+def _row_kernel(run: Run, rows: Rows, traffic: int) -> dict[str, Any]:
+    draw = torch.Generator(run.device.device).manual_seed(run.options.seed)
+    columns = 96 if traffic < TRAFFIC else rows.columns
+    rows = replace(rows, columns=columns)
+    count = traffic // ((rows.operands + 1) * columns * DTYPE.itemsize)
+    sets = [rows.inputs(count, run.device.device, draw) for _ in range(SETS)]
+    names, function = [OURS, *(name for name in run.peers if " " not in name)], cast(Any, rows.function)
+    runners: dict[str, Callable[..., Any]] = {BASELINE: function} | {name: peer(name, function) for name in names}
+    found: dict[str, Any] = {"rows": count, "columns": columns, "least": 0.85, "aim": 0.92}
+    for taken in (1, 37, count):
+        torch._dynamo.reset()  # each number of rows is compiled as it is
+        some = [x[:taken] if x.ndim > 1 else x for x in sets[0]]
+        run.device.poison()
+        mine = runners[OURS](*some)
+        with Float64():
+            exact = function(*(x.double() for x in some))
+        comparison = compare_outputs([function(*some)], [mine], [exact], DTYPE)
+        if not comparison.passed:
+            run.fails(f"{rows.title}, {taken} rows", str(comparison))
+            return found
+    del some, mine, exact
+    halves = [
+        [torch.ones(traffic // 2, dtype=torch.uint8, device=run.device.device) for _ in "ab"] for _ in range(SETS)
+    ]
+    candidates = {name: _in_turn(runner, sets) for name, runner in runners.items()}
+    candidates["copy"] = _in_turn(lambda a, b: b.copy_(a), halves)
+    measurement = measure(candidates, run.options.rounds, 5.0, clock=run.device.clock)
+    ours, copied = measurement.row(OURS).milliseconds, measurement.row("copy").milliseconds
+    found |= {"share": copied / ours, "gb_s": traffic / ours / 1e6, "copy_gb_s": traffic / copied / 1e6}
+    return found | {"measurement": measurement.to_json()}
+
+
+def _in_turn(function: Callable[..., Any], sets: Sequence[Sequence[Tensor]]) -> Callable[[], object]:
+    """A call on the next operands each time, which no cache holds any more."""
+    following = cycle(sets)
+    return lambda: function(*next(following))
+
+
+def _compile(run: Run) -> None:
+    """A first call in a fresh process with empty caches, Dynamo's part taken off: what the backend alone takes."""
+    layers, hidden = (1, 64) if run.small else (12, 1024)
+    found = run.found["compile"] = {"layers": layers, "hidden": hidden, "least": 2.0, "aim": 5.0}
+    for name in (OURS, *run.peers[:1]):
+        if run.late(f"compile time of {name}", 45):
+            return
+        run.step(f"{name}, cold")
+        with tempfile.TemporaryDirectory() as folder:
+            device, seconds = run.device.device.type, min(150, run.budget.left)
+            found[name] = in_fresh_process(name, layers, folder, hidden, run.options.seed, device, seconds)
+        run.write()
+
+
+# ---------------------------------------------------------------------- the rest
+
+
+@contextmanager
+def _reported(run: Run, what: str) -> Iterator[None]:
+    """What fails within is a failure, and the command goes on."""
+    try:
+        yield
+    except Exception as problem:
+        traceback.print_exc()
+        run.fails(what, described(problem))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--only", default="", metavar="NAME", help="a part of the name of what is checked and measured")
+    add("--stages", default=",".join(STAGES), metavar="A,B", help=f"of {', '.join(STAGES)}")
+    add("--budget", type=float, default=460, metavar="SECONDS", help="what is not begun by then is left out, and said")
+    add("--modes", default="default,max-autotune", metavar="A,B", help="of fusec")
+    add("--peers", default="inductor,inductor max-autotune", metavar="A,B", help="a mode behind a name or none")
+    add("--whole", action="store_true", help="all layers of every model; otherwise 8 of 32 stand in for Llama 8B")
+    add("--small", action="store_true", help="toy sizes, on the GPU")
+    add("--toy", action="store_true", help="toy sizes without a GPU, in Triton's interpreter")
+    add("--rounds", type=int, default=15)
+    add("--seed", type=int, default=0)
+    add("--json", default="", metavar="FILE", help="by default bench/results/gpu.json; a picture lies beside it")
+    add("--width", type=int, default=None, help="of the tables")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

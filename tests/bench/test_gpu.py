@@ -1,0 +1,179 @@
+"""The GPU's benchmark without a GPU: it runs to its end at toy sizes, says what is wrong, and claims nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from bench import gpu
+from bench.devices import Budget, Toy
+from bench.gpu_report import CLAIM, claims, readme
+from bench.gpu_workloads import Turn, workloads
+from fusec.codegen.triton import check
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- gpu: written by `make golden` from bench/results/gpu.json -->\n", "<!-- end of gpu -->\n"
+TOY = ["--toy", "--peers", "", "--modes", "default", "--rounds", "1"]
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    file = tmp_path / "gpu.json"
+    status = gpu.main([*TOY, "--json", str(file), *words])
+    return status, json.loads(file.read_text())
+
+
+@pytest.mark.slow
+def test_all_stages_run_to_their_end_without_a_gpu(tmp_path: Path) -> None:
+    status, found = run(tmp_path)
+    assert (status, found["failures"]) == (0, []) and found["toy"]
+    assert len(found["kernels"]) > 20 and all(row["ratio"] <= 1 and not row["problem"] for row in found["kernels"])
+    assert found["sanitizer"]["tool"]
+    assert list(found["models"]) == [workload.title for workload in workloads()]
+    for model in found["models"].values():
+        ours = model["candidates"]["fusec"]
+        assert ours["right"] and ours["steps"]["kernel"] > 3 and not ours["no kernel"]
+        assert {row["name"] for row in model["measurement"]["rows"]} == {"eager", "eager again", "fusec"}
+    assert set(found["rows"]) == {"RMSNorm", "softmax", "SwiGLU"} and all("share" in r for r in found["rows"].values())
+    assert found["compile"]["fusec"]["ready"] > 0
+    assert all(claim["have"] is None and claim["holds"] is None for claim in found[CLAIM])
+
+
+def test_a_wrong_kernel_is_found_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that stores nothing leaves its results poisoned."""
+    monkeypatch.setattr(check, "TritonKernel", lambda kernel: lambda buffers, symbols: None)
+    status, found = run(tmp_path, "--stages", "kernels,sanitizer", "--only", "BERT-base 1")
+    assert status == 1 and found["failures"]
+    assert all(row["problem"] for row in found["kernels"]) and "sanitizer" in found
+
+
+def test_a_wrong_model_wins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice_as_much(name: str, model: Any) -> Any:
+        def call(**inputs: Any) -> Any:
+            output = model(**inputs)
+            output.last_hidden_state = output.last_hidden_state * 2
+            return output
+
+        return call
+
+    monkeypatch.setattr(gpu, "peer", twice_as_much)
+    status, found = run(tmp_path, "--stages", "models", "--only", "BERT-base 1")
+    (model,) = found["models"].values()
+    assert status == 1 and not model["candidates"]["fusec"]["right"]
+    assert "ms" not in model and len(model["measurement"]["rows"]) == 3
+
+
+def test_what_is_wrong_only_when_it_is_replayed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def right_at_first(name: str, model: Any) -> Any:
+        calls = []
+
+        def call(**inputs: Any) -> Any:
+            calls.append(1)
+            output = model(**inputs)
+            output.last_hidden_state = output.last_hidden_state * (2 if len(calls) > 2 else 1)
+            return output
+
+        return call
+
+    monkeypatch.setattr(gpu, "peer", right_at_first)
+    status, _ = run(tmp_path, "--stages", "models", "--only", "BERT-base 1")
+    assert status == 1
+
+
+def test_after_a_lost_device_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "TritonKernel", lambda kernel: lambda buffers, symbols: None)
+    monkeypatch.setattr(Toy, "lives", lambda self: False)
+    status, found = run(tmp_path, "--stages", "kernels,models,rows")
+    assert status == 1 and not found["models"] and not found["rows"]
+    assert "nothing runs any more" in found["not measured"]["8B decode 32"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "kernels", "said", "wrong"),
+    [(0, 0, "no error", False), (0, 86, "status 86", True), (1, 0, "does not work here", False)],
+)
+def test_a_sanitizer_is_believed_only_where_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: int, kernels: int, said: str, wrong: bool
+) -> None:
+    """A stand-in that answers for a few lines of torch, and for the kernels."""
+    tool = tmp_path / gpu.SANITIZER
+    tool.write_text(f'#!/bin/sh\nfor word; do [ "$word" = -c ] && exit {probe}; done\nexit {kernels}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    one = gpu.Run(gpu._parser().parse_args([]), Toy(), Budget(1000))
+    gpu._sanitizer(one)
+    assert said in one.found["sanitizer"]["said"] and bool(one.failures) == wrong
+
+
+def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
+    status, found = run(tmp_path, "--budget", "0")
+    assert status == 0 and not found["models"] and not found["kernels"]
+    assert found["not measured"]["8B decode 1"] == gpu.TOO_LATE
+
+
+def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="--toy"):
+        gpu.main([])
+
+
+def test_a_cache_holds_the_same_at_every_turn() -> None:
+    workload = next(w for w in workloads(toy=True) if w.ask == "decode")
+    model = workload.build(torch.device("cpu"), 0)
+    one, other = (Turn(workload, model, 0) for _ in "ab")
+    first = one.results(model)
+    for _ in range(3):
+        one(model)
+    one.rewind()
+    assert all(torch.equal(a, b) for a, b in zip(first, other.results(model), strict=True))
+    assert torch.equal(first[0], one.results(model)[0])
+
+
+def measured() -> dict[str, Any]:
+    times = {"eager": 9.0, "inductor": 6.0, "inductor max-autotune": 5.0, "fusec": 4.0, "fusec max-autotune": 2.5}
+    rows = [{"name": name, "milliseconds": ms} for name, ms in times.items()]
+    compiled = {"fusec": {"ready": 2.0}, "inductor": {"ready": 9.0}}
+    right = {"fusec": {"right": True}, "fusec max-autotune": {"right": True}}
+    wrong = {"fusec": {"right": True}, "fusec max-autotune": {"right": False}}
+    models = {
+        "8B decode 1": {"measurement": {"rows": rows}, "candidates": right},
+        "1B decode 1": {"measurement": {"rows": rows}, "candidates": wrong},
+        "8B decode 32": {"measurement": {"rows": rows[:3]}, "candidates": right},
+    }
+    return {"models": models, "rows": {"softmax": {"share": 0.8}}, "compile": compiled}
+
+
+def test_claims_are_best_against_best_and_only_of_what_ran() -> None:
+    found = {claim["what"]: claim for claim in claims(measured(), ["fusec", "fusec max-autotune"])}
+    assert found["8B decode 1"]["have"] == 2.0 and found["8B decode 1"]["holds"]
+    assert found["1B decode 1"]["have"] == 1.25 and found["1B decode 1"]["holds"] is False
+    assert found["8B decode 32"]["have"] is None and found["8B decode 32"]["holds"] is None
+    assert found["softmax rows"]["holds"] is False and found["compile, cold"]["have"] == 4.5
+
+
+def test_the_readme_shows_what_was_measured(update_golden: bool) -> None:
+    """The table is the result's own; without one, nothing in it is a figure."""
+    file = ROOT / "bench" / "results" / "gpu.json"
+    table = readme(json.loads(file.read_text(encoding="utf-8")) if file.exists() else None)
+    page = ROOT / "README.md"
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    shown, after = rest.split(END)
+    if update_golden:
+        page.write_text(before + BEGIN + table + END + after, encoding="utf-8")
+    assert shown == table or update_golden
+
+
+def test_a_table_of_figures_says_where_they_come_from() -> None:
+    result = {
+        "chip": "NVIDIA H200", "time": "2026-11-22T01:02:03Z", "versions": {"torch": "2.11.0", "triton": "3.6.0"},
+        "cuda": "13.0", "layers": "some stand in for all", CLAIM: claims(measured(), ["fusec", "fusec max-autotune"]),
+    }  # fmt: skip
+    text = readme(result)
+    assert all(part in text for part in ("NVIDIA H200, 2026-11-22, torch 2.11.0, triton 3.6.0, CUDA 13.0", "8 of 32"))
+    assert "| 8B decode 1 | Inductor's best time / ours | 1.15 | 1.5 | 2.00 |" in text
+    assert "| softmax rows | share of a copy's bandwidth | 85% | 92% | 80% |" in text
+    assert "| 8B decode 32 | Inductor's best time / ours | 1.5 | 4 | not measured |" in text
+    assert readme(None).count("not measured") == len(claims({}))
