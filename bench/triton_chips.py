@@ -40,8 +40,8 @@ ROWS = "1,8,512,4096"
 
 Question: TypeAlias = tuple[str, Step, str, tuple[str, ...]]
 """A model, what it is asked, its element type, and the chips."""
-Code: TypeAlias = tuple[str, str, tuple[str, ...], int]
-"""What a compiler sees: the chip, the text, the types of the buffers, the warps."""
+Code: TypeAlias = tuple[str, str, tuple[str, ...], tuple[tuple[str, Any], ...]]
+"""What a compiler sees: the chip, the text, the types of the buffers, its options."""
 Outcome: TypeAlias = tuple[Any, str, float]
 """Its ``Report`` or None, why it was refused, and how long that took."""
 
@@ -174,11 +174,16 @@ def _complete(found: Found, kernel: Kernel, body: Graph) -> None:
     from fusec.codegen.bounds import size_limits, unproven_accesses
     from fusec.codegen.triton.check import multiplies_matrices
     from fusec.codegen.triton.printer import print_kernel
-    from fusec.codegen.triton.signature import num_warps
+    from fusec.codegen.triton.signature import options
 
     kernel = replace(kernel, name="kernel")
     lines = [line for line in print_kernel(kernel).splitlines() if not line.startswith("#")]
-    found.code = found.chip, "\n".join(lines), tuple(b.dtype.name for b in kernel.buffers), num_warps(kernel)
+    found.code = (
+        found.chip,
+        "\n".join(lines),
+        tuple(b.dtype.name for b in kernel.buffers),
+        tuple(options(kernel).items()),
+    )
     found.kernel, found.multiplies = kernel, multiplies_matrices(body)
     unproven = unproven_accesses(kernel, size_limits(body))
     found.problem = f"may reach beyond a buffer: {unproven[0]}" if unproven else ""

@@ -7,11 +7,12 @@ over those axes that its definition depends on, and an accumulator over those of
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import sympy
 
+from fusec.codegen.choice import Choice
 from fusec.ir.graph import Source
 from fusec.ir.types import DType, Size
 
@@ -251,6 +252,8 @@ class Kernel:
     formula: str = ""
     """What it computes, for the comment at its head."""
     sources: tuple[Source, ...] = ()
+    choice: Choice = field(default_factory=Choice)
+    """What its schedule was left free to choose (Triton)."""
 
 
 MAX_CHECKS = 255

@@ -43,11 +43,11 @@ def build_kernels(
             scheduled[node] = equal[key]
             continue
         try:
-            kernel = target.schedule(node, kernel_name(node))
+            kernel = target.schedule(node, kernel_name(node), context.machine)
         except FusecError as reason:
             _report(context, node, "has no kernel and runs through ATen", reason)
             continue
-        tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work)
+        tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work, kernel.choice)
         if tile_program not in kernels:
             count = names[kernel.name] = names.get(kernel.name, 0) + 1
             kernels[tile_program] = kernel if count == 1 else replace(kernel, name=f"{kernel.name}_{count}")

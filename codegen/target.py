@@ -61,8 +61,8 @@ class Target(Protocol):
     def machine(self, config: Config) -> Machine:
         """What its kernels run on, as far as it is known."""
 
-    def schedule(self, region: Node, name: str) -> Kernel:
-        """The tile program of a kernel region; raises ScheduleError where there is none."""
+    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
+        """The tile program of a kernel region, for a machine; raises ScheduleError where there is none."""
 
     def print(self, kernel: Kernel) -> str:
         """Its text."""

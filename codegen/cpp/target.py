@@ -59,8 +59,8 @@ class CppTarget:
         """Of the machine, however many threads run at the time: results do not depend on that number."""
         return os.cpu_count() or 1
 
-    def schedule(self, region: Node, name: str) -> Kernel:
-        """The tile program of a kernel region; raises ScheduleError where there is none."""
+    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
+        """The tile program of a kernel region, for this machine; raises ScheduleError where there is none."""
         from fusec.codegen.schedule import schedule_region
 
         return schedule_region(

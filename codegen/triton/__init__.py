@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusec.analysis.machine import Machine, chip
+from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import schedule_region
 from fusec.codegen.target import Launchable
@@ -32,13 +33,19 @@ class TritonTarget:
         here = torch.cuda.get_device_name() if not config.machine and torch.cuda.is_available() else ""
         return chip(config.machine or here)
 
-    def schedule(self, region: Node, name: str) -> Kernel:
+    def schedule(self, region: Node, name: str, machine: Machine | None = None, choice: Choice | None = None) -> Kernel:
         """The tile program of a kernel region.
+
+        Args:
+            region: a kernel.
+            name: what it is called.
+            machine: the GPU; by default the usual one.
+            choice: what its schedule leaves free; by default what suits that GPU.
 
         Raises:
             ScheduleError: where there is none.
         """
-        return schedule_region(region, name, self.lanes, self.whole_row)
+        return schedule_region(region, name, self.lanes, self.whole_row, machine=machine, choice=choice)
 
     def print(self, kernel: Kernel) -> str:
         """Its text.

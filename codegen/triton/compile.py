@@ -14,9 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fusec.codegen.kernel import DotTiles, Kernel, walk
-from fusec.codegen.triton.launch import OPTIONS, define
+from fusec.codegen.triton.launch import define
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.signature import blocks, num_warps, parameters
+from fusec.codegen.triton.signature import blocks, options, parameters
 from fusec.codegen.triton.tiles import spans
 from fusec.errors import BuildError
 from fusec.ir.types import accumulation
@@ -93,9 +93,8 @@ def compile_for(kernel: Kernel, chip: str) -> Report:
     signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
     aligned = {(i,): _ALIGNED for i in range(len(kernel.buffers))}
     source = ASTSource(function, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": num_warps(kernel), **OPTIONS}
     try:
-        compiled = triton.compile(source, target=CHIPS[chip], options=options)
+        compiled = triton.compile(source, target=CHIPS[chip], options=options(kernel))
     except Exception as reason:
         raise BuildError(f"Triton refuses kernel {kernel.name} for {chip}", why=str(reason)) from reason
     read = _nvidia if CHIPS[chip].backend == "cuda" else _amd

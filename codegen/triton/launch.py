@@ -14,12 +14,9 @@ from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, 
 
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.signature import identifier, launches, num_warps
+from fusec.codegen.triton.signature import identifier, launches, options
 from fusec.errors import BuildError
 from fusec.ir.types import evaluate_size
-
-OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
-"""Compiler options of every kernel: a product is rounded before it is added, whatever Triton's default becomes."""
 
 
 def _sum(tile: Any, axis: int) -> Any:
@@ -41,7 +38,7 @@ class TritonKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel)
-        self._options = {"num_warps": num_warps(kernel), **OPTIONS}
+        self._options = options(kernel)
         self._function: Any = None
         self._interpreted: InterpretedKernel | None = None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import (
     Assign,
     Buffer,
@@ -36,7 +37,17 @@ from fusec.codegen.triton.arithmetic import (
     rounded,
 )
 from fusec.codegen.triton.prelude import FUNCTIONS, prelude
-from fusec.codegen.triton.signature import TRITON, blocks, grid_loops, identifier, lanes_of, parameters, trips, wide
+from fusec.codegen.triton.signature import (
+    TRITON,
+    blocks,
+    grid_loops,
+    identifier,
+    lanes_of,
+    num_warps,
+    parameters,
+    trips,
+    wide,
+)
 from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
 from fusec.ir.types import F32, F64, I64, DType, Size, accumulation, simplify
@@ -133,6 +144,8 @@ class _Printer:
         yield from (f"# {line}" for line in self.kernel.formula.splitlines())
         places = dict.fromkeys(str(source) for source in self.kernel.sources)
         yield from (f"#   {place}" for place in places if place)
+        if self.kernel.choice != Choice():
+            yield f"# {replace(self.kernel.choice, warps=num_warps(self.kernel))}"
 
     def _programs(self, grid: tuple[Loop, ...]) -> Iterator[str]:
         """The axes of the grid from the one program number, the innermost fastest."""

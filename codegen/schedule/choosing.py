@@ -1,0 +1,138 @@
+"""Choices for a region on a GPU: the one that its profile suggests, and few others that may be quicker.
+
+What decides among few rows is how many bytes are on their way at once (Little's law: bandwidth times latency), since
+memory is their limit; among many, how much of a block's operands is used again and whether all processors have one.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusec.analysis.attention import FEW_QUERIES, Attention
+from fusec.analysis.indexing import Nest
+from fusec.analysis.kinds import Shape
+from fusec.analysis.machine import Machine
+from fusec.codegen.choice import Choice
+from fusec.codegen.schedule.products import MATRIX_ROWS, Products, multiplied, power_of_two
+from fusec.ir.types import F64, accumulation, estimate
+
+_STAGES = 3
+_STAGES_OF_AMD = 2
+_TILE = 8192
+"""Elements of the weights that a program for few rows has at hand."""
+_DEPTH_OF_ONE = 512
+_DEPTHS = {2: 128, 4: 32, 8: 32}
+"""Elements along what is summed in one block for a matrix unit, by bytes of an element."""
+_MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
+"""Of many rows: rows, columns of all products together and depth of a block, by bytes of an element."""
+_WIDE = {"sm_90": 2, "sm_100": 1}
+"""Products of a block up to which one of halves has twice the columns: matrix units that read their operands from
+shared memory leave registers to what follows. Elsewhere, and with more products, such blocks were seen to spill."""
+_LEAST = 32 * 32
+"""Sums of the least block that many rows are cut into."""
+_SUMS = 1 << 15
+"""The most sums of a block: half of the registers of a processor."""
+_QUERIES = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
+"""Queries and keys of a block, by bytes of an element: with their sums they fit into registers."""
+_WIDTH = 128
+"""Up to this many elements of a value; of wider ones a block has fewer."""
+_OTHERS = 8
+"""The most other choices."""
+
+
+def default_choice(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
+    """What suits a region on a GPU, as far as its profile tells; nothing is measured."""
+    if shape.attention is not None:
+        return _attention(shape.attention, machine)
+    if shape.kind == "contraction":
+        products = Products(nest, shape)
+        return _few_rows(products, machine) if products.few else _many_rows(products, machine)
+    return Choice(columns=lanes)
+
+
+def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -> tuple[Choice, ...]:
+    """Few others, those nearest to the default first."""
+    if shape.attention is not None:
+        found = _near(default, rows=() if shape.attention.rows <= FEW_QUERIES else (2, 0.5), depth=(2, 0.5))
+    elif shape.kind == "contraction":
+        found = _near_products(Products(nest, shape), machine, default)
+    else:
+        found = (replace(default, warps=warps) for warps in (4, 8, 16))
+    return tuple(itertools.islice(dict.fromkeys(c for c in found if c != default), _OTHERS))
+
+
+def _stages(machine: Machine) -> int:
+    return _STAGES_OF_AMD if machine.code.startswith("gfx") else _STAGES
+
+
+def _few_rows(products: Products, machine: Machine) -> Choice:
+    """All rows, and few enough columns that every processor has some."""
+    bytes_ = max(c.operands[1].dtype.bytes for c in products.shape.contractions)
+    rows = power_of_two(products.count) if isinstance(products.count, int) else 1
+    if not products.on_matrix_unit:
+        depth = _depth(products, _DEPTHS[bytes_] if products.shape.rows else _DEPTH_OF_ONE)
+        choice = Choice(rows, _TILE // depth // rows, depth, stages=_stages(machine))
+    else:
+        depth = _depth(products, _DEPTHS[bytes_])
+        choice = Choice(max(MATRIX_ROWS, rows), _TILE // depth, depth, stages=_stages(machine))
+    while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
+        choice = replace(choice, columns=choice.columns // 2)
+    return choice
+
+
+def _many_rows(products: Products, machine: Machine) -> Choice:
+    """As much as the registers hold, or less where programs would be few."""
+    bytes_ = max(multiplied(*c.operands).bytes for c in products.shape.contractions)
+    rows, columns, depth = _MANY[bytes_]
+    if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0):
+        columns *= 2
+    rows = min(rows, power_of_two(estimate(products.count)))
+    choice = Choice(rows, columns, _depth(products, depth), stages=_stages(machine))
+    while choice.rows * choice.columns > _LEAST and products.all_programs(choice) < machine.threads:
+        wide = choice.columns >= choice.rows
+        choice = replace(choice, columns=choice.columns // 2) if wide else replace(choice, rows=choice.rows // 2)
+    return choice
+
+
+def _depth(products: Products, most: int) -> int:
+    """Elements of a block along what is summed."""
+    return max(MATRIX_ROWS, min(most, power_of_two(products.longest)))
+
+
+def _attention(attention: Attention, machine: Machine) -> Choice:
+    """Blocks of which registers hold the sums; few queries are one."""
+    rows, keys = _QUERIES[max(attention.weights.dtype.bytes, attention.value.dtype.bytes)]
+    sizes = [axis.size for axis in (attention.columns, attention.depth)]
+    widest = max(_WIDTH, *(power_of_two(size) for size in sizes if isinstance(size, int)))
+    least = 1 if accumulation(attention.product.dtype) == F64 else MATRIX_ROWS
+    rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
+    if attention.rows <= FEW_QUERIES:
+        rows = max(least, power_of_two(attention.rows))
+    return Choice(rows, depth=keys, stages=_stages(machine))
+
+
+def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
+    """The default with one number changed at a time."""
+    for field, by in factors.items():
+        yield from (replace(default, **{field: max(1, int(getattr(default, field) * factor))}) for factor in by)
+    yield from (replace(default, warps=warps) for warps in (4, 8, 2))
+    yield from (replace(default, stages=stages) for stages in (2, 4, 5))
+
+
+def _near_products(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+    if products.few:
+        found = _near(default, columns=(2, 0.5), depth=(2, 0.5))
+    else:
+        found = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
+    for choice in found:
+        if _fits(products, machine, choice):
+            yield choice
+
+
+def _fits(products: Products, machine: Machine, choice: Choice) -> bool:
+    """Whether a choice is one, and what it takes is there."""
+    if choice.columns < products.least_columns * products.most or choice.depth < MATRIX_ROWS:
+        return False
+    bytes_ = max(c.operands[1].dtype.bytes for c in products.shape.contractions)
+    copies = (choice.stages - 1) * (choice.rows + choice.columns) * choice.depth * bytes_
+    return choice.rows * choice.columns <= _SUMS and copies <= machine.shared_bytes
