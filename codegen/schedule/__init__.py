@@ -63,7 +63,7 @@ def schedule_region(
     else:
         schedule = schedule_contraction if shape.kind == "contraction" else schedule_rows
         statements = schedule(emitter, nest, shape, tiling)
-    if whole_row and emitter.scratch:
+    if whole_row and any(b.role == "scratch" for b in emitter.scratch):
         raise ScheduleError("the kernel needs scratch memory")
     numbers = {node: i for i, node in enumerate(placing(body), 1)}
     if len(numbers) > MAX_CHECKS:

@@ -16,13 +16,20 @@ from fusec.codegen.choice import Choice
 from fusec.codegen.schedule.products import MATRIX_ROWS, Products, multiplied, power_of_two
 from fusec.ir.types import F64, accumulation, estimate
 
-_STAGES = 3
+_STAGES, _STAGES_OF_FEW = 3, 5
 _STAGES_OF_AMD = 2
 _TILE = 8192
 """Elements of the weights that a program for few rows has at hand."""
 _DEPTH_OF_ONE = 512
 _DEPTHS = {2: 128, 4: 32, 8: 32}
 """Elements along what is summed in one block for a matrix unit, by bytes of an element."""
+_SPLITS = (1, 2, 4, 8)
+_LEAST_BLOCKS = 2
+"""Blocks along the sum that a part has at least."""
+_LATENCY = 1e-6
+"""Seconds from asking memory for a block to asking for the next one, under load: a guess, which no datasheet has."""
+_RESIDENT = 8
+"""Programs of 8 warps that a processor has room for."""
 _MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
 """Of many rows: rows, columns of all products together and depth of a block, by bytes of an element."""
 _WIDE = {"sm_90": 2, "sm_100": 1}
@@ -61,23 +68,40 @@ def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -
     return tuple(itertools.islice(dict.fromkeys(c for c in found if c != default), _OTHERS))
 
 
-def _stages(machine: Machine) -> int:
-    return _STAGES_OF_AMD if machine.code.startswith("gfx") else _STAGES
+def _stages(machine: Machine, stages: int = _STAGES) -> int:
+    return _STAGES_OF_AMD if machine.code.startswith("gfx") else stages
 
 
 def _few_rows(products: Products, machine: Machine) -> Choice:
-    """All rows, and few enough columns that every processor has some."""
-    bytes_ = max(c.operands[1].dtype.bytes for c in products.shape.contractions)
+    """All rows, few enough columns that every processor has some, and as many parts as are predicted to pay."""
+    bytes_ = _bytes_of_weights(products)
     rows = power_of_two(products.count) if isinstance(products.count, int) else 1
     if not products.on_matrix_unit:
         depth = _depth(products, _DEPTHS[bytes_] if products.shape.rows else _DEPTH_OF_ONE)
         choice = Choice(rows, _TILE // depth // rows, depth, stages=_stages(machine))
     else:
         depth = _depth(products, _DEPTHS[bytes_])
-        choice = Choice(max(MATRIX_ROWS, rows), _TILE // depth, depth, stages=_stages(machine))
+        choice = Choice(max(MATRIX_ROWS, rows), _TILE // depth, depth, stages=_stages(machine, _STAGES_OF_FEW))
     while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
         choice = replace(choice, columns=choice.columns // 2)
-    return choice
+    while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:
+        choice = replace(choice, stages=choice.stages - 1)
+    splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // depth or n == 1)
+    return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
+
+
+def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
+    """Seconds that reading the weights takes at the rate that so many bytes at once allow; parts cost a launch."""
+    bytes_ = _bytes_of_weights(products)
+    programs = min(products.all_programs(choice), _RESIDENT * machine.threads)
+    blocks = max(1, choice.stages - 1) if products.on_matrix_unit else 1
+    at_once = programs * blocks * min(choice.columns, products.all_columns) * choice.depth * bytes_
+    rate = min(machine.bandwidth(cached=False), at_once / _LATENCY)
+    seconds = products.weights * bytes_ / rate
+    if choice.splits > 1:
+        sums = 2 * choice.splits * estimate(products.count) * products.all_columns * products.dtype.bytes
+        seconds += machine.launch_us * 1e-6 + sums / machine.bandwidth(cached=True)
+    return seconds
 
 
 def _many_rows(products: Products, machine: Machine) -> Choice:
@@ -121,7 +145,7 @@ def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
 
 def _near_products(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
     if products.few:
-        found = _near(default, columns=(2, 0.5), depth=(2, 0.5))
+        found = _near(default, splits=(2, 4, 0.5, 0.25), columns=(2, 0.5), depth=(2, 0.5))
     else:
         found = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
     for choice in found:
@@ -133,6 +157,15 @@ def _fits(products: Products, machine: Machine, choice: Choice) -> bool:
     """Whether a choice is one, and what it takes is there."""
     if choice.columns < products.least_columns * products.most or choice.depth < MATRIX_ROWS:
         return False
-    bytes_ = max(c.operands[1].dtype.bytes for c in products.shape.contractions)
-    copies = (choice.stages - 1) * (choice.rows + choice.columns) * choice.depth * bytes_
-    return choice.rows * choice.columns <= _SUMS and copies <= machine.shared_bytes
+    if choice.splits > 1 and choice.splits * choice.depth > products.longest:
+        return False
+    return choice.rows * choice.columns <= _SUMS and _copied(products, choice) <= machine.shared_bytes
+
+
+def _copied(products: Products, choice: Choice) -> int:
+    """Bytes of shared memory that blocks on their way to a matrix unit take, about."""
+    return choice.stages * (choice.rows + choice.columns) * choice.depth * _bytes_of_weights(products)
+
+
+def _bytes_of_weights(products: Products) -> int:
+    return max(c.operands[1].dtype.bytes for c in products.shape.contractions)

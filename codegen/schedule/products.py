@@ -22,7 +22,7 @@ class Products:
     """
 
     def __init__(self, nest: Nest, shape: Shape) -> None:
-        self.shape = shape
+        self.shape, self.outputs = shape, nest.outputs
         needy = above(nest, shape.contractions)
         self.side = [o for o in nest.outputs if o.root not in needy]
         """Outputs that the prologue makes."""
@@ -67,6 +67,17 @@ class Products:
     def longest(self) -> int:
         """Elements along the longest sum."""
         return max(length(c.bound) for c in self.shape.contractions)
+
+    @property
+    def all_columns(self) -> int:
+        """Columns of all products together."""
+        return sum(len(self.of(results)) * length(columns) for columns, results in self.sections.items())
+
+    @property
+    def weights(self) -> int:
+        """Elements of all right operands."""
+        sections = self.sections.items()
+        return sum(length(p.bound) * length(columns) for columns, results in sections for p in self.of(results))
 
     def width(self, columns: tuple[Axis, ...], choice: Choice) -> int:
         """Columns of a block of one section."""

@@ -5,6 +5,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fusec.codegen.kernel import DotTiles, Kernel, walk
+from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import define
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import blocks, options, parameters
@@ -83,10 +85,20 @@ class Report:
 def compile_for(kernel: Kernel, chip: str) -> Report:
     """Compile a kernel for one of ``CHIPS``; no GPU is needed.
 
+    Returns:
+        Of a kernel with several grids, the most that any of them takes, and all that spills.
+
     Raises:
         BuildError: where Triton refuses it.
     """
-    function = define(kernel, print_kernel(kernel))
+    text = print_kernel(kernel)
+    first, *others = (_compiled(grid, text, chip) for grid in grids(kernel))
+    return replace(reduce(_together, others, first), kernel=kernel.name, multiplies_halves=multiplies_halves(kernel))
+
+
+def _compiled(kernel: Kernel, text: str, chip: str) -> Report:
+    """One grid."""
+    function = define(kernel, text)
     names = parameters(kernel)
     types = [_POINTERS[b.dtype.name] for b in kernel.buffers] + ["i64"] * len(kernel.symbols)
     constants = {block.name: block.lanes for block in blocks(kernel)}
@@ -98,7 +110,19 @@ def compile_for(kernel: Kernel, chip: str) -> Report:
     except Exception as reason:
         raise BuildError(f"Triton refuses kernel {kernel.name} for {chip}", why=str(reason)) from reason
     read = _nvidia if CHIPS[chip].backend == "cuda" else _amd
-    return replace(read(kernel.name, chip, compiled), multiplies_halves=multiplies_halves(kernel))
+    return read(kernel.name, chip, compiled)
+
+
+def _together(one: Report, other: Report) -> Report:
+    return replace(
+        one,
+        registers=max(one.registers, other.registers),
+        spills=one.spills + other.spills,
+        shared=max(one.shared, other.shared),
+        assembly_bytes=one.assembly_bytes + other.assembly_bytes,
+        matrix_instructions=dict(Counter(one.matrix_instructions) + Counter(other.matrix_instructions)),
+        asynchronous_copies=one.asynchronous_copies + other.asynchronous_copies,
+    )
 
 
 def multiplies_halves(kernel: Kernel) -> bool:

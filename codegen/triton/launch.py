@@ -13,10 +13,12 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, TensorHandle
 
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import identifier, launches, options
 from fusec.errors import BuildError
 from fusec.ir.types import evaluate_size
+from fusec.verify.dtypes import torch_dtype
 
 
 def _sum(tile: Any, axis: int) -> Any:
@@ -38,27 +40,28 @@ class TritonKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel)
-        self._options = options(kernel)
-        self._function: Any = None
+        self._grids = [(grid, options(grid)) for grid in grids(kernel)]
+        self._functions: list[Any] = []
         self._interpreted: InterpretedKernel | None = None
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """Run on tensors, at each of which a pointer of the kernel starts.
 
         Args:
-            buffers: one for each buffer of the kernel, in order.
+            buffers: one for each buffer of the kernel, in order; none for shared memory.
             symbols: their values, in the order of ``kernel.symbols``.
         """
         _check_count(self.kernel, buffers, symbols)
         if all(buffer.device.type == "cpu" for buffer in buffers):
             self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
             return self._interpreted(buffers, symbols)
-        if self._function is None:
-            self._function = define(self.kernel, self.source)
-        programs = program_count(self.kernel, symbols)
-        if programs:
-            with torch.cuda.device(buffers[0].device):
-                self._function[(programs,)](*buffers, *symbols, **self._options)
+        self._functions = self._functions or [define(grid, self.source) for grid, _ in self._grids]
+        with torch.cuda.device(buffers[0].device):
+            at = _memory(self.kernel, buffers, symbols)
+            for function, (grid, given) in zip(self._functions, self._grids, strict=True):
+                programs = program_count(grid, symbols)
+                if programs:
+                    function[(programs,)](*(at[b.name] for b in grid.buffers), *symbols, **given)
 
 
 class InterpretedKernel:
@@ -68,19 +71,22 @@ class InterpretedKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel, interpreted=True)
-        self._function = InterpretedFunction(define(kernel, self.source, interpreted=True))
+        self._grids = [
+            (grid, InterpretedFunction(define(grid, self.source, interpreted=True))) for grid in grids(kernel)
+        ]
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """As ``TritonKernel``; bf16 tensors go through f32 copies, since the interpreter gets bf16 arithmetic wrong."""
         _check_count(self.kernel, buffers, symbols)
-        programs = program_count(self.kernel, symbols)
-        if not programs:
-            return
-        passed = [_flat(buffer) for buffer in buffers]
-        widened = [b.float() if b.dtype == torch.bfloat16 else b for b in passed]
+        passed = {name: _flat(buffer) for name, buffer in _memory(self.kernel, buffers, symbols).items()}
+        widened = {name: b.float() if b.dtype == torch.bfloat16 else b for name, b in passed.items()}
         with np.errstate(all="ignore"), _repaired_interpreter():
-            self._function[(programs,)](*widened, *symbols)
-        for buffer, original, copy in zip(self.kernel.buffers, passed, widened, strict=True):
+            for grid, function in self._grids:
+                programs = program_count(grid, symbols)
+                if programs:
+                    function[(programs,)](*(widened[b.name] for b in grid.buffers), *symbols)
+        for buffer in self.kernel.buffers:
+            original, copy = passed[buffer.name], widened[buffer.name]
             if copy is not original and buffer.role in ("output", "update"):
                 original.copy_(copy)
 
@@ -157,9 +163,21 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((length if tensor.numel() else 0,), (1,))
 
 
+def _memory(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -> dict[str, Tensor]:
+    """The buffers of a kernel by name, new ones where grids share them."""
+    sizes, given = dict(zip(kernel.symbols, symbols, strict=True)), iter(buffers)
+    return {
+        b.name: torch.empty(evaluate_size(b.numel, sizes), dtype=torch_dtype(b.dtype), device=buffers[0].device)
+        if b.role == "shared"
+        else next(given)
+        for b in kernel.buffers
+    }
+
+
 def _check_count(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
-    if len(buffers) != len(kernel.buffers) or len(symbols) != len(kernel.symbols):
+    wanted = [b for b in kernel.buffers if b.role != "shared"]
+    if len(buffers) != len(wanted) or len(symbols) != len(kernel.symbols):
         raise BuildError(
-            f"kernel {kernel.name} takes {len(kernel.buffers)} buffers and {len(kernel.symbols)} symbols",
+            f"kernel {kernel.name} takes {len(wanted)} buffers and {len(kernel.symbols)} symbols",
             why=f"{len(buffers)} and {len(symbols)} were passed",
         )

@@ -36,6 +36,7 @@ from fusec.codegen.triton.arithmetic import (
     reduced,
     rounded,
 )
+from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.prelude import FUNCTIONS, prelude
 from fusec.codegen.triton.signature import (
     TRITON,
@@ -54,9 +55,10 @@ from fusec.ir.types import F32, F64, I64, DType, Size, accumulation, simplify
 
 
 def print_kernel(kernel: Kernel, interpreted: bool = False) -> str:
-    """The module text of a kernel: imports, device functions, and one ``@triton.jit`` function of its name.
+    """The module text of a kernel: imports, device functions, and one ``@triton.jit`` function for each grid.
 
-    Its parameters are a pointer for each buffer, the symbols, and the blocks (with defaults).
+    The last one has the kernel's name. Their parameters are a pointer for each buffer, the symbols, and the blocks
+    (with defaults).
 
     Args:
         kernel: what to print.
@@ -65,9 +67,9 @@ def print_kernel(kernel: Kernel, interpreted: bool = False) -> str:
     Raises:
         ScheduleError: for scratch memory, or an operation without a Triton form.
     """
-    lines = list(_Printer(kernel).lines())
-    body = "\n".join(lines)
-    code = "\n".join(line for line in lines if not line.startswith("#"))
+    lines = [list(_Printer(grid).lines()) for grid in grids(kernel)]
+    body = "\n\n\n".join(map("\n".join, lines))
+    code = "\n".join(line for part in lines for line in part if not line.startswith("#"))
     called = {name for name in FUNCTIONS if re.search(rf"(?<![.\w]){name}\b", code)}
     return f"import triton\nimport triton.language as tl\n\n\n{prelude(called, interpreted)}{body}\n"
 
@@ -123,9 +125,9 @@ class _Printer:
         self.masked: set[str] = set()
         """Names that are 0 in lanes beyond the end, as a load leaves them."""
         for buffer in kernel.buffers:
-            if buffer.role in ("scratch", "shared"):
+            if buffer.role == "scratch":
                 raise ScheduleError(
-                    f"kernel {kernel.name} needs {buffer.role} memory {buffer.name}",
+                    f"kernel {kernel.name} needs memory {buffer.name}",
                     why="a Triton program has no memory of its own", fix="schedule the region with whole rows",
                 )  # fmt: skip
 
