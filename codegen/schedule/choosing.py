@@ -86,6 +86,9 @@ def _few_rows(products: Products, machine: Machine) -> Choice:
         choice = replace(choice, columns=choice.columns // 2)
     while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:
         choice = replace(choice, stages=choice.stages - 1)
+    least = products.weights * bytes_ / machine.bandwidth(cached=False)
+    if least < machine.launch_us * 1e-6:
+        return choice  # too little to pay for another launch, whatever the latency
     splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // depth or n == 1)
     return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
 

@@ -127,7 +127,7 @@ class _Printer:
         for buffer in kernel.buffers:
             if buffer.role == "scratch":
                 raise ScheduleError(
-                    f"kernel {kernel.name} needs memory {buffer.name}",
+                    f"kernel {kernel.name} needs scratch memory {buffer.name}",
                     why="a Triton program has no memory of its own", fix="schedule the region with whole rows",
                 )  # fmt: skip
 
