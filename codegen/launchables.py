@@ -55,12 +55,17 @@ def build_kernels(
     distinct = list(kernels.values())
     launchables = _launchables(distinct, target, context)
     found: dict[Node, tuple[Kernel, Launchable]] = {}
+    tuned: dict[str, tuple[Kernel, Launchable]] = {}
     for node, kernel in scheduled.items():
         launchable = launchables[kernel.name]
         if isinstance(launchable, BuildError):
             _report(context, node, "could not be built and runs through ATen", launchable)
-        else:
+        elif not context.config.autotune:
             found[node] = kernel, launchable
+        else:
+            if kernel.name not in tuned:
+                tuned[kernel.name] = target.tuned(node, kernel, launchable, context)
+            found[node] = tuned[kernel.name]
     return found
 
 

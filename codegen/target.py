@@ -9,6 +9,7 @@ from fusec.codegen.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
+from fusec.pipeline import Context
 
 
 class Launchable(Protocol):
@@ -73,3 +74,6 @@ class Target(Protocol):
         Raises:
             BuildError: where nothing can be built at all, as for want of a compiler.
         """
+
+    def tuned(self, region: Node, kernel: Kernel, built: Launchable, context: Context) -> tuple[Kernel, Launchable]:
+        """What runs a region under ``autotune``: its kernel as it was built, or whatever is quicker."""

@@ -90,6 +90,11 @@ class Config:
         return cls(**chosen)
 
     @property
+    def autotune(self) -> bool:
+        """Whether kernels are chosen by timing them, where there is a GPU."""
+        return self.mode.startswith("max-autotune")
+
+    @property
     def disabled(self) -> frozenset[str]:
         """The names that ``disable`` lists."""
         return frozenset(filter(None, map(str.strip, self.disable.split(","))))

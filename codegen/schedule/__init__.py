@@ -49,7 +49,7 @@ def schedule_region(
     nest = locate(body)
     shape = _classified(nest, whole_row)
     if whole_row:
-        choice = choice or default_choice(nest, shape, machine if machine and machine.code else chip(""), lanes)
+        choice = choice or default_choice(nest, shape, _gpu(machine), lanes)
         lanes = choice.columns
     else:
         choice = Choice()
@@ -98,8 +98,13 @@ def choices(region: Node, machine: Machine, lanes: int) -> tuple[Choice, ...]:
     """
     nest = locate(region.body)
     shape = _classified(nest, True)
-    default = default_choice(nest, shape, machine, lanes)
-    return (default, *other_choices(nest, shape, machine, default))
+    default = default_choice(nest, shape, _gpu(machine), lanes)
+    return (default, *other_choices(nest, shape, _gpu(machine), default))
+
+
+def _gpu(machine: Machine | None) -> Machine:
+    """A GPU: the usual one in the place of none, or of a CPU."""
+    return machine if machine is not None and machine.code else chip("")
 
 
 def _classified(nest: Nest, whole_row: bool) -> Shape:

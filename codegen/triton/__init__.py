@@ -13,6 +13,7 @@ from fusec.codegen.triton.printer import print_kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Node
+from fusec.pipeline import Context
 
 if TYPE_CHECKING:
     from fusec.codegen.triton.check import RegionCheck
@@ -72,6 +73,14 @@ class TritonTarget:
             except FusecError as reason:
                 built.append(BuildError(f"kernel {kernel.name} was not built", why=reason.what))
         return built
+
+    def tuned(self, region: Node, kernel: Kernel, built: Launchable, context: Context) -> tuple[Kernel, Launchable]:
+        """What was recorded as quickest on this GPU, or what finds that out when it first runs."""
+        from fusec.codegen.triton.trials import Candidate
+        from fusec.codegen.triton.tuning import Tuner
+
+        tuner = Tuner.here(context, self.lanes)
+        return tuner.settle(region, kernel, built) if tuner and isinstance(built, Candidate) else (kernel, built)
 
 
 def check_region(region: Node, name: str = "kernel") -> "RegionCheck":

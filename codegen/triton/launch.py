@@ -2,8 +2,9 @@
 
 import hashlib
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,16 +53,27 @@ class TritonKernel:
             symbols: their values, in the order of ``kernel.symbols``.
         """
         _check_count(self.kernel, buffers, symbols)
-        if all(buffer.device.type == "cpu" for buffer in buffers):
-            self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
+        if _on_cpu(buffers):
+            self.prepare(buffers)
+            assert self._interpreted is not None
             return self._interpreted(buffers, symbols)
+        self._launch(buffers, symbols, lambda function, programs: function[(programs,)])
+
+    def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
+        """Compile all that a call with these needs, which may be done beside other kernels."""
+        if _on_cpu(buffers):
+            self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
+        else:
+            self._launch(buffers, symbols, lambda function, programs: partial(function.warmup, grid=(programs,)))
+
+    def _launch(self, buffers: Sequence[Tensor], symbols: Sequence[int], how: Callable[[Any, int], Any]) -> None:
         self._functions = self._functions or [define(grid, self.source) for grid, _ in self._grids]
         with torch.cuda.device(buffers[0].device):
             at = _memory(self.kernel, buffers, symbols)
             for function, (grid, given) in zip(self._functions, self._grids, strict=True):
                 programs = program_count(grid, symbols)
                 if programs:
-                    function[(programs,)](*(at[b.name] for b in grid.buffers), *symbols, **given)
+                    how(function, programs)(*(at[b.name] for b in grid.buffers), *symbols, **given)
 
 
 class InterpretedKernel:
@@ -172,6 +184,10 @@ def _memory(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -
         else next(given)
         for b in kernel.buffers
     }
+
+
+def _on_cpu(buffers: Sequence[Tensor]) -> bool:
+    return all(buffer.device.type == "cpu" for buffer in buffers)
 
 
 def _check_count(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
