@@ -18,6 +18,8 @@ from fusec.ir.types import F64, accumulation, estimate
 
 _STAGES, _STAGES_OF_FEW = 3, 5
 _STAGES_OF_AMD = 2
+_WARPS_OF_FEW = 4
+"""More of them have nothing left to multiply in a block of 16 rows and as many columns, and were seen to spill."""
 _TILE = 8192
 """Elements of the weights that a program for few rows has at hand."""
 _DEPTH_OF_ONE = 512
@@ -29,7 +31,7 @@ _LEAST_BLOCKS = 2
 _LATENCY = 1e-6
 """Seconds from asking memory for a block to asking for the next one, under load: a guess, which no datasheet has."""
 _RESIDENT = 8
-"""Programs of 8 warps that a processor has room for."""
+"""Programs that a processor has room for, about."""
 _MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
 """Of many rows: rows, columns of all products together and depth of a block, by bytes of an element."""
 _WIDE = {"sm_90": 2, "sm_100": 1}
@@ -81,7 +83,9 @@ def _few_rows(products: Products, machine: Machine) -> Choice:
         choice = Choice(rows, _TILE // depth // rows, depth, stages=_stages(machine))
     else:
         depth = _depth(products, _DEPTHS[bytes_])
-        choice = Choice(max(MATRIX_ROWS, rows), _TILE // depth, depth, stages=_stages(machine, _STAGES_OF_FEW))
+        choice = Choice(
+            max(MATRIX_ROWS, rows), _TILE // depth, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW)
+        )
     while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
         choice = replace(choice, columns=choice.columns // 2)
     while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:
@@ -142,7 +146,7 @@ def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
     """The default with one number changed at a time."""
     for field, by in factors.items():
         yield from (replace(default, **{field: max(1, int(getattr(default, field) * factor))}) for factor in by)
-    yield from (replace(default, warps=warps) for warps in (4, 8, 2))
+    yield from (replace(default, warps=warps) for warps in (8, 4, 2))
     yield from (replace(default, stages=stages) for stages in (2, 4, 5))
 
 

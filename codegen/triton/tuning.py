@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -24,8 +24,10 @@ from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import choices, schedule_region
 from fusec.codegen.target import Launchable
+from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.signature import options
 from fusec.codegen.triton.trials import (
     Candidate,
     EventTimer,
@@ -112,17 +114,19 @@ class Tuner:
 
     def key(self, kernel: Kernel) -> str:
         """Under which name the choice for a kernel is recorded."""
-        lines = print_kernel(kernel).splitlines()
-        text = "\n".join(line for line in lines if not line.lstrip().startswith("#")).replace(kernel.name, "kernel")
         types = ", ".join(f"{b.dtype.name} {b.role}" for b in kernel.buffers)
-        return key_of((f"choice {FORM}", text, types, str(kernel.choice), self.device, *self.versions))
+        return key_of((f"choice {FORM}", _code(replace(kernel, name="kernel")), types, self.device, *self.versions))
 
     def candidates(self, region: Node, kernel: Kernel) -> dict[str, tuple[Choice | None, Candidate]]:
         """What is timed against the default, by name; the vendor's library has no choice."""
         found: dict[str, tuple[Choice | None, Candidate]] = {}
+        known = {_code(kernel)}
         for choice in choices(region, self.machine, self.lanes)[1:]:
             try:
-                found[str(choice)] = choice, TritonKernel(self._scheduled(region, kernel, choice))
+                other = self._scheduled(region, kernel, choice)
+                if (code := _code(other)) not in known:  # what some choices say, others leave to the compiler
+                    known.add(code)
+                    found[str(choice)] = choice, TritonKernel(other)
             except FusecError as reason:
                 self._lost(kernel, str(choice), reason.reason)
         if kernel.kind == "contraction":
@@ -222,3 +226,9 @@ class TunedKernel:
             self._best, self._tune = self._tune(buffers), None
             self.source = self._best.source
         self._best(buffers, symbols)
+
+
+def _code(kernel: Kernel) -> str:
+    """All that a compiler sees of a kernel but the types of its buffers."""
+    lines = [line for line in print_kernel(kernel).splitlines() if not line.lstrip().startswith("#")]
+    return "\n".join([*lines, *(str(options(grid)) for grid in grids(kernel))])

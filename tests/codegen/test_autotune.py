@@ -16,6 +16,7 @@ from fusec.codegen.choice import Choice
 from fusec.codegen.schedule import choices
 from fusec.codegen.triton import TritonTarget, trials, tuning
 from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.signature import num_warps
 from fusec.codegen.triton.trials import Unfused, copied, rotating
 from fusec.codegen.triton.tuning import TunedKernel, Tuner
 from fusec.compiler import compile_graph
@@ -139,6 +140,14 @@ def test_the_library_may_win(bench: Bench) -> None:
     bench.seconds = {None: 0.1}
     assert bench.runs(region_of()) is None
     assert bench.runs(region_of()) is None and bench.clock.timed == len(bench.remarks[0].figures) * 7
+
+
+def test_candidates_differ_in_what_a_compiler_sees(bench: Bench) -> None:
+    """As many warps as a compiler would take by itself are no other candidate."""
+    kernel = TritonTarget().schedule(region_of(), "layer", H200)
+    found = bench.tuner().candidates(region_of(), kernel)
+    named = {choice.warps for choice, _ in found.values() if choice is not None}
+    assert len(found) < len(choices(region_of(), H200, LANES)) and num_warps(kernel) not in named
 
 
 def test_the_library_serves_a_region_of_another_shape(bench: Bench) -> None:
