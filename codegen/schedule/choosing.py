@@ -45,7 +45,7 @@ _QUERIES = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
 """Queries and keys of a block, by bytes of an element: with their sums they fit into registers."""
 _WIDTH = 128
 """Up to this many elements of a value; of wider ones a block has fewer."""
-_OTHERS = 8
+_OTHERS = 10
 """The most other choices."""
 
 
@@ -80,7 +80,7 @@ def _few_rows(products: Products, machine: Machine) -> Choice:
     rows = power_of_two(products.count) if isinstance(products.count, int) else 1
     if not products.on_matrix_unit:
         depth = _depth(products, _DEPTHS[bytes_] if products.shape.rows else _DEPTH_OF_ONE)
-        choice = Choice(rows, _TILE // depth // rows, depth, stages=_stages(machine))
+        choice = Choice(rows, _TILE // depth // rows, depth)  # whose loads go to registers
     else:
         depth = _depth(products, _DEPTHS[bytes_])
         choice = Choice(
@@ -101,7 +101,7 @@ def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
     """Seconds that reading the weights takes at the rate that so many bytes at once allow; parts cost a launch."""
     bytes_ = _bytes_of_weights(products)
     programs = min(products.all_programs(choice), _RESIDENT * machine.threads)
-    blocks = max(1, choice.stages - 1) if products.on_matrix_unit else 1
+    blocks = max(1, choice.stages - 1)
     at_once = programs * blocks * min(choice.columns, products.all_columns) * choice.depth * bytes_
     rate = min(machine.bandwidth(cached=False), at_once / _LATENCY)
     seconds = products.weights * bytes_ / rate
@@ -146,13 +146,13 @@ def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
     """The default with one number changed at a time."""
     for field, by in factors.items():
         yield from (replace(default, **{field: max(1, int(getattr(default, field) * factor))}) for factor in by)
-    yield from (replace(default, warps=warps) for warps in (8, 4, 2))
-    yield from (replace(default, stages=stages) for stages in (2, 4, 5))
+    yield from (replace(default, stages=stages) for stages in (3, 4, 2))
+    yield from (replace(default, warps=warps) for warps in (4, 8))
 
 
 def _near_products(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
     if products.few:
-        found = _near(default, splits=(2, 4, 0.5, 0.25), columns=(2, 0.5), depth=(2, 0.5))
+        found = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
     else:
         found = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
     for choice in found:

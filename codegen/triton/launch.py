@@ -119,7 +119,7 @@ def define(kernel: Kernel, text: str, interpreted: bool = False) -> Any:
     names: dict[str, Any] = {"__name__": f"fusec_kernel_{digest}"}
     if interpreted:
         names |= {"device_function": _plain, "range": _range}
-        text = text.replace("@triton.jit", "@device_function")
+        text = text.replace("@triton.jit", "@device_function").replace("tl.range(", "range(")
     try:
         exec(compile(text, file, "exec"), names)
     except SyntaxError as reason:
@@ -164,7 +164,7 @@ def _plain(function: Any) -> Any:
     return function
 
 
-def _range(*bounds: Any) -> range:
+def _range(*bounds: Any, num_stages: int = 0) -> range:
     """Python's, over scalars of the interpreter too: those of Triton 3.6 have no ``__index__`` that works."""
     return range(*(bound.handle.data.item() if isinstance(bound, tl.tensor) else bound for bound in bounds))
 

@@ -214,6 +214,16 @@ class _Printer:
             return
         yield from self._repeated(loop, f"range({self._bounds(loop)})", identifier(loop.axis), tiles, ())
 
+    def _run_ahead(self, loop: Loop) -> str:
+        """The range of a tile loop; Triton loads ahead by itself for a matrix unit, and for other products if told."""
+        stages, body = self.kernel.choice.stages, list(walk(loop.body))
+        multiplies = self.kernel.kind == "contraction" and any(
+            isinstance(s, Update) and len(s.values) > 1 for s in body
+        )
+        if stages and multiplies and not any(isinstance(s, DotTiles) for s in body):
+            return f"tl.range({self._bounds(loop)}, num_stages={stages})"
+        return f"range({self._bounds(loop)})"
+
     def _bounds(self, loop: Loop) -> str:
         texts = [TRITON.print(loop.start), TRITON.print(loop.stop)]
         step = self.blocks[loop.step] if loop.kind == "tile" else TRITON.print(loop.step)
@@ -228,7 +238,7 @@ class _Printer:
         if not tile.whole:
             first = f"{axis}_start"
             head = [f"{axis} = {first} + {lanes}", *([limit] if tile.mask else [])]
-            yield from self._repeated(loop, f"range({self._bounds(loop)})", first, (*around, tile), head)
+            yield from self._repeated(loop, self._run_ahead(loop), first, (*around, tile), head)
             return
         known = self.ranges.get(axis)
         if known is None or replace(known[0], body=()) != replace(loop, body=()):
