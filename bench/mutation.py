@@ -38,6 +38,7 @@ NOT_JUDGED: dict[str, frozenset[str]] = {
     "passes/grouping/kernel_regions.py": frozenset({"_label", "_remark"}),
     "codegen/schedule/rows.py": frozenset({"_DEAR", "_MAX_SCRATCH", "_MAX_TILE"}),
     "codegen/schedule/chains.py": frozenset({"_LENGTH", "_TILES"}),
+    "codegen/schedule/choosing.py": frozenset("*"),
 }
 """What only decides how fast something is, or what a remark says, by file and name; ``*`` is the whole file."""
 

@@ -27,7 +27,7 @@ from bench.record import write_result
 from fusec.analysis.cost import region_cost
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.launchables import PASS_NAME
-from fusec.config import Config
+from fusec.config import MODES, Config
 from fusec.debug.roofline import residents
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph
@@ -38,10 +38,10 @@ MACHINES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200", "gfx942": "mi300
 """The chip that has the figures of each."""
 ROWS = "1,8,512,4096"
 
-Question: TypeAlias = tuple[str, Step, str, tuple[str, ...]]
-"""A model, what it is asked, its element type, and the chips."""
-Code: TypeAlias = tuple[str, str, tuple[str, ...], int]
-"""What a compiler sees: the chip, the text, the types of the buffers, the warps."""
+Question: TypeAlias = tuple[str, Step, str, tuple[str, ...], str]
+"""A model, what it is asked, its element type, the chips, and the mode of the compile."""
+Code: TypeAlias = tuple[str, str, tuple[str, ...], tuple[tuple[str, Any], ...]]
+"""What a compiler sees: the chip, the text, the types of the buffers, its options."""
 Outcome: TypeAlias = tuple[Any, str, float]
 """Its ``Report`` or None, why it was refused, and how long that took."""
 
@@ -98,6 +98,7 @@ def main(words: list[str] | None = None) -> int:
     content = {
         "models": {name: PUBLISHED[name].of for name in options.models.split(",")},
         "rows": options.rows,
+        "mode": options.mode,
         "chips": options.chips.split(","),
         "machines": {chip: MACHINES[chip] for chip in options.chips.split(",")},
         "compiled": texts,
@@ -112,7 +113,7 @@ def main(words: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> tuple[list[Row], int]:
     """All kernels, and how many texts were compiled for them."""
     questions = [
-        (family.name, step, dtype, tuple(options.chips.split(",")))
+        (family.name, step, dtype, tuple(options.chips.split(",")), options.mode)
         for family in chosen(options.models, {name: FAMILIES[name] for name in PUBLISHED})
         for step in steps(PUBLISHED[family.name], [int(n) for n in options.rows.split(",")])
         for dtype in options.dtypes.split(",")
@@ -135,18 +136,18 @@ def run(options: argparse.Namespace) -> tuple[list[Row], int]:
 
 def gather(question: Question) -> list[Found]:
     """The kernels that the pipeline makes of a graph for each chip."""
-    name, step, dtype, chips = question
+    name, step, dtype, chips, mode = question
     graph = capture(PUBLISHED[name], step, DTYPES[dtype])
-    return [found for chip in chips for found in _kernels(graph.copy(), f"{name} {step.label}", dtype, chip)]
+    return [found for chip in chips for found in _kernels(graph.copy(), f"{name} {step.label}", dtype, chip, mode)]
 
 
-def _kernels(graph: Graph, place: str, dtype: str, chip: str) -> Iterator[Found]:
+def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str) -> Iterator[Found]:
     from fusec.codegen import target_for
     from fusec.codegen.launchables import build_kernels
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
-    config = Config(target="triton", machine=MACHINES[chip])
+    config = Config(mode=mode, target="triton", machine=MACHINES[chip])
     target = target_for(graph, config)
     context = Context(config, machine=target.machine(config))
     default_pipeline(config, target.name).run(graph, context)
@@ -174,11 +175,16 @@ def _complete(found: Found, kernel: Kernel, body: Graph) -> None:
     from fusec.codegen.bounds import size_limits, unproven_accesses
     from fusec.codegen.triton.check import multiplies_matrices
     from fusec.codegen.triton.printer import print_kernel
-    from fusec.codegen.triton.signature import num_warps
+    from fusec.codegen.triton.signature import options
 
     kernel = replace(kernel, name="kernel")
     lines = [line for line in print_kernel(kernel).splitlines() if not line.startswith("#")]
-    found.code = found.chip, "\n".join(lines), tuple(b.dtype.name for b in kernel.buffers), num_warps(kernel)
+    found.code = (
+        found.chip,
+        "\n".join(lines),
+        tuple(b.dtype.name for b in kernel.buffers),
+        tuple(options(kernel).items()),
+    )
     found.kernel, found.multiplies = kernel, multiplies_matrices(body)
     unproven = unproven_accesses(kernel, size_limits(body))
     found.problem = f"may reach beyond a buffer: {unproven[0]}" if unproven else ""
@@ -287,6 +293,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtypes", default="bfloat16,float16", metavar="A,B")
     add("--rows", default=ROWS, metavar="M,N", help="up to 16 are tokens of so many sequences, more are whole ones")
     add("--chips", default=",".join(MACHINES), metavar="A,B")
+    add("--mode", default="default", choices=list(MODES), help="`max-autotune` generates products of many rows")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     add("--each", action="store_true", help="show every kernel, not only the models")
     add("--json", default="", metavar="FILE", help="by default bench/results/triton_chips.json")

@@ -7,11 +7,12 @@ over those axes that its definition depends on, and an accumulator over those of
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import sympy
 
+from fusec.codegen.choice import Choice
 from fusec.ir.graph import Source
 from fusec.ir.types import DType, Size
 
@@ -34,7 +35,7 @@ class Buffer:
     numel: Size
     """Elements from the pointer to the end of what is touched."""
     role: Literal["input", "output", "update", "scratch", "shared"]
-    """``update`` is read and written in place. C++ only: ``scratch`` is private to one iteration of the grid, and
+    """``update`` is read and written in place. ``scratch`` is private to one iteration of the grid (C++ only), and
     ``shared`` is seen by all, and by what comes after the grid."""
     packed: int = 0
     """Rows of the blocks in which a matrix lies, each turned, the last one shorter: lanes that run along the columns
@@ -211,7 +212,8 @@ class Loop:
     """``for axis in start … stop``, which are affine in outer axes and symbols, or integers defined before.
 
     ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
-    outermost and nest perfectly; other statements may follow them (C++ only). ``serial`` runs in order. ``tile`` covers
+    outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them, which see what was
+    stored. ``serial`` runs in order. ``tile`` covers
     the range in tiles of ``step`` elements, the last one partly filled; inside it names are tiles, and the axis stands
     for the first element of the tile plus the lane.
     """
@@ -240,7 +242,7 @@ Statement: TypeAlias = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch."""
+    """One launch, or one for each grid."""
 
     name: str
     """Readable, from the labels of the region: ``add_rms_norm``."""
@@ -255,6 +257,8 @@ class Kernel:
     formula: str = ""
     """What it computes, for the comment at its head."""
     sources: tuple[Source, ...] = ()
+    choice: Choice = field(default_factory=Choice)
+    """What its schedule was left free to choose (Triton)."""
 
 
 MAX_CHECKS = 255

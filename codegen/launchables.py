@@ -43,11 +43,11 @@ def build_kernels(
             scheduled[node] = equal[key]
             continue
         try:
-            kernel = target.schedule(node, kernel_name(node))
+            kernel = target.schedule(node, kernel_name(node), context.machine)
         except FusecError as reason:
             _report(context, node, "has no kernel and runs through ATen", reason)
             continue
-        tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work)
+        tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work, kernel.choice)
         if tile_program not in kernels:
             count = names[kernel.name] = names.get(kernel.name, 0) + 1
             kernels[tile_program] = kernel if count == 1 else replace(kernel, name=f"{kernel.name}_{count}")
@@ -55,12 +55,17 @@ def build_kernels(
     distinct = list(kernels.values())
     launchables = _launchables(distinct, target, context)
     found: dict[Node, tuple[Kernel, Launchable]] = {}
+    tuned: dict[str, tuple[Kernel, Launchable]] = {}
     for node, kernel in scheduled.items():
         launchable = launchables[kernel.name]
         if isinstance(launchable, BuildError):
             _report(context, node, "could not be built and runs through ATen", launchable)
-        else:
+        elif not context.config.autotune:
             found[node] = kernel, launchable
+        else:
+            if kernel.name not in tuned:
+                tuned[kernel.name] = target.tuned(node, kernel, launchable, context)
+            found[node] = tuned[kernel.name]
     return found
 
 

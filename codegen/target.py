@@ -9,6 +9,7 @@ from fusec.codegen.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
+from fusec.pipeline import Context
 
 
 class Launchable(Protocol):
@@ -61,8 +62,8 @@ class Target(Protocol):
     def machine(self, config: Config) -> Machine:
         """What its kernels run on, as far as it is known."""
 
-    def schedule(self, region: Node, name: str) -> Kernel:
-        """The tile program of a kernel region; raises ScheduleError where there is none."""
+    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
+        """The tile program of a kernel region, for a machine; raises ScheduleError where there is none."""
 
     def print(self, kernel: Kernel) -> str:
         """Its text."""
@@ -73,3 +74,6 @@ class Target(Protocol):
         Raises:
             BuildError: where nothing can be built at all, as for want of a compiler.
         """
+
+    def tuned(self, region: Node, kernel: Kernel, built: Launchable, context: Context) -> tuple[Kernel, Launchable]:
+        """What runs a region under ``autotune``: its kernel as it was built, or whatever is quicker."""

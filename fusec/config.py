@@ -42,7 +42,8 @@ class Config:
     )
     autotune: bool = _option(
         False,
-        "on a GPU, generate matrix products of many rows, not timed yet, where that is predicted to save time",
+        "on a GPU, time the candidates of each kernel when it first runs and keep the choice; products of many rows are "
+        "generated, too, where that is predicted to save time. Not run on one yet",
     )
     dependent_launch: bool = _option(
         False,

@@ -46,8 +46,8 @@ class Scheduled:
     def machine(self, config: Config) -> Machine:
         return assumed_cpu() if self.name == "cpp" else chip("")
 
-    def schedule(self, region: Node, name: str) -> Kernel:
-        return self.target.schedule(region, name)
+    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
+        return self.target.schedule(region, name, machine)
 
     def print(self, kernel: Kernel) -> str:
         return self.target.print(kernel)

@@ -9,9 +9,11 @@ from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import Compiler, find_compiler
 from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.target import Launchable
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
+from fusec.pipeline import Context
 
 _USUAL_LANES = 16
 
@@ -66,8 +68,8 @@ class CppTarget:
         """Of the machine, however many threads run at the time: results do not depend on that number."""
         return os.cpu_count() or 1
 
-    def schedule(self, region: Node, name: str) -> Kernel:
-        """The tile program of a kernel region; raises ScheduleError where there is none."""
+    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
+        """The tile program of a kernel region, for this machine; raises ScheduleError where there is none."""
         from fusec.codegen.schedule import schedule_region
 
         return schedule_region(
@@ -88,3 +90,7 @@ class CppTarget:
                 texts.append(error)
         built = iter(build([text for text in texts if not isinstance(text, BuildError)], config))
         return [text if isinstance(text, BuildError) else next(built) for text in texts]
+
+    def tuned(self, region: Node, kernel: Kernel, built: Launchable, context: Context) -> tuple[Kernel, Launchable]:
+        """The kernel as it was built: nothing is timed on a CPU."""
+        return kernel, built

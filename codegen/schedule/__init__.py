@@ -1,9 +1,12 @@
 """From a region to a kernel: which loops there are, what each computes, and where values live."""
 
-from fusec.analysis.indexing import locate, made, placing
-from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits, classify
+from fusec.analysis.indexing import Nest, locate, made, placing
+from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits, Shape, classify
+from fusec.analysis.machine import Machine, chip
+from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import MAX_CHECKS, Kernel
 from fusec.codegen.schedule.attention import schedule_attention
+from fusec.codegen.schedule.choosing import default_choice, other_choices
 from fusec.codegen.schedule.contraction import schedule_contraction
 from fusec.codegen.schedule.emitter import Emitter, region_symbols
 from fusec.codegen.schedule.rows import Tiling, schedule_rows
@@ -24,6 +27,8 @@ def schedule_region(
     whole_row: bool,
     bf16_products: bool = False,
     cores: int = 1,
+    machine: Machine | None = None,
+    choice: Choice | None = None,
 ) -> Kernel:
     """The kernel of a region node.
 
@@ -34,26 +39,31 @@ def schedule_region(
         whole_row: whether a tile may hold a whole row, and scratch memory is unavailable (Triton).
         bf16_products: whether the machine multiplies bfloat16 directly.
         cores: of the machine.
+        machine: the GPU, where tiles hold whole rows.
+        choice: what the schedule leaves free there; by default what suits that GPU.
 
     Raises:
         ScheduleError: where no schedule covers the region.
     """
     body = region.body
     nest = locate(body)
-    # Grouping has chosen already: whatever has a schedule is scheduled.
-    many = MULTIPLIED | HALVES if whole_row else MULTIPLIED
-    shape = classify(nest, Limits(_ANY, many, in_order=not whole_row, any_layout=whole_row))
+    shape = _classified(nest, whole_row)
+    if whole_row:
+        choice = choice or default_choice(nest, shape, _gpu(machine), lanes)
+        lanes = choice.columns
+    else:
+        choice = Choice()
     emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
     if shape.attention is not None and whole_row:
-        statements = schedule_tiled_attention(emitter, nest, shape.attention)
+        statements = schedule_tiled_attention(emitter, nest, shape.attention, choice)
     elif shape.attention is not None:
         statements = schedule_attention(emitter, nest, shape.attention, tiling)
     elif shape.kind == "contraction" and whole_row:
-        statements = schedule_tiled_contraction(emitter, nest, shape)
+        statements = schedule_tiled_contraction(emitter, nest, shape, choice)
     else:
         schedule = schedule_contraction if shape.kind == "contraction" else schedule_rows
         statements = schedule(emitter, nest, shape, tiling)
-    if whole_row and emitter.scratch:
+    if whole_row and any(b.role == "scratch" for b in emitter.scratch):
         raise ScheduleError("the kernel needs scratch memory")
     numbers = {node: i for i, node in enumerate(placing(body), 1)}
     if len(numbers) > MAX_CHECKS:
@@ -76,4 +86,28 @@ def schedule_region(
         work=work,
         formula=print_graph(body, sources=False),
         sources=region.sources,
+        choice=choice,
     )
+
+
+def choices(region: Node, machine: Machine, lanes: int) -> tuple[Choice, ...]:
+    """What ``schedule_region`` may be told for a GPU: its default, then few others that may be quicker.
+
+    Raises:
+        ScheduleError: where no schedule covers the region.
+    """
+    nest = locate(region.body)
+    shape = _classified(nest, True)
+    default = default_choice(nest, shape, _gpu(machine), lanes)
+    return (default, *other_choices(nest, shape, _gpu(machine), default))
+
+
+def _gpu(machine: Machine | None) -> Machine:
+    """A GPU: the usual one in the place of none, or of a CPU."""
+    return machine if machine is not None and machine.code else chip("")
+
+
+def _classified(nest: Nest, whole_row: bool) -> Shape:
+    """Grouping has chosen already: whatever has a schedule is scheduled."""
+    many = MULTIPLIED | HALVES if whole_row else MULTIPLIED
+    return classify(nest, Limits(_ANY, many, in_order=not whole_row, any_layout=whole_row))

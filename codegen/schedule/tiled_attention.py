@@ -16,38 +16,31 @@ from fusec.analysis.affine import Axis
 from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
 from fusec.analysis.indexing import Located, Nest
 from fusec.analysis.visible import Bound, loaded_masks, visible_keys
+from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Assign, Compute, Constant, DotTiles, Fold, Init, Operand, Statement, index_symbol
 from fusec.codegen.schedule.emitter import Emitter, grid, static_size
-from fusec.codegen.schedule.tiled_contraction import MATRIX_ROWS, multiplied, power_of_two
-from fusec.ir.types import BOOL, F64, DType, Size, accumulation
+from fusec.codegen.schedule.products import MATRIX_ROWS, multiplied, power_of_two
+from fusec.ir.types import BOOL, DType, Size, accumulation
 
-_BLOCKS = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
-"""Queries and keys of a block, by bytes of an element: with their sums they fit into registers."""
-_WIDTH = 128
-"""Up to this many elements of a value; of wider ones a block has fewer."""
 _LOWEST = Constant(-math.inf)
 
 
-def schedule_tiled_attention(emitter: Emitter, nest: Nest, attention: Attention) -> tuple[Statement, ...]:
+def schedule_tiled_attention(
+    emitter: Emitter, nest: Nest, attention: Attention, choice: Choice
+) -> tuple[Statement, ...]:
     """The body of a kernel for an attention region."""
-    return _TiledAttention(emitter, nest, attention).run()
+    return _TiledAttention(emitter, nest, attention, choice).run()
 
 
 class _TiledAttention:
-    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention) -> None:
+    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, choice: Choice) -> None:
         self.emitter, self.nest, self.parts = emitter, nest, attention
         self.dtype = accumulation(attention.product.dtype)
         for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
             emitter.axis_name(axis)
-        blocks = _BLOCKS[max(attention.weights.dtype.bytes, attention.value.dtype.bytes)]
-        widest = max(power_of_two(static_size(axis)) for axis in (attention.columns, attention.depth))
-        least = 1 if self.dtype == F64 else MATRIX_ROWS
-        self.rows, self.keys = (max(least, n * _WIDTH // max(widest, _WIDTH)) for n in blocks)
-        count = math.prod(a.size if isinstance(a.size, int) else FEW_QUERIES + 1 for a in attention.queries)
-        self.few = count <= FEW_QUERIES
+        self.rows, self.keys = choice.rows, choice.depth
+        self.few = attention.rows <= FEW_QUERIES
         self.lane = max(attention.queries, key=lambda a: a.size if isinstance(a.size, int) else math.inf, default=None)
-        if self.few:
-            self.rows = power_of_two(count) if self.dtype == F64 else max(MATRIX_ROWS, power_of_two(count))
         self.block = index_symbol("query_block")
 
     def run(self) -> tuple[Statement, ...]:

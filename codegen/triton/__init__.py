@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusec.analysis.machine import Machine, chip
+from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import schedule_region
 from fusec.codegen.target import Launchable
@@ -12,6 +13,7 @@ from fusec.codegen.triton.printer import print_kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Node
+from fusec.pipeline import Context
 
 if TYPE_CHECKING:
     from fusec.codegen.triton.check import RegionCheck
@@ -32,13 +34,19 @@ class TritonTarget:
         here = torch.cuda.get_device_name() if not config.machine and torch.cuda.is_available() else ""
         return chip(config.machine or here)
 
-    def schedule(self, region: Node, name: str) -> Kernel:
+    def schedule(self, region: Node, name: str, machine: Machine | None = None, choice: Choice | None = None) -> Kernel:
         """The tile program of a kernel region.
+
+        Args:
+            region: a kernel.
+            name: what it is called.
+            machine: the GPU; by default the usual one.
+            choice: what its schedule leaves free; by default what suits that GPU.
 
         Raises:
             ScheduleError: where there is none.
         """
-        return schedule_region(region, name, self.lanes, self.whole_row)
+        return schedule_region(region, name, self.lanes, self.whole_row, machine=machine, choice=choice)
 
     def print(self, kernel: Kernel) -> str:
         """Its text.
@@ -59,7 +67,7 @@ class TritonTarget:
         except ImportError as reason:
             raise BuildError("Triton is not installed", why=str(reason), fix="pip install triton") from reason
         built: list[Launchable | BuildError] = []
-        dependent = config.dependent_launch and _launches_dependents()
+        dependent = _launches_dependents(config)
         for kernel in kernels:
             try:
                 built.append(TritonKernel(kernel, dependent))
@@ -67,12 +75,20 @@ class TritonTarget:
                 built.append(BuildError(f"kernel {kernel.name} was not built", why=reason.what))
         return built
 
+    def tuned(self, region: Node, kernel: Kernel, built: Launchable, context: Context) -> tuple[Kernel, Launchable]:
+        """What was recorded as quickest on this GPU, or what finds that out when it first runs."""
+        from fusec.codegen.triton.trials import Candidate
+        from fusec.codegen.triton.tuning import Tuner
 
-def _launches_dependents() -> bool:
-    """Whether the GPU can start a kernel before the one ahead has ended."""
+        tuner = Tuner.here(context, self.lanes, _launches_dependents(context.config))
+        return tuner.settle(region, kernel, built) if tuner and isinstance(built, Candidate) else (kernel, built)
+
+
+def _launches_dependents(config: Config) -> bool:
+    """Whether a kernel is to start before the one ahead has ended, and the GPU can do that."""
     import torch
 
-    nvidia = torch.version.hip is None and torch.cuda.is_available()
+    nvidia = config.dependent_launch and torch.version.hip is None and torch.cuda.is_available()
     return nvidia and torch.cuda.get_device_capability() >= (9, 0)
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fusec.analysis.machine import chip
 from fusec.codegen.bounds import Access, size_limits, unproven_accesses
+from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule.emitter import storage_numel
 from fusec.codegen.triton import TritonTarget
@@ -54,10 +56,13 @@ def check_region(
     chips: Sequence[str] = DEFAULT_CHIPS,
     seed: int = 0,
     inputs: Sequence[Tensor] | None = None,
+    choice: Choice | None = None,
 ) -> RegionCheck:
     """Schedule a region with whole rows, run it, prove its bounds and compile it for chips that need not be there.
 
     It runs where its tensors lie: on a CPU in Triton's interpreter.
+
+    What runs is what suits the usual chip; what is compiled suits each, unless a choice is given.
 
     Args:
         region: a node that holds primitives.
@@ -66,17 +71,20 @@ def check_region(
         seed: of the sampled inputs.
         inputs: what the region takes; sampled unless given, though a sample may be nothing that occurs: sums of
             squares below zero have a root that says little about a kernel.
+        choice: what the schedule leaves free; by default what suits a chip.
 
     Raises:
         ScheduleError: where Triton has no schedule for the region.
         BuildError: where Triton refuses the kernel.
     """
     target = TritonTarget()
-    kernel = target.schedule(region, name)
+    kernel = target.schedule(region, name, choice=choice)
     comparison = _compare(kernel, region.body, seed, inputs)
-    multiplies = multiplies_matrices(region.body)
-    reports = tuple(replace(compile_for(kernel, chip), multiplies_halves=multiplies) for chip in chips)
-    return RegionCheck(kernel, comparison, reports, tuple(unproven_accesses(kernel, size_limits(region.body))))
+    multiplies, limits = multiplies_matrices(region.body), size_limits(region.body)
+    kernels = {code: target.schedule(region, name, chip(code), choice) for code in chips}
+    reports = tuple(replace(compile_for(k, code), multiplies_halves=multiplies) for code, k in kernels.items())
+    unproven = {str(a): a for k in (kernel, *kernels.values()) for a in unproven_accesses(k, limits)}
+    return RegionCheck(kernel, comparison, reports, tuple(unproven.values()))
 
 
 def multiplies_matrices(body: Graph) -> bool:

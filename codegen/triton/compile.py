@@ -5,6 +5,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,9 +15,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fusec.codegen.kernel import DotTiles, Kernel, walk
-from fusec.codegen.triton.launch import OPTIONS, define
+from fusec.codegen.triton.grids import grids
+from fusec.codegen.triton.launch import define
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.signature import blocks, num_warps, parameters
+from fusec.codegen.triton.signature import blocks, options, parameters
 from fusec.codegen.triton.tiles import spans
 from fusec.errors import BuildError
 from fusec.ir.types import accumulation
@@ -83,23 +85,44 @@ class Report:
 def compile_for(kernel: Kernel, chip: str) -> Report:
     """Compile a kernel for one of ``CHIPS``; no GPU is needed.
 
+    Returns:
+        Of a kernel with several grids, the most that any of them takes, and all that spills.
+
     Raises:
         BuildError: where Triton refuses it.
     """
-    function = define(kernel, print_kernel(kernel))
+    text = print_kernel(kernel)
+    first, *others = (_compiled(grid, text, chip) for grid in grids(kernel))
+    return replace(reduce(_together, others, first), kernel=kernel.name, multiplies_halves=multiplies_halves(kernel))
+
+
+def _compiled(kernel: Kernel, text: str, chip: str) -> Report:
+    """One grid."""
+    function = define(kernel, text)
     names = parameters(kernel)
     types = [_POINTERS[b.dtype.name] for b in kernel.buffers] + ["i64"] * len(kernel.symbols)
     constants = {block.name: block.lanes for block in blocks(kernel)}
     signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
     aligned = {(i,): _ALIGNED for i in range(len(kernel.buffers))}
     source = ASTSource(function, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": num_warps(kernel), **OPTIONS}
     try:
-        compiled = triton.compile(source, target=CHIPS[chip], options=options)
+        compiled = triton.compile(source, target=CHIPS[chip], options=options(kernel))
     except Exception as reason:
         raise BuildError(f"Triton refuses kernel {kernel.name} for {chip}", why=str(reason)) from reason
     read = _nvidia if CHIPS[chip].backend == "cuda" else _amd
-    return replace(read(kernel.name, chip, compiled), multiplies_halves=multiplies_halves(kernel))
+    return read(kernel.name, chip, compiled)
+
+
+def _together(one: Report, other: Report) -> Report:
+    return replace(
+        one,
+        registers=max(one.registers, other.registers),
+        spills=one.spills + other.spills,
+        shared=max(one.shared, other.shared),
+        assembly_bytes=one.assembly_bytes + other.assembly_bytes,
+        matrix_instructions=dict(Counter(one.matrix_instructions) + Counter(other.matrix_instructions)),
+        asynchronous_copies=one.asynchronous_copies + other.asynchronous_copies,
+    )
 
 
 def multiplies_halves(kernel: Kernel) -> bool:

@@ -13,13 +13,13 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, TensorHandle
 
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launcher import Launcher, counting
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.signature import identifier, num_warps
+from fusec.codegen.triton.signature import identifier, options
 from fusec.errors import BuildError
-
-OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
-"""Compiler options of every kernel: a product is rounded before it is added, whatever Triton's default becomes."""
+from fusec.ir.types import evaluate_size
+from fusec.verify.dtypes import torch_dtype
 
 
 def _sum(tile: Any, axis: int) -> Any:
@@ -46,24 +46,48 @@ class TritonKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel, dependent=dependent)
-        self._options = {"num_warps": num_warps(kernel), **OPTIONS, **({"launch_pdl": True} if dependent else {})}
-        self._launcher: Launcher | None = None
+        self._with = {"launch_pdl": True} if dependent else {}
+        self._launchers: list[tuple[Kernel, Launcher]] = []
         self._interpreted: InterpretedKernel | None = None
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """Run on tensors, at each of which a pointer of the kernel starts.
 
         Args:
-            buffers: one for each buffer of the kernel, in order.
+            buffers: one for each buffer of the kernel, in order; none for shared memory.
             symbols: their values, in the order of ``kernel.symbols``.
         """
         _check_count(self.kernel, buffers, symbols)
         if buffers[0].device.type == "cpu":
             self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
             return self._interpreted(buffers, symbols)
-        if self._launcher is None:
-            self._launcher = Launcher(self.kernel, define(self.kernel, self.source), self._options)
-        self._launcher(buffers, symbols)
+        for launcher, given in self._launches(buffers, symbols):
+            launcher(given, symbols)
+
+    def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
+        """Compile all that a call with these needs, which may be done beside other kernels."""
+        if buffers[0].device.type == "cpu":
+            self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
+            return
+        for launcher, given in self._launches(buffers, symbols):
+            launcher.prepare(given, symbols)
+
+    def _launches(
+        self, buffers: Sequence[Tensor], symbols: Sequence[int]
+    ) -> Iterator[tuple[Launcher, Sequence[Tensor]]]:
+        """A launch for each grid, and what it is given."""
+        if not self._launchers:
+            self._launchers = [
+                (grid, Launcher(grid, define(grid, self.source), options(grid) | self._with))
+                for grid in grids(self.kernel)
+            ]
+        if len(self._launchers) == 1:
+            yield self._launchers[0][1], buffers
+            return
+        with torch.cuda.device(buffers[0].device):
+            at = _memory(self.kernel, buffers, symbols)
+            for grid, launcher in self._launchers:
+                yield launcher, [at[b.name] for b in grid.buffers]
 
 
 class InterpretedKernel:
@@ -73,20 +97,22 @@ class InterpretedKernel:
         self.kernel = kernel
         self.name = kernel.name
         self.source = print_kernel(kernel, interpreted=True)
-        self._function = InterpretedFunction(define(kernel, self.source, interpreted=True))
-        self._programs = counting(kernel)
+        self._grids = [
+            (grid, counting(grid), InterpretedFunction(define(grid, self.source, interpreted=True)))
+            for grid in grids(kernel)
+        ]
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """As ``TritonKernel``; bf16 tensors go through f32 copies, since the interpreter gets bf16 arithmetic wrong."""
         _check_count(self.kernel, buffers, symbols)
-        programs = self._programs(*symbols)
-        if not programs:
-            return
-        passed = [_flat(buffer) for buffer in buffers]
-        widened = [b.float() if b.dtype == torch.bfloat16 else b for b in passed]
+        passed = {name: _flat(buffer) for name, buffer in _memory(self.kernel, buffers, symbols).items()}
+        widened = {name: b.float() if b.dtype == torch.bfloat16 else b for name, b in passed.items()}
         with np.errstate(all="ignore"), _repaired_interpreter():
-            self._function[(programs,)](*widened, *symbols)
-        for buffer, original, copy in zip(self.kernel.buffers, passed, widened, strict=True):
+            for grid, count, function in self._grids:
+                if programs := count(*symbols):
+                    function[(programs,)](*(widened[b.name] for b in grid.buffers), *symbols)
+        for buffer in self.kernel.buffers:
+            original, copy = passed[buffer.name], widened[buffer.name]
             if copy is not original and buffer.role in ("output", "update"):
                 original.copy_(copy)
 
@@ -107,7 +133,7 @@ def define(kernel: Kernel, text: str, interpreted: bool = False) -> Any:
     names: dict[str, Any] = {"__name__": f"fusec_kernel_{digest}"}
     if interpreted:
         names |= {"device_function": _plain, "range": _range}
-        text = text.replace("@triton.jit", "@device_function")
+        text = text.replace("@triton.jit", "@device_function").replace("tl.range(", "range(")
     try:
         exec(compile(text, file, "exec"), names)
     except SyntaxError as reason:
@@ -147,7 +173,7 @@ def _plain(function: Any) -> Any:
     return function
 
 
-def _range(*bounds: Any) -> range:
+def _range(*bounds: Any, num_stages: int = 0) -> range:
     """Python's, over scalars of the interpreter too: those of Triton 3.6 have no ``__index__`` that works."""
     return range(*(bound.handle.data.item() if isinstance(bound, tl.tensor) else bound for bound in bounds))
 
@@ -158,9 +184,21 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((length if tensor.numel() else 0,), (1,))
 
 
+def _memory(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -> dict[str, Tensor]:
+    """The buffers of a kernel by name, new ones where grids share them."""
+    sizes, given = dict(zip(kernel.symbols, symbols, strict=True)), iter(buffers)
+    return {
+        b.name: torch.empty(evaluate_size(b.numel, sizes), dtype=torch_dtype(b.dtype), device=buffers[0].device)
+        if b.role == "shared"
+        else next(given)
+        for b in kernel.buffers
+    }
+
+
 def _check_count(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
-    if len(buffers) != len(kernel.buffers) or len(symbols) != len(kernel.symbols):
+    wanted = [b for b in kernel.buffers if b.role != "shared"]
+    if len(buffers) != len(wanted) or len(symbols) != len(kernel.symbols):
         raise BuildError(
-            f"kernel {kernel.name} takes {len(kernel.buffers)} buffers and {len(kernel.symbols)} symbols",
+            f"kernel {kernel.name} takes {len(wanted)} buffers and {len(kernel.symbols)} symbols",
             why=f"{len(buffers)} and {len(symbols)} were passed",
         )

@@ -60,6 +60,12 @@ class Launcher:
         given = (*pointers, *symbols, *self._lanes)
         compiled.run(programs, 1, 1, stream, compiled.function, metadata, None, None, None, *given)
 
+    def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
+        """Compile what such a launch needs."""
+        if programs := self._programs(*symbols):
+            with torch.cuda.device(buffers[0].device):
+                self._function.warmup(*buffers, *symbols, grid=(programs,), **self._options)
+
 
 def counting(kernel: Kernel) -> Callable[..., int]:
     """How many programs a launch starts, as a function of the kernel's symbols."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import (
     Assign,
     Buffer,
@@ -35,17 +36,29 @@ from fusec.codegen.triton.arithmetic import (
     reduced,
     rounded,
 )
+from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.prelude import FUNCTIONS, prelude
-from fusec.codegen.triton.signature import TRITON, blocks, grid_loops, identifier, lanes_of, parameters, trips, wide
+from fusec.codegen.triton.signature import (
+    TRITON,
+    blocks,
+    grid_loops,
+    identifier,
+    lanes_of,
+    num_warps,
+    parameters,
+    trips,
+    wide,
+)
 from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
 from fusec.ir.types import F32, F64, I64, DType, Size, accumulation, simplify
 
 
 def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = False) -> str:
-    """The module text of a kernel: imports, device functions, and one ``@triton.jit`` function of its name.
+    """The module text of a kernel: imports, device functions, and one ``@triton.jit`` function for each grid.
 
-    Its parameters are a pointer for each buffer, the symbols, and the blocks (with defaults).
+    The last one has the kernel's name. Their parameters are a pointer for each buffer, the symbols, and the blocks
+    (with defaults).
 
     Args:
         kernel: what to print.
@@ -55,9 +68,9 @@ def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = Fa
     Raises:
         ScheduleError: for scratch memory, or an operation without a Triton form.
     """
-    lines = list(_Printer(kernel, dependent).lines())
-    body = "\n".join(lines)
-    code = "\n".join(line for line in lines if not line.startswith("#"))
+    lines = [list(_Printer(grid, dependent).lines()) for grid in grids(kernel)]
+    body = "\n\n\n".join(map("\n".join, lines))
+    code = "\n".join(line for part in lines for line in part if not line.startswith("#"))
     called = {name for name in FUNCTIONS if re.search(rf"(?<![.\w]){name}\b", code)}
     return f"import triton\nimport triton.language as tl\n\n\n{prelude(called, interpreted)}{body}\n"
 
@@ -113,9 +126,9 @@ class _Printer:
         self.masked: set[str] = set()
         """Names that are 0 in lanes beyond the end, as a load leaves them."""
         for buffer in kernel.buffers:
-            if buffer.role in ("scratch", "shared"):
+            if buffer.role == "scratch":
                 raise ScheduleError(
-                    f"kernel {kernel.name} needs {buffer.role} memory {buffer.name}",
+                    f"kernel {kernel.name} needs scratch memory {buffer.name}",
                     why="a Triton program has no memory of its own", fix="schedule the region with whole rows",
                 )  # fmt: skip
 
@@ -140,6 +153,8 @@ class _Printer:
         yield from (f"# {line}" for line in self.kernel.formula.splitlines())
         places = dict.fromkeys(str(source) for source in self.kernel.sources)
         yield from (f"#   {place}" for place in places if place)
+        if self.kernel.choice != Choice():
+            yield f"# {replace(self.kernel.choice, warps=num_warps(self.kernel))}"
 
     def _programs(self, grid: tuple[Loop, ...]) -> Iterator[str]:
         """The axes of the grid from the one program number, the innermost fastest."""
@@ -206,6 +221,16 @@ class _Printer:
             return
         yield from self._repeated(loop, f"range({self._bounds(loop)})", identifier(loop.axis), tiles, ())
 
+    def _run_ahead(self, loop: Loop) -> str:
+        """The range of a tile loop; Triton loads ahead by itself for a matrix unit, and for other products if told."""
+        stages, body = self.kernel.choice.stages, list(walk(loop.body))
+        multiplies = self.kernel.kind == "contraction" and any(
+            isinstance(s, Update) and len(s.values) > 1 for s in body
+        )
+        if stages and multiplies and not any(isinstance(s, DotTiles) for s in body):
+            return f"tl.range({self._bounds(loop)}, num_stages={stages})"
+        return f"range({self._bounds(loop)})"
+
     def _bounds(self, loop: Loop) -> str:
         texts = [TRITON.print(loop.start), TRITON.print(loop.stop)]
         step = self.blocks[loop.step] if loop.kind == "tile" else TRITON.print(loop.step)
@@ -220,7 +245,7 @@ class _Printer:
         if not tile.whole:
             first = f"{axis}_start"
             head = [f"{axis} = {first} + {lanes}", *([limit] if tile.mask else [])]
-            yield from self._repeated(loop, f"range({self._bounds(loop)})", first, (*around, tile), head)
+            yield from self._repeated(loop, self._run_ahead(loop), first, (*around, tile), head)
             return
         known = self.ranges.get(axis)
         if known is None or replace(known[0], body=()) != replace(loop, body=()):

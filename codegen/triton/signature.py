@@ -3,6 +3,7 @@
 import keyword
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 
@@ -38,8 +39,16 @@ def blocks(kernel: Kernel) -> tuple[Block, ...]:
     return tuple(Block("BLOCK" if len(lanes) == 1 else f"BLOCK_{n}", n) for n in lanes)
 
 
+def options(kernel: Kernel) -> dict[str, Any]:
+    """What Triton's compiler is told of a kernel: a product is rounded before it is added, whatever is its default."""
+    stages = {"num_stages": kernel.choice.stages} if kernel.choice.stages else {}
+    return {"num_warps": num_warps(kernel), **stages, "enable_fp_fusion": False}
+
+
 def num_warps(kernel: Kernel) -> int:
-    """How many warps share a tile: enough that a lane holds few elements of it."""
+    """How many warps share a program: those chosen, or enough that a lane holds few elements of a tile."""
+    if kernel.choice.warps:
+        return kernel.choice.warps
     lanes, axes = lanes_along(kernel), spans(kernel)
     loads = [axes.get(s.dst, ()) for s in walk(kernel.body) if isinstance(s, Load)]
     largest = max([math.prod(lanes[a] for a in own) for own in loads], default=1)

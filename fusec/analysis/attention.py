@@ -58,6 +58,11 @@ class Attention:
         return difference.operands == (self.scores, self.largest) and difference.node.is_op("sub")
 
     @property
+    def rows(self) -> int:
+        """Queries that share keys; more than a few where their number is not known."""
+        return math.prod(a.size if isinstance(a.size, int) else FEW_QUERIES + 1 for a in self.queries)
+
+    @property
     def fixed(self) -> tuple[Located, ...]:
         """The numbers that the exponentials are multiplied or divided by."""
         found: dict[Located, None] = {}

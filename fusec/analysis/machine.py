@@ -16,7 +16,7 @@ from fusec.cache import key_of
 from fusec.config import Config
 
 MEASURED, DATASHEET, ASSUMED = "measured", "datasheet", "assumed"
-FORM = 2
+FORM = 3
 """Raised whenever a stored profile changes its form or a figure its meaning; part of the file's name."""
 
 
@@ -40,6 +40,10 @@ class Machine:
     """Reading that cache; 0 where it is not known."""
     threads: int = 1
     """Threads, or multiprocessors."""
+    code: str = ""
+    """What code for a GPU is called: ``sm_90``; empty for a CPU."""
+    shared_bytes: int = 0
+    """Shared memory that one program of a GPU can have."""
 
     def bandwidth(self, cached: bool) -> float:
         """Bytes in a second, from memory or from the last cache."""
@@ -80,7 +84,7 @@ class Machine:
         if not isinstance(data, dict) or data.keys() != {f.name for f in fields(cls)}:
             raise ValueError("it does not hold the figures of a machine")
         rates = [data["read_gb_s"], *dict(data["peaks"]).values()]
-        others = [data["launch_us"], data["cache_gb_s"], data["cache_bytes"], data["threads"]]
+        others = [data[key] for key in ("launch_us", "cache_gb_s", "cache_bytes", "threads", "shared_bytes")]
         numbers = all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in (*rates, *others))
         if not numbers or not all(rates) or not {"vector f32", "matrix f32"} <= data["peaks"].keys():
             raise ValueError("a figure is no positive number")
@@ -88,28 +92,34 @@ class Machine:
 
 
 # Peaks without sparsity. A launch is what separates two kernels of one stream, not the whole call from Python; it is
-# in no datasheet. Where a vendor does not state the rate of the last cache, or its size, it is left out.
+# in no datasheet. Where a vendor does not state the rate of the last cache, or its size, it is left out. Shared memory:
+# CUDA programming guide, table of compute capabilities; CDNA 3 instruction set.
 CHIPS = {
     "a100": Machine(  # NVIDIA A100 80GB SXM datasheet (June 2021); L2: GA100 whitepaper, 5120 B/clk at 1.41 GHz
         "NVIDIA A100 80GB SXM", DATASHEET, 2039,
         {"vector f32": 19_500, "vector f64": 9_700, "matrix f32": 156_000, "matrix f64": 19_500,
-         "matrix bf16": 312_000, "matrix f16": 312_000}, 3.0, 40_000_000, 7219, 108),
+         "matrix bf16": 312_000, "matrix f16": 312_000}, 3.0, 40_000_000, 7219, 108,
+        "sm_80", 166_912),
     "h100": Machine(  # NVIDIA H100 SXM5 datasheet (tensor figures there are with sparsity: halved)
         "NVIDIA H100 SXM", DATASHEET, 3350,
         {"vector f32": 67_000, "vector f64": 34_000, "matrix f32": 494_700, "matrix f64": 67_000,
-         "matrix bf16": 989_400, "matrix f16": 989_400}, 3.0, 50_000_000, 0.0, 132),
+         "matrix bf16": 989_400, "matrix f16": 989_400}, 3.0, 50_000_000, 0.0, 132,
+        "sm_90", 232_448),
     "h200": Machine(  # NVIDIA H200 SXM datasheet: the H100's arithmetic, HBM3e
         "NVIDIA H200 SXM", DATASHEET, 4800,
         {"vector f32": 67_000, "vector f64": 34_000, "matrix f32": 494_700, "matrix f64": 67_000,
-         "matrix bf16": 989_400, "matrix f16": 989_400}, 3.0, 50_000_000, 0.0, 132),
+         "matrix bf16": 989_400, "matrix f16": 989_400}, 3.0, 50_000_000, 0.0, 132,
+        "sm_90", 232_448),
     "b200": Machine(  # NVIDIA HGX B200 datasheet, an eighth of the board, without sparsity
         "NVIDIA B200", DATASHEET, 8000,
         {"vector f32": 80_000, "vector f64": 40_000, "matrix f32": 1_100_000, "matrix f64": 40_000,
-         "matrix bf16": 2_250_000, "matrix f16": 2_250_000}, 3.0, 0, 0.0, 148),
+         "matrix bf16": 2_250_000, "matrix f16": 2_250_000}, 3.0, 0, 0.0, 148,
+        "sm_100", 232_448),
     "mi300x": Machine(  # AMD Instinct MI300X datasheet; Infinity Cache: CDNA 3 whitepaper
         "AMD Instinct MI300X", DATASHEET, 5300,
         {"vector f32": 163_400, "vector f64": 81_700, "matrix f32": 163_400, "matrix f64": 163_400,
-         "matrix bf16": 1_307_400, "matrix f16": 1_307_400}, 3.0, 256_000_000, 17_200, 304),
+         "matrix bf16": 1_307_400, "matrix f16": 1_307_400}, 3.0, 256_000_000, 17_200, 304,
+        "gfx942", 65_536),
 }  # fmt: skip
 """GPUs by name. ``matrix f32`` is TF32 where the chip has it."""
 USUAL_CHIP = "a100"
@@ -128,8 +138,12 @@ def assumed_cpu(threads: int = 1) -> Machine:
 
 
 def chip(name: str) -> Machine:
-    """The GPU that an option or a driver names (``h100``, ``NVIDIA H100 80GB HBM3``), or the usual one."""
-    return next((machine for key, machine in CHIPS.items() if key in name.lower()), CHIPS[USUAL_CHIP])
+    """The GPU that an option, a driver or code for it names (``h100``, ``NVIDIA H100 80GB HBM3``, ``sm_90``).
+
+    Where none is known under the name it is the usual one.
+    """
+    known = (machine for key, machine in CHIPS.items() if key in name.lower() or machine.code == name)
+    return next(known, CHIPS[USUAL_CHIP])
 
 
 def cpu_machine(config: Config, threads: int) -> Machine:

@@ -44,6 +44,17 @@ def test_layers_compile_to_what_a_chip_should_run(
     assert "pass" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_products_of_many_rows_are_there_under_max_autotune(tmp_path: Path) -> None:
+    words = ("--models", "bert", "--rows", "512", "--dtypes", "bfloat16", "--chips", "sm_90")
+    products = {}
+    for mode in ("default", "max-autotune"):
+        status, content = found(tmp_path, *words, "--mode", mode)
+        assert status == 0 and content["mode"] == mode
+        products[mode] = [row["label"] for row in content["kernels"] if row["kind"] == "contraction"]
+    assert len(products["max-autotune"]) > len(products["default"])
+
+
 def test_nothing_is_allocated_for_them() -> None:
     graph = capture(PUBLISHED["llama"], Step("decode", 8), torch.float16)
     assert sum(estimate(touched_bytes(value)) for value in graph.inputs) > 2**30

@@ -12,10 +12,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fusec.codegen import target_named
-from fusec.codegen.triton.launch import OPTIONS, define
+from fusec.codegen.triton.launch import define
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.signature import num_warps
+from fusec.codegen.triton.signature import options
 from fusec.config import Config
 from tests.codegen.tile_programs import S, softmax
 
@@ -77,7 +77,7 @@ class Both:
     """A launcher beside Triton's own way, which asks everything at each launch."""
 
     def __init__(self, kernel: Any, heard: Driver) -> None:
-        self.options = {"num_warps": num_warps(kernel), **OPTIONS}
+        self.options = options(kernel)
         self.function, self.heard = define(kernel, print_kernel(kernel)), heard
         self.direct = Launcher(kernel, self.function, self.options)
 
@@ -109,7 +109,7 @@ def test_triton_is_asked_once(heard: Driver, monkeypatch: pytest.MonkeyPatch) ->
     function, asked = define(kernel, print_kernel(kernel)), list[int]()
     run = function.run
     monkeypatch.setattr(function, "run", lambda *args, **options: [asked.append(1), run(*args, **options)][1])
-    launcher = Launcher(kernel, function, {"num_warps": 2, **OPTIONS})
+    launcher = Launcher(kernel, function, options(kernel) | {"num_warps": 2})
     for _ in range(3):
         launcher([on_gpu(2, 300), on_gpu(2, 300)], [])
     assert len(asked) == 1 and len(heard.launched) == 3
@@ -161,7 +161,7 @@ def test_nothing_is_launched_for_no_rows(heard: Driver) -> None:
 def test_a_dependent_kernel_waits_before_it_reads_or_writes(heard: Driver) -> None:
     kernel = softmax(2, 300)
     function = define(kernel, print_kernel(kernel, dependent=True))
-    compiled = function[(2,)](on_gpu(2, 300), on_gpu(2, 300), num_warps=2, launch_pdl=True, **OPTIONS)
+    compiled = function[(2,)](on_gpu(2, 300), on_gpu(2, 300), launch_pdl=True, **(options(kernel) | {"num_warps": 2}))
     code = compiled.asm["ptx"]
     wait, go = (code.index(f"griddepcontrol.{what};") for what in ("wait", "launch_dependents"))
     assert wait < go < min(code.index("ld.global"), code.index("st.global"))

@@ -8,6 +8,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from fusec.analysis.machine import chip as machine
 from fusec.codegen.kernel import Assign, Kernel, Loop, walk
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
@@ -50,8 +51,8 @@ def region_of(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Node:
     return region
 
 
-def kernel_of(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Kernel:
-    return TritonTarget().schedule(region_of(spelling, inputs), "attention")
+def kernel_of(spelling: Spelling, inputs: tuple[Tensor, ...], chip: str = "sm_80") -> Kernel:
+    return TritonTarget().schedule(region_of(spelling, inputs), "attention", machine(chip))
 
 
 def on_triton(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Compiled:
@@ -186,7 +187,7 @@ def test_large_ones_compile_to_what_a_chip_should_run(width: int, chip: str) -> 
     for queries in (512, 4):
         q, k = torch.empty(1, 2, queries, width), torch.empty(1, 2, 512, width)
         inputs = tuple(x.bfloat16() for x in (q, k, k, torch.empty(1, 1, queries, 512)))
-        report = compile_for(kernel_of(soft_capped, inputs), chip)
+        report = compile_for(kernel_of(soft_capped, inputs, chip), chip)
         assert report.ok and report.matrix_instructions, report
 
 
@@ -194,7 +195,7 @@ def test_large_ones_compile_to_what_a_chip_should_run(width: int, chip: str) -> 
 def test_keys_and_values_are_on_their_way_before_they_are_needed(chip: str) -> None:
     """Tiles of both are copied as they lie: what is turned before it is multiplied has to pass through registers."""
     q, k = (torch.empty(1, 2, 512, 128).bfloat16() for _ in range(2))
-    kernel = kernel_of(call_causal, (q, k, k, torch.empty(512, 512)))
+    kernel = kernel_of(call_causal, (q, k, k, torch.empty(512, 512)), chip)
     assert "tl.trans" not in print_kernel(kernel)
     report = compile_for(kernel, chip)
     tile = 32 * 128 * 2 // 16 // (32 * num_warps(kernel))  # copies of 16 bytes that each thread makes of one tile

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusec.analysis.machine import chip as machine
 from fusec.codegen.bounds import unproven_accesses
 from fusec.codegen.kernel import DotTiles, Kernel, Loop, walk
-from fusec.codegen.schedule.tiled_contraction import power_of_two
+from fusec.codegen.schedule.products import power_of_two
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
@@ -188,6 +189,6 @@ def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip
         for i, s in enumerate(sizes)
     ]
     for region in regions_of(function, tuple(inputs)):
-        report = compile_for(TritonTarget().schedule(region, name), chip)
+        report = compile_for(TritonTarget().schedule(region, name, machine(chip)), chip)
         assert report.ok, report
         assert bool(report.matrix_instructions) == (rows > 1)

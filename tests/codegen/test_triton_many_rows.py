@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusec.analysis.machine import chip as machine
 from fusec.codegen.bounds import unproven_accesses
 from fusec.codegen.kernel import Kernel, Loop, walk
 from fusec.codegen.triton import TritonTarget
@@ -122,9 +123,9 @@ def test_what_is_computed_before_few_rows_may_be_computed_for_blocks_of_them() -
         assert outcome.comparison.ratio < (8 if dtype == torch.float64 else 1) and not outcome.unproven, outcome
 
 
-def kernel_of(case: Case, dtype: torch.dtype = torch.bfloat16) -> Kernel:
+def kernel_of(case: Case, dtype: torch.dtype = torch.bfloat16, chip: str = "sm_80") -> Kernel:
     (region,) = regions_with_products(case[0], [torch.empty(s, dtype=dtype, device="meta") for s in case[1]])
-    return TritonTarget().schedule(region, "kernel")
+    return TritonTarget().schedule(region, "kernel", machine(chip))
 
 
 def test_programs_in_a_row_share_rows_and_columns() -> None:
@@ -156,6 +157,7 @@ def test_offsets_of_large_ones_have_64_bits() -> None:
 LARGE: dict[str, tuple[Case, torch.dtype]] = {
     "gated": ((gated, ((4096, 4096), (14336, 4096), (14336, 4096))), torch.bfloat16),
     "rotary": ((rotated, ((1, 512, 4096), (4096, 4096), (512, 128), (512, 128))), torch.float16),
+    "plain": ((F.linear, ((4096, 4096), (4096, 4096))), torch.float16),
     "by input": ((lambda x, w: torch.relu(x @ w), ((512, 14336), (14336, 4096))), torch.bfloat16),
 }
 
@@ -163,6 +165,6 @@ LARGE: dict[str, tuple[Case, torch.dtype]] = {
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_ones_compile_to_what_a_chip_should_run(name: str, chip: str) -> None:
-    report = compile_for(kernel_of(*LARGE[name]), chip)
+    report = compile_for(kernel_of(*LARGE[name], chip), chip)
     assert report.ok and report.matrix_instructions, report
     assert (report.asynchronous_copies > 0) == chip.startswith("sm"), report

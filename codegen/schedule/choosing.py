@@ -1,0 +1,178 @@
+"""Choices for a region on a GPU: the one that its profile suggests, and few others that may be quicker.
+
+What decides among few rows is how many bytes are on their way at once (Little's law: bandwidth times latency), since
+memory is their limit; among many, how much of a block's operands is used again and whether all processors have one.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusec.analysis.attention import FEW_QUERIES, Attention
+from fusec.analysis.indexing import Nest
+from fusec.analysis.kinds import Shape
+from fusec.analysis.machine import Machine
+from fusec.codegen.choice import Choice
+from fusec.codegen.schedule.products import MATRIX_ROWS, Products, multiplied, power_of_two
+from fusec.ir.types import F64, accumulation, estimate
+
+_STAGES, _STAGES_OF_FEW = 3, 5
+_STAGES_OF_AMD = 2
+_WARPS_OF_FEW = 4
+"""More of them have nothing left to multiply in a block of 16 rows and as many columns, and were seen to spill."""
+_TILE = 8192
+"""Elements of the weights that a program for few rows has at hand."""
+_DEPTH_OF_ONE = 512
+_DEPTHS = {2: 128, 4: 32, 8: 32}
+"""Elements along what is summed in one block for a matrix unit, by bytes of an element."""
+_SPLITS = (1, 2, 4, 8)
+_LEAST_BLOCKS = 2
+"""Blocks along the sum that a part has at least."""
+_LATENCY = 1e-6
+"""Seconds from asking memory for a block to asking for the next one, under load: a guess, which no datasheet has."""
+_RESIDENT = 8
+"""Programs that a processor has room for, about."""
+_MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
+"""Of many rows: rows, columns of all products together and depth of a block, by bytes of an element."""
+_WIDE = {"sm_90": 2, "sm_100": 1}
+"""Products of a block up to which one of halves has twice the columns: matrix units that read their operands from
+shared memory leave registers to what follows. Elsewhere, and with more products, such blocks were seen to spill."""
+_LEAST = 32 * 32
+"""Sums of the least block that many rows are cut into."""
+_SUMS = 1 << 15
+"""The most sums of a block: half of the registers of a processor."""
+_QUERIES = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
+"""Queries and keys of a block, by bytes of an element: with their sums they fit into registers."""
+_WIDTH = 128
+"""Up to this many elements of a value; of wider ones a block has fewer."""
+_OTHERS = 10
+"""The most other choices."""
+
+
+def default_choice(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
+    """What suits a region on a GPU, as far as its profile tells; nothing is measured."""
+    if shape.attention is not None:
+        return _attention(shape.attention, machine)
+    if shape.kind == "contraction":
+        products = Products(nest, shape)
+        return _few_rows(products, machine) if products.few else _many_rows(products, machine)
+    return Choice(columns=lanes)
+
+
+def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -> tuple[Choice, ...]:
+    """Few others, those nearest to the default first."""
+    if shape.attention is not None:
+        found = _near(default, rows=() if shape.attention.rows <= FEW_QUERIES else (2, 0.5), depth=(2, 0.5))
+    elif shape.kind == "contraction":
+        found = _near_products(Products(nest, shape), machine, default)
+    else:
+        found = (replace(default, warps=warps) for warps in (4, 8, 16))
+    return tuple(itertools.islice(dict.fromkeys(c for c in found if c != default), _OTHERS))
+
+
+def _stages(machine: Machine, stages: int = _STAGES) -> int:
+    return _STAGES_OF_AMD if machine.code.startswith("gfx") else stages
+
+
+def _few_rows(products: Products, machine: Machine) -> Choice:
+    """All rows, few enough columns that every processor has some, and as many parts as are predicted to pay."""
+    bytes_ = _bytes_of_weights(products)
+    rows = power_of_two(products.count) if isinstance(products.count, int) else 1
+    if not products.on_matrix_unit:
+        depth = _depth(products, _DEPTHS[bytes_] if products.shape.rows else _DEPTH_OF_ONE)
+        choice = Choice(rows, _TILE // depth // rows, depth)  # whose loads go to registers
+    else:
+        depth = _depth(products, _DEPTHS[bytes_])
+        choice = Choice(
+            max(MATRIX_ROWS, rows), _TILE // depth, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW)
+        )
+    while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
+        choice = replace(choice, columns=choice.columns // 2)
+    while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:
+        choice = replace(choice, stages=choice.stages - 1)
+    least = products.weights * bytes_ / machine.bandwidth(cached=False)
+    if least < machine.launch_us * 1e-6:
+        return choice  # too little to pay for another launch, whatever the latency
+    splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // depth or n == 1)
+    return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
+
+
+def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
+    """Seconds that reading the weights takes at the rate that so many bytes at once allow; parts cost a launch."""
+    bytes_ = _bytes_of_weights(products)
+    programs = min(products.all_programs(choice), _RESIDENT * machine.threads)
+    blocks = max(1, choice.stages - 1)
+    at_once = programs * blocks * min(choice.columns, products.all_columns) * choice.depth * bytes_
+    rate = min(machine.bandwidth(cached=False), at_once / _LATENCY)
+    seconds = products.weights * bytes_ / rate
+    if choice.splits > 1:
+        sums = 2 * choice.splits * estimate(products.count) * products.all_columns * products.dtype.bytes
+        seconds += machine.launch_us * 1e-6 + sums / machine.bandwidth(cached=True)
+    return seconds
+
+
+def _many_rows(products: Products, machine: Machine) -> Choice:
+    """As much as the registers hold, or less where programs would be few."""
+    bytes_ = max(multiplied(*c.operands).bytes for c in products.shape.contractions)
+    rows, columns, depth = _MANY[bytes_]
+    if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0):
+        columns *= 2
+    rows = min(rows, power_of_two(estimate(products.count)))
+    choice = Choice(rows, columns, _depth(products, depth), stages=_stages(machine))
+    while choice.rows * choice.columns > _LEAST and products.all_programs(choice) < machine.threads:
+        wide = choice.columns >= choice.rows
+        choice = replace(choice, columns=choice.columns // 2) if wide else replace(choice, rows=choice.rows // 2)
+    return choice
+
+
+def _depth(products: Products, most: int) -> int:
+    """Elements of a block along what is summed."""
+    return max(MATRIX_ROWS, min(most, power_of_two(products.longest)))
+
+
+def _attention(attention: Attention, machine: Machine) -> Choice:
+    """Blocks of which registers hold the sums; few queries are one."""
+    rows, keys = _QUERIES[max(attention.weights.dtype.bytes, attention.value.dtype.bytes)]
+    sizes = [axis.size for axis in (attention.columns, attention.depth)]
+    widest = max(_WIDTH, *(power_of_two(size) for size in sizes if isinstance(size, int)))
+    least = 1 if accumulation(attention.product.dtype) == F64 else MATRIX_ROWS
+    rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
+    if attention.rows <= FEW_QUERIES:
+        rows = max(least, power_of_two(attention.rows))
+    return Choice(rows, depth=keys, stages=_stages(machine))
+
+
+def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
+    """The default with one number changed at a time."""
+    for field, by in factors.items():
+        yield from (replace(default, **{field: max(1, int(getattr(default, field) * factor))}) for factor in by)
+    yield from (replace(default, stages=stages) for stages in (3, 4, 2))
+    yield from (replace(default, warps=warps) for warps in (4, 8))
+
+
+def _near_products(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+    if products.few:
+        found = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
+    else:
+        found = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
+    for choice in found:
+        if _fits(products, machine, choice):
+            yield choice
+
+
+def _fits(products: Products, machine: Machine, choice: Choice) -> bool:
+    """Whether a choice is one, and what it takes is there."""
+    if choice.columns < products.least_columns * products.most or choice.depth < MATRIX_ROWS:
+        return False
+    if choice.splits > 1 and choice.splits * choice.depth > products.longest:
+        return False
+    return choice.rows * choice.columns <= _SUMS and _copied(products, choice) <= machine.shared_bytes
+
+
+def _copied(products: Products, choice: Choice) -> int:
+    """Bytes of shared memory that blocks on their way to a matrix unit take, about."""
+    return choice.stages * (choice.rows + choice.columns) * choice.depth * _bytes_of_weights(products)
+
+
+def _bytes_of_weights(products: Products) -> int:
+    return max(c.operands[1].dtype.bytes for c in products.shape.contractions)

@@ -1,0 +1,292 @@
+"""Choosing by timing, with a clock that the tests hold: what is quickest and right wins, is recorded and read back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusec.analysis.machine import chip
+from fusec.cache import Cache
+from fusec.codegen.choice import Choice
+from fusec.codegen.schedule import choices
+from fusec.codegen.triton import TritonTarget, trials, tuning
+from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.signature import num_warps
+from fusec.codegen.triton.trials import Unfused, copied, rotating
+from fusec.codegen.triton.tuning import TunedKernel, Tuner
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.errors import BuildError
+from fusec.frontend import trace
+from fusec.ir.graph import Node
+from fusec.remarks import Remarks
+from tests.codegen.triton_regions import regions_of
+
+LANES, H200 = TritonTarget().lanes, chip("h200")
+SHAPES = ((1, 70), (50, 70), (50,))
+
+
+def layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w, bias))
+
+
+def inputs(shapes: Any = SHAPES) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape) for shape in shapes]
+
+
+def region_of(shapes: Any = SHAPES) -> Node:
+    (region,) = regions_of(layer, inputs(shapes))
+    return region
+
+
+class Clock:
+    """Seconds that pass only where a kernel says so."""
+
+    def __init__(self) -> None:
+        self.now, self.timed = 0.0, 0
+
+    def timer(self) -> Any:
+        def timed(run: Any) -> float:
+            self.timed += 1
+            begun = self.now
+            run()
+            return self.now - begun
+
+        return timed
+
+
+class Bench:
+    """Kernels of which each choice takes as long, and goes as wrong, as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.clock, self.remarks, self.folder = Clock(), Remarks(), folder
+        self.seconds: dict[Choice | None, float] = {}
+        self.wrong: set[Choice] = set()
+        self.crashing: set[Choice] = set()
+        self.refused: set[Choice] = set()
+        self.ran: list[Choice | None] = []
+        bench = self
+
+        class Simulated(TritonKernel):
+            def __init__(self, kernel: Any) -> None:
+                if kernel.choice in bench.refused:
+                    raise BuildError("refused")
+                super().__init__(kernel)
+
+            def __call__(self, buffers: Any, symbols: Any = ()) -> None:
+                if self.kernel.choice in bench.crashing:
+                    raise RuntimeError("out of shared memory")
+                super().__call__(buffers, symbols)
+                bench.ran.append(self.kernel.choice)
+                bench.clock.now += bench.seconds.get(self.kernel.choice, 1.0)
+                if self.kernel.choice in bench.wrong:
+                    buffers[-1].mul_(1.01)
+
+        class Library(Unfused):
+            def __call__(self, buffers: Any, symbols: Any = ()) -> None:
+                super().__call__(buffers, symbols)
+                bench.ran.append(None)
+                bench.clock.now += bench.seconds.get(None, 1.0)
+
+        monkeypatch.setattr(tuning, "TritonKernel", Simulated)
+        monkeypatch.setattr(tuning, "Unfused", Library)
+        self.kernel = Simulated
+
+    def tuner(self, **changes: Any) -> Tuner:
+        tuner = Tuner("a GPU", H200, Cache(self.folder), self.remarks, self.clock.timer, LANES)
+        return replace(tuner, **changes)
+
+    def settled(self, region: Node, **changes: Any) -> Any:
+        kernel = TritonTarget().schedule(region, "layer", H200)
+        return self.tuner(**changes).settle(region, kernel, self.kernel(kernel))
+
+    def runs(self, region: Node, given: list[Tensor] | None = None, **changes: Any) -> Choice | None:
+        """Run a region as tuned, hold the result against eager, and say as what it ran in the end."""
+        given = given or inputs()
+        out = torch.full((*given[0].shape[:-1], given[1].shape[0]), torch.nan)
+        _, launchable = self.settled(region, **changes)
+        launchable([*given, out], ())
+        torch.testing.assert_close(out, layer(*given))
+        return self.ran[-1]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+    return Bench(monkeypatch, tmp_path)
+
+
+DEFAULT, *OTHERS = choices(region_of(), H200, LANES)
+
+
+def test_the_quickest_wins(bench: Bench) -> None:
+    bench.seconds = {OTHERS[2]: 0.5, OTHERS[1]: 0.7}
+    assert bench.runs(region_of()) == OTHERS[2]
+    (remark,) = bench.remarks.of("analysis")
+    assert str(OTHERS[2]) in remark.message and remark.figures[str(OTHERS[1])] == 0.7e6
+    assert not bench.remarks.of("failure")
+
+
+def test_the_default_wins_where_nothing_is_quicker(bench: Bench) -> None:
+    assert bench.runs(region_of()) == DEFAULT
+
+
+def test_the_library_may_win(bench: Bench) -> None:
+    bench.seconds = {None: 0.1}
+    assert bench.runs(region_of()) is None
+    assert bench.runs(region_of()) is None and bench.clock.timed == len(bench.remarks[0].figures) * 7
+
+
+def test_candidates_differ_in_what_a_compiler_sees(bench: Bench) -> None:
+    """As many warps as a compiler would take by itself are no other candidate."""
+    region = region_of(((1, 300), (50, 300), (50,)))
+    kernel = TritonTarget().schedule(region, "layer", H200)
+    warps = [choice.warps for choice, _ in bench.tuner().candidates(region, kernel).values() if choice is not None]
+    assert num_warps(kernel) == 8 in {choice.warps for choice in choices(region, H200, LANES)}
+    assert 4 in warps and 8 not in warps
+
+
+def test_the_library_serves_a_region_of_another_shape(bench: Bench) -> None:
+    """Regions with and without a dim of length 1 have one kernel."""
+    bench.seconds = {None: 0.1}
+    _, launchable = bench.settled(region_of())
+    x, w, bias = inputs()
+    for given in (x, x[0]):
+        out = torch.full((*given.shape[:-1], 50), torch.nan)
+        launchable([given, w, bias, out], ())
+        torch.testing.assert_close(out, layer(given, w, bias))
+    assert bench.ran[-1] is None
+
+
+@pytest.mark.parametrize("fault", ["wrong", "crashing", "refused"])
+def test_what_is_not_right_never_wins(bench: Bench, fault: str) -> None:
+    bench.seconds = {OTHERS[0]: 0.1, OTHERS[1]: 0.5}
+    getattr(bench, fault).add(OTHERS[0])
+    assert bench.runs(region_of()) == OTHERS[1]
+    (remark,) = bench.remarks.of("failure")
+    assert str(OTHERS[0]) in remark.message and remark.reason
+    assert str(OTHERS[0]) not in bench.remarks.of("analysis")[0].figures
+
+
+def test_a_median_counts(bench: Bench) -> None:
+    """One measurement that something else disturbs decides nothing."""
+    bench.seconds = {OTHERS[0]: 0.5}
+    disturbed = bench.clock.timer()
+
+    def timer() -> Any:
+        def timed(run: Any) -> float:
+            seconds = disturbed(run)
+            return seconds + (100.0 if bench.ran[-1] == OTHERS[0] and bench.ran.count(OTHERS[0]) == 2 else 0.0)
+
+        return timed
+
+    assert bench.runs(region_of(), timer=timer) == OTHERS[0]
+
+
+def test_what_was_chosen_is_read_back(bench: Bench) -> None:
+    bench.seconds = {OTHERS[2]: 0.5}
+    bench.runs(region_of())
+    timed = bench.clock.timed
+    kernel, launchable = bench.settled(region_of())
+    assert kernel.choice == OTHERS[2] and not isinstance(launchable, TunedKernel)
+    assert bench.runs(region_of()) == OTHERS[2]
+    assert bench.clock.timed == timed > 0
+    (record,) = bench.folder.glob("*.choice")
+    assert record.name.endswith(".choice") and b"seconds" in record.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"device": "another GPU"}, {"versions": ("2.99",)}, {"shapes": ((1, 72), (50, 72), (50,))}], ids=str
+)
+def test_another_chip_version_or_size_is_timed_anew(bench: Bench, changes: dict[str, Any]) -> None:
+    bench.seconds = {OTHERS[2]: 0.5}
+    bench.runs(region_of())
+    shapes = changes.pop("shapes", SHAPES)
+    assert isinstance(bench.settled(region_of(shapes), **changes)[1], TunedKernel)
+    assert not isinstance(bench.settled(region_of())[1], TunedKernel)
+
+
+def test_a_record_that_is_no_choice_is_left_alone(bench: Bench) -> None:
+    tuner, kernel = bench.tuner(), TritonTarget().schedule(region_of(), "layer", H200)
+    for content in (b"{}", b"no json", json.dumps({"chosen": {"color": 3}}).encode()):
+        tuner.cache.publish(tuner.key(kernel), ".choice", content)
+        assert isinstance(bench.settled(region_of())[1], TunedKernel)
+    assert len(bench.remarks.of("failure")) == 3
+
+
+def test_equal_kernels_are_timed_once(bench: Bench) -> None:
+    """Also where both were built before either ran."""
+    first, second = (bench.settled(region_of())[1] for _ in range(2))
+    for launchable in (first, first, second):
+        launchable([*inputs(), torch.empty(1, 50)], ())
+    assert len(bench.remarks.of("analysis")) == 1
+
+
+def test_unknown_sizes_are_not_timed(bench: Bench) -> None:
+    (region,) = [n for n in _symbolic() if n.is_op("region")]
+    kernel = TritonTarget().schedule(region, "k", H200)
+    built = bench.kernel(kernel)
+    assert bench.tuner().settle(region, kernel, built) == (kernel, built)
+    assert "not known" in bench.remarks.of("missed")[0].reason
+
+
+def _symbolic() -> Any:
+    from tests.codegen.triton_regions import kernel_regions
+
+    return kernel_regions(trace(lambda x: x.softmax(-1), [torch.randn(6, 40)], symbolic=True))
+
+
+def test_what_a_kernel_is_given_is_left_as_it_is(bench: Bench) -> None:
+    def count(counter: Tensor, x: Tensor) -> Tensor:
+        counter.add_(2)
+        return x * counter
+
+    from fusec.debug.capture import capture
+    from tests.codegen.triton_regions import kernel_regions
+
+    (graph,) = capture(count, torch.arange(40.0), torch.ones(40))
+    regions = [r for r in kernel_regions(graph) if any(n.is_op("write") for n in r.body)]
+    kernel = TritonTarget().schedule(regions[0], "count", H200)
+    _, launchable = bench.tuner().settle(regions[0], kernel, bench.kernel(kernel))
+    assert isinstance(launchable, TunedKernel)
+    given = [torch.arange(40.0) if b.role == "update" else torch.ones(40) for b in kernel.buffers]
+    launchable(given, ())
+    (updated,) = [x for x, b in zip(given, kernel.buffers, strict=True) if b.role == "update"]
+    assert torch.equal(updated, torch.arange(40.0) + 2) and bench.remarks.of("analysis")
+
+
+def test_without_memory_for_copies_the_default_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(tuning, "rotating", none)
+    assert bench.runs(region_of()) == DEFAULT
+    assert "no memory" in bench.remarks.of("missed")[0].reason
+
+
+def test_copies_rotate_and_lie_as_the_originals() -> None:
+    kernel = TritonTarget().schedule(region_of(), "layer", H200)
+    given = [torch.randn(1, 70), torch.randn(70, 50).t(), torch.randn(1).expand(50), torch.empty(1, 50)]
+    copies = copied(kernel, given)
+    assert [c.stride() for c in copies] == [g.stride() for g in given]
+    assert all(torch.equal(c, g) for c, g in zip(copies[:3], given[:3], strict=True)) and copies[3].isnan().all()
+    assert len({id(c) for c in copies}.union(map(id, given))) == 8
+    small = replace(H200, cache_bytes=20_000)
+    assert len(rotating(kernel, given, small)) == 1 + -(-2 * 20_000 // (4 * (70 + 3500 + 1 + 50)))
+    assert len(rotating(kernel, given, H200)) == trials._MOST_COPIES
+
+
+def test_a_compile_chooses_under_autotune_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tuner, "here", classmethod(lambda cls, context, lanes: bench.tuner(remarks=context.remarks)))
+    for mode, expected in (("default", 0), ("max-autotune", 1), ("max-autotune", 0)):
+        config = Config(mode=mode, target="triton", machine="h200", strict=True)
+        compiled = compile_graph(trace(layer, inputs(), symbolic=False), config)
+        for _ in range(2):
+            (out,) = compiled.program(inputs())
+            torch.testing.assert_close(out, layer(*inputs()))
+        assert len([r for r in compiled.remarks if r.pass_name == "autotune"]) == expected

@@ -1,0 +1,126 @@
+"""What a schedule leaves free: chosen by the chip, the same every time, and handed through to Triton's compiler."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusec.analysis.machine import CHIPS, Machine, chip
+from fusec.codegen.choice import Choice
+from fusec.codegen.schedule import choices
+from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.check import check_region
+from fusec.codegen.triton.compile import compile_for
+from fusec.codegen.triton.grids import grids
+from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.signature import launches, options
+from fusec.ir.graph import Node
+from tests.codegen.triton_regions import regions_of, regions_with_products
+
+LANES = TritonTarget().lanes
+
+
+def product(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.bfloat16) -> Node:
+    inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape in ((rows, depth), (columns, depth))]
+    (region,) = regions_with_products(F.linear, inputs)
+    return region
+
+
+def attended(queries: int) -> Node:
+    q, k = (torch.empty(1, 2, n, 64, dtype=torch.bfloat16, device="meta") for n in (queries, 128))
+    (region,) = regions_of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), (q, k, k))
+    return region
+
+
+def normed() -> Node:
+    x, scale = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((64, 4096), (4096,)))
+    (region,) = regions_of(lambda x, scale: F.rms_norm(x, (4096,), scale), (x, scale))
+    return region
+
+
+REGIONS = {
+    "one row": product(1, 4096, 14336),
+    "few rows": product(8, 4096, 4096),
+    "many rows": product(4096, 4096, 4096),
+    "attention": attended(512),
+    "decoding": attended(1),
+    "norm": normed(),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_the_default_is_the_first_choice_and_the_same_every_time(name: str) -> None:
+    for machine in CHIPS.values():
+        first, *others = choices(REGIONS[name], machine, LANES)
+        kernel = TritonTarget().schedule(REGIONS[name], "k", machine)
+        assert kernel.choice == first == choices(REGIONS[name], machine, LANES)[0]
+        assert others and first not in others and len({*others}) == len(others) <= 10
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_every_choice_is_scheduled_as_it_says(name: str) -> None:
+    for choice in choices(REGIONS[name], chip("h200"), LANES):
+        kernel = TritonTarget().schedule(REGIONS[name], "k", chip("h200"), choice)
+        assert kernel.choice == choice
+        given = options(kernel)
+        assert given["num_warps"] == choice.warps or not choice.warps
+        assert given.get("num_stages", 0) == choice.stages
+
+
+def test_a_text_names_what_was_chosen() -> None:
+    kernel = TritonTarget().schedule(REGIONS["many rows"], "k", choice=Choice(64, 128, 32, warps=4, stages=2))
+    assert "# 64 rows, 128 columns, 32 deep, 4 warps, 2 stages\n" in print_kernel(kernel)
+
+
+def programs(region: Node, machine: Machine) -> int:
+    first, *_ = grids(TritonTarget().schedule(region, "k", machine))
+    return int(launches(first))
+
+
+def test_a_larger_chip_gets_more_programs() -> None:
+    """Where there are rows and columns enough, every processor has a block."""
+    for name in ("one row", "many rows"):
+        for machine in CHIPS.values():
+            assert programs(REGIONS[name], machine) >= machine.threads
+    small = [programs(product(128, 2048, 512), chip(c)) for c in ("a100", "mi300x")]
+    assert small[0] < small[1]
+
+
+def test_a_block_is_as_wide_as_a_chip_has_registers_for() -> None:
+    found = {code: choices(REGIONS["many rows"], chip(code), LANES)[0] for code in ("sm_80", "sm_90", "sm_100")}
+    assert [choice.columns for choice in found.values()] == [128, 256, 256]
+    assert choices(product(4096, 4096, 4096, torch.float32), chip("sm_90"), LANES)[0].columns == 64
+
+
+def test_stages_reach_the_machine_code() -> None:
+    """More blocks on their way take more shared memory."""
+    shared = []
+    for stages in (2, 3, 4):
+        choice = Choice(64, 64, 32, warps=4, stages=stages)
+        kernel = TritonTarget().schedule(REGIONS["many rows"], "k", chip("h100"), choice)
+        shared.append(compile_for(kernel, "sm_90").shared)
+    assert shared[0] < shared[1] < shared[2]
+
+
+def test_one_row_may_load_ahead_too() -> None:
+    """Where there is no matrix unit to do it for, Triton is told."""
+    default, *others = choices(REGIONS["one row"], chip("h100"), LANES)
+    ahead = next(choice for choice in others if choice.stages)
+    for choice, expected in ((default, False), (ahead, True)):
+        kernel = TritonTarget().schedule(REGIONS["one row"], "k", chip("h100"), choice)
+        report = compile_for(kernel, "sm_90")
+        assert report.ok and (report.asynchronous_copies > 0) == expected, report
+
+
+def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_every_choice_is_right(rows: int) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in ((rows, 70), (50, 70), (50, 70))]
+    (region,) = regions_with_products(gated, inputs)
+    for choice in choices(region, chip("h200"), LANES):
+        outcome = check_region(region, chips=(), inputs=inputs, choice=choice)
+        assert outcome.ok and outcome.kernel.choice == choice, outcome
