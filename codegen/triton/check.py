@@ -16,6 +16,7 @@ from fusec.codegen.schedule.emitter import storage_numel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
 from fusec.codegen.triton.launch import TritonKernel
+from fusec.config import Config
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import split_spec
 from fusec.ir.types import TensorType, accumulation, estimate, evaluate_size, evaluate_sizes
@@ -62,7 +63,8 @@ def check_region(
 
     It runs where its tensors lie: on a CPU in Triton's interpreter.
 
-    What runs is what suits the usual chip; what is compiled suits each, unless a choice is given.
+    What runs is what suits the GPU that is there, or the usual one; what is compiled suits each, unless a choice is
+    given.
 
     Args:
         region: a node that holds primitives.
@@ -78,7 +80,7 @@ def check_region(
         BuildError: where Triton refuses the kernel.
     """
     target = TritonTarget()
-    kernel = target.schedule(region, name, choice=choice)
+    kernel = target.schedule(region, name, target.machine(Config()), choice)
     comparison = _compare(kernel, region.body, seed, inputs)
     multiplies, limits = multiplies_matrices(region.body), size_limits(region.body)
     kernels = {code: target.schedule(region, name, chip(code), choice) for code in chips}
