@@ -17,6 +17,7 @@ from fusec.codegen import program_text, recordings, target_named
 from fusec.codegen.kernel import Kernel
 from fusec.config import Config
 from fusec.ir.graph import Node
+from fusec.pipeline import Context
 
 
 class Tape(TorchDispatchMode):
@@ -157,14 +158,17 @@ class Watched:
     def machine(self, config: Config) -> Machine:
         return self.target.machine(config)
 
-    def schedule(self, region: Node, name: str) -> Kernel:
-        return self.target.schedule(region, name)
+    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
+        return self.target.schedule(region, name, machine)
 
     def print(self, kernel: Kernel) -> str:
         return self.target.print(kernel)
 
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[Any]:
         return [Launched(kernel, self.recorder) for kernel in self.target.build(kernels, config)]
+
+    def tuned(self, region: Node, kernel: Kernel, built: Any, context: Context) -> tuple[Kernel, Any]:
+        return kernel, built
 
 
 def record_on_cpu(patch: pytest.MonkeyPatch, target: str = "cpp") -> TapeRecorder:

@@ -74,10 +74,10 @@ class Bench:
         bench = self
 
         class Simulated(TritonKernel):
-            def __init__(self, kernel: Any) -> None:
+            def __init__(self, kernel: Any, dependent: bool = False) -> None:
                 if kernel.choice in bench.refused:
                     raise BuildError("refused")
-                super().__init__(kernel)
+                super().__init__(kernel, dependent)
 
             def __call__(self, buffers: Any, symbols: Any = ()) -> None:
                 if self.kernel.choice in bench.crashing:
@@ -282,7 +282,7 @@ def test_copies_rotate_and_lie_as_the_originals() -> None:
 
 
 def test_a_compile_chooses_under_autotune_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tuner, "here", classmethod(lambda cls, context, lanes: bench.tuner(remarks=context.remarks)))
+    monkeypatch.setattr(Tuner, "here", classmethod(lambda cls, context, *_: bench.tuner(remarks=context.remarks)))
     for mode, expected in (("default", 0), ("max-autotune", 1), ("max-autotune", 0)):
         config = Config(mode=mode, target="triton", machine="h200", strict=True)
         compiled = compile_graph(trace(layer, inputs(), symbolic=False), config)
