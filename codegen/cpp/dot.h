@@ -169,7 +169,7 @@ FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_
 }
 
 // What one lane multiplies in one step: a number, or a word of two bfloat16 that are neighbours along k.
-struct word { int32_t bits; };
+struct __attribute__((packed, aligned(2))) word { int32_t bits; };
 template <class A, class R, int N> struct Lanes {
   typedef typename Raw<A, N>::type row;
   template <class Count> static LANEWISE row of(const R* p, Count count) { return load<N>(p, count).v; }

@@ -34,7 +34,7 @@ class NoKernels:
 
     name, lanes, whole_row = "cpp", 16, False
 
-    def schedule(self, region: Node, name: str) -> Kernel:
+    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
         raise ScheduleError("this target has no schedules")
 
     def print(self, kernel: Kernel) -> str:
