@@ -249,6 +249,12 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
                                  columns - c < N ? columns - c : N, depth);
 }
 
+// Ask memory for so many elements of some rows. Of long rows only few stay in the second-level cache.
+template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int64_t last, int64_t count) {
+  for (int64_t r = first; r < last; r++)
+    for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(p + r * step + i);
+}
+
 // As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of
 // the right operand and a factor. lefts() gives where the rows of the left operand lie from one up to another.
 // The first of them ask for the rows from ``next`` on, if there are any, while they compute.
@@ -290,7 +296,10 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
     const int64_t wide = columns - c < tiles * N ? columns - c : tiles * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
       const int64_t some = depth - k < CHAIN ? depth - k : CHAIN;
-      const auto from = [&](int64_t r, int64_t) LANEWISE { return left + r * left_step + k * left_k; };
+      const auto from = [&](int64_t r, int64_t last) LANEWISE {
+        if (left_k == 1) ask_for(left + k, left_step, last, last + 6 < rows ? last + 6 : rows, some);
+        return left + r * left_step + k * left_k;
+      };
       const R* const block = right + k * right_step + c;
       A* const to = target + c;
       const R* const next = k + some < depth ? block + some * right_step : nullptr;
@@ -377,7 +386,7 @@ template <int N, class W, class L, class R>
 FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
-  constexpr int64_t wide = 4 * N, some = CHAIN, line = 64 / sizeof(R);
+  constexpr int64_t wide = 4 * N, some = CHAIN;
   constexpr bool widened = !same_type<Factor, L>::value;
   alignas(64) W panel[wide * some];
   alignas(64) float group[widened ? 6 * some : 1];
@@ -386,11 +395,12 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
     for (int64_t k = 0; k < depth; k += some) {
       const int64_t far = depth - k < some ? depth - k : some;
       turn<N>(panel, wide, right + c * right_step + k, right_step, width, far);
-      // Memory fetches the block that follows meanwhile, so many of its columns with each group of rows.
+      // Memory fetches the block that follows meanwhile, so many of its columns with each group of rows, and the left
+      // operand's next rows.
       const R* const next = right + (k + some < depth ? c * right_step + k + some : (c + width) * right_step);
       const auto lefts = [&](int64_t from, int64_t to) LANEWISE {
-        for (int64_t i = from * width / rows; i < to * width / rows; i++)
-          for (int64_t p = 0; p < some; p += line) __builtin_prefetch(next + i * right_step + p);
+        ask_for(next, right_step, from * width / rows, to * width / rows, some);
+        ask_for(left + k, left_step, to, to + 6 < rows ? to + 6 : rows, far);
         const L* const first = left + from * left_step + k;
         if constexpr (widened) {
           for (int64_t r = 0; r < to - from; r++) {
