@@ -34,12 +34,13 @@ class Float64(TorchDispatchMode):
 def reference_outputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
     """What the model computes in float64, with the same (already rounded) weights and inputs."""
     doubled = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, dict(inputs))
-    with torch.no_grad(), Float64(), _default_type(torch.float64):
+    with torch.no_grad(), Float64(), default_type(torch.float64):
         return tensors_of(in_float64(model)(**doubled))
 
 
 @contextmanager
-def _default_type(dtype: torch.dtype) -> Iterator[None]:
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Have torch make floating-point tensors of this type meanwhile."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fusec.codegen import target_named
-from fusec.codegen.triton.launch import define
+from fusec.codegen.triton.launch import TritonKernel, define
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import options
@@ -39,6 +39,8 @@ class Driver:
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
         self.dependent: list[bool] = []
+        self.compiled: list[tuple[dict[str, str], Any]] = []
+        """For each launch the types of its arguments and what was asked of the compiler."""
         self.profiled = 0
         self.stream, self.device = 7, 0
         self.utils = SimpleNamespace(
@@ -62,6 +64,7 @@ class Driver:
             addresses = (x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments)
             self.launched.append((metadata.hash, *given[:6], *addresses))
             self.dependent.append(metadata.launch_pdl)
+            self.compiled.append((dict(source.signature), metadata))
 
         return launch
 
@@ -71,6 +74,23 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Driver:
     stand_in = Driver()
     monkeypatch.setattr(type(driver), "active", stand_in)
     return stand_in
+
+
+def test_a_launch_hands_over_memory_and_options(heard: Driver) -> None:
+    x, y = on_gpu(7, 300), on_gpu(7, 300)
+    TritonKernel(softmax(7, 300))([x, y])
+    ((_, *grid, _, _, _, first, second, _),) = heard.launched
+    ((_, given),) = heard.compiled
+    assert grid == [7, 1, 1] and (first, second) == (x.data_ptr(), y.data_ptr())
+    assert (given.num_warps, given.enable_fp_fusion) == (2, False)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 3_000_000])
+def test_sizes_have_64_bits_whatever_they_are(heard: Driver, rows: int) -> None:
+    """By itself Triton takes a number that fits for one of 32 bits, and products of such would wrap around."""
+    TritonKernel(softmax(S, 300))([on_gpu(1, 300), on_gpu(1, 300)], [rows])
+    ((signature, _),) = heard.compiled
+    assert signature["s0"] == "i64" and heard.launched[0][1] == rows
 
 
 class Both:

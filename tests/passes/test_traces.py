@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.numerics import default_type
 from fusec import passes
 from fusec.cache import Cache
 from fusec.compiler import compile_graph
@@ -56,16 +55,6 @@ def settled(made: PatternLibrary, dtype: DType) -> list[Any]:
     return [(d.name, p.spelling, p.fingerprint, p.any_rank) for d in OWN for p in made.patterns(d, dtype)]
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_the_next_process_has_the_same_patterns_and_traces_nothing(dtype: DType, tmp_path: Path) -> None:
     first, second = Tracer(), Tracer()
@@ -87,7 +76,7 @@ def test_a_trace_is_read_as_it_was_made_whatever_the_default_type_is(dtype: DTyp
             samples = list(sample(declared.parameters, dtype, present, Sizes(2)).values())
             for function in spellings(declared).values():
                 known(function, samples)
-                with default_dtype(default):
+                with default_type(default):
                     fresh, read = trace_types(function, samples), known(function, samples)
                 assert equal_graphs(fresh, read, order=True, sources=True)
                 assert [v.type for v in fresh.inputs] == [v.type for v in read.inputs]
