@@ -107,7 +107,7 @@ class _Printer(Straight):
         """Who takes part, and in what memory."""
         shared = [b for b in self.kernel.buffers if b.role == "shared"]
         for i, b in enumerate(shared):
-            self.line(f"Shared<{MEMORY_TYPES[b.dtype]}> {identifier(b.name)}_memory(team, {i}, {CPP.print(b.numel)});")
+            self.line(f"Shared<{MEMORY_TYPES[b.dtype]}, {i}> {identifier(b.name)}_memory(team, {CPP.print(b.numel)});")
         self.line(f"if (!team.enter({self.pays})) return 0;")
         for i, b in enumerate(shared):
             element = MEMORY_TYPES[b.dtype]
