@@ -204,7 +204,7 @@ DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t l
     const R* const place = right + k * right_step;
     for (int t = 0; t < TILES - 1; t++) row[t] = lanes::of(place + t * N, All{});
     row[TILES - 1] = full ? lanes::of(place + (TILES - 1) * N, All{}) : lanes::of(place + (TILES - 1) * N, rest);
-    for (int t = 0; t < asked; t++) __builtin_prefetch(next + k * right_step + t * N);
+    for (int t = 0; t < asked; t++) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
     for (int r = 0; r < ROWS; r++) {
       const auto x = lanes::factor(left + r * left_step + k * left_k);
       for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);
@@ -249,10 +249,10 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
                                  columns - c < N ? columns - c : N, depth);
 }
 
-// Ask memory for so many elements of some rows. Of long rows only few stay in the second-level cache.
+// Ask memory for so many elements of some rows, into the second-level cache: the first one holds what is multiplied.
 template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int64_t last, int64_t count) {
   for (int64_t r = first; r < last; r++)
-    for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(p + r * step + i);
+    for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(p + r * step + i, 0, 2);
 }
 
 // As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of
@@ -296,19 +296,22 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
     const int64_t wide = columns - c < tiles * N ? columns - c : tiles * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
       const int64_t some = depth - k < CHAIN ? depth - k : CHAIN;
+      const R* const block = right + k * right_step + c;
+      // What follows in memory: more of these columns, or the next block of a weight that lies in blocks.
+      const R* const next = block + some * right_step;
+      const bool few = rows <= 48;
       const auto from = [&](int64_t r, int64_t last) LANEWISE {
         if (left_k == 1) ask_for(left + k, left_step, last, last + 6 < rows ? last + 6 : rows, some);
+        if (!few) ask_for(next, right_step, r * some / rows, last * some / rows, wide);
         return left + r * left_step + k * left_k;
       };
-      const R* const block = right + k * right_step + c;
       A* const to = target + c;
-      const R* const next = k + some < depth ? block + some * right_step : nullptr;
       if (ADDS || k)
         dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some,
-                                    next);
+                                    few ? next : nullptr);
       else
         dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some,
-                                     next);
+                                     few ? next : nullptr);
     }
   }
 }

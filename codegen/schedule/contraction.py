@@ -34,8 +34,10 @@ from fusec.ir.types import (
     simplify,
 )
 
-MOST_ROWS = 192
-"""In a block: as many as stay in the second-level cache beside the weight's, which is turned for each block."""
+BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
+"""Of a block of rows and their sums: what stays in a second-level cache; but always so many rows, where there are."""
+MOST_COLUMNS = 64
+"""In a block."""
 LEAST_PACKED = {F32: 2, BF16: FEW_ROWS + 1}
 """Rows from which on a frozen weight is turned beforehand. For fewer, memory decides and not arithmetic; few rows of
 bfloat16 are multiplied in pairs that lie side by side as they are."""
@@ -95,12 +97,14 @@ class _Contraction:
         if self.side:
             with self.emitter.repeat("once", _PART, 1, PARTS):
                 self._rows(self.side)
-        for outer, results in self._sections().items():
-            if all(len(self._columns(o)) == 1 for o in results):
-                self._blocks(outer, results, lefts)
-                continue
-            with self.emitter.loop(outer, "serial", 1, *_share(_static(outer))):
-                self._row_blocks(results, lefts, None)
+        with ExitStack() as loops:
+            rows = self._row_blocks(loops)
+            for outer, results in self._sections().items():
+                if all(len(self._columns(o)) == 1 for o in results):
+                    self._blocks(outer, results, lefts, rows)
+                    continue
+                with self.emitter.loop(outer, "serial", 1, *_share(_static(outer))):
+                    self._block(results, lefts, None, rows)
         return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
 
     def _sections(self) -> dict[Axis, list[Output]]:
@@ -199,34 +203,39 @@ class _Contraction:
     def _columns(self, output: Output) -> tuple[Axis, ...]:
         return tuple(a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows)
 
-    def _blocks(self, axis: Axis, results: list[Output], lefts: dict[Located, _Left]) -> None:
+    def _row_blocks(self, loops: ExitStack) -> "_Block | None":
+        """A block of the rows, in loops over all of them; None where they are taken at once."""
+        if not self.taken:
+            return None
+        for axis in self.rows:
+            if axis not in self.taken:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+        taken = self.emitter.joint(self.taken)
+        n, most = taken.size, self._most_in_block()
+        size = even_blocks(n, most) if isinstance(n, int) else most
+        start = index_symbol("rows") * size
+        stop = start + size if isinstance(n, int) and n % size == 0 else sympy.Min(start + size, n)
+        loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
+        return _Block(taken, start, stop, size)
+
+    def _most_in_block(self) -> int:
+        """Rows of a block: each turns the weight anew, and reads its own rows again for every block of columns."""
+        products = self.shape.contractions
+        read = max(c.operands[0].dtype.bytes * _static(self._k(c.bound)) for c in products)
+        summed = sum(accumulation(c.dtype).bytes * MOST_COLUMNS for c in products)
+        return max(LEAST_ROWS, BLOCK_BYTES // (read + summed) // 6 * 6)
+
+    def _blocks(self, axis: Axis, results: list[Output], lefts: dict[Located, _Left], rows: "_Block | None") -> None:
         """Blocks of the only column axis there is."""
         n = _static(axis)
-        size = max(8, min(64, n // 64 * 8))
+        size = max(8, min(MOST_COLUMNS, n // 64 * 8))
         weights = ((c.operands[1], c.bound[-1]) for c in self._products(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
         start = index_symbol("block") * size
         stop = start + size if n % size == 0 else sympy.Min(start + size, n)
         with self.emitter.repeat("block", *_share(-(-n // size)), 1):
-            self._row_blocks(results, lefts, _Block(axis, start, stop, size))
-
-    def _row_blocks(self, results: list[Output], lefts: dict[Located, _Left], columns: "_Block | None") -> None:
-        """One block of columns, for all rows at once or for blocks of them."""
-        if not self.taken:
-            self._block(results, lefts, columns, None)
-            return
-        taken = self.emitter.joint(self.taken)
-        n = taken.size
-        size = even_blocks(n, MOST_ROWS) if isinstance(n, int) else MOST_ROWS
-        start = index_symbol("rows") * size
-        stop = start + size if isinstance(n, int) and n % size == 0 else sympy.Min(start + size, n)
-        with ExitStack() as loops:
-            for axis in self.rows:
-                if axis not in self.taken:
-                    loops.enter_context(self.emitter.loop(axis, "serial"))
-            loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
-            self._block(results, lefts, columns, _Block(taken, start, stop, size))
+            self._block(results, lefts, _Block(axis, start, stop, size), rows)
 
     def _block(
         self, results: list[Output], lefts: dict[Located, _Left], columns: "_Block | None", rows: "_Block | None"

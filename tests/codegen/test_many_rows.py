@@ -39,7 +39,7 @@ def rotated(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 CASES: dict[str, Case] = {
     "a product": (F.linear, ((40, 24), (56, 24))),
     "rows and columns that fill no block": (F.linear, ((17, 37), (5, 37))),
-    "more than one block of each": (F.linear, ((389, 260), (131, 260))),
+    "more than one block of each": (F.linear, ((757, 260), (131, 260))),
     "wide blocks of columns": (F.linear, ((40, 24), (520, 24))),
     "an epilogue": (lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, ((40, 32), (70, 32), (70,), (40, 70))),
     "rows in two dims": (lambda x, w, r: F.linear(x, w) * r, ((3, 50, 32), (70, 32), (3, 50, 70))),
@@ -198,7 +198,7 @@ def ranges_around_the_product(body: tuple[Any, ...]) -> list[str]:
 
 BY_INPUT: dict[str, Case] = {
     "an epilogue": (lambda x, w, b: torch.relu(x @ w + b), ((40, 24), (24, 150), (150,))),
-    "more than one block of each": (torch.matmul, ((389, 260), (260, 131))),
+    "more than one block of each": (torch.matmul, ((757, 260), (260, 131))),
     "wide heads": (lambda x, w: torch.relu((x @ w).view(3, -1, 2, 80).transpose(1, 2)), ((3, 40, 24), (24, 160))),
 }
 
@@ -225,20 +225,19 @@ def test_rows_are_read_where_they_lie(name: str, quick: Config) -> None:
     assert not any(b.role == "scratch" and b.name.startswith("left") for b in kernel.buffers)
 
 
-def test_blocks_are_as_large_as_stays_in_the_cache(quick: Config) -> None:
-    """Of rows few and even ones; of columns all that a weight by input has side by side in four registers."""
-    lanes = target_named("cpp").lanes
-    for case, wide in (
-        (CASES["more than one block of each"], 16),
-        (BY_INPUT["more than one block of each"], 4 * lanes),
-    ):
-        function, shapes = case
-        graph = trace(function, [torch.randn(shape) for shape in shapes], symbolic=False)
+@pytest.mark.parametrize(("depth", "rows"), [(260, [384, 373]), (768, [258, 258, 241]), (4096, [192, 192, 192, 181])])
+def test_blocks_are_as_large_as_stays_in_the_cache(depth: int, rows: list[int], quick: Config) -> None:
+    """Rows and their sums: few and even ones, each for all columns, of which a weight by input has four registers."""
+    for function, weight, wide in (
+        (F.linear, (131, depth), 16), (torch.matmul, (depth, 131), 4 * target_named("cpp").lanes)
+    ):  # fmt: skip
+        graph = trace(function, [torch.randn(757, depth), torch.randn(weight)], symbolic=False)
         ((kernel,),) = [compile_graph(graph, quick).program.kernels.values()]
         (product,) = [b for b in kernel.buffers if b.role == "scratch"]
         loops = [s for s in walk(kernel.body) if isinstance(s, Loop) and s.axis in ("rows", "block")]
         blocks = {s.axis: sympify(s.stop).subs({PARTS: 1, index_symbol("part"): 0}) for s in loops}
-        assert blocks == {"rows": 3, "block": -(-131 // wide)} and product.numel == 132 * wide
+        assert list(blocks.items()) == [("rows", len(rows)), ("block", -(-131 // wide))]
+        assert product.numel == rows[0] * wide
 
 
 def test_blocks_of_rows_are_even() -> None:
