@@ -13,9 +13,10 @@ SOURCES := fusec passes codegen models tests bench examples
 WORKERS ?= 2
 FAST := $(addprefix tests/,analysis ir passes rewriting test_fusions.py test_layout.py test_packaging.py test_pipeline.py \
 	test_readme.py verify)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+# Each process has its half of the tests, in order, so that neighbours share what they build; who is done first helps.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test check verify fix golden clean
+.PHONY: help demo test lint check verify fix golden clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,17 +34,19 @@ demo: $(READY) ## compile a sentence-embedding BERT with its real weights, and c
 test: $(READY) ## every test
 	$(PYTEST)
 
-check: $(READY) ## format, lint, types, layering and the fast tests, in under a minute
+lint: $(READY) ## format, lint, types and layering
 	$(BIN)/ruff format --check --quiet $(SOURCES)
 	$(BIN)/ruff check --quiet $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint ## format, lint, types, layering and the fast tests, in under a minute
 	$(PYTEST) -q -m "not slow" $(FAST)
 
 verify: $(READY) ## what is too long for CI, each to its end; results with commit, seed and versions go to bench/results
 	@failed=; \
 	for module in \
-		"pytest -n $(WORKERS)" \
+		"pytest -n $(WORKERS) --dist worksteal" \
 		"bench.models --check --faults" \
 		bench.verification \
 		bench.architectures \

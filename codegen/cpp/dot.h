@@ -189,35 +189,41 @@ template <> struct Lanes<float, word, 16> {
 #endif
 
 // The right operand lies along its columns: lanes along the columns, TILES of them at once, the last one maybe partly.
-// Of as many rows from ``next`` on, so many tiles each are asked for meanwhile.
-template <int ROWS, int TILES, int N, bool ADDS, class A, class L, class R>
+// Of as many rows from ``next`` on, so many tiles each are asked for meanwhile. Whether they are added to what is there
+// is asked when they are stored: were it known when compiled, all of this would be compiled twice.
+template <int ROWS, int TILES, int N, class A, class L, class R>
 DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
-                        const R* right, int64_t right_step, int64_t columns, int64_t depth, const R* next = nullptr,
-                        int asked = 0) {
+                        const R* right, int64_t right_step, int64_t columns, int64_t depth, bool adds,
+                        const R* next = nullptr, int asked = 0) {
   CONTRACT
   typedef Lanes<A, R, N> lanes;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
   const bool full = columns >= TILES * N;
   const Part rest{columns - (TILES - 1) * N};
-  for (int64_t k = 0; k < depth; k++) {
-    typename lanes::row row[TILES];
-    const R* const place = right + k * right_step;
-    for (int t = 0; t < TILES - 1; t++) row[t] = lanes::of(place + t * N, All{});
-    row[TILES - 1] = full ? lanes::of(place + (TILES - 1) * N, All{}) : lanes::of(place + (TILES - 1) * N, rest);
-    for (int t = 0; t < asked; t++) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
-    for (int r = 0; r < ROWS; r++) {
-      const auto x = lanes::factor(left + r * left_step + k * left_k);
-      for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);
+  // A loop for either, since the compiler does not take a question about the mask out of one.
+  const auto multiply = [&](const auto last) LANEWISE {
+    for (int64_t k = 0; k < depth; k++) {
+      typename lanes::row row[TILES];
+      const R* const place = right + k * right_step;
+      for (int t = 0; t < TILES - 1; t++) row[t] = lanes::of(place + t * N, All{});
+      row[TILES - 1] = lanes::of(place + (TILES - 1) * N, last);
+      for (int t = 0; t < asked; t++) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
+      for (int r = 0; r < ROWS; r++) {
+        const auto x = lanes::factor(left + r * left_step + k * left_k);
+        for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);
+      }
     }
-  }
+  };
+  if (full) multiply(All{});
+  else multiply(rest);
   for (int r = 0; r < ROWS; r++) {
     for (int t = 0; t < TILES; t++) {
       A* const place = target + r * target_step + t * N;
       if (full || t < TILES - 1) {
-        if (ADDS) sums[r][t] += load<N>(place, All{}).v;
+        if (adds) sums[r][t] += load<N>(place, All{}).v;
         store(place, Vec<A, N>(sums[r][t]), All{});
       } else {
-        if (ADDS) sums[r][t] += load<N>(place, rest).v;
+        if (adds) sums[r][t] += load<N>(place, rest).v;
         store(place, Vec<A, N>(sums[r][t]), rest);
       }
     }
@@ -229,11 +235,11 @@ FN void dot_rows_n(A* target, int64_t target_step, const L* left, int64_t left_s
                    int64_t right_step, int64_t columns, int64_t depth) {
   constexpr int full = ROWS / 4 * 4;
   for (int r = 0; r < full; r += 4)
-    dot_tile_n<4, TILES, N, ADDS>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, right,
-                                  right_step, columns, depth);
+    dot_tile_n<4, TILES, N>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, right,
+                            right_step, columns, depth, ADDS);
   if constexpr (ROWS % 4 != 0)
-    dot_tile_n<ROWS % 4, TILES, N, ADDS>(target + full * target_step, target_step, left + full * left_step, left_step,
-                                         left_k, right, right_step, columns, depth);
+    dot_tile_n<ROWS % 4, TILES, N>(target + full * target_step, target_step, left + full * left_step, left_step, left_k,
+                                   right, right_step, columns, depth, ADDS);
 }
 
 template <int ROWS, int N, bool ADDS, class A, class L, class R>
@@ -258,19 +264,19 @@ template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int6
 // As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of
 // the right operand and a factor. lefts() gives where the rows of the left operand lie from one up to another.
 // The first of them ask for the rows from ``next`` on, if there are any, while they compute.
-template <int TILES, int N, bool ADDS, class A, class Lefts, class R>
+template <int TILES, int N, class A, class Lefts, class R>
 FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t left_step, int64_t left_k,
-                    const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth,
+                    const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth, bool adds,
                     const R* next = nullptr) {
   if (TILES > 1 && columns <= (TILES - 1) * N) {
-    dot_panel_n<TILES == 1 ? 1 : TILES - 1, N, ADDS>(target, target_step, lefts, left_step, left_k, right, right_step,
-                                                     rows, columns, depth, next);
+    dot_panel_n<TILES == 1 ? 1 : TILES - 1, N>(target, target_step, lefts, left_step, left_k, right, right_step, rows,
+                                               columns, depth, adds, next);
     return;
   }
   // Few together wait for each other's sums, so the last ones are shared out: 8 are 4 and 4.
-#define ROWS_AT_ONCE(some)                                                                                         \
-  dot_tile_n<some, TILES, N, ADDS>(target + r * target_step, target_step, lefts(r, r + some), left_step, left_k, right, \
-                                   right_step, columns, depth, next + first * N, asked),                           \
+#define ROWS_AT_ONCE(some)                                                                                        \
+  dot_tile_n<some, TILES, N>(target + r * target_step, target_step, lefts(r, r + some), left_step, left_k, right, \
+                             right_step, columns, depth, adds, next + first * N, asked),                          \
       r += some
   const int all = next ? TILES : 0, most = rows <= 6 ? all : (all + 1) / 2;
   for (int64_t r = 0, first = 0; r < rows; first += most) {
@@ -306,12 +312,8 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
         return left + r * left_step + k * left_k;
       };
       A* const to = target + c;
-      if (ADDS || k)
-        dot_panel_n<tiles, N, true>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some,
-                                    few ? next : nullptr);
-      else
-        dot_panel_n<tiles, N, false>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some,
-                                     few ? next : nullptr);
+      dot_panel_n<tiles, N>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, ADDS || k,
+                            few ? next : nullptr);
     }
   }
 }
@@ -418,8 +420,7 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
         }
       };
       const int64_t step = widened ? some : left_step;
-      if (k) dot_panel_n<4, N, true>(target + c, target_step, lefts, step, 1, panel, wide, rows, width, far);
-      else dot_panel_n<4, N, false>(target + c, target_step, lefts, step, 1, panel, wide, rows, width, far);
+      dot_panel_n<4, N>(target + c, target_step, lefts, step, 1, panel, wide, rows, width, far, k != 0);
     }
   }
 }
