@@ -58,7 +58,7 @@ class Candidate(Protocol):
 
 
 class Unfused:
-    """The operations of a kernel one by one, matrix products by the vendor's library."""
+    """The operations of a kernel one by one, matrix products and calls of attention by the vendor's library."""
 
     source = "# the operations one by one, through ATen\n"
 

@@ -39,6 +39,7 @@ from fusec.codegen.triton.trials import (
     progress,
     rotating,
 )
+from fusec.codegen.vendor_attention import with_one_call
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.pipeline import Context
@@ -106,7 +107,7 @@ class Tuner:
         try:
             chosen = json.loads(record)["chosen"]
             if chosen is None:
-                return kernel, Unfused(kernel.name, region.body)
+                return kernel, Unfused(kernel.name, _by_the_library(region, kernel))
             other = self._scheduled(region, kernel, Choice(**chosen))
         except (FusecError, KeyError, TypeError, ValueError) as reason:
             self._lost(kernel, "recorded", str(reason))
@@ -130,8 +131,12 @@ class Tuner:
                     found[str(choice)] = choice, TritonKernel(other, self.dependent)
             except FusecError as reason:
                 self._lost(kernel, str(choice), reason.reason)
-        if kernel.kind == "contraction":
-            found["the library"] = None, Unfused(kernel.name, region.body)
+        if kernel.kind in ("contraction", "attention"):
+            try:
+                found["the library"] = None, Unfused(kernel.name, _by_the_library(region, kernel))
+            except FusecError as reason:
+                what = f"{kernel.name} is not tried as the library's"
+                self.remarks.add("missed", PASS_NAME, what, subject=kernel.name, reason=reason.reason)
         return found
 
     def tune(self, region: Node, kernel: Kernel, built: Candidate, buffers: Sequence[Tensor]) -> Candidate:
@@ -227,6 +232,15 @@ class TunedKernel:
             self._best, self._tune = self._tune(buffers), None
             self.source = self._best.source
         self._best(buffers, symbols)
+
+
+def _by_the_library(region: Node, kernel: Kernel) -> Graph:
+    """A region's body as the vendor's libraries serve it: attention is one call, other products are calls already.
+
+    Raises:
+        ScheduleError: for attention that such a call cannot say.
+    """
+    return with_one_call(region.body) if kernel.kind == "attention" else region.body
 
 
 def _code(kernel: Kernel) -> str:

@@ -142,6 +142,50 @@ def test_the_library_may_win(bench: Bench) -> None:
     assert bench.runs(region_of()) is None and bench.clock.timed == len(bench.remarks[0].figures) * 7
 
 
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def attention_of(function: Any, given: list[Tensor]) -> Node:
+    (region,) = regions_of(function, given)
+    return region
+
+
+def test_the_library_s_attention_may_win(bench: Bench) -> None:
+    """It is one call, chosen once, and recorded."""
+    torch.manual_seed(0)
+    given = [torch.randn(1, 1, 5, 8) for _ in range(3)]
+    region = attention_of(causal, given)
+    bench.seconds = {None: 0.1}
+    for recorded in (False, True):
+        _, launchable = bench.settled(region)
+        assert isinstance(launchable, TunedKernel) != recorded
+        out = torch.full((1, 1, 5, 8), torch.nan)
+        launchable([*given, out], ())
+        torch.testing.assert_close(out, causal(*given))
+        assert bench.ran[-1] is None
+    assert not bench.remarks.of("failure", "missed")
+
+
+def test_the_library_s_attention_is_not_tried_where_a_mask_is_data(bench: Bench) -> None:
+    """What it gives for a row that sees nothing depends on the kernel that it takes."""
+    given = [*(torch.randn(1, 1, 5, 8) for _ in range(3)), torch.randn(5, 5)]
+    bench.seconds = {None: 0.1}
+    region = attention_of(masked, given)
+    operands = {v.name: x for v, x in zip(trace(masked, given, symbolic=False).inputs, given, strict=True)}
+    _, launchable = bench.settled(region)
+    out = torch.full((1, 1, 5, 8), torch.nan)
+    launchable([*(operands[v.name] for v in region.body.inputs), out], ())
+    torch.testing.assert_close(out, masked(*given))
+    assert bench.ran and None not in bench.ran
+    (remark,) = bench.remarks.of("missed")
+    assert "not tried" in remark.message and "data" in remark.reason
+
+
 def test_candidates_differ_in_what_a_compiler_sees(bench: Bench) -> None:
     """As many warps as a compiler would take by itself are no other candidate."""
     region = region_of(((1, 300), (50, 300), (50,)))
