@@ -32,15 +32,14 @@ from fusec.codegen.triton.trials import (
     Candidate,
     EventTimer,
     Timer,
-    Unfused,
-    as_typed,
     cold_bytes,
     outputs,
     progress,
     rotating,
 )
+from fusec.codegen.unfused import Unfused, as_typed
 from fusec.codegen.vendor_attention import with_one_call
-from fusec.errors import FusecError
+from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.pipeline import Context
 from fusec.remarks import Remarks
@@ -140,13 +139,18 @@ class Tuner:
         return found
 
     def tune(self, region: Node, kernel: Kernel, built: Candidate, buffers: Sequence[Tensor]) -> Candidate:
-        """The quickest of all candidates that are right, on these buffers; it is recorded, unless one is already."""
+        """The quickest of all candidates that are right, on these buffers; it is recorded, unless one is already.
+
+        Where none is, as none can be built, it is the default.
+        """
         if recorded := self._recorded(region, kernel):
             return recorded[1]
         found = {str(kernel.choice): (kernel.choice, built), **self.candidates(region, kernel)}
         with progress(kernel.name, len(found) * (_ROUNDS + 1)) as step:
             try:
                 right = self._right(region.body, kernel, found, buffers, step)
+                if not right:
+                    return built
                 seconds = self._seconds(kernel, right, buffers, step)
             except torch.OutOfMemoryError as reason:
                 self.remarks.add(
@@ -182,8 +186,11 @@ class Tuner:
         truth = evaluate(body, as_typed(buffers, body.inputs), {}, dtype=torch.float64)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             prepared = {name: pool.submit(c.prepare, buffers) for name, (_, c) in others}
-            expected = outputs(kernel, body, built, buffers)
-        right = {default: built}
+            try:
+                expected, right = outputs(kernel, body, built, buffers), {default: built}
+            except BuildError as reason:  # other choices may be built where the default cannot
+                self._lost(kernel, default, reason.reason)
+                expected, right = outputs(kernel, body, Unfused(kernel.name, body), buffers), {}
         step()
         for name, (_, candidate) in others:
             try:

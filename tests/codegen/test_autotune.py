@@ -17,8 +17,9 @@ from fusec.codegen.schedule import choices
 from fusec.codegen.triton import TritonTarget, trials, tuning
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.signature import num_warps
-from fusec.codegen.triton.trials import Unfused, copied, rotating
+from fusec.codegen.triton.trials import copied, rotating
 from fusec.codegen.triton.tuning import TunedKernel, Tuner
+from fusec.codegen.unfused import Unfused
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.errors import BuildError
@@ -70,6 +71,7 @@ class Bench:
         self.wrong: set[Choice] = set()
         self.crashing: set[Choice] = set()
         self.refused: set[Choice] = set()
+        self.too_large: set[Choice] = set()
         self.ran: list[Choice | None] = []
         bench = self
 
@@ -80,6 +82,8 @@ class Bench:
                 super().__init__(kernel, dependent)
 
             def __call__(self, buffers: Any, symbols: Any = ()) -> None:
+                if self.kernel.choice in bench.too_large:
+                    raise BuildError("out of shared memory")
                 if self.kernel.choice in bench.crashing:
                     raise RuntimeError("out of shared memory")
                 super().__call__(buffers, symbols)
@@ -207,7 +211,7 @@ def test_the_library_serves_a_region_of_another_shape(bench: Bench) -> None:
     assert bench.ran[-1] is None
 
 
-@pytest.mark.parametrize("fault", ["wrong", "crashing", "refused"])
+@pytest.mark.parametrize("fault", ["wrong", "crashing", "refused", "too_large"])
 def test_what_is_not_right_never_wins(bench: Bench, fault: str) -> None:
     bench.seconds = {OTHERS[0]: 0.1, OTHERS[1]: 0.5}
     getattr(bench, fault).add(OTHERS[0])
@@ -215,6 +219,24 @@ def test_what_is_not_right_never_wins(bench: Bench, fault: str) -> None:
     (remark,) = bench.remarks.of("failure")
     assert str(OTHERS[0]) in remark.message and remark.reason
     assert str(OTHERS[0]) not in bench.remarks.of("analysis")[0].figures
+
+
+def test_another_choice_runs_where_the_default_cannot_be_built(bench: Bench) -> None:
+    bench.seconds, bench.too_large = {OTHERS[1]: 0.5}, {DEFAULT}
+    assert bench.runs(region_of()) == OTHERS[1]
+    (remark,) = bench.remarks.of("failure")
+    assert str(DEFAULT) in remark.message and "shared memory" in remark.reason
+
+
+def test_where_no_choice_can_be_built_that_is_told(bench: Bench) -> None:
+    """Whoever calls it falls back then, and no choice is recorded."""
+    region = next(r for r in regions_of(lambda x: x.softmax(-1), [torch.randn(6, 40)]))
+    bench.too_large = set(choices(region, H200, LANES))
+    _, launchable = bench.settled(region)
+    for _ in range(2):
+        with pytest.raises(BuildError, match="shared memory"):
+            launchable([torch.randn(6, 40), torch.empty(6, 40)], ())
+    assert not bench.clock.timed and not list(bench.folder.glob("*.choice"))
 
 
 def test_a_median_counts(bench: Bench) -> None:
