@@ -40,7 +40,7 @@ class Launcher:
         self._lanes = [p.default for p in function.params if p.is_constexpr]
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._refused: dict[tuple[Any, ...], str] = {}
-        """Why there is nothing to launch; Triton would launch what it could not load when asked again."""
+        """Why there is nothing to launch; Triton says it in full only once."""
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
         """Launch on the current stream of the device that the buffers lie on.

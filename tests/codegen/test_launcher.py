@@ -116,7 +116,7 @@ FAULTS = [refuse_to_compile, take_too_much_shared_memory, have_too_few_registers
 def test_what_cannot_be_compiled_or_loaded_is_not_launched(
     heard: Driver, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
-    """Also when it is asked for again: Triton itself would launch what it failed to load."""
+    """Also when it is asked for again, which Triton itself answers otherwise."""
     kernel = TritonKernel(replace(softmax(2, 300), sources=(Source("model.py", 12),)))
     fault(heard, monkeypatch, kernel)
     for _ in range(3):
