@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fusec.analysis.strides import dense
@@ -14,6 +15,7 @@ from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 from fusec.ir.types import TensorType
 from fusec.pipeline import Context
+from fusec.remarks import LAUNCH
 
 PASS_NAME = "program"
 
@@ -55,17 +57,17 @@ def build_kernels(
     distinct = list(kernels.values())
     launchables = _launchables(distinct, target, context)
     found: dict[Node, tuple[Kernel, Launchable]] = {}
-    tuned: dict[str, tuple[Kernel, Launchable]] = {}
+    settled: dict[str, tuple[Kernel, Launchable]] = {}
     for node, kernel in scheduled.items():
         launchable = launchables[kernel.name]
         if isinstance(launchable, BuildError):
             _report(context, node, "could not be built and runs through ATen", launchable)
-        elif not context.config.autotune:
-            found[node] = kernel, launchable
         else:
-            if kernel.name not in tuned:
-                tuned[kernel.name] = target.tuned(node, kernel, launchable, context)
-            found[node] = tuned[kernel.name]
+            if kernel.name not in settled:
+                what = "could not be compiled and runs through ATen"
+                report = partial(_report, context, node, what, name=kernel.name)
+                settled[kernel.name] = target.settled(node, kernel, launchable, context, report)
+            found[node] = settled[kernel.name]
     return found
 
 
@@ -97,12 +99,15 @@ def kernel_name(region: Node) -> str:
     return name if name and not name[0].isdigit() else f"kernel_{name}"
 
 
-def _report(context: Context, node: Node, what: str, reason: FusecError) -> None:
+def _report(context: Context, node: Node, what: str, reason: FusecError, name: str = "") -> None:
+    """Leave a remark; at a launch under the name of the kernel."""
     if context.config.strict:
         raise reason
-    name = kernel_name(node)
-    sources = tuple(map(str, node.sources))
-    context.remarks.add("failure", PASS_NAME, f"{name} {what}", subject=name, reason=reason.reason, sources=sources)
+    pass_name, name = (LAUNCH, name) if name else (PASS_NAME, kernel_name(node))
+    context.remarks.add(
+        "failure", pass_name, f"{name} {what}", subject=name, reason=reason.reason, suggestion=reason.fix,
+        sources=tuple(map(str, node.sources)),
+    )  # fmt: skip
 
 
 _warned: set[str] = set()

@@ -75,5 +75,21 @@ class Target(Protocol):
             BuildError: where nothing can be built at all, as for want of a compiler.
         """
 
-    def tuned(self, region: Node, kernel: Kernel, built: Launchable, context: Context) -> tuple[Kernel, Launchable]:
-        """What runs a region under ``autotune``: its kernel as it was built, or whatever is quicker."""
+    def settled(
+        self,
+        region: Node,
+        kernel: Kernel,
+        built: Launchable,
+        context: Context,
+        report: Callable[[BuildError], None],
+    ) -> tuple[Kernel, Launchable]:
+        """What runs a region: its kernel as it was built, or under ``autotune`` whatever is quicker.
+
+        Args:
+            region: what is run.
+            kernel: its tile program.
+            built: that, built.
+            context: of the compile.
+            report: takes why a kernel could not be built at its first launch, after which its operations run through
+                ATen; may raise.
+        """

@@ -7,6 +7,8 @@ from typing import Any, Literal
 logger = logging.getLogger(__name__)
 
 Kind = Literal["passed", "missed", "failure", "analysis"]
+LAUNCH = "launch"
+"""The pass of remarks on kernels that turn out to be none when they are first launched."""
 
 
 @dataclass(frozen=True)

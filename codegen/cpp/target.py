@@ -1,7 +1,7 @@
 """The C++ target: the machine's vector width, and the way from a region to a loaded kernel."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fusec.analysis.machine import ASSUMED, Machine, chip, cpu_machine
@@ -91,6 +91,13 @@ class CppTarget:
         built = iter(build([text for text in texts if not isinstance(text, BuildError)], config))
         return [text if isinstance(text, BuildError) else next(built) for text in texts]
 
-    def tuned(self, region: Node, kernel: Kernel, built: Launchable, context: Context) -> tuple[Kernel, Launchable]:
-        """The kernel as it was built: nothing is timed on a CPU."""
+    def settled(
+        self,
+        region: Node,
+        kernel: Kernel,
+        built: Launchable,
+        context: Context,
+        report: Callable[[BuildError], None],
+    ) -> tuple[Kernel, Launchable]:
+        """The kernel as it was built: nothing is timed on a CPU, nor built at a launch."""
         return kernel, built

@@ -1,6 +1,6 @@
 """The Triton target: GPU kernels, which Triton's interpreter also runs on CPU tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,13 +75,28 @@ class TritonTarget:
                 built.append(BuildError(f"kernel {kernel.name} was not built", why=reason.what))
         return built
 
-    def tuned(self, region: Node, kernel: Kernel, built: Launchable, context: Context) -> tuple[Kernel, Launchable]:
-        """What was recorded as quickest on this GPU, or what finds that out when it first runs."""
+    def settled(
+        self,
+        region: Node,
+        kernel: Kernel,
+        built: Launchable,
+        context: Context,
+        report: Callable[[BuildError], None],
+    ) -> tuple[Kernel, Launchable]:
+        """The kernel, or under ``autotune`` what was recorded as quickest, or what finds that out when it first runs.
+
+        Triton compiles at a launch. Where that fails the operations run one by one.
+        """
+        from fusec.codegen.triton.guarded import GuardedKernel
         from fusec.codegen.triton.trials import Candidate
         from fusec.codegen.triton.tuning import Tuner
+        from fusec.codegen.unfused import Unfused
 
-        tuner = Tuner.here(context, self.lanes, _launches_dependents(context.config))
-        return tuner.settle(region, kernel, built) if tuner and isinstance(built, Candidate) else (kernel, built)
+        unfused = Unfused(kernel.name, region.body, kernel.symbols)
+        if context.config.autotune and isinstance(built, Candidate):
+            tuner = Tuner.here(context, self.lanes, _launches_dependents(context.config))
+            kernel, built = tuner.settle(region, kernel, built) if tuner else (kernel, built)
+        return kernel, GuardedKernel(built, unfused, report)
 
 
 def _launches_dependents(config: Config) -> bool:

@@ -17,7 +17,7 @@ from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launcher import Launcher, counting
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import identifier, options
-from fusec.errors import BuildError
+from fusec.errors import BuildError, FusecError
 from fusec.ir.types import evaluate_size
 from fusec.verify.dtypes import torch_dtype
 
@@ -56,12 +56,18 @@ class TritonKernel:
         Args:
             buffers: one for each buffer of the kernel, in order; none for shared memory.
             symbols: their values, in the order of ``kernel.symbols``.
+
+        Raises:
+            BuildError: where Triton cannot compile it or the GPU cannot load it; nothing has run then.
         """
         _check_count(self.kernel, buffers, symbols)
         if buffers[0].device.type == "cpu":
             self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
             return self._interpreted(buffers, symbols)
-        for launcher, given in self._launches(buffers, symbols):
+        launches = self._launches(buffers, symbols)
+        for launcher, given in launches[1:]:  # the first runs only where all can
+            launcher.prepare(given, symbols)
+        for launcher, given in launches:
             launcher(given, symbols)
 
     def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
@@ -72,9 +78,7 @@ class TritonKernel:
         for launcher, given in self._launches(buffers, symbols):
             launcher.prepare(given, symbols)
 
-    def _launches(
-        self, buffers: Sequence[Tensor], symbols: Sequence[int]
-    ) -> Iterator[tuple[Launcher, Sequence[Tensor]]]:
+    def _launches(self, buffers: Sequence[Tensor], symbols: Sequence[int]) -> list[tuple[Launcher, Sequence[Tensor]]]:
         """A launch for each grid, and what it is given."""
         if not self._launchers:
             self._launchers = [
@@ -82,12 +86,9 @@ class TritonKernel:
                 for grid in grids(self.kernel)
             ]
         if len(self._launchers) == 1:
-            yield self._launchers[0][1], buffers
-            return
-        with torch.cuda.device(buffers[0].device):
-            at = _memory(self.kernel, buffers, symbols)
-            for grid, launcher in self._launchers:
-                yield launcher, [at[b.name] for b in grid.buffers]
+            return [(self._launchers[0][1], buffers)]
+        at = _memory(self.kernel, buffers, symbols)
+        return [(launcher, [at[b.name] for b in grid.buffers]) for grid, launcher in self._launchers]
 
 
 class InterpretedKernel:
@@ -198,7 +199,7 @@ def _memory(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -
 def _check_count(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
     wanted = [b for b in kernel.buffers if b.role != "shared"]
     if len(buffers) != len(wanted) or len(symbols) != len(kernel.symbols):
-        raise BuildError(
+        raise FusecError(
             f"kernel {kernel.name} takes {len(wanted)} buffers and {len(kernel.symbols)} symbols",
             why=f"{len(buffers)} and {len(symbols)} were passed",
         )

@@ -13,9 +13,12 @@ from triton.runtime import driver
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.sizes import PYTHON
 from fusec.codegen.triton.signature import launches
+from fusec.errors import BuildError
 
 _ALIGNMENT = 16
 """Bytes: Triton compiles anew for an address that is a multiple of this, and for one that is not."""
+_IS_AMD = torch.version.hip is not None
+"""There Triton also asks how long the memory is, and finds what it compiled itself."""
 
 
 class Launcher:
@@ -32,13 +35,19 @@ class Launcher:
     """
 
     def __init__(self, kernel: Kernel, function: Any, options: dict[str, Any]) -> None:
-        self._function, self._options = function, options
+        self._kernel, self._function, self._options = kernel, function, options
         self._programs = counting(kernel)
         self._lanes = [p.default for p in function.params if p.is_constexpr]
         self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._refused: dict[tuple[Any, ...], str] = {}
+        """Why there is nothing to launch; Triton says it in full only once."""
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
-        """Launch on the current stream of the device that the buffers lie on."""
+        """Launch on the current stream of the device that the buffers lie on.
+
+        Raises:
+            BuildError: where Triton cannot compile it or the device cannot load it; nothing has been launched then.
+        """
         programs = self._programs(*symbols)
         if not programs:
             return
@@ -47,24 +56,47 @@ class Launcher:
             with torch.cuda.device(device):
                 return self(buffers, symbols)
         pointers = [buffer.data_ptr() for buffer in buffers]
-        kind: tuple[Any, ...] = (device, *map(_kind, symbols))
-        if reduce(or_, pointers) % _ALIGNMENT:
-            kind += tuple(i for i, pointer in enumerate(pointers) if pointer % _ALIGNMENT)
+        kind = _kind(device, pointers, symbols)
         compiled = self._compiled.get(kind)
-        if compiled is None or _somebody_listens():
-            compiled = self._function[(programs,)](*buffers, *symbols, **self._options)
-            if torch.version.hip is None:  # there Triton also asks how long the memory is
-                self._compiled[kind] = compiled
+        if compiled is None:
+            compiled = self._compile(kind, programs, buffers, symbols)
+        if _IS_AMD or _somebody_listens():
+            self._function[(programs,)](*buffers, *symbols, **self._options)
             return
         stream, metadata = active.get_current_stream(device), compiled.packed_metadata
         given = (*pointers, *symbols, *self._lanes)
         compiled.run(programs, 1, 1, stream, compiled.function, metadata, None, None, None, *given)
 
     def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
-        """Compile what such a launch needs."""
+        """Compile and load what such a launch needs.
+
+        Raises:
+            BuildError: as a launch does.
+        """
         if programs := self._programs(*symbols):
-            with torch.cuda.device(buffers[0].device):
-                self._function.warmup(*buffers, *symbols, grid=(programs,), **self._options)
+            kind = _kind(buffers[0].device.index, [buffer.data_ptr() for buffer in buffers], symbols)
+            if kind not in self._compiled:
+                with torch.cuda.device(buffers[0].device):
+                    self._compile(kind, programs, buffers, symbols)
+
+    def _compile(self, kind: tuple[Any, ...], programs: int, buffers: Sequence[Tensor], symbols: Sequence[int]) -> Any:
+        """What Triton compiles for launches of a kind, loaded on the current device."""
+        why = self._refused.get(kind)
+        if why is None:
+            try:
+                compiled = self._function.warmup(*buffers, *symbols, grid=(programs,), **self._options)
+                compiled[programs, 1, 1]  # whoever asks for a launch has it loaded
+            except Exception as reason:
+                why = self._refused[kind] = " ".join(f"{type(reason).__name__}: {reason}".split())
+                raise self._error(why) from reason
+            self._compiled[kind] = compiled
+            return compiled
+        raise self._error(why)
+
+    def _error(self, why: str) -> BuildError:
+        where = str(next(iter(self._kernel.sources), ""))
+        fix = "the option `strict` raises this with all that Triton says; another version of it may do better"
+        return BuildError(f"kernel {self._kernel.name} cannot be launched", where=where, why=why, fix=fix)
 
 
 def counting(kernel: Kernel) -> Callable[..., int]:
@@ -74,7 +106,15 @@ def counting(kernel: Kernel) -> Callable[..., int]:
     return function
 
 
-def _kind(size: int) -> tuple[bool, bool, bool]:
+def _kind(device: int, pointers: Sequence[int], symbols: Sequence[int]) -> tuple[Any, ...]:
+    """What a launch has in common with those that run the same code."""
+    kind: tuple[Any, ...] = (device, *map(_kind_of_size, symbols))
+    if reduce(or_, pointers) % _ALIGNMENT:
+        kind += tuple(i for i, pointer in enumerate(pointers) if pointer % _ALIGNMENT)
+    return kind
+
+
+def _kind_of_size(size: int) -> tuple[bool, bool, bool]:
     """What Triton compiles anew for: 1, multiples of 16, and what needs 64 bits."""
     return size == 1, size % _ALIGNMENT == 0, size >= 2**31
 

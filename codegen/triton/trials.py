@@ -11,9 +11,8 @@ from torch import Tensor
 
 from fusec.analysis.machine import Machine
 from fusec.codegen.kernel import Kernel
-from fusec.codegen.runtime import interpret
-from fusec.ir.graph import Graph, Value, storage
-from fusec.ir.types import evaluate_sizes
+from fusec.codegen.unfused import as_typed, is_written
+from fusec.ir.graph import Graph, storage
 
 logger = logging.getLogger(__name__)
 
@@ -57,27 +56,6 @@ class Candidate(Protocol):
         """Build all that a call with such buffers needs; may run beside others."""
 
 
-class Unfused:
-    """The operations of a kernel one by one, matrix products by the vendor's library."""
-
-    source = "# the operations one by one, through ATen\n"
-
-    def __init__(self, name: str, body: Graph) -> None:
-        self.name, self.body = name, body
-
-    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
-        """As a ``Launchable``."""
-        inputs = as_typed(buffers, self.body.inputs)
-        results = interpret(self.body, inputs, {})
-        own = [v for v in self.body.outputs if not is_written(v)]
-        made = (x for x, v in zip(results, self.body.outputs, strict=True) if not is_written(v))
-        for buffer, result in zip(as_typed(buffers[len(inputs) :], own), made, strict=True):
-            buffer.copy_(result)
-
-    def prepare(self, buffers: Sequence[Any]) -> None:
-        """There is nothing to build."""
-
-
 def cold_bytes(machine: Machine) -> int:
     """Bytes after which nothing from before them is cached."""
     return 2 * (machine.cache_bytes or _USUAL_CACHE)
@@ -90,17 +68,6 @@ def outputs(kernel: Kernel, body: Graph, candidate: Candidate, buffers: Sequence
     given = dict(zip(body.inputs, as_typed(copies, body.inputs), strict=True))
     own = iter(as_typed(copies[len(given) :], [v for v in body.outputs if not is_written(v)]))
     return [given[storage(v)] if is_written(v) else next(own) for v in body.outputs]
-
-
-def as_typed(buffers: Sequence[Tensor], values: Sequence[Value]) -> list[Tensor]:
-    """Memory as the tensors that these values are: regions of other shapes may share a kernel."""
-    sizes = [(evaluate_sizes(v.tensor.shape, {}), evaluate_sizes(v.tensor.strides, {})) for v in values]
-    return [buffer.as_strided(*size) for buffer, size in zip(buffers, sizes, strict=False)]
-
-
-def is_written(value: Value) -> bool:
-    """Whether an output is an input that the kernel changes."""
-    return value.producer is not None and bool(value.producer.written)
 
 
 def rotating(kernel: Kernel, buffers: Sequence[Tensor], machine: Machine) -> list[list[Tensor]]:

@@ -32,14 +32,14 @@ from fusec.codegen.triton.trials import (
     Candidate,
     EventTimer,
     Timer,
-    Unfused,
-    as_typed,
     cold_bytes,
     outputs,
     progress,
     rotating,
 )
-from fusec.errors import FusecError
+from fusec.codegen.unfused import Unfused, as_typed
+from fusec.codegen.vendor_attention import with_one_call
+from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.pipeline import Context
 from fusec.remarks import Remarks
@@ -106,7 +106,7 @@ class Tuner:
         try:
             chosen = json.loads(record)["chosen"]
             if chosen is None:
-                return kernel, Unfused(kernel.name, region.body)
+                return kernel, Unfused(kernel.name, _by_the_library(region, kernel))
             other = self._scheduled(region, kernel, Choice(**chosen))
         except (FusecError, KeyError, TypeError, ValueError) as reason:
             self._lost(kernel, "recorded", str(reason))
@@ -130,18 +130,27 @@ class Tuner:
                     found[str(choice)] = choice, TritonKernel(other, self.dependent)
             except FusecError as reason:
                 self._lost(kernel, str(choice), reason.reason)
-        if kernel.kind == "contraction":
-            found["the library"] = None, Unfused(kernel.name, region.body)
+        if kernel.kind in ("contraction", "attention"):
+            try:
+                found["the library"] = None, Unfused(kernel.name, _by_the_library(region, kernel))
+            except FusecError as reason:
+                what = f"{kernel.name} is not tried as the library's"
+                self.remarks.add("missed", PASS_NAME, what, subject=kernel.name, reason=reason.reason)
         return found
 
     def tune(self, region: Node, kernel: Kernel, built: Candidate, buffers: Sequence[Tensor]) -> Candidate:
-        """The quickest of all candidates that are right, on these buffers; it is recorded, unless one is already."""
+        """The quickest of all candidates that are right, on these buffers; it is recorded, unless one is already.
+
+        Where none is, as none can be built, it is the default.
+        """
         if recorded := self._recorded(region, kernel):
             return recorded[1]
         found = {str(kernel.choice): (kernel.choice, built), **self.candidates(region, kernel)}
         with progress(kernel.name, len(found) * (_ROUNDS + 1)) as step:
             try:
                 right = self._right(region.body, kernel, found, buffers, step)
+                if not right:
+                    return built
                 seconds = self._seconds(kernel, right, buffers, step)
             except torch.OutOfMemoryError as reason:
                 self.remarks.add(
@@ -177,8 +186,11 @@ class Tuner:
         truth = evaluate(body, as_typed(buffers, body.inputs), {}, dtype=torch.float64)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             prepared = {name: pool.submit(c.prepare, buffers) for name, (_, c) in others}
-            expected = outputs(kernel, body, built, buffers)
-        right = {default: built}
+            try:
+                expected, right = outputs(kernel, body, built, buffers), {default: built}
+            except BuildError as reason:  # other choices may be built where the default cannot
+                self._lost(kernel, default, reason.reason)
+                expected, right = outputs(kernel, body, Unfused(kernel.name, body), buffers), {}
         step()
         for name, (_, candidate) in others:
             try:
@@ -227,6 +239,15 @@ class TunedKernel:
             self._best, self._tune = self._tune(buffers), None
             self.source = self._best.source
         self._best(buffers, symbols)
+
+
+def _by_the_library(region: Node, kernel: Kernel) -> Graph:
+    """A region's body as the vendor's libraries serve it: attention is one call, other products are calls already.
+
+    Raises:
+        ScheduleError: for attention that such a call cannot say.
+    """
+    return with_one_call(region.body) if kernel.kind == "attention" else region.body
 
 
 def _code(kernel: Kernel) -> str:

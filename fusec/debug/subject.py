@@ -9,7 +9,7 @@ from fusec.debug.timing import Timing
 from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
 from fusec.pipeline import PassRecord
-from fusec.remarks import Remark
+from fusec.remarks import LAUNCH, Remark
 
 
 @dataclass
@@ -86,12 +86,13 @@ def is_compiled(value: Any) -> bool:
 def _kernel_steps(compiled: Any) -> dict[Node, Step]:
     """The step of the program that each region became."""
     program = compiled.program
+    failed = {r.subject for r in compiled.remarks if r.kind == "failure" and r.pass_name == LAUNCH}
     found: dict[Node, Step] = {}
     for step in getattr(program, "steps", ()):
         if step.kind in ("kernel", "interpreted"):
             kernel = program.kernels.get(step.name) if step.kind == "kernel" else None
             text, formula = program.texts.get(step.name, ""), getattr(kernel, "formula", "")
-            found[step.node] = Step(step.name, text, kernel is not None, formula)
+            found[step.node] = Step(step.name, text, kernel is not None and step.name not in failed, formula)
     return found
 
 

@@ -16,6 +16,7 @@ from fusec.analysis.machine import Machine
 from fusec.codegen import program_text, recordings, target_named
 from fusec.codegen.kernel import Kernel
 from fusec.config import Config
+from fusec.errors import BuildError
 from fusec.ir.graph import Node
 from fusec.pipeline import Context
 
@@ -65,17 +66,18 @@ class Tape(TorchDispatchMode):
 
     def launch(self, launchable: Any, buffers: Sequence[Tensor], symbols: Sequence[int]) -> Any:
         self.look_at(buffers)
-        self.launches += 1
 
         def again() -> None:
             assert not launchable(buffers, symbols)
 
-        self.steps.append(again)
         self.aside = True
         try:
-            return launchable(buffers, symbols)
+            fault = launchable(buffers, symbols)
         finally:
             self.aside = False
+        self.launches += 1
+        self.steps.append(again)
+        return fault
 
     def undo(self) -> None:
         for memory, before in self.saved.values():
@@ -167,8 +169,10 @@ class Watched:
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[Any]:
         return [Launched(kernel, self.recorder) for kernel in self.target.build(kernels, config)]
 
-    def tuned(self, region: Node, kernel: Kernel, built: Any, context: Context) -> tuple[Kernel, Any]:
-        return kernel, built
+    def settled(
+        self, region: Node, kernel: Kernel, built: Any, context: Context, report: Callable[[BuildError], None]
+    ) -> tuple[Kernel, Any]:
+        return self.target.settled(region, kernel, built, context, report)
 
 
 def record_on_cpu(patch: pytest.MonkeyPatch, target: str = "cpp") -> TapeRecorder:

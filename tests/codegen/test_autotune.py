@@ -17,8 +17,9 @@ from fusec.codegen.schedule import choices
 from fusec.codegen.triton import TritonTarget, trials, tuning
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.signature import num_warps
-from fusec.codegen.triton.trials import Unfused, copied, rotating
+from fusec.codegen.triton.trials import copied, rotating
 from fusec.codegen.triton.tuning import TunedKernel, Tuner
+from fusec.codegen.unfused import Unfused
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.errors import BuildError
@@ -70,6 +71,7 @@ class Bench:
         self.wrong: set[Choice] = set()
         self.crashing: set[Choice] = set()
         self.refused: set[Choice] = set()
+        self.too_large: set[Choice] = set()
         self.ran: list[Choice | None] = []
         bench = self
 
@@ -80,6 +82,8 @@ class Bench:
                 super().__init__(kernel, dependent)
 
             def __call__(self, buffers: Any, symbols: Any = ()) -> None:
+                if self.kernel.choice in bench.too_large:
+                    raise BuildError("out of shared memory")
                 if self.kernel.choice in bench.crashing:
                     raise RuntimeError("out of shared memory")
                 super().__call__(buffers, symbols)
@@ -142,6 +146,50 @@ def test_the_library_may_win(bench: Bench) -> None:
     assert bench.runs(region_of()) is None and bench.clock.timed == len(bench.remarks[0].figures) * 7
 
 
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def attention_of(function: Any, given: list[Tensor]) -> Node:
+    (region,) = regions_of(function, given)
+    return region
+
+
+def test_the_library_s_attention_may_win(bench: Bench) -> None:
+    """It is one call, chosen once, and recorded."""
+    torch.manual_seed(0)
+    given = [torch.randn(1, 1, 5, 8) for _ in range(3)]
+    region = attention_of(causal, given)
+    bench.seconds = {None: 0.1}
+    for recorded in (False, True):
+        _, launchable = bench.settled(region)
+        assert isinstance(launchable, TunedKernel) != recorded
+        out = torch.full((1, 1, 5, 8), torch.nan)
+        launchable([*given, out], ())
+        torch.testing.assert_close(out, causal(*given))
+        assert bench.ran[-1] is None
+    assert not bench.remarks.of("failure", "missed")
+
+
+def test_the_library_s_attention_is_not_tried_where_a_mask_is_data(bench: Bench) -> None:
+    """What it gives for a row that sees nothing depends on the kernel that it takes."""
+    given = [*(torch.randn(1, 1, 5, 8) for _ in range(3)), torch.randn(5, 5)]
+    bench.seconds = {None: 0.1}
+    region = attention_of(masked, given)
+    operands = {v.name: x for v, x in zip(trace(masked, given, symbolic=False).inputs, given, strict=True)}
+    _, launchable = bench.settled(region)
+    out = torch.full((1, 1, 5, 8), torch.nan)
+    launchable([*(operands[v.name] for v in region.body.inputs), out], ())
+    torch.testing.assert_close(out, masked(*given))
+    assert bench.ran and None not in bench.ran
+    (remark,) = bench.remarks.of("missed")
+    assert "not tried" in remark.message and "data" in remark.reason
+
+
 def test_candidates_differ_in_what_a_compiler_sees(bench: Bench) -> None:
     """As many warps as a compiler would take by itself are no other candidate."""
     region = region_of(((1, 300), (50, 300), (50,)))
@@ -163,7 +211,7 @@ def test_the_library_serves_a_region_of_another_shape(bench: Bench) -> None:
     assert bench.ran[-1] is None
 
 
-@pytest.mark.parametrize("fault", ["wrong", "crashing", "refused"])
+@pytest.mark.parametrize("fault", ["wrong", "crashing", "refused", "too_large"])
 def test_what_is_not_right_never_wins(bench: Bench, fault: str) -> None:
     bench.seconds = {OTHERS[0]: 0.1, OTHERS[1]: 0.5}
     getattr(bench, fault).add(OTHERS[0])
@@ -171,6 +219,24 @@ def test_what_is_not_right_never_wins(bench: Bench, fault: str) -> None:
     (remark,) = bench.remarks.of("failure")
     assert str(OTHERS[0]) in remark.message and remark.reason
     assert str(OTHERS[0]) not in bench.remarks.of("analysis")[0].figures
+
+
+def test_another_choice_runs_where_the_default_cannot_be_built(bench: Bench) -> None:
+    bench.seconds, bench.too_large = {OTHERS[1]: 0.5}, {DEFAULT}
+    assert bench.runs(region_of()) == OTHERS[1]
+    (remark,) = bench.remarks.of("failure")
+    assert str(DEFAULT) in remark.message and "shared memory" in remark.reason
+
+
+def test_where_no_choice_can_be_built_that_is_told(bench: Bench) -> None:
+    """Whoever calls it falls back then, and no choice is recorded."""
+    region = next(r for r in regions_of(lambda x: x.softmax(-1), [torch.randn(6, 40)]))
+    bench.too_large = set(choices(region, H200, LANES))
+    _, launchable = bench.settled(region)
+    for _ in range(2):
+        with pytest.raises(BuildError, match="shared memory"):
+            launchable([torch.randn(6, 40), torch.empty(6, 40)], ())
+    assert not bench.clock.timed and not list(bench.folder.glob("*.choice"))
 
 
 def test_a_median_counts(bench: Bench) -> None:

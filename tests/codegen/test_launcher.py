@@ -1,23 +1,37 @@
 """What a launch hands to a GPU's driver, as far as that can be followed without one: a stand-in for it listens."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.compiler import compiler
 from triton.runtime import driver
 
+from fusec.analysis.machine import chip as machine
 from fusec.codegen import target_named
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.schedule import choices
+from fusec.codegen.triton import TritonTarget, launch
+from fusec.codegen.triton.guarded import GuardedKernel
 from fusec.codegen.triton.launch import TritonKernel, define
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import options
+from fusec.codegen.unfused import Unfused
 from fusec.config import Config
+from fusec.errors import BuildError
+from fusec.ir.graph import Source
 from tests.codegen.tile_programs import S, softmax
+from tests.codegen.triton_regions import regions_with_products
 
 
 class OnGpu(torch.Tensor):
@@ -74,6 +88,141 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Driver:
     stand_in = Driver()
     monkeypatch.setattr(type(driver), "active", stand_in)
     return stand_in
+
+
+def refuse_to_compile(heard: Driver, patch: pytest.MonkeyPatch, kernel: TritonKernel) -> None:
+    kernel.source = kernel.source.replace("exp(", "no_such_function(")
+
+
+def take_too_much_shared_memory(heard: Driver, patch: pytest.MonkeyPatch, kernel: TritonKernel) -> None:
+    patch.setattr(compiler, "max_shared_mem", lambda device: 4)  # which remembers what it was told
+
+
+def have_too_few_registers(heard: Driver, patch: pytest.MonkeyPatch, kernel: TritonKernel) -> None:
+    heard.utils.load_binary = lambda name, code, shared, device: (object(), object(), 0, 0, 32)
+
+
+def fail_to_load(heard: Driver, patch: pytest.MonkeyPatch, kernel: TritonKernel) -> None:
+    def load(*_: Any) -> Any:
+        raise RuntimeError("Triton Error [CUDA]: out of resources")
+
+    heard.utils.load_binary = load
+
+
+FAULTS = [refuse_to_compile, take_too_much_shared_memory, have_too_few_registers, fail_to_load]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_what_cannot_be_compiled_or_loaded_is_not_launched(
+    heard: Driver, monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    """Also when it is asked for again, which Triton itself answers otherwise."""
+    kernel = TritonKernel(replace(softmax(2, 300), sources=(Source("model.py", 12),)))
+    fault(heard, monkeypatch, kernel)
+    for _ in range(3):
+        with pytest.raises(BuildError, match="kernel softmax cannot be launched") as refused:
+            kernel([on_gpu(2, 300), on_gpu(2, 300)])
+        assert refused.value.where == "model.py:12" and refused.value.why and refused.value.fix
+    assert not heard.launched
+
+
+def test_a_refusal_keeps_no_memory_of_the_caller(heard: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = TritonKernel(softmax(2, 300))
+    fail_to_load(heard, monkeypatch, kernel)
+    x = on_gpu(2, 300)
+    with pytest.raises(BuildError):
+        kernel([x, on_gpu(2, 300)])
+    seen = weakref.ref(x)
+    del x
+    gc.collect()
+    assert seen() is None
+
+
+def test_what_cannot_be_loaded_for_some_memory_runs_for_other(heard: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, load = TritonKernel(softmax(2, 300)), heard.utils.load_binary
+    kernel([on_gpu(2, 300), on_gpu(2, 300)])
+    fail_to_load(heard, monkeypatch, kernel)
+    with pytest.raises(BuildError):
+        kernel([on_gpu(2, 300, skipped=1), on_gpu(2, 300)])
+    heard.utils.load_binary = load
+    kernel([on_gpu(2, 300), on_gpu(2, 300)])
+    assert len(heard.launched) == 2
+
+
+def test_no_grid_runs_unless_all_can(heard: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = TritonKernel(in_parts())
+    monkeypatch.setattr(launch, "_memory", lambda kernel, *_: {b.name: on_gpu(1, 4096) for b in kernel.buffers})
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    given, load = [on_gpu(1, 256), on_gpu(64, 256), on_gpu(1, 64)], heard.utils.load_binary
+    heard.utils.load_binary = lambda name, *rest: fail_to_load_second(name, load, *rest)
+    with pytest.raises(BuildError, match="out of resources"):
+        kernel(given)
+    assert not heard.launched
+    heard.utils.load_binary = load
+    again = TritonKernel(in_parts())
+    again(given)
+    assert len(heard.launched) == 2
+
+
+def fail_to_load_second(name: str, load: Any, *rest: Any) -> Any:
+    if "part1" not in name:
+        raise RuntimeError("Triton Error [CUDA]: out of resources")
+    return load(name, *rest)
+
+
+def in_parts() -> Kernel:
+    """A product whose sum is cut into parts: two grids."""
+    (region,) = regions_with_products(F.linear, [torch.randn(1, 256), torch.randn(64, 256)])
+    choice = replace(choices(region, machine("h200"), TritonTarget().lanes)[0], splits=2)
+    return TritonTarget().schedule(region, "linear", machine("h200"), choice)
+
+
+class Softmax(Unfused):
+    """The operations of a softmax, counted."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, buffers: Any, symbols: Any = ()) -> None:
+        self.runs += 1
+        buffers[1].copy_(buffers[0].softmax(-1))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_operations_run_in_the_place_of_what_cannot_be_launched(
+    heard: Driver, monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    kernel, told, operations = TritonKernel(softmax(2, 300)), list[BuildError](), Softmax()
+    fault(heard, monkeypatch, kernel)
+    guarded = GuardedKernel(kernel, operations, told.append)
+    x, y = on_gpu(2, 300), on_gpu(2, 300)
+    for _ in range(3):
+        guarded([x.normal_(), y.zero_()], ())
+        assert torch.equal(torch.Tensor(y), torch.Tensor(x).softmax(-1))
+    assert operations.runs == 3 and len(told) == 1 and not heard.launched
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_launch_that_fails_is_no_reason_to_run_anything_again(
+    heard: Driver, monkeypatch: pytest.MonkeyPatch, good: int
+) -> None:
+    """It may have written half of its results."""
+    calls, told, operations = list[Any](), list[BuildError](), Softmax()
+
+    def launcher_cls(source: Any, metadata: Any) -> Callable[..., None]:
+        def run(*given: Any) -> None:
+            calls.append(given)
+            if len(calls) > good:
+                raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+        return run
+
+    monkeypatch.setattr(heard, "launcher_cls", launcher_cls)
+    guarded = GuardedKernel(TritonKernel(softmax(2, 300)), operations, told.append)
+    for i in range(3):
+        with pytest.raises(RuntimeError, match="illegal memory access") if i >= good else nullcontext():
+            guarded([on_gpu(2, 300), on_gpu(2, 300)], ())
+    assert len(calls) == 3 and not told and not operations.runs
 
 
 def test_a_launch_hands_over_memory_and_options(heard: Driver) -> None:
