@@ -12,6 +12,7 @@ from triton.runtime import driver
 
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.sizes import PYTHON
+from fusec.codegen.triton.descriptors import Descriptors
 from fusec.codegen.triton.signature import launches
 
 _ALIGNMENT = 16
@@ -34,6 +35,7 @@ class Launcher:
     def __init__(self, kernel: Kernel, function: Any, options: dict[str, Any]) -> None:
         self._function, self._options = function, options
         self._programs = counting(kernel)
+        self._describe = Descriptors(kernel) if kernel.choice.descriptors else None
         self._lanes = [p.default for p in function.params if p.is_constexpr]
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
@@ -51,20 +53,22 @@ class Launcher:
         if reduce(or_, pointers) % _ALIGNMENT:
             kind += tuple(i for i, pointer in enumerate(pointers) if pointer % _ALIGNMENT)
         compiled = self._compiled.get(kind)
+        described = self._describe(buffers, symbols) if self._describe else ()
         if compiled is None or _somebody_listens():
-            compiled = self._function[(programs,)](*buffers, *symbols, **self._options)
+            compiled = self._function[(programs,)](*buffers, *described, *symbols, **self._options)
             if torch.version.hip is None:  # there Triton also asks how long the memory is
                 self._compiled[kind] = compiled
             return
         stream, metadata = active.get_current_stream(device), compiled.packed_metadata
-        given = (*pointers, *symbols, *self._lanes)
+        given = (*pointers, *described, *symbols, *self._lanes)
         compiled.run(programs, 1, 1, stream, compiled.function, metadata, None, None, None, *given)
 
     def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
         """Compile what such a launch needs."""
         if programs := self._programs(*symbols):
+            described = self._describe(buffers, symbols) if self._describe else ()
             with torch.cuda.device(buffers[0].device):
-                self._function.warmup(*buffers, *symbols, grid=(programs,), **self._options)
+                self._function.warmup(*buffers, *described, *symbols, grid=(programs,), **self._options)
 
 
 def counting(kernel: Kernel) -> Callable[..., int]:
