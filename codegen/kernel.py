@@ -69,7 +69,11 @@ class Descriptor:
     start: int
     """Elements ahead of the first."""
     axes: tuple[str, ...]
-    """The loop axis that runs along each dim."""
+    """The tile axes that a block is over, in the order in which it lies in memory."""
+    places: tuple[sympy.Expr, ...]
+    """Where a block begins along each dim, by where tiles do."""
+    block: tuple[int, ...]
+    """Elements of a block along each dim."""
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
 

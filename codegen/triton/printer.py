@@ -24,6 +24,7 @@ from fusec.codegen.kernel import (
     Store,
     Update,
     When,
+    index_symbol,
     walk,
 )
 from fusec.codegen.triton.arithmetic import (
@@ -103,7 +104,7 @@ class _Tile:
 
     axis: str
     block: str
-    first: str
+    first: Size
     """What its first lane stands for."""
     mask: str
     """Name of the lanes within the range; empty where all are."""
@@ -244,18 +245,19 @@ class _Printer:
     def _tiles(self, loop: Loop, around: tuple[_Tile, ...]) -> Iterator[str]:
         axis, block = identifier(loop.axis), self.blocks[lanes_of(loop)]
         whole = _covers(loop)
-        start = TRITON.print(loop.start) if whole else f"{axis}_start"
-        tile = _Tile(loop.axis, block, start, "" if _exact(loop) else f"mask_{axis}", whole)
+        first = loop.start if whole else index_symbol(f"{loop.axis}_start")
+        tile = _Tile(loop.axis, block, first, "" if _exact(loop) else f"mask_{axis}", whole)
         self.tiles |= dict.fromkeys((loop.axis, *filter(None, [tile.mask])), (loop.axis,))
         lanes = f"tl.arange(0, {block})" + (".to(tl.int64)" if self.wide else "")
         limit = f"mask_{axis} = {axis} < {TRITON.print(_limit(loop), True)}"
         if not tile.whole:
-            head = [f"{axis} = {start} + {lanes}", *([limit] if tile.mask else [])]
-            yield from self._repeated(loop, self._run_ahead(loop), start, (*around, tile), head)
+            counter = TRITON.print(first)
+            head = [f"{axis} = {counter} + {lanes}", *([limit] if tile.mask else [])]
+            yield from self._repeated(loop, self._run_ahead(loop), counter, (*around, tile), head)
             return
         known = self.ranges.get(axis)
         if known is None or replace(known[0], body=()) != replace(loop, body=()):
-            yield f"{axis} = {lanes}" if loop.start == 0 else f"{axis} = {start} + {lanes}"
+            yield f"{axis} = {lanes}" if loop.start == 0 else f"{axis} = {TRITON.print(loop.start)} + {lanes}"
             if tile.mask:
                 yield limit
             self.ranges[axis] = (loop, tile)
@@ -348,16 +350,15 @@ class _Printer:
 
     def _block(self, load: Load, axes: tuple[str, ...], tiles: tuple[_Tile, ...]) -> str:
         """What a descriptor loads, as a tile over these axes."""
-        assert load.descriptor is not None
-        dims, first = load.descriptor.axes, {tile.axis: tile.first for tile in tiles}
-        places = [first.get(axis, identifier(axis)) for axis in dims]
+        descriptor, first = load.descriptor, {index_symbol(tile.axis): tile.first for tile in tiles}
+        assert descriptor is not None
+        places = [TRITON.print(sympy.expand(place.subs(first))) for place in descriptor.places]
         if self.wide:  # descriptors take places of 32 bits
             places = [place if place.isdecimal() else f"tl.cast({place}, tl.int32)" for place in places]
-        own = tuple(axis for axis in dims if axis in first)
         block = f"{self.described[load].name}.load([{', '.join(places)}])"
-        if own != dims:
-            block += f".reshape({', '.join(self.blocks[self.lanes[axis]] for axis in own)})"
-        return block if own == axes else f"{block}.T"
+        if len(places) > 2:
+            block += f".reshape({', '.join(self.blocks[self.lanes[axis]] for axis in descriptor.axes)})"
+        return block if descriptor.axes == axes else f"{block}.T"
 
     def _compute(self, compute: Compute, tiles: tuple[_Tile, ...]) -> str:
         axes = self._axes_of(*compute.operands)

@@ -40,24 +40,22 @@ class Described:
     name: str
     buffer: str
     start: int
+    block: tuple[int, ...]
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
-    block: tuple[int, ...]
-    """Elements of a block along each dim."""
 
 
 def described(kernel: Kernel) -> dict[Load, Described]:
     """Which loads go by a descriptor, and by which: none, unless that was chosen."""
     if not kernel.choice.descriptors:
         return {}
-    lanes, names, found = lanes_along(kernel), dict[tuple[object, ...], str](), dict[Load, Described]()
+    names, found = dict[tuple[object, ...], str](), dict[Load, Described]()
     for load in walk(kernel.body):
         if isinstance(load, Load) and (d := load.descriptor) is not None:
-            block = tuple(lanes.get(axis, 1) for axis in d.axes)
-            key = (load.buffer, d.start, d.shape, d.strides, block)
+            key = (load.buffer, d.start, d.block, d.shape, d.strides)
             others = sum(known[0] == load.buffer for known in names if known != key)
             name = names.setdefault(key, f"{load.buffer}_desc{others + 1 if others else ''}")
-            found[load] = Described(name, load.buffer, d.start, d.shape, d.strides, block)
+            found[load] = Described(name, load.buffer, d.start, d.block, d.shape, d.strides)
     return found
 
 

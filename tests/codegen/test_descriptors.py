@@ -36,7 +36,7 @@ from fusec.ir.graph import Graph, Node
 from fusec.ir.types import BF16, TensorType, symbol
 from fusec.remarks import Remarks
 from tests.codegen.test_launcher import Driver, OnGpu
-from tests.codegen.test_triton_many_rows import LARGE, gated
+from tests.codegen.test_triton_many_rows import LARGE, from_heads, gated, rotated
 from tests.codegen.triton_regions import kernel_regions, regions_around_products, regions_with_products
 
 H100, LANES = chip("h100"), TritonTarget().lanes
@@ -65,6 +65,8 @@ CASES: dict[str, Case] = {
     "a part of a matrix": (of_a_part, ((20, 40), (43, 56)), {"in0", "in1"}),
     "rows in two dims": (lambda x, w, r: F.linear(x, w) * r, ((3, 9, 24), (40, 24), (3, 9, 40)), {"in0", "in1"}),
     "rows that lie apart": (lambda x, w: F.linear(x.transpose(0, 1)[::2], w) + 1, ((3, 20, 24), (40, 24)), {"in1"}),
+    "halves of heads": (rotated, ((2, 9, 24), (64, 24), (9, 32), (9, 32)), {"in0", "in1"}),
+    "a sum over heads": (from_heads, ((1, 2, 20, 32), (40, 64), (1, 20, 40)), {"in0", "in1"}),
     "rows that are not aligned": (F.linear, ((20, 37), (24, 37)), set()),
 }
 
@@ -94,6 +96,14 @@ def test_every_edge(name: str, dtype: torch.dtype) -> None:
     (region,) = regions_with_products(function, inputs)
     outcome = check_region(region, chips=(), inputs=inputs, choice=SMALL, machine=H100)
     assert outcome.ok and named(outcome.kernel) == expected, outcome
+
+
+def test_blocks_wider_than_a_head() -> None:
+    """Have all of several heads: of the last ones of five there are not enough."""
+    inputs = [torch.randn(shape) for shape in ((1, 20, 24), (5 * 32, 24), (20, 32), (20, 32))]
+    (region,) = regions_with_products(rotated, inputs)
+    outcome = check_region(region, chips=(), inputs=inputs, choice=replace(SMALL, columns=64), machine=H100)
+    assert outcome.ok and {(2, 16, 16)} == {d.block for d in descriptors(outcome.kernel) if d.buffer == "in1"}, outcome
 
 
 def test_parts_of_a_sum() -> None:
@@ -161,6 +171,8 @@ def test_places_have_32_bits() -> None:
         (F.linear, ((40, 64), (600, 64)), Choice(16, 512, 16, descriptors=True), {"in0"}),  # blocks of 512 columns
         (F.linear, ((40, 20), (24, 20)), SMALL, set()),  # 40 bytes from row to row
         (lambda x, w: torch.relu(F.linear(x, w[:, 4:44])), ((40, 40), (24, 56)), SMALL, {"in0"}),  # 8 bytes ahead
+        (from_heads, ((1, 2, 20, 24), (40, 48), (1, 20, 40)), SMALL, {"in1"}),  # blocks of 16 across heads of 24
+        (from_heads, ((1, 2, 20, 8), (40, 16), (1, 20, 40)), SMALL, {"in1"}),  # heads apart in a block of the sum
     ],
 )
 def test_what_may_come_so(function: Callable[..., Any], shapes: Any, choice: Choice, expected: set[str]) -> None:
@@ -181,7 +193,7 @@ def test_chips_without_them_are_not_offered_any_and_refuse_them() -> None:
 
 @pytest.mark.parametrize(
     ("name", "code", "unit"),
-    [("gated", "sm_90", "wgmma"), ("by input", "sm_90", "wgmma"), ("gated", "sm_100", "tcgen05")],
+    [("gated", "sm_90", "wgmma"), ("by input", "sm_90", "wgmma"), ("rotary", "sm_100", "tcgen05")],
 )
 def test_blocks_go_from_memory_to_the_matrix_unit(name: str, code: str, unit: str) -> None:
     """All that is copied ahead is copied by the block, and nothing spills."""
