@@ -65,6 +65,7 @@ CASES: dict[str, Case] = {
     "a part of a matrix": (of_a_part, ((20, 40), (43, 56)), {"in0", "in1"}),
     "rows in two dims": (lambda x, w, r: F.linear(x, w) * r, ((3, 9, 24), (40, 24), (3, 9, 40)), {"in0", "in1"}),
     "rows that lie apart": (lambda x, w: F.linear(x.transpose(0, 1)[::2], w) + 1, ((3, 20, 24), (40, 24)), {"in1"}),
+    "rows that lie turned": (lambda x, w: F.linear(x.transpose(0, 1), w) + 1, ((8, 4, 24), (40, 24)), {"in1"}),
     "halves of heads": (rotated, ((2, 9, 24), (64, 24), (9, 32), (9, 32)), {"in0", "in1"}),
     "a sum over heads": (from_heads, ((1, 2, 20, 32), (40, 64), (1, 20, 40)), {"in0", "in1"}),
     "rows that are not aligned": (F.linear, ((20, 37), (24, 37)), set()),
