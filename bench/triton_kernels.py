@@ -29,6 +29,7 @@ from fusec.analysis.machine import Machine
 from fusec.codegen.choice import Choice
 from fusec.config import Config
 from fusec.dynamo import backend_with, interpreted
+from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.structure import structure
 from fusec.models.inputs import Padding
@@ -141,7 +142,11 @@ def by_descriptors(region: Node, machine: Machine) -> Choice | None:
     from fusec.codegen.schedule import choices
     from fusec.codegen.triton import TritonTarget
 
-    return next((choice for choice in choices(region, machine, TritonTarget().lanes) if choice.descriptors), None)
+    try:
+        offered = choices(region, machine, TritonTarget().lanes)
+    except ScheduleError:
+        return None
+    return next((choice for choice in offered if choice.descriptors), None)
 
 
 def _inputs(family: Family, model: nn.Module, dtype: torch.dtype, shape: str, seed: int) -> Iterator[dict[str, Any]]:
