@@ -38,9 +38,11 @@ from bench.harness import BASELINE, Measurement, console, measure, report
 from bench.numerics import Float64
 from bench.peers import peer
 from bench.record import write_result
-from bench.triton_kernels import graphs_of, regions_of
+from bench.triton_kernels import by_descriptors, graphs_of, regions_of
 from bench.workloads import described
+from fusec.codegen.choice import Choice
 from fusec.config import Config
+from fusec.ir.graph import Node
 from fusec.ir.structure import structure
 from fusec.verify.contract import compare_outputs
 
@@ -168,7 +170,10 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _kernels(run: Run) -> None:
-    """Every distinct kernel of every model in every mode, held against its body on what it gets in the model."""
+    """Every distinct kernel of every model in every mode, held against its body on what it gets in the model.
+
+    Products run a second time with blocks by tensor descriptors, where the device has such.
+    """
     rows = run.found["kernels"] = []
     seen = set[Any]()
     for workload in run.chosen((*workloads(run.small), *ragged(run.small))):
@@ -182,7 +187,7 @@ def _kernels(run: Run) -> None:
 
 
 def _kernels_of(run: Run, workload: Workload, seen: set[Any], rows: list[dict[str, Any]]) -> None:
-    from fusec.codegen.triton import check
+    from fusec.codegen.triton import TritonTarget
 
     few = replace(workload, layers=min(workload.layers, CHECKED_LAYERS))
     model = few.build(run.device.device, run.options.seed)
@@ -196,17 +201,25 @@ def _kernels_of(run: Run, workload: Workload, seen: set[Any], rows: list[dict[st
                 if (key := structure(region.body)) in seen:
                     continue
                 seen.add(key)
-                label = str(region.attributes["label"])
-                row: dict[str, Any] = {"kernel": label, "in": workload.title, "mode": mode, "ratio": 0.0, "problem": ""}
-                rows.append(row)
-                name = "".join(c if c.isalnum() else "_" for c in label)
-                try:
-                    outcome = check.check_region(region, name, chips=(), inputs=inputs)
-                    row |= {"ratio": outcome.comparison.ratio, "problem": "" if outcome.ok else str(outcome)}
-                except Exception as problem:
-                    row["problem"] = described(problem)
-                if row["problem"]:
-                    run.fails(f"kernel {label} of {workload.title}, {mode}", row["problem"])
+                for choice in dict.fromkeys((None, by_descriptors(region, TritonTarget().machine(Config())))):
+                    row = {"in": workload.title, "mode": mode, "choice": str(choice or "default")}
+                    rows.append(row | _kernel(region, inputs, choice))
+                    if rows[-1]["problem"]:
+                        what = f"kernel {rows[-1]['kernel']} of {workload.title}, {mode}, {row['choice']}"
+                        run.fails(what, rows[-1]["problem"])
+
+
+def _kernel(region: Node, inputs: list[Any], choice: Choice | None) -> dict[str, Any]:
+    from fusec.codegen.triton import check
+
+    label = str(region.attributes["label"])
+    found = {"kernel": label, "ratio": 0.0, "problem": ""}
+    try:
+        name = "".join(c if c.isalnum() else "_" for c in label)
+        outcome = check.check_region(region, name, chips=(), inputs=inputs, choice=choice)
+        return found | {"ratio": outcome.comparison.ratio, "problem": "" if outcome.ok else str(outcome)}
+    except Exception as problem:
+        return found | {"problem": described(problem)}
 
 
 def _sanitizer(run: Run) -> None:

@@ -24,6 +24,7 @@ from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
 from bench.published import DTYPES, PUBLISHED, Step, capture, steps
 from bench.record import write_result
+from bench.triton_kernels import by_descriptors
 from fusec.analysis.cost import region_cost
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.launchables import PASS_NAME
@@ -38,8 +39,8 @@ MACHINES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200", "gfx942": "mi300
 """The chip that has the figures of each."""
 ROWS = "1,8,512,4096"
 
-Question: TypeAlias = tuple[str, Step, str, tuple[str, ...], str]
-"""A model, what it is asked, its element type, the chips, and the mode of the compile."""
+Question: TypeAlias = tuple[str, Step, str, tuple[str, ...], str, bool]
+"""A model, what it is asked, its element type, the chips, the mode of the compile, and whether by descriptors."""
 Code: TypeAlias = tuple[str, str, tuple[str, ...], tuple[tuple[str, Any], ...]]
 """What a compiler sees: the chip, the text, the types of the buffers, its options."""
 Outcome: TypeAlias = tuple[Any, str, float]
@@ -99,6 +100,7 @@ def main(words: list[str] | None = None) -> int:
         "models": {name: PUBLISHED[name].of for name in options.models.split(",")},
         "rows": options.rows,
         "mode": options.mode,
+        "descriptors": options.descriptors,
         "chips": options.chips.split(","),
         "machines": {chip: MACHINES[chip] for chip in options.chips.split(",")},
         "compiled": texts,
@@ -113,7 +115,7 @@ def main(words: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> tuple[list[Row], int]:
     """All kernels, and how many texts were compiled for them."""
     questions = [
-        (family.name, step, dtype, tuple(options.chips.split(",")), options.mode)
+        (family.name, step, dtype, tuple(options.chips.split(",")), options.mode, options.descriptors)
         for family in chosen(options.models, {name: FAMILIES[name] for name in PUBLISHED})
         for step in steps(PUBLISHED[family.name], [int(n) for n in options.rows.split(",")])
         for dtype in options.dtypes.split(",")
@@ -136,14 +138,15 @@ def run(options: argparse.Namespace) -> tuple[list[Row], int]:
 
 def gather(question: Question) -> list[Found]:
     """The kernels that the pipeline makes of a graph for each chip."""
-    name, step, dtype, chips, mode = question
-    graph = capture(PUBLISHED[name], step, DTYPES[dtype])
-    return [found for chip in chips for found in _kernels(graph.copy(), f"{name} {step.label}", dtype, chip, mode)]
+    name, step, dtype, chips, mode, described = question
+    graph, place = capture(PUBLISHED[name], step, DTYPES[dtype]), f"{name} {step.label}"
+    return [found for chip in chips for found in _kernels(graph.copy(), place, dtype, chip, mode, described)]
 
 
-def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str) -> Iterator[Found]:
+def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, described: bool) -> Iterator[Found]:
     from fusec.codegen import target_for
     from fusec.codegen.launchables import build_kernels
+    from fusec.codegen.triton import TritonTarget
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
@@ -162,7 +165,12 @@ def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str) -> Iter
                 "bound": cost.bound(context.machine),
                 "predicted_us": float(cost.time(context.machine)) * 1e6,
             }
-            if region in built:
+            choice = by_descriptors(region, context.machine) if described else None
+            if choice is not None:
+                _complete(found, TritonTarget().schedule(region, "kernel", context.machine, choice), region.body)
+            elif described:
+                continue
+            elif region in built:
                 _complete(found, built[region][0], region.body)
             else:
                 reasons = [str(r.reason) for r in context.remarks.of("failure") if r.pass_name == PASS_NAME]
@@ -232,7 +240,7 @@ def _rows(places: Iterable[Found], outcomes: Mapping[Code, Outcome]) -> dict[Any
     return rows
 
 
-_TAKEN = ("registers", "spills", "shared", "matrix_instructions")
+_TAKEN = ("registers", "spills", "shared", "matrix_instructions", "block_copies")
 
 
 @contextmanager
@@ -294,6 +302,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", default=ROWS, metavar="M,N", help="up to 16 are tokens of so many sequences, more are whole ones")
     add("--chips", default=",".join(MACHINES), metavar="A,B")
     add("--mode", default="default", choices=list(MODES), help="`max-autotune` generates products of many rows")
+    add("--descriptors", action="store_true", help="products that may have tensor descriptors alone, each with them")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     add("--each", action="store_true", help="show every kernel, not only the models")
     add("--json", default="", metavar="FILE", help="by default bench/results/triton_chips.json")

@@ -25,8 +25,11 @@ from bench.harness import progress, report
 from bench.numerics import cast_inputs, cast_parameters
 from bench.published import DTYPES
 from bench.record import write_result
+from fusec.analysis.machine import Machine
+from fusec.codegen.choice import Choice
 from fusec.config import Config
 from fusec.dynamo import backend_with, interpreted
+from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.structure import structure
 from fusec.models.inputs import Padding
@@ -132,6 +135,18 @@ def regions_of(graph: Graph, arguments: list[Any], config: Config | None = None)
     graph.set_outputs(values)
     numbers = dict(zip(values, evaluate(graph, arguments), strict=True))
     return [(region, [numbers[v] for v in region.operands]) for region in regions]
+
+
+def by_descriptors(region: Node, machine: Machine) -> Choice | None:
+    """The first choice of tensor descriptors for a region; only products on chips that have them have one."""
+    from fusec.codegen.schedule import choices
+    from fusec.codegen.triton import TritonTarget
+
+    try:
+        offered = choices(region, machine, TritonTarget().lanes)
+    except ScheduleError:
+        return None
+    return next((choice for choice in offered if choice.descriptors), None)
 
 
 def _inputs(family: Family, model: nn.Module, dtype: torch.dtype, shape: str, seed: int) -> Iterator[dict[str, Any]]:

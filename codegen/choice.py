@@ -19,8 +19,11 @@ class Choice:
     """Of a program; 0 for as many as its largest tile keeps busy."""
     stages: int = 0
     """Blocks along what is summed that are on their way or in use at once; 0 for as many as Triton takes by itself."""
+    descriptors: bool = False
+    """Whether blocks of products come by tensor descriptors where their memory allows, and not address by address."""
 
     def __str__(self) -> str:
         numbers = (self.rows, self.columns, self.depth, self.splits if self.splits > 1 else 0, self.warps, self.stages)
         names = ("rows", "columns", "deep", "parts", "warps", "stages")
-        return ", ".join(f"{n} {name}" for n, name in zip(numbers, names, strict=True) if n)
+        said = [f"{n} {name}" for n, name in zip(numbers, names, strict=True) if n]
+        return ", ".join([*said, *(["descriptors"] if self.descriptors else [])])

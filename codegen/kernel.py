@@ -60,6 +60,25 @@ Operand: TypeAlias = str | Constant
 
 
 @dataclass(frozen=True)
+class Descriptor:
+    """What a chip that copies blocks by itself is told of memory: how many elements lie how far apart along each dim.
+
+    Dims go from the farthest apart to the innermost. Beyond the ends there are zeros.
+    """
+
+    start: int
+    """Elements ahead of the first."""
+    axes: tuple[str, ...]
+    """The tile axes that a block is over, in the order in which it lies in memory."""
+    places: tuple[sympy.Expr, ...]
+    """Where a block begins along each dim, by where tiles do."""
+    block: tuple[int, ...]
+    """Elements of a block along each dim."""
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
 class Load:
     """``dst = buffer[offset]``; a tile where ``offset`` mentions the tile axis, whose coefficient is the lane stride.
 
@@ -70,6 +89,8 @@ class Load:
     buffer: str
     offset: sympy.Expr
     """In elements, affine in loop axes, size symbols and places."""
+    descriptor: Descriptor | None = None
+    """What tells of all that it loads, where it may come so (Triton)."""
 
 
 @dataclass(frozen=True)

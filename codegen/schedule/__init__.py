@@ -50,6 +50,11 @@ def schedule_region(
     shape = _classified(nest, whole_row)
     if whole_row:
         choice = choice or default_choice(nest, shape, _gpu(machine), lanes)
+        if choice.descriptors and not _gpu(machine).has_descriptors:
+            raise ScheduleError(
+                f"blocks by tensor descriptors on {_gpu(machine).name}", why="it has none",
+                fix="a choice without, as all are that choices() gives for it",
+            )  # fmt: skip
         lanes = choice.columns
     else:
         choice = Choice()

@@ -7,6 +7,7 @@ memory is their limit; among many, how much of a block's operands is used again 
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from fusec.analysis.attention import FEW_QUERIES, Attention
 from fusec.analysis.indexing import Nest
@@ -145,7 +146,9 @@ def _attention(attention: Attention, machine: Machine) -> Choice:
 def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
     """The default with one number changed at a time."""
     for field, by in factors.items():
-        yield from (replace(default, **{field: max(1, int(getattr(default, field) * factor))}) for factor in by)
+        for factor in by:
+            changed: dict[str, Any] = {field: max(1, int(getattr(default, field) * factor))}
+            yield replace(default, **changed)
     yield from (replace(default, stages=stages) for stages in (3, 4, 2))
     yield from (replace(default, warps=warps) for warps in (4, 8))
 
@@ -154,10 +157,21 @@ def _near_products(products: Products, machine: Machine, default: Choice) -> Ite
     if products.few:
         found = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
     else:
-        found = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
+        others = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
+        found = itertools.chain(_by_descriptors(products, machine, default), others)
     for choice in found:
         if _fits(products, machine, choice):
             yield choice
+
+
+def _by_descriptors(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+    """The default and one block more on its way, with blocks by tensor descriptors, where a chip copies such itself.
+
+    Of half types alone: what is multiplied as float32 goes through registers.
+    """
+    plain = any(o.kind == "load" and o.dtype.bytes == 2 for c in products.shape.contractions for o in c.operands)
+    if plain and machine.has_descriptors:
+        yield from (replace(default, descriptors=True, stages=stages) for stages in (default.stages, 4))
 
 
 def _fits(products: Products, machine: Machine, choice: Choice) -> bool:

@@ -85,6 +85,11 @@ class Emitter:
 
     # Names and index expressions.
 
+    @property
+    def sizes(self) -> dict[str, Size]:
+        """The sizes of all axes so far, by the names of their loop variables."""
+        return {name: axis.size for axis, name in self._names.items()}
+
     def axis_name(self, axis: Axis) -> str:
         """The loop variable of an axis."""
         return self._names.setdefault(axis, f"i{len(self._names)}")

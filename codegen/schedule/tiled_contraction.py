@@ -33,6 +33,7 @@ from fusec.codegen.kernel import (
     Update,
     index_symbol,
 )
+from fusec.codegen.schedule.descriptors import described
 from fusec.codegen.schedule.emitter import Emitter, grid
 from fusec.codegen.schedule.products import Products, length, multiplied
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, contiguous_strides, product, simplify
@@ -49,7 +50,8 @@ def schedule_tiled_contraction(emitter: Emitter, nest: Nest, shape: Shape, choic
     Raises:
         ScheduleError: for shapes it does not cover.
     """
-    return _TiledContraction(emitter, Products(nest, shape), choice).run()
+    statements = _TiledContraction(emitter, Products(nest, shape), choice).run()
+    return described(statements, emitter.sizes, emitter.buffers.values()) if choice.descriptors else statements
 
 
 class _TiledContraction:

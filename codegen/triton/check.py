@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fusec.analysis.machine import chip
+from fusec.analysis.machine import Machine, chip
 from fusec.codegen.bounds import Access, size_limits, unproven_accesses
 from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
@@ -58,13 +58,13 @@ def check_region(
     seed: int = 0,
     inputs: Sequence[Tensor] | None = None,
     choice: Choice | None = None,
+    machine: Machine | None = None,
 ) -> RegionCheck:
     """Schedule a region with whole rows, run it, prove its bounds and compile it for chips that need not be there.
 
     It runs where its tensors lie: on a CPU in Triton's interpreter.
 
-    What runs is what suits the GPU that is there, or the usual one; what is compiled suits each, unless a choice is
-    given.
+    What is compiled suits each of them, unless a choice is given.
 
     Args:
         region: a node that holds primitives.
@@ -74,13 +74,14 @@ def check_region(
         inputs: what the region takes; sampled unless given, though a sample may be nothing that occurs: sums of
             squares below zero have a root that says little about a kernel.
         choice: what the schedule leaves free; by default what suits a chip.
+        machine: the GPU that what runs has to suit; by default the one that is there, or the usual one.
 
     Raises:
         ScheduleError: where Triton has no schedule for the region.
         BuildError: where Triton refuses the kernel.
     """
     target = TritonTarget()
-    kernel = target.schedule(region, name, target.machine(Config()), choice)
+    kernel = target.schedule(region, name, machine or target.machine(Config()), choice)
     comparison = _compare(kernel, region.body, seed, inputs)
     multiplies, limits = multiplies_matrices(region.body), size_limits(region.body)
     kernels = {code: target.schedule(region, name, chip(code), choice) for code in chips}

@@ -18,7 +18,7 @@ from fusec.codegen.kernel import DotTiles, Kernel, walk
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import define
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.signature import blocks, options, parameters
+from fusec.codegen.triton.signature import blocks, descriptors, options, parameters
 from fusec.codegen.triton.tiles import spans
 from fusec.errors import BuildError
 from fusec.ir.types import accumulation
@@ -39,6 +39,7 @@ _SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
 """Bytes of shared memory that one program can have."""
 _MATRIX = re.compile(r"\b(?:(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma\.)[\w.:]*|v_s?mfma_\w+)")
 _COPY = re.compile(r"\bcp\.async\.(?:c[ag]|bulk)\b")
+_BLOCK_COPY = "cp.async.bulk.tensor."
 _ALIGNED = [["tt.divisibility", 16]]
 """What a caller promises of each pointer: torch aligns what it allocates to far more."""
 
@@ -63,6 +64,8 @@ class Report:
     """Whether it multiplies matrices of half types, which every chip here has a unit for."""
     asynchronous_copies: int = 0
     """Places where it copies to shared memory without waiting: what a loop does whose loads run ahead (NVIDIA)."""
+    block_copies: int = 0
+    """Those of them that copy a whole block by a tensor descriptor."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -100,7 +103,9 @@ def _compiled(kernel: Kernel, text: str, chip: str) -> Report:
     """One grid."""
     function = define(kernel, text)
     names = parameters(kernel)
-    types = [_POINTERS[b.dtype.name] for b in kernel.buffers] + ["i64"] * len(kernel.symbols)
+    pointers = {b.name: _POINTERS[b.dtype.name] for b in kernel.buffers}
+    blocks_of = (f"tensordesc<{pointers[d.buffer][1:]}{list(d.block)}>" for d in descriptors(kernel))
+    types = [*pointers.values(), *blocks_of, *(["i64"] * len(kernel.symbols))]
     constants = {block.name: block.lanes for block in blocks(kernel)}
     signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
     aligned = {(i,): _ALIGNED for i in range(len(kernel.buffers))}
@@ -122,6 +127,7 @@ def _together(one: Report, other: Report) -> Report:
         assembly_bytes=one.assembly_bytes + other.assembly_bytes,
         matrix_instructions=dict(Counter(one.matrix_instructions) + Counter(other.matrix_instructions)),
         asynchronous_copies=one.asynchronous_copies + other.asynchronous_copies,
+        block_copies=one.block_copies + other.block_copies,
     )
 
 
@@ -155,7 +161,7 @@ def _nvidia(name: str, chip: str, compiled: Any) -> Report:
         spills = _spilled(ptx, Path(folder)) if stack else 0
     matrix = dict(Counter(_MATRIX.findall(ptx)))
     report = Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), matrix)
-    return replace(report, asynchronous_copies=len(_COPY.findall(ptx)))
+    return replace(report, asynchronous_copies=len(_COPY.findall(ptx)), block_copies=ptx.count(_BLOCK_COPY))
 
 
 def _spilled(ptx: str, folder: Path) -> int:

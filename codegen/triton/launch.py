@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, TensorHandle
 
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.triton.descriptors import Descriptors, fits, without
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launcher import Launcher, counting
 from fusec.codegen.triton.printer import print_kernel
@@ -49,6 +50,9 @@ class TritonKernel:
         self._with = {"launch_pdl": True} if dependent else {}
         self._launchers: list[tuple[Kernel, Launcher]] = []
         self._interpreted: InterpretedKernel | None = None
+        self._fit = fits(kernel)
+        self._by_address = TritonKernel(without(kernel), dependent) if kernel.choice.descriptors else None
+        """What runs where memory does not lie as descriptors need it."""
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """Run on tensors, at each of which a pointer of the kernel starts.
@@ -61,6 +65,8 @@ class TritonKernel:
             BuildError: where Triton cannot compile it or the GPU cannot load it; nothing has run then.
         """
         _check_count(self.kernel, buffers, symbols)
+        if self._by_address is not None and not self._fit(buffers, symbols):
+            return self._by_address(buffers, symbols)
         if buffers[0].device.type == "cpu":
             self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
             return self._interpreted(buffers, symbols)
@@ -72,6 +78,8 @@ class TritonKernel:
 
     def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """Compile all that a call with these needs, which may be done beside other kernels."""
+        if self._by_address is not None and not self._fit(buffers, symbols):
+            return self._by_address.prepare(buffers, symbols)
         if buffers[0].device.type == "cpu":
             self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
             return
@@ -99,7 +107,7 @@ class InterpretedKernel:
         self.name = kernel.name
         self.source = print_kernel(kernel, interpreted=True)
         self._grids = [
-            (grid, counting(grid), InterpretedFunction(define(grid, self.source, interpreted=True)))
+            (grid, counting(grid), Descriptors(grid), InterpretedFunction(define(grid, self.source, interpreted=True)))
             for grid in grids(kernel)
         ]
 
@@ -109,9 +117,10 @@ class InterpretedKernel:
         passed = {name: _flat(buffer) for name, buffer in _memory(self.kernel, buffers, symbols).items()}
         widened = {name: b.float() if b.dtype == torch.bfloat16 else b for name, b in passed.items()}
         with np.errstate(all="ignore"), _repaired_interpreter():
-            for grid, count, function in self._grids:
+            for grid, count, describe, function in self._grids:
                 if programs := count(*symbols):
-                    function[(programs,)](*(widened[b.name] for b in grid.buffers), *symbols)
+                    given = [widened[b.name] for b in grid.buffers]
+                    function[(programs,)](*given, *describe(given, symbols), *symbols)
         for buffer in self.kernel.buffers:
             original, copy = passed[buffer.name], widened[buffer.name]
             if copy is not original and buffer.role in ("output", "update"):

@@ -12,6 +12,7 @@ from triton.runtime import driver
 
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.sizes import PYTHON
+from fusec.codegen.triton.descriptors import Descriptors
 from fusec.codegen.triton.signature import launches
 from fusec.errors import BuildError
 
@@ -37,6 +38,7 @@ class Launcher:
     def __init__(self, kernel: Kernel, function: Any, options: dict[str, Any]) -> None:
         self._kernel, self._function, self._options = kernel, function, options
         self._programs = counting(kernel)
+        self._describe = Descriptors(kernel) if kernel.choice.descriptors else None
         self._lanes = [p.default for p in function.params if p.is_constexpr]
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._refused: dict[tuple[Any, ...], str] = {}
@@ -58,13 +60,14 @@ class Launcher:
         pointers = [buffer.data_ptr() for buffer in buffers]
         kind = _kind(device, pointers, symbols)
         compiled = self._compiled.get(kind)
+        described = self._describe(buffers, symbols) if self._describe else ()
         if compiled is None:
-            compiled = self._compile(kind, programs, buffers, symbols)
+            compiled = self._compile(kind, programs, (*buffers, *described, *symbols))
         if _IS_AMD or _somebody_listens():
-            self._function[(programs,)](*buffers, *symbols, **self._options)
+            self._function[(programs,)](*buffers, *described, *symbols, **self._options)
             return
         stream, metadata = active.get_current_stream(device), compiled.packed_metadata
-        given = (*pointers, *symbols, *self._lanes)
+        given = (*pointers, *described, *symbols, *self._lanes)
         compiled.run(programs, 1, 1, stream, compiled.function, metadata, None, None, None, *given)
 
     def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
@@ -76,22 +79,22 @@ class Launcher:
         if programs := self._programs(*symbols):
             kind = _kind(buffers[0].device.index, [buffer.data_ptr() for buffer in buffers], symbols)
             if kind not in self._compiled:
+                described = self._describe(buffers, symbols) if self._describe else ()
                 with torch.cuda.device(buffers[0].device):
-                    self._compile(kind, programs, buffers, symbols)
+                    self._compile(kind, programs, (*buffers, *described, *symbols))
 
-    def _compile(self, kind: tuple[Any, ...], programs: int, buffers: Sequence[Tensor], symbols: Sequence[int]) -> Any:
+    def _compile(self, kind: tuple[Any, ...], programs: int, arguments: Sequence[Any]) -> Any:
         """What Triton compiles for launches of a kind, loaded on the current device."""
-        why = self._refused.get(kind)
-        if why is None:
-            try:
-                compiled = self._function.warmup(*buffers, *symbols, grid=(programs,), **self._options)
-                compiled[programs, 1, 1]  # whoever asks for a launch has it loaded
-            except Exception as reason:
-                why = self._refused[kind] = " ".join(f"{type(reason).__name__}: {reason}".split())
-                raise self._error(why) from reason
-            self._compiled[kind] = compiled
-            return compiled
-        raise self._error(why)
+        if (why := self._refused.get(kind)) is not None:
+            raise self._error(why)
+        try:
+            compiled = self._function.warmup(*arguments, grid=(programs,), **self._options)
+            compiled[programs, 1, 1]  # whoever asks for a launch has it loaded
+        except Exception as reason:
+            why = self._refused[kind] = " ".join(f"{type(reason).__name__}: {reason}".split())
+            raise self._error(why) from reason
+        self._compiled[kind] = compiled
+        return compiled
 
     def _error(self, why: str) -> BuildError:
         where = str(next(iter(self._kernel.sources), ""))

@@ -24,6 +24,7 @@ from fusec.codegen.kernel import (
     Store,
     Update,
     When,
+    index_symbol,
     walk,
 )
 from fusec.codegen.triton.arithmetic import (
@@ -41,6 +42,8 @@ from fusec.codegen.triton.prelude import FUNCTIONS, prelude
 from fusec.codegen.triton.signature import (
     TRITON,
     blocks,
+    described,
+    descriptors,
     grid_loops,
     identifier,
     lanes_of,
@@ -57,8 +60,8 @@ from fusec.ir.types import F32, F64, I64, DType, Size, accumulation, simplify
 def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = False) -> str:
     """The module text of a kernel: imports, device functions, and one ``@triton.jit`` function for each grid.
 
-    The last one has the kernel's name. Their parameters are a pointer for each buffer, the symbols, and the blocks
-    (with defaults).
+    The last one has the kernel's name. Their parameters are a pointer for each buffer, the tensor descriptors, the
+    symbols, and the blocks (with defaults).
 
     Args:
         kernel: what to print.
@@ -101,6 +104,8 @@ class _Tile:
 
     axis: str
     block: str
+    first: Size
+    """What its first lane stands for."""
     mask: str
     """Name of the lanes within the range; empty where all are."""
     whole: bool
@@ -121,6 +126,7 @@ class _Printer:
         self.order = tile_axes(kernel)
         self.spans = spans(kernel)
         self.lanes = lanes_along(kernel)
+        self.described = described(kernel)
         self.tiles: dict[str, tuple[str, ...]] = {}
         """Names that stand for a tile, and its axes; all others are scalars."""
         self.masked: set[str] = set()
@@ -136,9 +142,9 @@ class _Printer:
         """The function, its comment included."""
         yield from self._comment()
         yield "@triton.jit"
-        names, pointers = parameters(self.kernel), len(self.kernel.buffers)
+        names, symbols = parameters(self.kernel), len(self.kernel.buffers) + len(descriptors(self.kernel))
         # By itself Triton takes a number that fits for one of 32 bits, and products of such wrap around.
-        signature = [*names[:pointers], *(f"{name}: tl.int64" for name in names[pointers:])]
+        signature = [*names[:symbols], *(f"{name}: tl.int64" for name in names[symbols:])]
         signature += [f"{n}: tl.constexpr = {k}" for k, n in self.blocks.items()]
         yield f"def {identifier(self.kernel.name)}({', '.join(signature)}):"
         grid = grid_loops(self.kernel)
@@ -238,14 +244,16 @@ class _Printer:
 
     def _tiles(self, loop: Loop, around: tuple[_Tile, ...]) -> Iterator[str]:
         axis, block = identifier(loop.axis), self.blocks[lanes_of(loop)]
-        tile = _Tile(loop.axis, block, "" if _exact(loop) else f"mask_{axis}", _covers(loop))
+        whole = _covers(loop)
+        first = loop.start if whole else index_symbol(f"{loop.axis}_start")
+        tile = _Tile(loop.axis, block, first, "" if _exact(loop) else f"mask_{axis}", whole)
         self.tiles |= dict.fromkeys((loop.axis, *filter(None, [tile.mask])), (loop.axis,))
         lanes = f"tl.arange(0, {block})" + (".to(tl.int64)" if self.wide else "")
         limit = f"mask_{axis} = {axis} < {TRITON.print(_limit(loop), True)}"
         if not tile.whole:
-            first = f"{axis}_start"
-            head = [f"{axis} = {first} + {lanes}", *([limit] if tile.mask else [])]
-            yield from self._repeated(loop, self._run_ahead(loop), first, (*around, tile), head)
+            counter = TRITON.print(first)
+            head = [f"{axis} = {counter} + {lanes}", *([limit] if tile.mask else [])]
+            yield from self._repeated(loop, self._run_ahead(loop), counter, (*around, tile), head)
             return
         known = self.ranges.get(axis)
         if known is None or replace(known[0], body=()) != replace(loop, body=()):
@@ -273,8 +281,11 @@ class _Printer:
         yield from self._declare(updated | read)
         yield opening
         outer, self.ranges = self.ranges, dict(self.ranges)
-        yield from _indent(iter(head))
-        yield from _indent(self._run(body, tiles))
+        lines = list(self._run(body, tiles))
+        for line in reversed(head):
+            if _mentions(lines, line.split(" = ")[0]):
+                lines.insert(0, line)
+        yield from _indent(iter(lines))
         self.ranges = outer
 
     # Tiles.
@@ -328,12 +339,26 @@ class _Printer:
         axes = self._axes_in(load.offset, tiles)
         self._mark(load.dst, axes)
         self.masked.add(load.dst)
-        valid = self._valid_lanes(axes, tiles)
-        other = f", mask={valid}, other=0" if valid else ""
         dtype = self.buffers[load.buffer].dtype
         compute = accumulation(dtype)
         widened = "" if compute == dtype else f".to({NAMES[compute.name]})"
+        if load in self.described:
+            return f"{identifier(load.dst)} = {self._block(load, axes, tiles)}{widened}"
+        valid = self._valid_lanes(axes, tiles)
+        other = f", mask={valid}, other=0" if valid else ""
         return f"{identifier(load.dst)} = tl.load({self._pointer(load.buffer, load.offset, axes)}{other}){widened}"
+
+    def _block(self, load: Load, axes: tuple[str, ...], tiles: tuple[_Tile, ...]) -> str:
+        """What a descriptor loads, as a tile over these axes."""
+        descriptor, first = load.descriptor, {index_symbol(tile.axis): tile.first for tile in tiles}
+        assert descriptor is not None
+        places = [TRITON.print(sympy.expand(place.subs(first))) for place in descriptor.places]
+        if self.wide:  # descriptors take places of 32 bits
+            places = [place if place.isdecimal() else f"tl.cast({place}, tl.int32)" for place in places]
+        block = f"{self.described[load].name}.load([{', '.join(places)}])"
+        if len(places) > 2:
+            block += f".reshape({', '.join(self.blocks[self.lanes[axis]] for axis in descriptor.axes)})"
+        return block if descriptor.axes == axes else f"{block}.T"
 
     def _compute(self, compute: Compute, tiles: tuple[_Tile, ...]) -> str:
         axes = self._axes_of(*compute.operands)
@@ -453,6 +478,10 @@ class _Printer:
             return filled(value.value, accumulation(dtype))
         cast = "" if accumulation(dtype) == dtype else f".to({buffer}_ptr.dtype.element_ty)"
         return f"{self._along(value, axes)}{cast}"
+
+
+def _mentions(lines: Iterable[str], name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", line) for line in lines)
 
 
 def _indent(lines: Iterator[str]) -> Iterator[str]:

@@ -19,6 +19,8 @@ _WARP_ELEMENTS = 256
 _MAX_WARPS = 16
 _MAX_WARPS_OF_BLOCKS = 8
 """Of a kernel with tiles of two axes: more warps leave each lane too few registers for several of them."""
+_WARPS_OF_DESCRIPTORS = 4
+"""The least of a program that loads by descriptors: Inductor leaves out fewer as not safe."""
 _MAX_INT32 = 2**31 - 1
 _RESERVED = frozenset({"tl", "triton", "float", "range", "pid", *keyword.kwlist, *FUNCTIONS})
 
@@ -29,6 +31,38 @@ class Block:
 
     name: str
     lanes: int
+
+
+@dataclass(frozen=True)
+class Described:
+    """A run-time parameter of the kernel: the tensor descriptor by which it loads blocks of a buffer."""
+
+    name: str
+    buffer: str
+    start: int
+    block: tuple[int, ...]
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+def described(kernel: Kernel) -> dict[Load, Described]:
+    """Which loads go by a descriptor, and by which: none, unless that was chosen."""
+    if not kernel.choice.descriptors:
+        return {}
+    names, found = dict[tuple[object, ...], str](), dict[Load, Described]()
+    for load in walk(kernel.body):
+        if isinstance(load, Load) and (d := load.descriptor) is not None:
+            key = (load.buffer, d.start, d.block, d.shape, d.strides)
+            others = sum(known[0] == load.buffer for known in names if known != key)
+            name = names.setdefault(key, f"{load.buffer}_desc{others + 1 if others else ''}")
+            found[load] = Described(name, load.buffer, d.start, d.block, d.shape, d.strides)
+    return found
+
+
+def descriptors(kernel: Kernel) -> tuple[Described, ...]:
+    """All of them, in the order of the buffers."""
+    order = [buffer.name for buffer in kernel.buffers]
+    return tuple(sorted(dict.fromkeys(described(kernel).values()), key=lambda d: order.index(d.buffer)))
 
 
 def blocks(kernel: Kernel) -> tuple[Block, ...]:
@@ -54,7 +88,8 @@ def num_warps(kernel: Kernel) -> int:
     largest = max([math.prod(lanes[a] for a in own) for own in loads], default=1)
     warps = max(largest, *lanes.values(), 1) // _WARP_ELEMENTS
     most = _MAX_WARPS_OF_BLOCKS if any(len(own) > 1 for own in loads) else _MAX_WARPS
-    return max(1, min(most, warps))
+    least = _WARPS_OF_DESCRIPTORS if descriptors(kernel) else 1
+    return max(least, min(most, warps))
 
 
 def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
@@ -81,8 +116,9 @@ def launches(kernel: Kernel) -> Size:
 
 
 def parameters(kernel: Kernel) -> tuple[str, ...]:
-    """Names of the run-time parameters: pointers, then symbols."""
-    return tuple(f"{buffer.name}_ptr" for buffer in kernel.buffers) + tuple(map(identifier, kernel.symbols))
+    """Names of the run-time parameters: pointers, then tensor descriptors, then symbols."""
+    pointers = tuple(f"{buffer.name}_ptr" for buffer in kernel.buffers)
+    return (*pointers, *(d.name for d in descriptors(kernel)), *map(identifier, kernel.symbols))
 
 
 def wide(kernel: Kernel) -> bool:

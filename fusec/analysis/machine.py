@@ -45,6 +45,11 @@ class Machine:
     shared_bytes: int = 0
     """Shared memory that one program of a GPU can have."""
 
+    @property
+    def has_descriptors(self) -> bool:
+        """Whether it is a GPU that copies blocks of a tensor by itself (TMA)."""
+        return self.code in ("sm_90", "sm_100")
+
     def bandwidth(self, cached: bool) -> float:
         """Bytes in a second, from memory or from the last cache."""
         known = self.cache_gb_s if cached and self.cache_gb_s else self.read_gb_s

@@ -13,7 +13,9 @@ from bench import gpu
 from bench.devices import Budget, Toy
 from bench.gpu_report import CLAIM, claims, readme
 from bench.gpu_workloads import Turn, workloads
-from fusec.codegen.triton import check
+from fusec.analysis.machine import chip
+from fusec.codegen.triton import TritonTarget, check
+from tests.codegen.triton_regions import regions_with_products
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- gpu: written by `make golden` from bench/results/gpu.json -->\n", "<!-- end of gpu -->\n"
@@ -48,6 +50,18 @@ def test_a_wrong_kernel_is_found_and_the_rest_goes_on(tmp_path: Path, monkeypatc
     status, found = run(tmp_path, "--stages", "kernels,sanitizer", "--only", "BERT-base 1")
     assert status == 1 and found["failures"]
     assert all(row["problem"] for row in found["kernels"]) and "sanitizer" in found
+
+
+def test_products_run_by_descriptors_too_where_there_are_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No product of many rows pays at toy sizes: one stands for those of a model."""
+    inputs = [torch.randn(shape).to(torch.bfloat16) for shape in ((20, 24), (40, 24))]
+    regions = [(region, inputs) for region in regions_with_products(torch.nn.functional.linear, inputs)]
+    monkeypatch.setattr(TritonTarget, "machine", lambda *_: chip("h200"))
+    monkeypatch.setattr(gpu, "regions_of", lambda *_: regions)
+    status, found = run(tmp_path, "--stages", "kernels", "--only", "BERT-base 1")
+    default, described = found["kernels"]
+    assert status == 0 and default["choice"] == "default" and described["choice"].endswith(", descriptors")
+    assert 0 < described["ratio"] <= 1 and not described["problem"]
 
 
 def test_a_wrong_model_wins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

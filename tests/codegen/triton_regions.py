@@ -27,7 +27,12 @@ def regions_of(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Node
 
 def regions_with_products(function: Callable[..., Any], inputs: Sequence[Any], symbolic: bool = False) -> list[Node]:
     """Those of a function where products of any number of rows are generated, whether that pays or not."""
-    graph, config = trace(function, inputs, symbolic=symbolic), Config(disable="group,bias")
+    return regions_around_products(trace(function, inputs, symbolic=symbolic))
+
+
+def regions_around_products(graph: Graph) -> list[Node]:
+    """Those of a graph, which is changed in place."""
+    config = Config(disable="group,bias")
     context = Context(config)
     default_pipeline(config, "triton").run(graph, context)
     limits = Limits(16, MULTIPLIED | HALVES, in_order=False, any_layout=True)
