@@ -55,6 +55,9 @@ class Scheduled:
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[Any]:
         return [Printed(kernel, self.print(kernel)) for kernel in kernels]
 
+    def settled(self, region: Node, kernel: Kernel, built: Any, *_: Any) -> tuple[Kernel, Any]:
+        return kernel, built
+
 
 def steps(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, Counter[str]]:
     """What one call of a model does on each target, by kind."""

@@ -75,11 +75,10 @@ def test_a_window_of_one_is_a_product_without_copies(dtype: torch.dtype) -> None
     assert run(lambda x, w: w @ x, [line, weight]) == ["vendor"]
 
 
+@pytest.mark.filterwarnings("ignore:.*zero-padded copy")  # torch says so of eager, once in a process
 def test_padding_on_one_side_is_put_on_before() -> None:
     inputs = sample(((2, 6, 31), (8, 6, 4), (8,)))
-    with pytest.warns(UserWarning, match="zero-padded copy"):
-        steps = run(lambda x, w, b: F.conv1d(x, w, b, padding="same"), inputs)
-    assert steps == ["kernel", "vendor"]
+    assert run(lambda x, w, b: F.conv1d(x, w, b, padding="same"), inputs) == ["kernel", "vendor"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
