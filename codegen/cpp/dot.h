@@ -188,71 +188,81 @@ template <> struct Lanes<float, word, 16> {
 };
 #endif
 
-// The right operand lies along its columns: lanes along the columns, TILES of them at once, the last one maybe partly.
-// Of as many rows from ``next`` on, so many tiles each are asked for meanwhile. Whether they are added to what is there
-// is asked when they are stored: were it known when compiled, all of this would be compiled twice.
-template <int ROWS, int TILES, int N, class A, class L, class R>
+// How many lanes of a tile among some count, if so many of all of theirs do.
+template <int N> FN All of_tile(All, int) { return {}; }
+template <int N> FN Part of_tile(Part all, int tile) {
+  const int64_t count = all.count - tile * N;
+  return {count < 0 ? 0 : count < N ? count : N};
+}
+
+// The right operand lies along its columns: lanes along the columns, TILES of them at once. Of as many rows from
+// ``next`` on, so many tiles each are asked for meanwhile. Whether they are added to what is there is asked when they
+// are stored: were it known when compiled, all of this would be compiled twice.
+template <int ROWS, int TILES, int N, class A, class L, class R, class Count>
 DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
-                        const R* right, int64_t right_step, int64_t columns, int64_t depth, bool adds,
-                        const R* next = nullptr, int asked = 0) {
+                        const R* right, int64_t right_step, Count columns, int64_t depth, bool adds, const R* next,
+                        int asked) {
   CONTRACT
   typedef Lanes<A, R, N> lanes;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
-  const bool full = columns >= TILES * N;
-  const Part rest{columns - (TILES - 1) * N};
-  // A loop for either, since the compiler does not take a question about the mask out of one.
-  const auto multiply = [&](const auto last) LANEWISE {
-    for (int64_t k = 0; k < depth; k++) {
-      typename lanes::row row[TILES];
-      const R* const place = right + k * right_step;
-      for (int t = 0; t < TILES - 1; t++) row[t] = lanes::of(place + t * N, All{});
-      row[TILES - 1] = lanes::of(place + (TILES - 1) * N, last);
-      for (int t = 0; t < asked; t++) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
-      for (int r = 0; r < ROWS; r++) {
-        const auto x = lanes::factor(left + r * left_step + k * left_k);
-        for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);
-      }
+  for (int64_t k = 0; k < depth; k++) {
+    typename lanes::row row[TILES];
+    for (int t = 0; t < TILES; t++) row[t] = lanes::of(right + k * right_step + t * N, of_tile<N>(columns, t));
+    for (int t = 0; t < asked; t++) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
+    for (int r = 0; r < ROWS; r++) {
+      const auto x = lanes::factor(left + r * left_step + k * left_k);
+      for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);
     }
-  };
-  if (full) multiply(All{});
-  else multiply(rest);
+  }
+  // As in the loop above, each sum is to be named: else the compiler keeps those of a part of a tile in memory.
+#pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 4
     for (int t = 0; t < TILES; t++) {
       A* const place = target + r * target_step + t * N;
-      if (full || t < TILES - 1) {
-        if (adds) sums[r][t] += load<N>(place, All{}).v;
-        store(place, Vec<A, N>(sums[r][t]), All{});
-      } else {
-        if (adds) sums[r][t] += load<N>(place, rest).v;
-        store(place, Vec<A, N>(sums[r][t]), rest);
-      }
+      if (adds) sums[r][t] += load<N>(place, of_tile<N>(columns, t)).v;
+      store(place, Vec<A, N>(sums[r][t]), of_tile<N>(columns, t));
     }
   }
 }
 
-template <int ROWS, int TILES, int N, bool ADDS, class A, class L, class R>
-FN void dot_rows_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
-                   int64_t right_step, int64_t columns, int64_t depth) {
-  constexpr int full = ROWS / 4 * 4;
-  for (int r = 0; r < full; r += 4)
-    dot_tile_n<4, TILES, N>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, right,
-                            right_step, columns, depth, ADDS);
-  if constexpr (ROWS % 4 != 0)
-    dot_tile_n<ROWS % 4, TILES, N>(target + full * target_step, target_step, left + full * left_step, left_step, left_k,
-                                   right, right_step, columns, depth, ADDS);
+constexpr int64_t TILES_AT_ONCE = 4;
+
+// As many columns as it takes: four tiles at a time, then up to three, then what is left, of which only the last tile
+// may be not full.
+template <int ROWS, int N, class A, class L, class R>
+DOT_FUNCTION dot_columns_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
+                           const R* right, int64_t right_step, int64_t columns, int64_t depth, bool adds,
+                           const R* next = nullptr, int asked = 0) {
+  int64_t c = 0;
+#define TILES(some, columns)                                                                                         \
+  dot_tile_n<ROWS, some, N>(target + c, target_step, left, left_step, left_k, right + c, right_step, columns, depth, \
+                            adds, next, asked),                                                                      \
+      c += some * N, asked = 0
+  while (c + TILES_AT_ONCE * N <= columns) TILES(TILES_AT_ONCE, All{});
+  if (c + 3 * N <= columns) TILES(3, All{});
+  else if (c + 2 * N <= columns) TILES(2, All{});
+  const Part rest{columns - c};
+  if (rest.count > N) TILES(2, rest);
+  else if (rest.count == N) TILES(1, All{});
+  else if (rest.count > 0) TILES(1, rest);
+#undef TILES
 }
 
 template <int ROWS, int N, bool ADDS, class A, class L, class R>
 FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
                     int64_t right_step, int64_t columns, int64_t depth) {
-  constexpr int tiles = 4;
-  int64_t c = 0;
-  for (; c + tiles * N <= columns; c += tiles * N)
-    dot_rows_n<ROWS, tiles, N, ADDS>(target + c, target_step, left, left_step, left_k, right + c, right_step, tiles * N,
-                                     depth);
-  for (; c < columns; c += N)
-    dot_rows_n<ROWS, 1, N, ADDS>(target + c, target_step, left, left_step, left_k, right + c, right_step,
-                                 columns - c < N ? columns - c : N, depth);
+  constexpr int full = ROWS / 4 * 4;
+  constexpr int64_t wide = TILES_AT_ONCE * N;
+  for (int64_t c = 0; c < columns; c += wide) {
+    const int64_t some = columns - c < wide ? columns - c : wide;
+    for (int r = 0; r < full; r += 4)
+      dot_columns_n<4, N>(target + r * target_step + c, target_step, left + r * left_step, left_step, left_k, right + c,
+                          right_step, some, depth, ADDS);
+    if constexpr (ROWS % 4 != 0)
+      dot_columns_n<ROWS % 4, N>(target + full * target_step + c, target_step, left + full * left_step, left_step,
+                                 left_k, right + c, right_step, some, depth, ADDS);
+  }
 }
 
 // Ask memory for so many elements of some rows, into the second-level cache: the first one holds what is multiplied.
@@ -261,24 +271,19 @@ template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int6
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(p + r * step + i, 0, 2);
 }
 
-// As many rows as it takes, beside up to TILES tiles of columns: six at a time leave room for their sums, one row of
+// As many rows as it takes, beside up to four tiles of columns: six at a time leave room for their sums, one row of
 // the right operand and a factor. lefts() gives where the rows of the left operand lie from one up to another.
 // The first of them ask for the rows from ``next`` on, if there are any, while they compute.
-template <int TILES, int N, class A, class Lefts, class R>
+template <int N, class A, class Lefts, class R>
 FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t left_step, int64_t left_k,
                     const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth, bool adds,
                     const R* next = nullptr) {
-  if (TILES > 1 && columns <= (TILES - 1) * N) {
-    dot_panel_n<TILES == 1 ? 1 : TILES - 1, N>(target, target_step, lefts, left_step, left_k, right, right_step, rows,
-                                               columns, depth, adds, next);
-    return;
-  }
   // Few together wait for each other's sums, so the last ones are shared out: 8 are 4 and 4.
-#define ROWS_AT_ONCE(some)                                                                                        \
-  dot_tile_n<some, TILES, N>(target + r * target_step, target_step, lefts(r, r + some), left_step, left_k, right, \
-                             right_step, columns, depth, adds, next + first * N, asked),                          \
+#define ROWS_AT_ONCE(some)                                                                                       \
+  dot_columns_n<some, N>(target + r * target_step, target_step, lefts(r, r + some), left_step, left_k, right,    \
+                         right_step, columns, depth, adds, next + first * N, asked),                             \
       r += some
-  const int all = next ? TILES : 0, most = rows <= 6 ? all : (all + 1) / 2;
+  const int all = next ? TILES_AT_ONCE : 0, most = rows <= 6 ? all : (all + 1) / 2;
   for (int64_t r = 0, first = 0; r < rows; first += most) {
     const int asked = first < all ? most : 0;
     const int64_t rest = rows - r;
@@ -297,9 +302,8 @@ constexpr int64_t CHAIN = 128;
 template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                          const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int tiles = 4;
-  for (int64_t c = 0; c < columns; c += tiles * N) {
-    const int64_t wide = columns - c < tiles * N ? columns - c : tiles * N;
+  for (int64_t c = 0; c < columns; c += TILES_AT_ONCE * N) {
+    const int64_t wide = columns - c < TILES_AT_ONCE * N ? columns - c : TILES_AT_ONCE * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
       const int64_t some = depth - k < CHAIN ? depth - k : CHAIN;
       const R* const block = right + k * right_step + c;
@@ -312,8 +316,8 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
         return left + r * left_step + k * left_k;
       };
       A* const to = target + c;
-      dot_panel_n<tiles, N>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, ADDS || k,
-                            few ? next : nullptr);
+      dot_panel_n<N>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, ADDS || k,
+                     few ? next : nullptr);
     }
   }
 }
@@ -391,7 +395,7 @@ template <int N, class W, class L, class R>
 FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
-  constexpr int64_t wide = 4 * N, some = CHAIN;
+  constexpr int64_t wide = TILES_AT_ONCE * N, some = CHAIN;
   constexpr bool widened = !same_type<Factor, L>::value;
   alignas(64) W panel[wide * some];
   alignas(64) float group[widened ? 6 * some : 1];
@@ -420,7 +424,7 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
         }
       };
       const int64_t step = widened ? some : left_step;
-      dot_panel_n<4, N>(target + c, target_step, lefts, step, 1, panel, wide, rows, width, far, k != 0);
+      dot_panel_n<N>(target + c, target_step, lefts, step, 1, panel, wide, rows, width, far, k != 0);
     }
   }
 }

@@ -14,11 +14,17 @@ FEW = [
     *(f"dot_along_n<{rows}, 16, false>(out, 64, x, 512, 1, w, 64, 64, 512)" for rows in (1, 3, 8)),
 ]
 MANY = ["dot_many_along_k<16>(out, 64, x, 512, w, 512, rows, 64, 512)"]
+MANY_N = ["dot_many_along_n<16, true>(out, 64, x, 512, 1, w, 64, rows, rows, 512)"]
 
 
 @pytest.mark.parametrize(
     "left, right, calls",
-    [("float", "float", FEW + MANY), ("bf16", "bf16", FEW + MANY), ("float", "bf16", FEW), ("float", "f16", FEW)],
+    [
+        ("float", "float", FEW + MANY + MANY_N),
+        ("bf16", "bf16", FEW + MANY + MANY_N),
+        ("float", "bf16", FEW),
+        ("float", "f16", FEW),
+    ],
     ids=["float", "bfloat16", "float and bfloat16", "float and half"],
 )
 def test_sums_stay_in_registers(left: str, right: str, calls: list[str]) -> None:
@@ -36,14 +42,14 @@ def test_sums_stay_in_registers(left: str, right: str, calls: list[str]) -> None
 
 
 def products(lines: list[str]) -> list[list[str]]:
-    """The innermost loops that multiply and add in more than two registers."""
-    labels, found = dict[str, int](), []
+    """The loops that multiply and add in more than two registers, and have no loop inside that does."""
+    labels, found = dict[str, int](), list[tuple[int, int]]()
     for i, line in enumerate(lines):
         if label := re.match(r"([.]L\d+):", line):
             labels[label[1]] = i
         elif (jump := re.match(r"\s+j\w+\s+([.]L\d+)$", line)) and jump[1] in labels:
-            body = lines[labels[jump[1]] + 1 : i]
-            innermost = not any(re.match(r"[.]L\d+:", inner) for inner in body)
-            if innermost and sum("vfmadd" in inner or "vdpbf16ps" in inner for inner in body) > 2:
-                found.append(body)
-    return found
+            start = labels[jump[1]] + 1
+            inner = any(start <= first and last <= i for first, last in found)
+            if not inner and sum("vfmadd" in each or "vdpbf16ps" in each for each in lines[start:i]) > 2:
+                found.append((start, i))
+    return [lines[first:last] for first, last in found]
