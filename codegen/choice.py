@@ -19,11 +19,15 @@ class Choice:
     """Of a program; 0 for as many as its largest tile keeps busy."""
     stages: int = 0
     """Blocks along what is summed that are on their way or in use at once; 0 for as many as Triton takes by itself."""
+    registers: int = 0
+    """The most that a thread may have; 0 for what the assembler finds best, which keeps some in memory where more
+    programs have room then."""
     descriptors: bool = False
     """Whether blocks of products come by tensor descriptors where their memory allows, and not address by address."""
 
     def __str__(self) -> str:
-        numbers = (self.rows, self.columns, self.depth, self.splits if self.splits > 1 else 0, self.warps, self.stages)
-        names = ("rows", "columns", "deep", "parts", "warps", "stages")
+        parts = self.splits if self.splits > 1 else 0
+        numbers = (self.rows, self.columns, self.depth, parts, self.warps, self.stages, self.registers)
+        names = ("rows", "columns", "deep", "parts", "warps", "stages", "registers")
         said = [f"{n} {name}" for n, name in zip(numbers, names, strict=True) if n]
         return ", ".join([*said, *(["descriptors"] if self.descriptors else [])])

@@ -21,6 +21,9 @@ _STAGES, _STAGES_OF_FEW = 3, 5
 _STAGES_OF_AMD = 2
 _WARPS_OF_FEW = 4
 """More of them have nothing left to multiply in a block of 16 rows and as many columns, and were seen to spill."""
+_REGISTERS_OF_FEW = 255
+"""All that there are: NVIDIA's assembler was seen to spill one of 49 or 81 for another program's sake, where memory
+is what everyone waits for."""
 _TILE = 8192
 """Elements of the weights that a program for few rows has at hand."""
 _DEPTH_OF_ONE = 512
@@ -87,6 +90,8 @@ def _few_rows(products: Products, machine: Machine) -> Choice:
         choice = Choice(
             max(MATRIX_ROWS, rows), _TILE // depth, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW)
         )
+    if not machine.code.startswith("gfx"):
+        choice = replace(choice, registers=_REGISTERS_OF_FEW)
     while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
         choice = replace(choice, columns=choice.columns // 2)
     while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:

@@ -75,8 +75,8 @@ def blocks(kernel: Kernel) -> tuple[Block, ...]:
 
 def options(kernel: Kernel) -> dict[str, Any]:
     """What Triton's compiler is told of a kernel: a product is rounded before it is added, whatever is its default."""
-    stages = {"num_stages": kernel.choice.stages} if kernel.choice.stages else {}
-    return {"num_warps": num_warps(kernel), **stages, "enable_fp_fusion": False}
+    chosen = {"num_stages": kernel.choice.stages, "maxnreg": kernel.choice.registers}
+    return {"num_warps": num_warps(kernel), **{k: n for k, n in chosen.items() if n}, "enable_fp_fusion": False}
 
 
 def num_warps(kernel: Kernel) -> int:
