@@ -89,10 +89,9 @@ class _Space:
         """The least value, and expressions that the greatest does not exceed."""
         stop = self.expression(loop.stop)
         ends = stop.args if isinstance(stop, sympy.Min) else (stop,)
-        start = self.expression(loop.start)
-        if isinstance(start, sympy.Max):
-            start = max((part for part in start.args if part.is_Integer), default=start)
-        return start, tuple(sympy.expand(end - 1) for end in ends)
+        start = sympy.sympify(loop.start)
+        parts = [part for part in start.args if part.is_Integer] if isinstance(start, sympy.Max) else []
+        return max(parts, default=self.expression(start)), tuple(sympy.expand(end - 1) for end in ends)
 
     def expression(self, size: Size) -> sympy.Expr:
         """A size with every axis and symbol in its one form, whatever was assumed where it was made."""

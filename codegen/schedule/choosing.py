@@ -15,7 +15,7 @@ from fusec.analysis.kinds import Shape
 from fusec.analysis.machine import Machine
 from fusec.codegen.choice import Choice
 from fusec.codegen.schedule.products import MATRIX_ROWS, Products, multiplied, power_of_two
-from fusec.ir.types import F64, accumulation, estimate
+from fusec.ir.types import F64, accumulation, estimate, product
 
 _STAGES, _STAGES_OF_FEW = 3, 5
 _STAGES_OF_AMD = 2
@@ -30,8 +30,9 @@ _DEPTH_OF_ONE = 512
 _DEPTHS = {2: 128, 4: 32, 8: 32}
 """Elements along what is summed in one block for a matrix unit, by bytes of an element."""
 _SPLITS = (1, 2, 4, 8)
+_PARTS_OF_KEYS = (*_SPLITS, 16, 32)
 _LEAST_BLOCKS = 2
-"""Blocks along the sum that a part has at least."""
+"""Blocks along the sum, or of keys, that a part has at least."""
 _LATENCY = 1e-6
 """Seconds from asking memory for a block to asking for the next one, under load: a guess, which no datasheet has."""
 _RESIDENT = 8
@@ -66,7 +67,8 @@ def default_choice(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Ch
 def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -> tuple[Choice, ...]:
     """Few others, those nearest to the default first."""
     if shape.attention is not None:
-        found = _near(default, rows=() if shape.attention.rows <= FEW_QUERIES else (2, 0.5), depth=(2, 0.5))
+        few = shape.attention.rows <= FEW_QUERIES
+        found = _near(default, **{"splits" if few else "rows": (2, 0.5)}, depth=(2, 0.5))
     elif shape.kind == "contraction":
         found = _near_products(Products(nest, shape), machine, default)
     else:
@@ -109,8 +111,7 @@ def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
     programs = min(products.all_programs(choice), _RESIDENT * machine.threads)
     blocks = max(1, choice.stages - 1)
     at_once = programs * blocks * min(choice.columns, products.all_columns) * choice.depth * bytes_
-    rate = min(machine.bandwidth(cached=False), at_once / _LATENCY)
-    seconds = products.weights * bytes_ / rate
+    seconds = _reading(machine, products.weights * bytes_, at_once)
     if choice.splits > 1:
         sums = 2 * choice.splits * estimate(products.count) * products.all_columns * products.dtype.bytes
         seconds += machine.launch_us * 1e-6 + sums / machine.bandwidth(cached=True)
@@ -143,9 +144,32 @@ def _attention(attention: Attention, machine: Machine) -> Choice:
     widest = max(_WIDTH, *(power_of_two(size) for size in sizes if isinstance(size, int)))
     least = 1 if accumulation(attention.product.dtype) == F64 else MATRIX_ROWS
     rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
-    if attention.rows <= FEW_QUERIES:
-        rows = max(least, power_of_two(attention.rows))
-    return Choice(rows, depth=keys, stages=_stages(machine))
+    if attention.rows > FEW_QUERIES:
+        return Choice(rows, depth=keys, stages=_stages(machine))
+    choice = Choice(max(least, power_of_two(attention.rows)), depth=keys, stages=_stages(machine))
+    blocks = estimate(attention.keys.size) // keys
+    splits = (n for n in _PARTS_OF_KEYS if n * _LEAST_BLOCKS <= blocks or n == 1)
+    return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_keys(attention, machine, c))
+
+
+def _time_of_keys(attention: Attention, machine: Machine, choice: Choice) -> float:
+    """Seconds that reading keys and values takes at the rate that so many bytes at once allow; parts cost a launch."""
+    sizes = [estimate(axis.size) for axis in (attention.depth, attention.columns)]
+    wide = sizes[0] * attention.key.dtype.bytes + sizes[1] * attention.value.dtype.bytes
+    heads = estimate(product(tuple(axis.size for axis in attention.batch)))
+    at_once = heads * choice.splits * max(1, choice.stages - 1) * choice.depth * wide
+    seconds = _reading(machine, heads * estimate(attention.keys.size) * wide, at_once)
+    if choice.splits > 1:
+        found = (
+            2 * choice.splits * heads * attention.rows * (sizes[1] + 2) * accumulation(attention.product.dtype).bytes
+        )
+        seconds += machine.launch_us * 1e-6 + found / machine.bandwidth(cached=True)
+    return seconds
+
+
+def _reading(machine: Machine, bytes_: float, at_once: float) -> float:
+    """Seconds that reading takes, of which so many bytes are on their way at once."""
+    return bytes_ / min(machine.bandwidth(cached=False), at_once / _LATENCY)
 
 
 def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:

@@ -1,28 +1,46 @@
 """Schedule of attention on tiles: one pass over the keys in blocks, the softmax corrected as larger scores turn up.
 
 Queries of one program are the rows of a tile: a block of positions, or where they are few all of them, together with
-those of the heads that share a key. Scores, maxima and sums never leave the program.
-Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
+those of the heads that share a key. Scores never leave the program, nor do maxima and sums, unless heads are too few to
+keep enough keys on their way: then the keys that are seen are dealt out to several programs of each head, and a second
+grid brings together what they found, always in the same order.
+Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022,
+and "Flash-Decoding for long-context inference", 2023.
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import sympy
 
-from fusec.analysis.affine import Axis
+from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.attention import FEW_QUERIES, Attention, at_largest, summed
 from fusec.analysis.indexing import Located, Nest
 from fusec.analysis.visible import Bound, loaded_masks, visible_keys
 from fusec.codegen.choice import Choice
-from fusec.codegen.kernel import Assign, Compute, Constant, DotTiles, Fold, Init, Operand, Statement, index_symbol
+from fusec.codegen.kernel import (
+    Assign,
+    Buffer,
+    Compute,
+    Constant,
+    DotTiles,
+    Fold,
+    Init,
+    Load,
+    Operand,
+    Statement,
+    Store,
+    index_symbol,
+)
 from fusec.codegen.schedule.emitter import Emitter, grid, static_size
 from fusec.codegen.schedule.products import MATRIX_ROWS, multiplied, power_of_two
-from fusec.ir.types import BOOL, DType, Size, accumulation
+from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, simplify
 
 _LOWEST = Constant(-math.inf)
+_PART = index_symbol("part")
 
 
 def schedule_tiled_attention(
@@ -38,25 +56,39 @@ class _TiledAttention:
         self.dtype = accumulation(attention.product.dtype)
         for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
             emitter.axis_name(axis)
-        self.rows, self.keys = choice.rows, choice.depth
+        self.rows, self.keys, self.splits = choice.rows, choice.depth, choice.splits
         self.few = attention.rows <= FEW_QUERIES
         self.lane = max(attention.queries, key=lambda a: a.size if isinstance(a.size, int) else math.inf, default=None)
         self.block = index_symbol("query_block")
 
     def run(self) -> tuple[Statement, ...]:
-        """The statements of the whole kernel."""
+        """The statements of the whole kernel: one grid, or one for parts of the keys and one for what follows."""
+        self.emitter.levels[0].axes = frozenset(self._outer())
+        if self.splits == 1:
+            with self._queries(), self._passed():
+                self._finish()
+            return self._grid()
+        with self._queries(), self._passed():
+            self._store_part()
+        parts = self._grid((_PART.name, self.splits))
+        with self._queries(), self._whole(self.parts.columns):
+            self._bring_together()
+            self._finish()
+        return (*parts, *self._grid())
+
+    @contextmanager
+    def _passed(self) -> Iterator[None]:
+        """What follows a pass over the keys: the largest score, sums of exponentials and of values weighted by them."""
         emitter, parts = self.emitter, self.parts
-        emitter.levels[0].axes = frozenset(self._outer())
-        with self._queries(), self._whole(parts.depth):
+        with self._whole(parts.depth):
             query = emitter.emit(parts.query)
             with self._whole(parts.columns):
                 self.largest, self.total, self.sums = (self._accumulator(op) for op in ("max", "sum", "sum"))
-                with emitter.loop(parts.keys, "tile", self.keys, *self._visible()):
+                with emitter.loop(parts.keys, "tile", self.keys, *self._own(*self._visible())):
                     seen = self._seen()
                     with emitter.when(seen) if seen else nullcontext():
                         self._take_in(query)
-                self._finish()
-        return self._grid()
+                yield
 
     # Loops.
 
@@ -83,14 +115,14 @@ class _TiledAttention:
         """One tile over a whole axis of a head."""
         return self.emitter.tile((axis,), max(MATRIX_ROWS, power_of_two(static_size(axis))))
 
-    def _grid(self) -> tuple[Statement, ...]:
-        loops = [(self.emitter.axis_name(a), a.size) for a in self._outer()]
+    def _grid(self, *inner: tuple[str, Size]) -> tuple[Statement, ...]:
+        loops = [*((self.emitter.axis_name(a), a.size) for a in self._outer()), *inner]
         if not self.few:
             assert self.lane is not None
             n = self.lane.size
             count = -(-n // self.rows) if isinstance(n, int) else sympy.floor((n + self.rows - 1) / self.rows)
             loops.append((self.block.name, count))
-        return grid(self.emitter.inner, loops)
+        return grid(self.emitter.take(), loops)
 
     def _visible(self) -> tuple[Size, Size]:
         """The keys that any query here can see, from the start of a block on."""
@@ -99,6 +131,14 @@ class _TiledAttention:
         stops = [self._extreme(bound, 1) for bound in bounds if bound.upper]
         start = sympy.Max(0, *(sympy.floor(s / self.keys) * self.keys for s in starts if s is not None))
         return start, sympy.Min(self.parts.keys.size, *(s + 1 for s in stops if s is not None))
+
+    def _own(self, start: Size, stop: Size) -> tuple[Size, Size]:
+        """Those of the keys that one part of them has, in whole blocks."""
+        if self.splits == 1:
+            return start, stop
+        span = simplify(sympy.ceiling((sympy.sympify(stop) - start) / (self.keys * self.splits)) * self.keys)
+        first = sympy.Max(0, start + _PART * span)
+        return first, sympy.Min(stop, first + span)
 
     def _extreme(self, limit: Bound, sign: int) -> sympy.Expr | None:
         """The least (-1) or greatest (1) value of a bound over the queries of one program; None if not known."""
@@ -161,9 +201,7 @@ class _TiledAttention:
         emitter.define(parts.product, product)
         score = emitter.emit(parts.scores)
         largest = self._compute("maximum", self.largest, self._folded("max", score))
-        # A row of which nothing but -inf was seen has no exponentials yet, rather than those of -inf + inf.
-        empty = self._compute("eq", largest, _LOWEST)
-        base = self._compute("where", empty, Constant(0.0), largest)
+        base = self._base(largest)
         correction = self._compute("exp", self._compute("sub", self.largest, base))
         weight = self._compute("exp", self._compute("sub", score, base))
         emitter.define(parts.exponential, weight)
@@ -172,6 +210,10 @@ class _TiledAttention:
         self._assign(self.sums, self._compute("mul", self.sums, correction))
         self._dot(self.sums, weight, emitter.emit(parts.value), parts.keys, parts.weights, parts.value)
         self._assign(self.largest, largest)
+
+    def _base(self, largest: str) -> str:
+        """What exponents are taken of: a row of which nothing but -inf was seen has none, rather than -inf + inf."""
+        return self._compute("where", self._compute("eq", largest, _LOWEST), Constant(0.0), largest)
 
     def _finish(self) -> None:
         """Divide by the row's sum, or whatever the weights do with it, and store what follows."""
@@ -191,6 +233,47 @@ class _TiledAttention:
         emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
         for output in self.nest.outputs:
             emitter.store(output)
+
+    # Parts of the keys.
+
+    def _store_part(self) -> None:
+        """Store what was found for the grid that follows."""
+        found = {"largest": self.largest, "total": self.total, "sums": self.sums}
+        self.found = {name: self._shared(name, name == "sums") for name in found}
+        for name, value in found.items():
+            self.emitter.inner.append(Store(self.found[name].name, self._place(_PART, name == "sums"), value))
+
+    def _bring_together(self) -> None:
+        """What all parts found as one, always in the same order."""
+        found = [{name: self._load(name, part) for name in self.found} for part in range(self.splits)]
+        self.largest = reduce(partial(self._compute, "maximum"), [part["largest"] for part in found])
+        base = self._base(self.largest)
+        factors = [self._compute("exp", self._compute("sub", part["largest"], base)) for part in found]
+        self.total, self.sums = (
+            reduce(partial(self._compute, "add"), map(partial(self._compute, "mul"), factors, (p[name] for p in found)))
+            for name in ("total", "sums")
+        )
+
+    def _load(self, name: str, part: int) -> str:
+        loaded = self.emitter.fresh()
+        self.emitter.inner.append(Load(loaded, self.found[name].name, self._place(part, name == "sums")))
+        return loaded
+
+    def _shared(self, name: str, of_sums: bool) -> Buffer:
+        return self.emitter.add_scratch(self.dtype, self._found_by_part(of_sums).numel * self.splits, name, "shared")
+
+    def _place(self, part: Size, of_sums: bool) -> sympy.Expr:
+        """Where what a part found lies, all of one part in a row."""
+        type = self._found_by_part(of_sums)
+        index = tuple(Affine.of([(axis, 1)]) for axis in self._found_along(of_sums))
+        return sympy.expand(part * type.numel + self.emitter.offset(index, type))
+
+    def _found_by_part(self, of_sums: bool) -> TensorType:
+        sizes = tuple(axis.size for axis in self._found_along(of_sums))
+        return TensorType(self.dtype, sizes, contiguous_strides(sizes))
+
+    def _found_along(self, of_sums: bool) -> tuple[Axis, ...]:
+        return (*self.parts.batch, *self.parts.queries, *((self.parts.columns,) if of_sums else ()))
 
     def _of_largest(self, item: Located) -> Located:
         return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)

@@ -2,17 +2,24 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import sympy
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fusec.analysis.attention import FEW_QUERIES, Attention
+from fusec.analysis.machine import Machine
 from fusec.analysis.machine import chip as machine
+from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Assign, Kernel, Loop, walk
+from fusec.codegen.schedule import choices, choosing
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
+from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import num_warps
 from fusec.compiler import Compiled, compile_graph
@@ -171,6 +178,69 @@ def test_a_loop_that_ends_at_a_position_compiles(queries: int, chip: str) -> Non
 @pytest.mark.parametrize("queries", [3, 40])
 def test_nothing_is_seen_at_all(queries: int) -> None:
     check_that_nothing_is_seen(on_triton, queries, 70)
+
+
+def in_parts(region: Node, parts: int, chip: str = "h100") -> Choice:
+    (default, *_) = choices(region, machine(chip), 128)
+    return replace(default, splits=parts)
+
+
+@pytest.fixture
+def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, the keys of few queries are dealt out to three programs."""
+    default = choosing._attention
+
+    def parted(attention: Attention, machine: Machine) -> Choice:
+        return replace(default(attention, machine), splits=3 if attention.rows <= FEW_QUERIES else 1)
+
+    monkeypatch.setattr(choosing, "_attention", parted)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
+def test_every_spelling_in_parts(spelling: Spelling) -> None:
+    """More blocks than parts, and parts without a key; queries of several heads that share keys among them."""
+    for lengths, parts in (((3, 150), 3), ((1, 70), 8)):
+        region = region_of(spelling, sample(*lengths))
+        outcome = check_region(region, chips=(), choice=in_parts(region, parts))
+        assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
+
+
+@pytest.mark.usefixtures("three_parts")
+@pytest.mark.parametrize("spelling", [by_hand, call, with_sinks, one_more], ids=lambda f: f.__name__)
+def test_masked_rows_infinities_and_nan_in_parts(spelling: Spelling) -> None:
+    check_masked_rows_infinities_and_nan(on_triton, spelling, 5, 100)
+    check_that_nothing_is_seen(on_triton, 3, 70)
+
+
+@pytest.mark.usefixtures("three_parts")
+@pytest.mark.parametrize("spelling", [up_to, window_up_to], ids=lambda f: f.__name__)
+def test_what_is_seen_is_dealt_out_where_a_position_says_what(spelling: Spelling) -> None:
+    check_that_a_position_ends_the_loop(spelling, torch.float32, 3, False, 150, {"target": "triton"}, 32)
+
+
+@pytest.mark.usefixtures("three_parts")
+def test_lengths_that_change_share_a_kernel_in_parts() -> None:
+    check_that_lengths_share_a_kernel(triangle, ((3, 50), (7, 70), (2, 64)), "triton")
+
+
+def test_parts_come_of_heads_too_few_for_a_chip() -> None:
+    """As a Llama of 8 billion parameters decodes; each program has to have some keys at once."""
+
+    def parts(batch: int, keys: int) -> int:
+        q, k = torch.empty(batch, 32, 1, 128).bfloat16(), torch.empty(batch, 8, keys, 128).bfloat16()
+        return kernel_of(
+            lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True), (q, k), "h100"
+        ).choice.splits
+
+    assert parts(1, 4096) > parts(8, 4096) > parts(64, 4096) == 1 == parts(1, 128)
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_parts_compile(chip: str) -> None:
+    q, k = torch.empty(1, 32, 1, 128).bfloat16(), torch.empty(1, 8, 4096, 128).bfloat16()
+    kernel = kernel_of(window_up_to, (q[:, :8], k, k, torch.arange(1)), chip)
+    report = compile_for(kernel, chip)
+    assert kernel.choice.splits > 1 and report.ok, report
 
 
 def test_a_program_runs_it() -> None:
