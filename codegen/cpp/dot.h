@@ -188,7 +188,7 @@ template <> struct Lanes<float, word, 16> {
 };
 #endif
 
-// How many lanes of a tile among some count, if so many of all of theirs do.
+// Lanes of one tile that count, where so many of a row of tiles do.
 template <int N> FN All of_tile(All, int) { return {}; }
 template <int N> FN Part of_tile(Part all, int tile) {
   const int64_t count = all.count - tile * N;
@@ -298,6 +298,9 @@ FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t 
 
 // Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower.
 constexpr int64_t CHAIN = 128;
+// Rows up to which what follows is asked for step by step during the first two groups of them; of more, each group of
+// rows asks for its share ahead, which is too much at once for few.
+constexpr int64_t ASKED_BY_STEP = 48;
 
 template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
@@ -309,7 +312,7 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
       const R* const block = right + k * right_step + c;
       // What follows in memory: more of these columns, or the next block of a weight that lies in blocks.
       const R* const next = block + some * right_step;
-      const bool few = rows <= 48;
+      const bool few = rows <= ASKED_BY_STEP;
       const auto from = [&](int64_t r, int64_t last) LANEWISE {
         if (left_k == 1) ask_for(left + k, left_step, last, last + 6 < rows ? last + 6 : rows, some);
         if (!few) ask_for(next, right_step, r * some / rows, last * some / rows, wide);

@@ -108,10 +108,8 @@ def _few_rows(products: Products, machine: Machine) -> Choice:
 def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
     """Seconds that reading the weights takes at the rate that so many bytes at once allow; parts cost a launch."""
     bytes_ = _bytes_of_weights(products)
-    programs = min(products.all_programs(choice), _RESIDENT * machine.threads)
-    blocks = max(1, choice.stages - 1)
-    at_once = programs * blocks * min(choice.columns, products.all_columns) * choice.depth * bytes_
-    seconds = _reading(machine, products.weights * bytes_, at_once)
+    block = min(choice.columns, products.all_columns) * choice.depth * bytes_
+    seconds = _reading(machine, products.weights * bytes_, products.all_programs(choice), choice.stages, block)
     if choice.splits > 1:
         sums = 2 * choice.splits * estimate(products.count) * products.all_columns * products.dtype.bytes
         seconds += machine.launch_us * 1e-6 + sums / machine.bandwidth(cached=True)
@@ -157,8 +155,9 @@ def _time_of_keys(attention: Attention, machine: Machine, choice: Choice) -> flo
     sizes = [estimate(axis.size) for axis in (attention.depth, attention.columns)]
     wide = sizes[0] * attention.key.dtype.bytes + sizes[1] * attention.value.dtype.bytes
     heads = estimate(product(tuple(axis.size for axis in attention.batch)))
-    at_once = heads * choice.splits * max(1, choice.stages - 1) * choice.depth * wide
-    seconds = _reading(machine, heads * estimate(attention.keys.size) * wide, at_once)
+    block = choice.depth * wide
+    bytes_ = heads * estimate(attention.keys.size) * wide
+    seconds = _reading(machine, bytes_, heads * choice.splits, choice.stages, block)
     if choice.splits > 1:
         found = (
             2 * choice.splits * heads * attention.rows * (sizes[1] + 2) * accumulation(attention.product.dtype).bytes
@@ -167,8 +166,9 @@ def _time_of_keys(attention: Attention, machine: Machine, choice: Choice) -> flo
     return seconds
 
 
-def _reading(machine: Machine, bytes_: float, at_once: float) -> float:
-    """Seconds that reading takes, of which so many bytes are on their way at once."""
+def _reading(machine: Machine, bytes_: float, programs: float, stages: int, block: float) -> float:
+    """Seconds that reading takes where each of these programs has some blocks of so many bytes on their way."""
+    at_once = min(programs, _RESIDENT * machine.threads) * max(1, stages - 1) * block
     return bytes_ / min(machine.bandwidth(cached=False), at_once / _LATENCY)
 
 

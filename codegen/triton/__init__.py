@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fusec.analysis.machine import Machine, chip
+from fusec.analysis.machine import USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip
 from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import schedule_region
@@ -32,7 +32,7 @@ class TritonTarget:
         import torch
 
         here = torch.cuda.get_device_name() if not config.machine and torch.cuda.is_available() else ""
-        return chip(config.machine or here)
+        return chip(config.machine or here, USUAL_CHIP_OF_AMD if torch.version.hip else USUAL_CHIP)
 
     def schedule(self, region: Node, name: str, machine: Machine | None = None, choice: Choice | None = None) -> Kernel:
         """The tile program of a kernel region.

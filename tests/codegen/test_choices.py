@@ -14,6 +14,7 @@ from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import launches, options
+from fusec.config import Config
 from fusec.ir.graph import Node
 from tests.codegen.triton_regions import regions_of, regions_with_products
 
@@ -65,6 +66,25 @@ def test_every_choice_is_scheduled_as_it_says(name: str) -> None:
         given = options(kernel)
         assert given["num_warps"] == choice.warps or not choice.warps
         assert given.get("num_stages", 0) == choice.stages
+        assert given.get("maxnreg", 0) == choice.registers
+
+
+def test_no_register_of_few_rows_is_given_away_for_another_program() -> None:
+    """Left alone, the assembler spills one here; AMD's has no such option, and Triton refuses what it does not know."""
+    region = product(8, 768, 3072)
+    report = compile_for(TritonTarget().schedule(region, "k", chip("b200")), "sm_100")
+    assert report.ok, report
+    assert "maxnreg" not in options(TritonTarget().schedule(region, "k", chip("mi300x")))
+
+
+@pytest.mark.parametrize(("hip", "code"), [(None, "sm_80"), ("6.4", "gfx942")])
+def test_a_gpu_that_nobody_knows_is_one_of_its_maker(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, code: str
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "one of next year")
+    assert TritonTarget().machine(Config()).code == code
 
 
 def test_a_text_names_what_was_chosen() -> None:
