@@ -80,6 +80,10 @@ def _stages(machine: Machine, stages: int = _STAGES) -> int:
     return _STAGES_OF_AMD if machine.code.startswith("gfx") else stages
 
 
+def _registers_of_few(machine: Machine) -> int:
+    return 0 if machine.code.startswith("gfx") else _REGISTERS_OF_FEW
+
+
 def _few_rows(products: Products, machine: Machine) -> Choice:
     """All rows, few enough columns that every processor has some, and as many parts as are predicted to pay."""
     bytes_ = _bytes_of_weights(products)
@@ -92,8 +96,7 @@ def _few_rows(products: Products, machine: Machine) -> Choice:
         choice = Choice(
             max(MATRIX_ROWS, rows), _TILE // depth, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW)
         )
-    if not machine.code.startswith("gfx"):
-        choice = replace(choice, registers=_REGISTERS_OF_FEW)
+    choice = replace(choice, registers=_registers_of_few(machine))
     while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
         choice = replace(choice, columns=choice.columns // 2)
     while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:
@@ -144,7 +147,8 @@ def _attention(attention: Attention, machine: Machine) -> Choice:
     rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
     if attention.rows > FEW_QUERIES:
         return Choice(rows, depth=keys, stages=_stages(machine))
-    choice = Choice(max(least, power_of_two(attention.rows)), depth=keys, stages=_stages(machine))
+    rows = max(least, power_of_two(attention.rows))
+    choice = Choice(rows, depth=keys, stages=_stages(machine), registers=_registers_of_few(machine))
     blocks = estimate(attention.keys.size) // keys
     splits = (n for n in _PARTS_OF_KEYS if n * _LEAST_BLOCKS <= blocks or n == 1)
     return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_keys(attention, machine, c))

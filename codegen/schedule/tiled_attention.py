@@ -40,7 +40,9 @@ from fusec.codegen.schedule.products import MATRIX_ROWS, multiplied, power_of_tw
 from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, simplify
 
 _LOWEST = Constant(-math.inf)
-_PART = index_symbol("part")
+_PART, _COLUMN_BLOCK = index_symbol("part"), index_symbol("column_block")
+_FOUND = 8192
+"""Elements of all parts' sums that one program brings together: compilers load them all at once."""
 
 
 def schedule_tiled_attention(
@@ -71,10 +73,14 @@ class _TiledAttention:
         with self._queries(), self._passed():
             self._store_part()
         parts = self._grid((_PART.name, self.splits))
-        with self._queries(), self._whole(self.parts.columns):
+        # No product follows, which would ask for rows: the fewer lanes, the more programs and parts at once.
+        rows, columns = power_of_two(self.parts.rows), static_size(self.parts.columns)
+        width = min(power_of_two(columns), max(MATRIX_ROWS, _FOUND // (rows * self.splits)))
+        tiles = self.emitter.tile((self.parts.columns,), width, *_block(_COLUMN_BLOCK, width, columns))
+        with self._queries(rows), tiles:
             self._bring_together()
             self._finish()
-        return (*parts, *self._grid())
+        return (*parts, *self._grid((_COLUMN_BLOCK.name, -(-columns // width))))
 
     @contextmanager
     def _passed(self) -> Iterator[None]:
@@ -96,20 +102,13 @@ class _TiledAttention:
         """Axes of the grid; the block of queries comes behind them."""
         return (*self.parts.batch, *(() if self.few else (a for a in self.parts.queries if a is not self.lane)))
 
-    def _queries(self) -> AbstractContextManager[None]:
+    def _queries(self, rows: int | None = None) -> AbstractContextManager[None]:
         if not self.parts.queries:
             return nullcontext()
         if self.few:
-            return self.emitter.tile(self.parts.queries, self.rows)
+            return self.emitter.tile(self.parts.queries, rows or self.rows)
         assert self.lane is not None
-        return self.emitter.tile((self.lane,), self.rows, *self._range())
-
-    def _range(self) -> tuple[sympy.Expr, Size]:
-        """The queries of one program, of many."""
-        assert self.lane is not None
-        first, size = self.block * self.rows, self.lane.size
-        whole = isinstance(size, int) and size % self.rows == 0
-        return first, first + self.rows if whole else sympy.Min(first + self.rows, size)
+        return self.emitter.tile((self.lane,), self.rows, *_block(self.block, self.rows, self.lane.size))
 
     def _whole(self, axis: Axis) -> AbstractContextManager[None]:
         """One tile over a whole axis of a head."""
@@ -304,3 +303,10 @@ class _TiledAttention:
         name = self.emitter.fresh()
         self.emitter.inner.append(Compute(name, op, operands, dtype or self.dtype))
         return name
+
+
+def _block(number: sympy.Symbol, wide: int, size: Size) -> tuple[sympy.Expr, Size]:
+    """Where a block of an axis begins and ends."""
+    first = number * wide
+    whole = isinstance(size, int) and size % wide == 0
+    return first, first + wide if whole else sympy.Min(first + wide, size)

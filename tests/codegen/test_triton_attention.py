@@ -205,6 +205,14 @@ def test_every_spelling_in_parts(spelling: Spelling) -> None:
         assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
 
 
+@pytest.mark.parametrize("spelling", [by_hand, with_sinks, call_causal], ids=lambda f: f.__name__)
+def test_what_many_parts_found_is_brought_together_column_by_column(spelling: Spelling) -> None:
+    region = region_of(spelling, sample(8, 130))
+    outcome = check_region(region, chips=(), choice=in_parts(region, 32))
+    _, together = grids(outcome.kernel)
+    assert outcome.ok and "column_block" in {loop.axis for loop in walk(together.body) if isinstance(loop, Loop)}
+
+
 @pytest.mark.usefixtures("three_parts")
 @pytest.mark.parametrize("spelling", [by_hand, call, with_sinks, one_more], ids=lambda f: f.__name__)
 def test_masked_rows_infinities_and_nan_in_parts(spelling: Spelling) -> None:
@@ -223,22 +231,27 @@ def test_lengths_that_change_share_a_kernel_in_parts() -> None:
     check_that_lengths_share_a_kernel(triangle, ((3, 50), (7, 70), (2, 64)), "triton")
 
 
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
 def test_parts_come_of_heads_too_few_for_a_chip() -> None:
     """As a Llama of 8 billion parameters decodes; each program has to have some keys at once."""
 
     def parts(batch: int, keys: int) -> int:
         q, k = torch.empty(batch, 32, 1, 128).bfloat16(), torch.empty(batch, 8, keys, 128).bfloat16()
-        return kernel_of(
-            lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True), (q, k), "h100"
-        ).choice.splits
+        return kernel_of(grouped, (q, k, k), "h100").choice.splits
 
     assert parts(1, 4096) > parts(8, 4096) > parts(64, 4096) == 1 == parts(1, 128)
 
 
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
-def test_parts_compile(chip: str) -> None:
-    q, k = torch.empty(1, 32, 1, 128).bfloat16(), torch.empty(1, 8, 4096, 128).bfloat16()
-    kernel = kernel_of(window_up_to, (q[:, :8], k, k, torch.arange(1)), chip)
+@pytest.mark.parametrize(("heads", "shared", "width"), [(8, 1, 128), (8, 4, 128), (4, 2, 256)], ids=str)
+def test_parts_compile(heads: int, shared: int, width: int, chip: str) -> None:
+    """Compilers load what all parts found at once, as far as they see where it is."""
+    q, k = torch.empty(1, heads * shared, 1, width).bfloat16(), torch.empty(1, heads, 4096, width).bfloat16()
+    spelling, positions = (grouped, ()) if shared > 1 else (window_up_to, (torch.arange(1),))
+    kernel = kernel_of(spelling, (q, k, k, *positions), chip)
     report = compile_for(kernel, chip)
     assert kernel.choice.splits > 1 and report.ok, report
 
