@@ -1,5 +1,7 @@
 """From a region to a kernel: which loops there are, what each computes, and where values live."""
 
+import sympy
+
 from fusec.analysis.indexing import Nest, locate, made, placing
 from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits, Shape, classify
 from fusec.analysis.machine import Machine, chip
@@ -13,11 +15,13 @@ from fusec.codegen.schedule.rows import Tiling, schedule_rows
 from fusec.codegen.schedule.tiled_attention import schedule_tiled_attention
 from fusec.codegen.schedule.tiled_contraction import schedule_tiled_contraction
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Node
+from fusec.ir.graph import Graph, Node
 from fusec.ir.printer import print_graph
-from fusec.ir.types import estimate, product
+from fusec.ir.types import Size, estimate, product
 
 _ANY = 1 << 16
+_MULTIPLIED = 16
+"""Multiply-adds that take as long as one element that is read, about."""
 
 
 def schedule_region(
@@ -75,12 +79,6 @@ def schedule_region(
         raise ScheduleError("a kernel with too many places that are found at run time")
     statements = (*emitter.checks(nest.places(), numbers), *statements)
     symbols = region_symbols(region)
-    elsewhere = {o.destination for o in nest.outputs} | {i.value for i in nest.walk() if i.kind == "lookup"}
-    read = [v for v in body.inputs if v not in elsewhere]
-    numels = [product(v.shape) for v in (*read, *map(made, body.outputs))]
-    if shape.attention is not None:
-        numels = [product(tuple(a.size for a in shape.attention.loops))]
-    work = max(numels, key=lambda n: (not isinstance(n, int), estimate(n)))
     outputs = [b for b in emitter.outputs if b.role == "output"]
     return Kernel(
         name=name,
@@ -88,11 +86,25 @@ def schedule_region(
         buffers=(*emitter.inputs(statements), *outputs, *emitter.scratch),
         symbols=symbols,
         body=statements,
-        work=work,
+        work=_work(body, nest, shape),
         formula=print_graph(body, sources=False),
         sources=region.sources,
         choice=choice,
     )
+
+
+def _work(body: Graph, nest: Nest, shape: Shape) -> Size:
+    """The largest of what is read, made and multiplied: of sizes that only a call knows, and of those known before."""
+    if shape.attention is not None:
+        return product(tuple(a.size for a in shape.attention.loops))
+    elsewhere = {o.destination for o in nest.outputs} | {i.value for i in nest.walk() if i.kind == "lookup"}
+    read = [v for v in body.inputs if v not in elsewhere]
+    numels = [product(v.shape) for v in (*read, *map(made, body.outputs))]
+    for contraction in shape.contractions:
+        numels.append(product(tuple(a.size for a in (*contraction.axes, *contraction.bound))) // _MULTIPLIED)
+    known = max((n for n in numels if isinstance(n, int)), default=0)
+    symbolic = [n for n in numels if not isinstance(n, int)]
+    return sympy.Max(known, max(symbolic, key=estimate), evaluate=False) if symbolic else known
 
 
 def choices(region: Node, machine: Machine, lanes: int) -> tuple[Choice, ...]:

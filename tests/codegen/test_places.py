@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 
@@ -357,6 +358,16 @@ def counters(layers: int) -> str:
 )
 def test_threads_start_for_what_is_read_and_made_and_not_for_a_table(text: str, work: int) -> None:
     assert kernel_of(f"graph g(%table: f32[9000, 4], %x: f32[2, 4], %at: i64[2]) {{ {text} }}").work == work
+
+
+@pytest.mark.parametrize(("rows", "n", "least"), [("s0", 384, 384 * 384), ("s0", 200, 65536), (84, 200, 65536)])
+def test_threads_start_for_a_product_whatever_is_the_most_of_it(rows: object, n: int, least: int) -> None:
+    """A weight of known size, and multiply-adds, count beside rows whose number only a call knows."""
+    work = kernel_of(
+        f"graph g(%x: f32[{rows}, {n}], %w: f32[{n}, {n}]) "
+        f'{{ %y: f32[{rows}, {n}] = contraction(%x, %w) {{spec="ak,nk->an"}} return %y }}'
+    ).work
+    assert sympy.sympify(work).subs({s: 84 for s in sympy.sympify(work).free_symbols}) >= least
 
 
 def test_the_counters_of_all_layers_are_one_kernel() -> None:
