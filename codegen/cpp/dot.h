@@ -81,7 +81,8 @@ FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
 #endif
 
 // The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end. What the next
-// columns need is asked for meanwhile, a line at a time: memory that is left to guess starts anew with every column.
+// columns need is asked for meanwhile, a line at a time, into the second-level cache, which waits for more lines at once
+// than the first: memory that is left to guess starts anew with every column.
 template <int ROWS, int COLUMNS, int N, class A, class L, class R>
 DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                         int64_t right_step, int64_t depth) {
@@ -89,7 +90,7 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
   typedef typename Raw<A, N>::type raw;
   raw sums[ROWS][COLUMNS] = {};
   const auto ask_for_next = [&](int64_t k) LANEWISE {
-    for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(right + (c + COLUMNS) * right_step + k);
+    for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(right + (c + COLUMNS) * right_step + k, 0, 2);
   };
   const auto add = [&](int64_t k) LANEWISE {
     raw columns[COLUMNS];
