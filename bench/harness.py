@@ -99,7 +99,7 @@ def measure(
         seconds = {}
         for name, run in runs.items():
             bar.update(task, description=f"compile {name}")
-            seconds[name] = _seconds(run, clock)
+            seconds[name] = _seconds(run, clock, min(rounds, 3))
             bar.advance(task)
         repeats = {name: max(1, math.ceil(call_ms / 1e3 / taken)) for name, taken in seconds.items()}
         bar.update(task, description="measure")
@@ -154,8 +154,8 @@ def _cell(measurement: Measurement, name: str) -> str:
     return f"{row.milliseconds:.3f} ms" + ("" if name == BASELINE else f" ({row.ratio:.2f})")
 
 
-def _seconds(run: Callable[[], object], clock: Clock) -> float:
-    for _ in range(3):
+def _seconds(run: Callable[[], object], clock: Clock, first: int) -> float:
+    for _ in range(first):
         run()
     return max(clock(run, 1), 1e-7)
 

@@ -81,8 +81,8 @@ FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
 #endif
 
 // The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end. What the next
-// columns need is asked for meanwhile, a line at a time, into the second-level cache, which waits for more lines at once
-// than the first: memory that is left to guess starts anew with every column.
+// columns need is asked for meanwhile, a line at a time: memory that is left to guess starts anew with every column.
+// It goes to the second-level cache, which waits for more lines at once than the first.
 template <int ROWS, int COLUMNS, int N, class A, class L, class R>
 DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                         int64_t right_step, int64_t depth) {
@@ -274,7 +274,8 @@ template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int6
 
 // As many rows as it takes, beside up to four tiles of columns: six at a time leave room for their sums, one row of
 // the right operand and a factor. lefts() gives where the rows of the left operand lie from one up to another.
-// The first of them ask for the rows from ``next`` on, if there are any, while they compute.
+// The first of them ask for the rows from ``next`` on, if there are any, while they compute: the more rows, the less at
+// once.
 template <int N, class A, class Lefts, class R>
 FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t left_step, int64_t left_k,
                     const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth, bool adds,
@@ -284,9 +285,9 @@ FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t 
   dot_columns_n<some, N>(target + r * target_step, target_step, lefts(r, r + some), left_step, left_k, right,    \
                          right_step, columns, depth, adds, next + first * N, asked),                             \
       r += some
-  const int all = next ? TILES_AT_ONCE : 0, most = rows <= 6 ? all : (all + 1) / 2;
+  const int most = !next ? 0 : rows <= 6 ? TILES_AT_ONCE : rows < 48 ? TILES_AT_ONCE / 2 : 1;
   for (int64_t r = 0, first = 0; r < rows; first += most) {
-    const int asked = first < all ? most : 0;
+    const int asked = first < TILES_AT_ONCE ? most : 0;
     const int64_t rest = rows - r;
     if (rest >= 9 || rest == 6) ROWS_AT_ONCE(6);
     else if (rest >= 7 || rest == 4) ROWS_AT_ONCE(4);
@@ -299,9 +300,6 @@ FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t 
 
 // Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower.
 constexpr int64_t CHAIN = 128;
-// Rows up to which what follows is asked for step by step during the first two groups of them; of more, each group of
-// rows asks for its share ahead, which is too much at once for few.
-constexpr int64_t ASKED_BY_STEP = 48;
 
 template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
@@ -313,15 +311,12 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
       const R* const block = right + k * right_step + c;
       // What follows in memory: more of these columns, or the next block of a weight that lies in blocks.
       const R* const next = block + some * right_step;
-      const bool few = rows <= ASKED_BY_STEP;
       const auto from = [&](int64_t r, int64_t last) LANEWISE {
         if (left_k == 1) ask_for(left + k, left_step, last, last + 6 < rows ? last + 6 : rows, some);
-        if (!few) ask_for(next, right_step, r * some / rows, last * some / rows, wide);
         return left + r * left_step + k * left_k;
       };
       A* const to = target + c;
-      dot_panel_n<N>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, ADDS || k,
-                     few ? next : nullptr);
+      dot_panel_n<N>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, ADDS || k, next);
     }
   }
 }
