@@ -28,7 +28,7 @@ def test_a_short_call_is_timed_after_another_of_its_kind(
     monkeypatch: pytest.MonkeyPatch, seconds: float, expected: str
 ) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(harness, "_seconds", lambda run, clock: seconds)
+    monkeypatch.setattr(harness, "_seconds", lambda run, clock, first: seconds)
     monkeypatch.setattr(harness.time, "perf_counter", lambda: calls.append("|") or len(calls))
     measure({"eager": lambda: calls.append("e")}, rounds=1)
     assert "".join(calls).endswith(expected * 2)
