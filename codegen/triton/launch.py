@@ -153,16 +153,26 @@ def define(kernel: Kernel, text: str, interpreted: bool = False) -> Any:
 
 @contextmanager
 def _repaired_interpreter() -> Iterator[None]:
-    """Triton's interpreter with two of its methods replaced for the time of a launch.
+    """Triton's interpreter with three of its methods replaced for the time of a launch.
 
     Comparisons give booleans: it marks them with the type of what was compared, and so a scalar one turns into
     floats where it meets a tile. Reductions with the prelude's functions go to numpy: it calls them lane by lane.
+    Products are summed in float64 and rounded once: in which order ``tl.dot`` adds is a chip's own, and numpy's, one
+    term after the other, is a worse one than that of the eager library of a CPU, with which results are compared.
     """
-    binary_op, generic_reduce = InterpreterBuilder.binary_op, ReduceOps.generic_reduce
+    binary_op, create_dot, generic_reduce = (
+        InterpreterBuilder.binary_op,
+        InterpreterBuilder.create_dot,
+        ReduceOps.generic_reduce,
+    )
 
     def typed(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         result = binary_op(self, lhs, rhs, op)
         return TensorHandle(result.data, tl.int1) if op in _COMPARISONS else result
+
+    def exact(self: Any, a: Any, b: Any, accumulator: Any, *options: Any) -> Any:
+        total = np.matmul(a.data, b.data, dtype=np.float64) + accumulator.data
+        return TensorHandle(total.astype(accumulator.data.dtype), accumulator.dtype.scalar)
 
     def whole(self: Any, inputs: Any) -> Any:
         reduce = _REDUCTIONS.get(self.combine_fn.__name__)
@@ -170,11 +180,12 @@ def _repaired_interpreter() -> Iterator[None]:
             return generic_reduce(self, inputs)
         return [self.to_tensor(reduce(inputs[0].handle.data, axis=self.axis), inputs[0].dtype)]
 
-    InterpreterBuilder.binary_op, ReduceOps.generic_reduce = typed, whole
+    InterpreterBuilder.binary_op, InterpreterBuilder.create_dot, ReduceOps.generic_reduce = typed, exact, whole
     try:
         yield
     finally:
-        InterpreterBuilder.binary_op, ReduceOps.generic_reduce = binary_op, generic_reduce
+        InterpreterBuilder.binary_op, InterpreterBuilder.create_dot = binary_op, create_dot
+        ReduceOps.generic_reduce = generic_reduce
 
 
 def _plain(function: Any) -> Any:

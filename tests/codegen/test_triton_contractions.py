@@ -16,8 +16,9 @@ from fusec.codegen.schedule.products import power_of_two
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
+from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
-from tests.codegen.triton_regions import regions_of
+from tests.codegen.triton_regions import regions_of, regions_with_products
 
 ROWS = [(1, 1), (3, 1), (2, 5), (1, 16)]
 """Batch and length: one row, fewer than a block of them, such as lie apart, all that are generated."""
@@ -139,6 +140,17 @@ def test_infinities_and_nan_reach_what_they_reach() -> None:
     (region,) = regions_of(plain, (x, w))
     outcome = check_region(region, chips=(), inputs=[x, w])
     assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("rows", [2, 20])
+def test_the_interpreter_loses_nothing_within_a_product_of_tiles(rows: int) -> None:
+    """One term after the other, float32 would come to 0: beside 2**24 there is no room for a quarter."""
+    x, w = torch.full((rows, 16), 0.5), torch.full((20, 16), 0.5)
+    x[:, 0], x[:, -1], w[:, (0, -1)] = 4096, -4096, 4096
+    (region,) = regions_with_products(F.linear, (x, w))
+    out = torch.empty(rows, 20)
+    TritonKernel(TritonTarget().schedule(region, "k"))([x, w, out])
+    assert (out == 14 / 4).all()
 
 
 def kernel_of(function: Callable[..., Any], *inputs: Tensor) -> Kernel:
