@@ -14,8 +14,8 @@ from fusec.analysis.affine import Axis
 from fusec.analysis.attention import FEW_QUERIES, Attention
 from fusec.analysis.indexing import Nest
 from fusec.codegen.kernel import Dot, Fold, Matrix, Statement, Store, index_symbol
-from fusec.codegen.schedule.emitter import Emitter, grid
-from fusec.codegen.schedule.online_softmax import SHARE, OnlineSoftmax, static_size
+from fusec.codegen.schedule.emitter import Emitter, grid, static_size
+from fusec.codegen.schedule.online_softmax import SHARE, OnlineSoftmax
 from fusec.codegen.schedule.rows import Tiling
 from fusec.ir.types import Size
 

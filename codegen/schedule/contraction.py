@@ -17,7 +17,7 @@ from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.indexing import Located, Nest, Output, above, stride, walk
 from fusec.analysis.kinds import FEW_ROWS, Shape
 from fusec.codegen.kernel import PARTS, Dot, Loop, Matrix, Statement, index_symbol
-from fusec.codegen.schedule.emitter import Emitter
+from fusec.codegen.schedule.emitter import Emitter, block_range, static_size
 from fusec.codegen.schedule.rows import Rows, Tiling
 from fusec.errors import ScheduleError
 from fusec.ir.types import (
@@ -103,7 +103,7 @@ class _Contraction:
                 if all(len(self._columns(o)) == 1 for o in results):
                     self._blocks(outer, results, lefts, rows)
                     continue
-                with self.emitter.loop(outer, "serial", 1, *_share(_static(outer))):
+                with self.emitter.loop(outer, "serial", 1, *_share(static_size(outer))):
                     self._block(results, lefts, None, rows)
         return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
 
@@ -149,7 +149,7 @@ class _Contraction:
     def _scratch_output(self, left: Located, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
         """The left operand as one more output: a matrix in scratch, the contracted axes in a row."""
         axes = (*self.rows, *bound)
-        sizes = tuple(_static(a) for a in axes)
+        sizes = tuple(static_size(a) for a in axes)
         type = TensorType(dtype, sizes, contiguous_strides(sizes))
         buffer = self.emitter.add_scratch(type.dtype, type.numel, "left")
         self.emitter.outputs.append(buffer)
@@ -180,7 +180,7 @@ class _Contraction:
             return bound[0]
         size = 1
         for axis in bound:
-            size *= _static(axis)
+            size *= static_size(axis)
         return self.joint.setdefault(bound, Axis(size, "k"))
 
     def _rows(self, outputs: list[Output]) -> None:
@@ -213,27 +213,25 @@ class _Contraction:
         taken = self.emitter.joint(self.taken)
         n, most = taken.size, self._most_in_block()
         size = even_blocks(n, most) if isinstance(n, int) else most
-        start = index_symbol("rows") * size
-        stop = start + size if isinstance(n, int) and n % size == 0 else sympy.Min(start + size, n)
+        start, stop = block_range(index_symbol("rows") * size, size, n)
         loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
         return _Block(taken, start, stop, size)
 
     def _most_in_block(self) -> int:
         """Rows of a block: each turns the weight anew, and reads its own rows again for every block of columns."""
         products = self.shape.contractions
-        read = max(c.operands[0].dtype.bytes * _static(self._k(c.bound)) for c in products)
+        read = max(c.operands[0].dtype.bytes * static_size(self._k(c.bound)) for c in products)
         summed = sum(accumulation(c.dtype).bytes * MOST_COLUMNS for c in products)
         return max(LEAST_ROWS, BLOCK_BYTES // (read + summed) // 6 * 6)
 
     def _blocks(self, axis: Axis, results: list[Output], lefts: dict[Located, _Left], rows: "_Block | None") -> None:
         """Blocks of the only column axis there is."""
-        n = _static(axis)
+        n = static_size(axis)
         size = max(8, min(MOST_COLUMNS, n // 64 * 8))
         weights = ((c.operands[1], c.bound[-1]) for c in self._products(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
-        start = index_symbol("block") * size
-        stop = start + size if n % size == 0 else sympy.Min(start + size, n)
+        start, stop = block_range(index_symbol("block") * size, size, n)
         with self.emitter.repeat("block", *_share(-(-n // size)), 1):
             self._block(results, lefts, _Block(axis, start, stop, size), rows)
 
@@ -272,8 +270,8 @@ class _Contraction:
         inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
-        rows = {a: _static(a) for a in self.rows} if block is None else {block.axis: block.size}
-        widths = [columns.size] if columns else [_static(a) for a in inner]
+        rows = {a: static_size(a) for a in self.rows} if block is None else {block.axis: block.size}
+        widths = [columns.size] if columns else [static_size(a) for a in inner]
         strides = contiguous_strides((*rows.values(), *widths))
         offset: sympy.Expr = sympy.Integer(0)
         for axis, step in zip((*rows, *inner), strides, strict=True):
@@ -294,7 +292,7 @@ class _Contraction:
             if block:
                 first[emitter.axis_symbol(block.axis)] = block.start
 
-            width = columns.size if columns else _static(inner[-1])
+            width = columns.size if columns else static_size(inner[-1])
             rows_at_once = block.size if block else count
             packs = rows_at_once >= LEAST_PACKED.get(right.dtype, _NEVER) and self._packs(contraction, left, n, width)
             emitter.packed.setdefault(right.value, set()).add(width if packs else 0)
@@ -309,17 +307,17 @@ class _Contraction:
                     matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
                     block.length if block else count,
                     sympy.expand(stop - start) if isinstance(stop, sympy.Expr) else stop,
-                    _static(k),
+                    static_size(k),
                 )
             )
 
     def _packs(self, contraction: Located, left: _Left, n: Axis, width: int) -> bool:
         """Whether a product may find its weight, if that is frozen, in blocks of so many of its rows, each turned."""
         right, bound = contraction.operands[1], contraction.bound
-        type, k = right.value.tensor, _static(self._k(bound))
+        type, k = right.value.tensor, static_size(self._k(bound))
         if not right.value.frozen or type.rank != 2 or not type.is_contiguous or not 0 < k == type.shape[1]:
             return False
-        summed = zip(bound, contiguous_strides(tuple(map(_static, bound))), strict=True)
+        summed = zip(bound, contiguous_strides(tuple(map(static_size, bound))), strict=True)
         if right.index[1] != Affine.of(summed) or self._left_dtype(contraction) != right.dtype:
             return False
         if right.dtype == BF16 and (k % 2 or not isinstance(left.row_stride, int) or left.row_stride % 2):
@@ -328,13 +326,13 @@ class _Contraction:
         if rows == Affine.of([(n, 1)]) and n.size == total:
             return True  # the last block may be shorter
         steps = (rows.offset, *(step for axis, step in rows.terms if axis is not n))
-        whole = rows.coefficient(n) == 1 and _static(n) % width == 0
+        whole = rows.coefficient(n) == 1 and static_size(n) % width == 0
         return whole and all(isinstance(step, int) and step % width == 0 for step in (*steps, total))
 
     def _row_count(self) -> int:
         count = 1
         for axis in self.rows:
-            count *= _static(axis)
+            count *= static_size(axis)
         return count
 
 
@@ -370,9 +368,3 @@ def _share(count: int) -> tuple[sympy.Expr, sympy.Expr]:
 def _is_even(item: Located, axes: tuple[Axis, ...]) -> bool:
     """Whether what is loaded lies at even distances along all of these axes, the last of them innermost."""
     return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))
-
-
-def _static(axis: Axis) -> int:
-    if not isinstance(axis.size, int):
-        raise ScheduleError("a contraction over a symbolic range")
-    return axis.size

@@ -393,6 +393,18 @@ def static_size(axis: Axis) -> int:
     return axis.size
 
 
+def block_range(start: sympy.Expr, length: int, stop: Size) -> tuple[sympy.Expr, Size]:
+    """Where one of the blocks begins and ends that cover what lies before ``stop``; the last of them may be shorter.
+
+    Args:
+        start: its first element, a multiple of the length.
+        length: of a whole block, in elements.
+        stop: the first element behind all of them.
+    """
+    whole = sympy.sympify(stop).is_Integer and stop % length == 0
+    return start, start + length if whole else sympy.Min(start + length, stop)
+
+
 def storage_numel(type: TensorType) -> Size:
     """Elements from the first to the last that a tensor of this type touches."""
     out: Size = 1

@@ -30,7 +30,7 @@ from fusec.codegen.kernel import (
     Update,
     index_symbol,
 )
-from fusec.codegen.schedule.emitter import Emitter
+from fusec.codegen.schedule.emitter import Emitter, block_range, static_size
 from fusec.codegen.schedule.rows import Tiling
 from fusec.ir.types import BOOL, DType, Size, accumulation
 
@@ -345,12 +345,4 @@ class OnlineSoftmax(ABC):
 
     def block_keys_range(self) -> tuple[Size, Size]:
         """The keys of this block that any query here can see."""
-        stop = self.first_key + self.keys
-        whole = self.last_key.is_Integer and self.last_key % self.keys == 0
-        return self.first_key, stop if whole else sympy.Min(stop, self.last_key)
-
-
-def static_size(axis: Axis) -> int:
-    """The size of an axis that is known when the kernel is made."""
-    assert isinstance(axis.size, int)  # an attention with other sizes is none
-    return axis.size
+        return block_range(self.first_key, self.keys, self.last_key)

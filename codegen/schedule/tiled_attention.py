@@ -35,7 +35,7 @@ from fusec.codegen.kernel import (
     Store,
     index_symbol,
 )
-from fusec.codegen.schedule.emitter import Emitter, grid, static_size
+from fusec.codegen.schedule.emitter import Emitter, block_range, grid, static_size
 from fusec.codegen.schedule.products import MATRIX_ROWS, multiplied, power_of_two
 from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, simplify
 
@@ -76,7 +76,7 @@ class _TiledAttention:
         # No product follows, which would ask for rows: the fewer lanes, the more programs and parts at once.
         rows, columns = power_of_two(self.parts.rows), static_size(self.parts.columns)
         width = min(power_of_two(columns), max(MATRIX_ROWS, _FOUND // (rows * self.splits)))
-        tiles = self.emitter.tile((self.parts.columns,), width, *_block(_COLUMN_BLOCK, width, columns))
+        tiles = self.emitter.tile((self.parts.columns,), width, *block_range(_COLUMN_BLOCK * width, width, columns))
         with self._queries(rows), tiles:
             self._bring_together()
             self._finish()
@@ -108,7 +108,9 @@ class _TiledAttention:
         if self.few:
             return self.emitter.tile(self.parts.queries, rows or self.rows)
         assert self.lane is not None
-        return self.emitter.tile((self.lane,), self.rows, *_block(self.block, self.rows, self.lane.size))
+        return self.emitter.tile(
+            (self.lane,), self.rows, *block_range(self.block * self.rows, self.rows, self.lane.size)
+        )
 
     def _whole(self, axis: Axis) -> AbstractContextManager[None]:
         """One tile over a whole axis of a head."""
@@ -303,10 +305,3 @@ class _TiledAttention:
         name = self.emitter.fresh()
         self.emitter.inner.append(Compute(name, op, operands, dtype or self.dtype))
         return name
-
-
-def _block(number: sympy.Symbol, wide: int, size: Size) -> tuple[sympy.Expr, Size]:
-    """Where a block of an axis begins and ends."""
-    first = number * wide
-    whole = isinstance(size, int) and size % wide == 0
-    return first, first + wide if whole else sympy.Min(first + wide, size)

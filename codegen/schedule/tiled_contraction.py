@@ -34,7 +34,7 @@ from fusec.codegen.kernel import (
     index_symbol,
 )
 from fusec.codegen.schedule.descriptors import described
-from fusec.codegen.schedule.emitter import Emitter, grid
+from fusec.codegen.schedule.emitter import Emitter, block_range, grid
 from fusec.codegen.schedule.products import Products, length, multiplied
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, contiguous_strides, product, simplify
 
@@ -113,7 +113,7 @@ class _TiledContraction:
             width, size = self.products.width(columns, self.choice), length(columns)
             first = program if before == 0 else sympy.Mod(program + programs - before, programs)
             with nullcontext() if alone else emitter.repeat(_BLOCK.name, first, count, programs):
-                with emitter.tile(columns, width, *_range(_BLOCK, width, size), apart=True):
+                with emitter.tile(columns, width, *block_range(_BLOCK * width, width, size), apart=True):
                     multiply(columns, self.products.of(results))
                     if stores:
                         self._store(results)
@@ -139,7 +139,7 @@ class _TiledContraction:
         if not self.products.taken:
             return nullcontext()
         rows = self.choice.rows
-        return self.emitter.tile(self.products.taken, rows, *_range(block, rows, self.products.count))
+        return self.emitter.tile(self.products.taken, rows, *block_range(block * rows, rows, self.products.count))
 
     def _along(self, bound: tuple[Axis, ...]) -> AbstractContextManager[None]:
         return self.emitter.tile(bound, self.choice.depth)
@@ -253,13 +253,6 @@ def _in_order(reductions: Iterable[Located]) -> Iterable[tuple[tuple[Axis, ...],
     for reduction in sorted(reductions, key=lambda r: r.depth):
         groups.setdefault((reduction.depth, reduction.bound), []).append(reduction)
     return ((bound, members) for (_, bound), members in groups.items())
-
-
-def _range(block: sympy.Expr, length: int, size: Size) -> tuple[sympy.Expr, Size]:
-    """Where a block of so many elements begins and ends."""
-    start = sympy.expand(block * length)
-    whole = isinstance(size, int) and size % length == 0
-    return start, simplify(start + length if whole else sympy.Min(start + length, size))
 
 
 def _quotient(size: Size, length: Size) -> Size:
