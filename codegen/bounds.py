@@ -36,7 +36,15 @@ def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) 
         kernel: the tile program.
         limits: what symbols do not exceed, as far as the graph says so; see ``size_limits``.
     """
-    return [access for access in accesses(kernel) if not _stays_inside(access, limits or {})]
+    spaces: dict[tuple[object, ...], _Space] = {}
+
+    def stays_inside(access: Access) -> bool:
+        key = tuple((loop.axis, loop.start, loop.stop) for loop in access.loops)
+        space = spaces.get(key) or spaces.setdefault(key, _Space(access.loops, limits or {}))
+        offset = space.expression(access.statement.offset)
+        return space.never_negative(offset) and space.never_negative(space.expression(access.numel) - 1 - offset)
+
+    return [access for access in accesses(kernel) if not stays_inside(access)]
 
 
 def size_limits(body: Graph) -> dict[str, Size]:
@@ -70,13 +78,6 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
     return visit(kernel.body, places)
 
 
-def _stays_inside(access: Access, limits: Mapping[str, Size]) -> bool:
-    space = _Space(access.loops, limits)
-    offset = space.expression(access.statement.offset)
-    room = space.expression(access.numel) - 1 - offset
-    return space.never_negative(offset) and space.never_negative(room)
-
-
 class _Space:
     """The values that the axes of some nested loops take."""
 
@@ -84,6 +85,7 @@ class _Space:
         self.names = {loop.axis: sympy.Dummy(loop.axis, integer=True, nonnegative=True) for loop in loops}
         self.limits = {symbol(name): limit for name, limit in limits.items()}
         self.ranges = [(self.names[loop.axis], *self._range(loop)) for loop in loops]
+        self._found: dict[tuple[sympy.Expr, int], bool] = {}
 
     def _range(self, loop: Loop) -> tuple[sympy.Expr, tuple[sympy.Expr, ...]]:
         """The least value, and expressions that the greatest does not exceed."""
@@ -96,12 +98,19 @@ class _Space:
     def expression(self, size: Size) -> sympy.Expr:
         """A size with every axis and symbol in its one form, whatever was assumed where it was made."""
         expr = sympy.sympify(size)
-        return expr.subs({s: self.names.get(s.name) or symbol(s.name) for s in expr.free_symbols}, simultaneous=True)
+        return expr.xreplace({s: self.names.get(s.name) or symbol(s.name) for s in expr.free_symbols})
 
     def never_negative(self, expr: sympy.Expr, depth: int | None = None) -> bool:
         """Whether ``expr >= 0`` throughout: each axis, the innermost first, is put at the worst end of its range."""
         depth = len(self.ranges) if depth is None else depth
         expr = sympy.expand(expr)
+        if expr.is_Integer:
+            return bool(expr >= 0)
+        if (expr, depth) not in self._found:
+            self._found[expr, depth] = self._is_never_negative(expr, depth)
+        return self._found[expr, depth]
+
+    def _is_never_negative(self, expr: sympy.Expr, depth: int) -> bool:
         part = self._part_of_an_axis(expr, depth)
         if part is not None:
             atom, ends = part
