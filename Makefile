@@ -54,6 +54,8 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		bench.mutants \
 		"bench.triton_kernels --full" \
 		bench.triton_chips \
+		"bench.triton_chips --mode max-autotune" \
+		"bench.triton_chips --mode max-autotune --descriptors" \
 		bench.training \
 		bench.generate \
 		bench.compile_time \

@@ -2,7 +2,7 @@
 
 ``python -m bench.gpu [--only NAME] [--stages kernels,models] [--budget SECONDS]``, on a machine with a GPU. Stages:
 *kernels* runs every kernel of the models on random data into memory that is poisoned, *sanitizer* the same of small
-models under compute-sanitizer, *models* holds every model against the numeric rule and then times it, *rows* does so
+models under compute-sanitizer, *launching* asks whether recorded launches replay right and what a launch costs, *models* holds every model against the numeric rule and then times it, *rows* does so
 with operations on rows alone, *compile* times the compile in fresh processes with empty caches. What is found is
 written after every step, so that nothing is lost where time runs out.
 
@@ -30,9 +30,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from bench import launching
 from bench.compile_time import in_fresh_process
 from bench.devices import Budget, Device, Gpu, Toy
-from bench.gpu_report import CLAIM, Claim, claims, draw, tables
+from bench.gpu_report import CLAIM, PEERS, Claim, claims, draw, tables
 from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workloads
 from bench.harness import BASELINE, Measurement, console, measure, report
 from bench.numerics import Float64
@@ -41,13 +42,14 @@ from bench.record import write_result
 from bench.triton_kernels import by_descriptors, graphs_of, regions_of
 from bench.workloads import described
 from fusec.codegen.choice import Choice
+from fusec.codegen.recordings import PASS_NAME as RECORDING
 from fusec.config import Config
 from fusec.ir.graph import Node
 from fusec.ir.structure import structure
 from fusec.verify.contract import compare_outputs
 
 OURS = "fusec"
-STAGES = ("kernels", "sanitizer", "models", "rows", "compile")
+STAGES = ("kernels", "sanitizer", "launching", "models", "rows", "compile")
 CHECKED_LAYERS = 2
 """Of every model whose kernels are checked one by one: further layers have the same."""
 TRAFFIC = 1 << 30
@@ -146,7 +148,14 @@ def main(words: list[str] | None = None) -> int:
             "  fix:   run it on a machine with one and a CUDA build of torch, or give --toy to see that it runs"
         )
     run = Run(options, Toy() if options.toy else Gpu(), Budget(options.budget))
-    stages = {"kernels": _kernels, "sanitizer": _sanitizer, "models": _models, "rows": _rows, "compile": _compile}
+    stages = {
+        "kernels": _kernels,
+        "sanitizer": _sanitizer,
+        "launching": _launching,
+        "models": _models,
+        "rows": _rows,
+        "compile": _compile,
+    }
     with run.device.compiling(), torch.no_grad():
         for name in options.stages.split(","):
             run.step(name)
@@ -255,6 +264,18 @@ def _sanitized(run: Run, tool: str, seconds: float) -> str:
     return wrong or "no error"
 
 
+def _launching(run: Run) -> None:
+    """Recorded launches on data that moves, streams, memory; then what a launch costs in each way."""
+    found = run.found["launching"] = {"problems": {}}
+    if isinstance(run.device, Toy) or run.late("launching", 30):  # on a CPU nothing is recorded
+        return
+    for what, problem in launching.problems(run.device.device):
+        found["problems"][what] = problem
+        if problem:
+            run.fails(what, problem)
+    found["us"] = launching.costs(run.device.device)
+
+
 # ---------------------------------------------------------------------- what is measured
 
 
@@ -336,16 +357,25 @@ def _checked(
         found |= _inside(dynamo.compiled_graphs()[known:])
         if not comparison.passed:
             run.fails(f"{workload.title}, {name}", str(comparison))
+        if found["not recorded"] and isinstance(run.device, Gpu):
+            run.fails(f"{workload.title}, {name}", f"launches one by one: {'; '.join(found['not recorded'])}")
         if left := dynamo.fallbacks()[fallen:]:
             run.fails(f"{workload.title}, {name}", f"left to ATen: {'; '.join(left)}")
     return partial(turn, compiled)
 
 
 def _inside(graphs: Sequence[Any]) -> dict[str, Any]:
-    """What a call of ours does, by kind of step, and what got no kernel."""
+    """What a call of ours does, by kind of step, what got no kernel, and what should have been recorded and is not."""
     steps = [step.kind for graph in graphs for step in graph.program.steps]
-    reasons = [f"{r.message}: {r.reason}" for graph in graphs for r in graph.remarks.of("failure")]
-    return {"steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)}, "no kernel": reasons}
+    remarks = [remark for graph in graphs for remark in graph.remarks.of("failure", "missed")]
+
+    def said(kind: str, *passes: str) -> list[str]:
+        return [f"{r.message}: {r.reason}" for r in remarks if r.kind == kind and (not passes or r.pass_name in passes)]
+
+    return {
+        "steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)},
+        "no kernel": said("failure"), "not recorded": said("missed", RECORDING),
+    }  # fmt: skip
 
 
 def _figures(prepared: Any, measurement: Measurement, ours: Sequence[str]) -> dict[str, Any]:
@@ -448,7 +478,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stages", default=",".join(STAGES), metavar="A,B", help=f"of {', '.join(STAGES)}")
     add("--budget", type=float, default=460, metavar="SECONDS", help="what is not begun by then is left out, and said")
     add("--modes", default="default,max-autotune", metavar="A,B", help="of fusec")
-    add("--peers", default="inductor,inductor max-autotune", metavar="A,B", help="a mode behind a name or none")
+    add("--peers", default=",".join(PEERS), metavar="A,B", help="a mode behind a name or none")
     add("--whole", action="store_true", help="all layers of every model; otherwise 8 of 32 stand in for Llama 8B")
     add("--small", action="store_true", help="toy sizes, on the GPU")
     add("--toy", action="store_true", help="toy sizes without a GPU, in Triton's interpreter")

@@ -14,6 +14,9 @@ CLAIM = "claims"
 NOT_MEASURED = "not measured"
 INDUCTOR, COPY, COMPILE = "Inductor's best time / ours", "share of a copy's bandwidth", "Inductor's / ours"
 
+PEERS = ("inductor", "inductor max-autotune")
+"""All that Inductor's best time is the best of."""
+
 Claim = dict[str, Any]
 """What is asked of one figure: what, unit, least, aim, have (None where it was not measured) and whether it holds."""
 
@@ -32,11 +35,12 @@ def claims(found: Mapping[str, Any], ours: Sequence[str] = ("fusec",)) -> list[C
 
 
 def _best_ratio(row: Mapping[str, Any], ours: Sequence[str]) -> float | None:
-    """The best time of Inductor in any mode over the best of ours."""
+    """The best time of Inductor over the best of ours; None unless each of its modes was timed, or does not run."""
     times = {r["name"]: r["milliseconds"] for r in row.get("measurement", {}).get("rows", ())}
     right = [name for name in ours if row.get("candidates", {}).get(name, {}).get("right")]
     mine = min((times[name] for name in right if name in times), default=None)
-    theirs = min((ms for name, ms in times.items() if name.startswith("inductor")), default=None)
+    known = all(name in times or row.get("candidates", {}).get(name, {}).get("problem") for name in PEERS)
+    theirs = min((times[name] for name in PEERS if name in times), default=None) if known else None
     return None if mine is None or theirs is None else theirs / mine
 
 

@@ -1,6 +1,6 @@
 """Are launches that are recorded and replayed right on a GPU, and what does launching cost?
 
-``python -m bench.launching``, on a machine with a GPU. ``problems`` and ``costs`` are what a longer run may call.
+``python -m bench.launching``, on a machine with a GPU; a stage of ``bench.gpu`` does the same.
 """
 
 import argparse

@@ -108,7 +108,12 @@ def main(words: list[str] | None = None) -> int:
         "kernels": [asdict(row) | {"passed": row.passed} for row in rows],
         "passed": bool(rows) and all(row.passed for row in rows),
     }
-    console.print(f"written to {write_result('triton_chips', 0, content, options.json)}", style="dim")
+    parts = (
+        "triton_chips",
+        *options.mode.split("-") * (options.mode != "default"),
+        *["descriptors"] * options.descriptors,
+    )
+    console.print(f"written to {write_result('_'.join(parts), 0, content, options.json)}", style="dim")
     return int(not content["passed"])
 
 
@@ -305,7 +310,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--descriptors", action="store_true", help="products that may have tensor descriptors alone, each with them")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     add("--each", action="store_true", help="show every kernel, not only the models")
-    add("--json", default="", metavar="FILE", help="by default bench/results/triton_chips.json")
+    add("--json", default="", metavar="FILE", help="by default one for each mode in bench/results")
     add("--width", type=int, default=None, help="of the tables")
     return parser
 

@@ -211,7 +211,8 @@ class Store:
 class Check:
     """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
 
-    Checks come before the grid: a kernel that has anything to report has not stored anything.
+    On a CPU checks come before the grid: a kernel that has anything to report has not stored anything. On a GPU they
+    come right ahead of the place, and end the program with the device's assertion, as those of eager's kernels do.
     """
 
     value: Operand

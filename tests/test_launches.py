@@ -112,33 +112,21 @@ def encoding(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> dict[s
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_prompt_s_rows_go_into_the_cache_by_one_kernel(dtype: torch.dtype) -> None:
-    """Products of q, with its rope, k and v; rope of keys, with both stores; attention; and so on. Two caches are made.
-
-    On Triton the places are a kernel's, and calls of ATen put keys and values there.
-    """
+    """Products of q, with its rope, k and v; rope of keys, with both stores; attention; and so on. Two caches made."""
     fewer, more = (prompting(layers, 64, 4, dtype) for layers in (2, 3))
     cpp, triton = (more[target] - fewer[target] for target in ("cpp", "triton"))
     assert cpp == Counter(kernel=8, write=2), (fewer, more)
-    assert triton == Counter(vendor=7, kernel=7, write=4), (fewer, more)
+    assert triton == Counter(vendor=7, kernel=6, write=2), (fewer, more)
 
 
 @pytest.mark.parametrize(("hidden", "heads"), SIZES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("model", "most", "apart"),
-    [(decoding, 5, Counter(kernel=1, write=2)), (encoding, 6, Counter())],
-    ids=["decoding", "encoding"],
-)
+@pytest.mark.parametrize(("model", "most"), [(decoding, 5), (encoding, 6)], ids=["decoding", "encoding"])
 def test_a_layer_is_few_kernels_and_nothing_else(
-    model: Any, most: int, apart: Counter[str], hidden: int, heads: int, dtype: torch.dtype
+    model: Any, most: int, hidden: int, heads: int, dtype: torch.dtype
 ) -> None:
-    """Norm, projections, rope and cache; attention; its projection; norm, gate and up; down. BERT has one more.
-
-    On Triton it has the same, but for what a program on a GPU cannot check: calls of ATen put keys and values into the
-    cache, at a place that a kernel makes.
-    """
+    """Norm, projections, rope and cache; attention; its projection; norm, gate and up; down. BERT has one more."""
     fewer, more = (model(layers, hidden, heads, dtype) for layers in (2, 3))
     cpp, triton = (more[target] - fewer[target] for target in ("cpp", "triton"))
     assert set(cpp) == {"kernel"} and cpp["kernel"] <= most, (fewer, more)
-    assert set(triton) == {"kernel", *apart} and triton["kernel"] >= 4, (fewer, more)
-    assert all(triton[kind] <= cpp[kind] + apart[kind] for kind in triton), (cpp, triton)
+    assert set(triton) == {"kernel"} and 4 <= triton["kernel"] <= cpp["kernel"], (fewer, more)

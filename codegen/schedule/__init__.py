@@ -62,7 +62,10 @@ def schedule_region(
         lanes = choice.columns
     else:
         choice = Choice()
-    emitter, tiling = Emitter(body, ()), Tiling(lanes, whole_row, bf16_products, cores)
+    numbers = {node: i for i, node in enumerate(placing(body), 1)}
+    if len(numbers) > MAX_CHECKS:
+        raise ScheduleError("a kernel with too many places that are found at run time")
+    emitter, tiling = Emitter(body, (), numbers, whole_row), Tiling(lanes, whole_row, bf16_products, cores)
     if shape.attention is not None and whole_row:
         statements = schedule_tiled_attention(emitter, nest, shape.attention, choice)
     elif shape.attention is not None:
@@ -74,10 +77,7 @@ def schedule_region(
         statements = schedule(emitter, nest, shape, tiling)
     if whole_row and any(b.role == "scratch" for b in emitter.scratch):
         raise ScheduleError("the kernel needs scratch memory")
-    numbers = {node: i for i, node in enumerate(placing(body), 1)}
-    if len(numbers) > MAX_CHECKS:
-        raise ScheduleError("a kernel with too many places that are found at run time")
-    statements = (*emitter.checks(nest.places(), numbers), *statements)
+    statements = (*emitter.checks(nest.places()), *statements)
     symbols = region_symbols(region)
     outputs = [b for b in emitter.outputs if b.role == "output"]
     return Kernel(

@@ -53,7 +53,16 @@ class Emitter:
     outermost open loop that binds its axes and sees its operands.
     """
 
-    def __init__(self, body: Graph, grid: Sequence[Axis]) -> None:
+    def __init__(self, body: Graph, grid: Sequence[Axis], numbers: Mapping[Node, int], whole_row: bool) -> None:
+        """A new kernel.
+
+        Args:
+            body: what it computes.
+            grid: the axes that are bound from the start.
+            numbers: under which number the places of each node are checked.
+            whole_row: whether a place is checked where it is found, as nothing comes ahead of a GPU's programs.
+        """
+        self.numbers, self.checks_where_found = numbers, whole_row
         written = {storage(v) for node in body.nodes for v in node.written}
         self.buffers: dict[Value, Buffer] = {
             v: _buffer(f"in{i}", v, "update" if v in written else "input") for i, v in enumerate(body.inputs)
@@ -268,6 +277,8 @@ class Emitter:
         level = self.levels[self._level(place.value, (value,))]
         if (value, place.length) not in level.places:
             name = level.places[value, place.length] = self.fresh("place")
+            if self.checks_where_found:
+                level.statements.append(Check(value, place.length, self.numbers[place.node]))
             level.statements.append(Place(name, value, place.length))
         return index_symbol(level.places[value, place.length])
 
@@ -281,19 +292,16 @@ class Emitter:
             value = near
         return sympy.Symbol(near, integer=True)
 
-    def checks(self, places: Iterable[indexing.Place], numbers: Mapping[Node, int]) -> tuple[Statement, ...]:
-        """What sees, ahead of all else, that places found at run time lie within their dims.
-
-        Args:
-            places: what the kernel relies on.
-            numbers: under which number the places of each node are reported.
-        """
+    def checks(self, places: Iterable[indexing.Place]) -> tuple[Statement, ...]:
+        """What sees, ahead of all else, that the places found at run time that a kernel relies on lie in their dims."""
+        if self.checks_where_found:
+            return ()
         opened, self.levels = self.levels, [_Level(frozenset())]
         for place in {(p.value, p.length): p for p in reversed(list(places))}.values():
             with ExitStack() as loops:
                 for axis in sorted(place.value.axes, key=lambda a: a.serial):
                     loops.enter_context(self.loop(axis, "serial"))
-                self.inner.append(Check(self.emit(place.value), place.length, numbers[place.node]))
+                self.inner.append(Check(self.emit(place.value), place.length, self.numbers[place.node]))
         statements, self.levels = tuple(self.inner), opened
         return statements
 

@@ -40,6 +40,7 @@ _SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
 _MATRIX = re.compile(r"\b(?:(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma\.)[\w.:]*|v_s?mfma_\w+)")
 _COPY = re.compile(r"\bcp\.async\.(?:c[ag]|bulk)\b")
 _BLOCK_COPY = "cp.async.bulk.tensor."
+_ASSERTION = re.compile(r"\bcall(?:\.uni)?\s+__assertfail\b")
 _ALIGNED = [["tt.divisibility", 16]]
 """What a caller promises of each pointer: torch aligns what it allocates to far more."""
 
@@ -66,6 +67,8 @@ class Report:
     """Places where it copies to shared memory without waiting: what a loop does whose loads run ahead (NVIDIA)."""
     block_copies: int = 0
     """Those of them that copy a whole block by a tensor descriptor."""
+    assertions: int = 0
+    """Places where it may end since a condition does not hold."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -128,6 +131,7 @@ def _together(one: Report, other: Report) -> Report:
         matrix_instructions=dict(Counter(one.matrix_instructions) + Counter(other.matrix_instructions)),
         asynchronous_copies=one.asynchronous_copies + other.asynchronous_copies,
         block_copies=one.block_copies + other.block_copies,
+        assertions=one.assertions + other.assertions,
     )
 
 
@@ -147,7 +151,8 @@ def _amd(name: str, chip: str, compiled: Any) -> Report:
 
     spills = field("vgpr_spill_count") + field("sgpr_spill_count")
     matrix = dict(Counter(_MATRIX.findall(text)))
-    return Report(name, chip, field("vgpr_count"), spills, compiled.metadata.shared, len(text), matrix)
+    registers, traps = field("vgpr_count"), text.count("s_trap")
+    return Report(name, chip, registers, spills, compiled.metadata.shared, len(text), matrix, assertions=traps)
 
 
 def _nvidia(name: str, chip: str, compiled: Any) -> Report:
@@ -161,7 +166,12 @@ def _nvidia(name: str, chip: str, compiled: Any) -> Report:
         spills = _spilled(ptx, Path(folder)) if stack else 0
     matrix = dict(Counter(_MATRIX.findall(ptx)))
     report = Report(name, chip, int(found.get("REG", 0)), spills, compiled.metadata.shared, len(ptx), matrix)
-    return replace(report, asynchronous_copies=len(_COPY.findall(ptx)), block_copies=ptx.count(_BLOCK_COPY))
+    return replace(
+        report,
+        asynchronous_copies=len(_COPY.findall(ptx)),
+        block_copies=ptx.count(_BLOCK_COPY),
+        assertions=len(_ASSERTION.findall(ptx)),
+    )
 
 
 def _spilled(ptx: str, folder: Path) -> int:

@@ -3,21 +3,29 @@
 import hashlib
 import linecache
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, TensorHandle
+from triton.runtime.errors import InterpreterError
+from triton.runtime.interpreter import (
+    InterpretedFunction,
+    InterpreterBuilder,
+    ReduceOps,
+    TensorHandle,
+    interpreter_builder,
+)
 
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.triton.descriptors import Descriptors, fits, without
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launcher import Launcher, counting
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.signature import identifier, options
+from fusec.codegen.triton.signature import ASSERTING, identifier, options
 from fusec.errors import BuildError, FusecError
 from fusec.ir.types import evaluate_size
 from fusec.verify.dtypes import torch_dtype
@@ -120,7 +128,10 @@ class InterpretedKernel:
             for grid, count, describe, function in self._grids:
                 if programs := count(*symbols):
                     given = [widened[b.name] for b in grid.buffers]
-                    function[(programs,)](*given, *describe(given, symbols), *symbols)
+                    try:
+                        function[(programs,)](*given, *describe(given, symbols), *symbols)
+                    except InterpreterError as reason:
+                        raise reason.__cause__ if isinstance(reason.__cause__, IndexError) else reason from None
         for buffer in self.kernel.buffers:
             original, copy = passed[buffer.name], widened[buffer.name]
             if copy is not original and buffer.role in ("output", "update"):
@@ -153,18 +164,20 @@ def define(kernel: Kernel, text: str, interpreted: bool = False) -> Any:
 
 @contextmanager
 def _repaired_interpreter() -> Iterator[None]:
-    """Triton's interpreter with three of its methods replaced for the time of a launch.
+    """Triton's interpreter with some of its methods replaced for the time of a launch.
 
     Comparisons give booleans: it marks them with the type of what was compared, and so a scalar one turns into
     floats where it meets a tile. Reductions with the prelude's functions go to numpy: it calls them lane by lane.
     Products are summed in float64 and rounded once: in which order ``tl.dot`` adds is a chip's own, and numpy's, one
     term after the other, is a worse one than that of the eager library of a CPU, with which results are compared.
+    Assertions hold as they do on a GPU, and raise what eager raises on a CPU.
     """
-    binary_op, create_dot, generic_reduce = (
-        InterpreterBuilder.binary_op,
-        InterpreterBuilder.create_dot,
-        ReduceOps.generic_reduce,
-    )
+
+    def asserted(self: Any, condition: Any, message: str) -> None:
+        if not np.all(condition.data):
+            raise IndexError(message)
+
+    binary_op, generic_reduce = InterpreterBuilder.binary_op, ReduceOps.generic_reduce
 
     def typed(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         result = binary_op(self, lhs, rhs, op)
@@ -180,12 +193,17 @@ def _repaired_interpreter() -> Iterator[None]:
             return generic_reduce(self, inputs)
         return [self.to_tensor(reduce(inputs[0].handle.data, axis=self.axis), inputs[0].dtype)]
 
-    InterpreterBuilder.binary_op, InterpreterBuilder.create_dot, ReduceOps.generic_reduce = typed, exact, whole
-    try:
+    with ExitStack() as stack:
+        for owner, name, repaired in (
+            (InterpreterBuilder, "binary_op", typed),
+            (InterpreterBuilder, "create_dot", exact),
+            (InterpreterBuilder, "create_assert", asserted),
+            (ReduceOps, "generic_reduce", whole),
+            (interpreter_builder, "options", replace(interpreter_builder.options, **ASSERTING)),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, repaired)
         yield
-    finally:
-        InterpreterBuilder.binary_op, InterpreterBuilder.create_dot = binary_op, create_dot
-        ReduceOps.generic_reduce = generic_reduce
 
 
 def _plain(function: Any) -> Any:

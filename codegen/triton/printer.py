@@ -10,6 +10,7 @@ from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import (
     Assign,
     Buffer,
+    Check,
     Compute,
     Constant,
     DotTiles,
@@ -20,6 +21,7 @@ from fusec.codegen.kernel import (
     Load,
     Loop,
     Operand,
+    Place,
     Statement,
     Store,
     Update,
@@ -52,7 +54,7 @@ from fusec.codegen.triton.signature import (
     trips,
     wide,
 )
-from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
+from fusec.codegen.triton.tiles import covers, exact, lanes_along, limit_of, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
 from fusec.ir.types import F32, F64, I64, DType, Size, accumulation, simplify
 
@@ -76,26 +78,6 @@ def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = Fa
     code = "\n".join(line for part in lines for line in part if not line.startswith("#"))
     called = {name for name in FUNCTIONS if re.search(rf"(?<![.\w]){name}\b", code)}
     return f"import triton\nimport triton.language as tl\n\n\n{prelude(called, interpreted)}{body}\n"
-
-
-def _covers(loop: Loop) -> bool:
-    """Whether the first tile holds the whole range."""
-    ends = loop.stop.args if isinstance(loop.stop, sympy.Min) else (loop.stop,)
-    lengths = [simplify(end - loop.start) for end in ends]
-    return any(isinstance(n, int) and n <= loop.step for n in lengths)
-
-
-def _exact(loop: Loop) -> bool:
-    """Whether every tile is full."""
-    length = simplify(loop.stop - loop.start) if not isinstance(loop.stop, sympy.Min) else None
-    return isinstance(length, int) and length % loop.step == 0
-
-
-def _limit(loop: Loop) -> Size:
-    """What lanes stay below; not what all lanes of a tile do."""
-    if isinstance(loop.stop, sympy.Min) and _covers(loop):
-        return sympy.Min(*(end for end in loop.stop.args if sympy.expand(end - loop.start) != loop.step))
-    return loop.stop
 
 
 @dataclass(frozen=True)
@@ -129,6 +111,8 @@ class _Printer:
         self.described = described(kernel)
         self.tiles: dict[str, tuple[str, ...]] = {}
         """Names that stand for a tile, and its axes; all others are scalars."""
+        self.places: set[str] = set()
+        """Names of places along a dim, which may be tiles and stand in offsets."""
         self.masked: set[str] = set()
         """Names that are 0 in lanes beyond the end, as a load leaves them."""
         for buffer in kernel.buffers:
@@ -214,10 +198,9 @@ class _Printer:
             return {statement.value}
         if isinstance(statement, Fold):
             return {statement.src}
-        return {statement.value} if isinstance(statement, Store) and isinstance(statement.value, str) else set()
-
-    def _check(self, statement: Statement, tiles: tuple[_Tile, ...]) -> str:
-        raise ScheduleError(f"kernel {self.kernel.name} checks places", why="a program on a GPU cannot raise an error")
+        if isinstance(statement, (Store, Check, Place)) and isinstance(statement.value, str):
+            return {statement.value}
+        return set()
 
     def _loop(self, loop: Loop, tiles: tuple[_Tile, ...]) -> Iterator[str]:
         if loop.kind == "grid":
@@ -244,12 +227,12 @@ class _Printer:
 
     def _tiles(self, loop: Loop, around: tuple[_Tile, ...]) -> Iterator[str]:
         axis, block = identifier(loop.axis), self.blocks[lanes_of(loop)]
-        whole = _covers(loop)
+        whole = covers(loop)
         first = loop.start if whole else index_symbol(f"{loop.axis}_start")
-        tile = _Tile(loop.axis, block, first, "" if _exact(loop) else f"mask_{axis}", whole)
+        tile = _Tile(loop.axis, block, first, "" if exact(loop) else f"mask_{axis}", whole)
         self.tiles |= dict.fromkeys((loop.axis, *filter(None, [tile.mask])), (loop.axis,))
         lanes = f"tl.arange(0, {block})" + (".to(tl.int64)" if self.wide else "")
-        limit = f"mask_{axis} = {axis} < {TRITON.print(_limit(loop), True)}"
+        limit = f"mask_{axis} = {axis} < {TRITON.print(limit_of(loop), True)}"
         if not tile.whole:
             counter = TRITON.print(first)
             head = [f"{axis} = {counter} + {lanes}", *([limit] if tile.mask else [])]
@@ -297,7 +280,8 @@ class _Printer:
 
     def _axes_in(self, offset: sympy.Expr, tiles: tuple[_Tile, ...]) -> tuple[str, ...]:
         """The axes of the tile that an expression stands for."""
-        return self._ordered(mentioned(offset) & {tile.axis for tile in tiles})
+        names, loops = mentioned(offset), {tile.axis for tile in tiles}
+        return self._ordered((names & loops).union(*(self.tiles[place] for place in names & self.places)))
 
     def _axes_of(self, *operands: Operand) -> tuple[str, ...]:
         """The axes of what is made of these."""
@@ -364,6 +348,24 @@ class _Printer:
         axes = self._axes_of(*compute.operands)
         self._mark(compute.dst, axes)
         return f"{identifier(compute.dst)} = {expression(compute, lambda name: self._along(name, axes))}"
+
+    def _check(self, check: Check, tiles: tuple[_Tile, ...]) -> str:
+        """Eager's kernels, too, end with an assertion of the device, which the next call that waits for it reports."""
+        axes = self._axes_of(check.value)
+        value, length = self._int64(check.value), TRITON.print(check.length, True)
+        message = f"kernel {self.kernel.name}: index out of bounds for a dimension of size {length}"
+        valid = self._valid_lanes(axes, tiles)
+        mask = f", mask={valid}" if valid else ""
+        return f"tl.device_assert(({value} >= 0) & ({value} < {length}), {message!r}{mask})"
+
+    def _place(self, place: Place, tiles: tuple[_Tile, ...]) -> str:
+        self._mark(place.dst, self._axes_of(place.value))
+        self.tiles.setdefault(place.dst, ())
+        self.places.add(place.dst)
+        return f"{identifier(place.dst)} = {self._int64(place.value)}"
+
+    def _int64(self, value: Operand) -> str:
+        return filled(value.value, I64) if isinstance(value, Constant) else f"{identifier(value)}.to(tl.int64)"
 
     def _index(self, index: Index, tiles: tuple[_Tile, ...]) -> str:
         value = sympy.sympify(index.value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from fusec.codegen.kernel import Kernel, Load, Loop, walk
+from fusec.codegen.kernel import Check, Kernel, Load, Loop, walk
 from fusec.codegen.sizes import Language
 from fusec.codegen.triton.prelude import FUNCTIONS
 from fusec.codegen.triton.tiles import lanes_along, spans
@@ -22,6 +22,8 @@ _MAX_WARPS_OF_BLOCKS = 8
 _WARPS_OF_DESCRIPTORS = 4
 """The least of a program that loads by descriptors: Inductor leaves out fewer as not safe."""
 _MAX_INT32 = 2**31 - 1
+ASSERTING = {"debug": True, "sanitize_overflow": False}
+"""Options under which Triton compiles assertions: the kernel's own, and none about each sum of integers."""
 _RESERVED = frozenset({"tl", "triton", "float", "range", "pid", *keyword.kwlist, *FUNCTIONS})
 
 
@@ -76,7 +78,8 @@ def blocks(kernel: Kernel) -> tuple[Block, ...]:
 def options(kernel: Kernel) -> dict[str, Any]:
     """What Triton's compiler is told of a kernel: a product is rounded before it is added, whatever is its default."""
     chosen = {"num_stages": kernel.choice.stages, "maxnreg": kernel.choice.registers}
-    return {"num_warps": num_warps(kernel), **{k: n for k, n in chosen.items() if n}, "enable_fp_fusion": False}
+    told = {"num_warps": num_warps(kernel), **{k: n for k, n in chosen.items() if n}, "enable_fp_fusion": False}
+    return told | ASSERTING if any(isinstance(s, Check) for s in walk(kernel.body)) else told
 
 
 def num_warps(kernel: Kernel) -> int:

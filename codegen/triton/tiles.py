@@ -1,4 +1,4 @@
-"""Which axes every name of a kernel is a tile over, in the order of its dimensions, and how many lanes they have."""
+"""Which axes every name of a kernel is a tile over, in the order of its dimensions, and which lanes of it are valid."""
 
 from collections.abc import Iterable
 
@@ -15,11 +15,13 @@ from fusec.codegen.kernel import (
     Load,
     Loop,
     Operand,
+    Place,
     Statement,
     Update,
     When,
     walk,
 )
+from fusec.ir.types import Size, simplify
 
 
 def tile_axes(kernel: Kernel) -> tuple[str, ...]:
@@ -70,6 +72,26 @@ def lanes_along(kernel: Kernel) -> dict[str, int]:
     return lanes
 
 
+def covers(loop: Loop) -> bool:
+    """Whether the first tile holds the whole range."""
+    ends = loop.stop.args if isinstance(loop.stop, sympy.Min) else (loop.stop,)
+    lengths = [simplify(end - loop.start) for end in ends]
+    return any(isinstance(n, int) and n <= loop.step for n in lengths)
+
+
+def exact(loop: Loop) -> bool:
+    """Whether every tile is full."""
+    length = simplify(loop.stop - loop.start) if not isinstance(loop.stop, sympy.Min) else None
+    return isinstance(length, int) and length % loop.step == 0
+
+
+def limit_of(loop: Loop) -> Size:
+    """What lanes stay below; not what all lanes of a tile do."""
+    if isinstance(loop.stop, sympy.Min) and covers(loop):
+        return sympy.Min(*(end for end in loop.stop.args if sympy.expand(end - loop.start) != loop.step))
+    return loop.stop
+
+
 def _definitions(
     body: Iterable[Statement], lane: str, partial: dict[str, bool]
 ) -> Iterable[tuple[str, Statement, str]]:
@@ -85,7 +107,7 @@ def _definitions(
             yield statement.acc, statement, lane if partial.get(statement.acc) else ""
         elif isinstance(statement, (Assign, DotTiles)):
             yield statement.acc, statement, ""
-        elif isinstance(statement, (Load, Compute, Index, Fold)):
+        elif isinstance(statement, (Load, Compute, Index, Fold, Place)):
             yield statement.dst, statement, ""
 
 
@@ -94,7 +116,10 @@ def _taken(statement: Statement, found: dict[str, frozenset[str]]) -> frozenset[
         return frozenset[str]().union(*(found.get(o, frozenset()) for o in operands if isinstance(o, str)))
 
     if isinstance(statement, Load):
-        return mentioned(statement.offset)
+        names = mentioned(statement.offset)  # of axes, and of places
+        return names | of(*names)
+    if isinstance(statement, Place):
+        return of(statement.value)
     if isinstance(statement, Index):
         return mentioned(statement.value)
     if isinstance(statement, Compute):

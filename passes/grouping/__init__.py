@@ -19,9 +19,9 @@ class Group:
     small_m: int = 16
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
     cpu: bool = True
-    """Whether kernels are a CPU's: they may load and store where an index says, which they have to check and to report,
-    rely on the order of their iterations, and multiply many rows, where the machine's profile says that it is quick.
-    A GPU's multiply many rows under the option `autotune`, where that is predicted to save time."""
+    """Whether kernels are a CPU's: they may rely on the order of their iterations, and multiply many rows, where the
+    machine's profile says that it is quick. A GPU's multiply many rows under the option `autotune`, where that is
+    predicted to save time."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""
@@ -33,12 +33,12 @@ class Group:
         else:
             many = HALVES if context.config.autotune else frozenset()
         limits = Limits(self.small_m, many, in_order=self.cpu, any_layout=not self.cpu)
-        grouping = Grouping(graph, context, labels, limits, places=self.cpu)
+        grouping = Grouping(graph, context, labels, limits)
         grouping.join()
         left: dict[Node, str] = {}
         while not self.cpu and (slower := grouping.quicker_apart()):
             left |= slower
-            grouping = Grouping(graph, context, labels, limits, places=self.cpu, left=left)
+            grouping = Grouping(graph, context, labels, limits, left=left)
             grouping.join()
         for node, reason in left.items():
             sources = tuple(map(str, node.sources[:1]))

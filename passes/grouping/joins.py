@@ -35,7 +35,6 @@ class Grouping:
         context: Context,
         labels: dict[Node, str],
         limits: Limits,
-        places: bool,
         left: Collection[Node] = (),
     ) -> None:
         """What there is to join.
@@ -45,10 +44,9 @@ class Grouping:
             context: takes the remarks.
             labels: the declared fusions that nodes come from.
             limits: what kernels may be.
-            places: whether they may load and store where an index says.
             left: products that are the library's, whatever kernels may be.
         """
-        self.graph, self.context, self.labels, self.places = graph, context, labels, places
+        self.graph, self.context, self.labels = graph, context, labels
         self.device = kernel_device(graph)
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
@@ -141,9 +139,9 @@ class Grouping:
         if node.is_op("concat"):
             return not self.candidates.verdict({node}) or self._set_views_apart(node)
         if node.has(Trait.WRITE):
-            return self.places or "dim" not in node.attributes
+            return True
         if node.has(Trait.LOOKUP):
-            return self.places and not self.candidates.verdict({node})
+            return not self.candidates.verdict({node})
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._needs_copy(node)
         if node.has(Trait.CONTRACTION):
@@ -197,8 +195,7 @@ class Grouping:
         )
 
     def _is_arithmetic(self, node: Node) -> bool:
-        looked_up = self.places and node.has(Trait.LOOKUP)
-        return node.has(_ARITHMETIC) or node.is_op("concat") or node in self.products or looked_up
+        return node.has(_ARITHMETIC | Trait.LOOKUP) or node.is_op("concat") or node in self.products
 
     # Joining.
 

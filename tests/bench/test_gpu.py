@@ -97,6 +97,15 @@ def test_what_is_wrong_only_when_it_is_replayed_is_found(tmp_path: Path, monkeyp
     assert status == 1
 
 
+def test_launches_that_are_not_recorded_are_told(tmp_path: Path) -> None:
+    """On the processor nothing is recorded, which is no failure there."""
+    options = ["--modes", "max-autotune", "--stages", "models", "--only", "BERT-base 1"]
+    status, found = run(tmp_path, *options)
+    (model,) = found["models"].values()
+    (said,) = set(model["candidates"]["fusec max-autotune"]["not recorded"])
+    assert status == 0 and said == "launches are not recorded: nothing can be recorded on the device cpu"
+
+
 def test_after_a_lost_device_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "TritonKernel", lambda kernel: lambda buffers, symbols: None)
     monkeypatch.setattr(Toy, "lives", lambda self: False)
@@ -156,6 +165,11 @@ def measured() -> dict[str, Any]:
         "8B decode 1": {"measurement": {"rows": rows}, "candidates": right},
         "1B decode 1": {"measurement": {"rows": rows}, "candidates": wrong},
         "8B decode 32": {"measurement": {"rows": rows[:3]}, "candidates": right},
+        "8B prefill 4096": {"measurement": {"rows": [*rows[:2], *rows[3:]]}, "candidates": right},
+        "BERT-base 1×128": {
+            "measurement": {"rows": [*rows[:2], *rows[3:]]},
+            "candidates": right | {"inductor max-autotune": {"problem": "out of memory"}},
+        },
     }
     return {"models": models, "rows": {"softmax": {"share": 0.8}}, "compile": compiled}
 
@@ -165,6 +179,8 @@ def test_claims_are_best_against_best_and_only_of_what_ran() -> None:
     assert found["8B decode 1"]["have"] == 2.0 and found["8B decode 1"]["holds"]
     assert found["1B decode 1"]["have"] == 1.25 and found["1B decode 1"]["holds"] is False
     assert found["8B decode 32"]["have"] is None and found["8B decode 32"]["holds"] is None
+    assert found["8B prefill 4096"]["have"] is None, "a peer that there was no time for may be the quicker one"
+    assert found["BERT-base 1×128"]["have"] == 2.4, "one that does not run is not"
     assert found["softmax rows"]["holds"] is False and found["compile, cold"]["have"] == 4.5
 
 

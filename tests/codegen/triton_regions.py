@@ -36,7 +36,7 @@ def regions_around_products(graph: Graph) -> list[Node]:
     context = Context(config)
     default_pipeline(config, "triton").run(graph, context)
     limits = Limits(16, MULTIPLIED | HALVES, in_order=False, any_layout=True)
-    grouping = Grouping(graph, context, open_regions(graph), limits, places=False)
+    grouping = Grouping(graph, context, open_regions(graph), limits)
     grouping.join()
     grouping.make()
     return [node for node in graph if node.is_op("region") and node.attributes["kind"] == "kernel"]
