@@ -1,6 +1,7 @@
 """Paired rounds: every candidate runs once in each round, so that what disturbs a round disturbs all of them."""
 
 import math
+import random
 import statistics
 import sys
 import time
@@ -83,13 +84,13 @@ def measure(
     baseline: str = BASELINE,
     clock: Clock = wall_clock,
 ) -> Measurement:
-    """Time candidates in paired rounds (A B C A B C …).
+    """Time candidates in paired rounds, each in an order of its own: whom one comes after is not the same every time.
 
     Args:
         candidates: by name, compiled on their first call.
         rounds: how many.
-        call_ms: a shorter call is repeated to last this long. Any shorter than ``LASTING`` comes after one that is not
-            timed: what ran before it, which may have been anything, has left its own data in the caches.
+        call_ms: a shorter call is repeated to last this long. Any shorter than ``LASTING`` comes after as many that are
+            not timed: what ran before it, which may have been anything, has left its own data in the caches.
         baseline: the candidate that the others are compared with; it runs a second time as the noise floor.
         clock: what times a call, and waits until its work is done where that goes on behind it.
     """
@@ -104,11 +105,11 @@ def measure(
         repeats = {name: max(1, math.ceil(call_ms / 1e3 / taken)) for name, taken in seconds.items()}
         bar.update(task, description="measure")
         watch, times = Watch.start(), {name: list[float]() for name in runs}
-        for _ in range(rounds):
-            for name, run in runs.items():
+        for number in range(rounds):
+            for name in random.Random(number).sample(list(runs), len(runs)):
                 if seconds[name] < LASTING:
-                    run()
-                times[name].append(clock(run, repeats[name]))
+                    clock(runs[name], repeats[name])
+                times[name].append(clock(runs[name], repeats[name]))
             bar.advance(task)
     rows = [_row(name, taken, times[baseline]) for name, taken in times.items()]
     return Measurement(rows, rounds, watch.others())
