@@ -2,9 +2,10 @@
 
 ``python -m bench.gpu [--only NAME] [--stages kernels,models] [--budget SECONDS]``, on a machine with a GPU. Stages:
 *kernels* runs every kernel of the models on random data into memory that is poisoned, *sanitizer* the same of small
-models under compute-sanitizer, *launching* asks whether recorded launches replay right and what a launch costs, *models* holds every model against the numeric rule and then times it, *rows* does so
-with operations on rows alone, *compile* times the compile in fresh processes with empty caches. What is found is
-written after every step, so that nothing is lost where time runs out.
+models under compute-sanitizer, *launching* asks whether recorded launches replay right and what a launch costs,
+*models* holds every model against the numeric rule and then times it, *rows* does so with operations on rows alone,
+*compile* times the compile in fresh processes with empty caches. What is found is written after every step, so that
+nothing is lost where time runs out.
 
 ``--toy`` runs all of it without a GPU, in Triton's interpreter at toy sizes: to see that the command runs.
 """

@@ -30,6 +30,7 @@ from fusec.codegen.unfused import Unfused
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Source
+from tests.codegen.test_places import ROWS, kernel_of
 from tests.codegen.tile_programs import S, softmax
 from tests.codegen.triton_regions import regions_with_products
 
@@ -232,6 +233,16 @@ def test_a_launch_hands_over_memory_and_options(heard: Driver) -> None:
     ((_, given),) = heard.compiled
     assert grid == [7, 1, 1] and (first, second) == (x.data_ptr(), y.data_ptr())
     assert (given.num_warps, given.enable_fp_fusion) == (2, False)
+
+
+def test_a_launch_compiles_the_assertions_of_places_and_no_others(heard: Driver) -> None:
+    places = TritonKernel(kernel_of(ROWS, "triton"))
+    cache, new, at, first = on_gpu(2, 3, 9, 20), on_gpu(2, 4, 3, 20), on_gpu(4), on_gpu()
+    places([cache, new, at.to(torch.int64).as_subclass(OnGpu), first.to(torch.int64).as_subclass(OnGpu)])
+    TritonKernel(softmax(2, 300))([on_gpu(2, 300), on_gpu(2, 300)])
+    (_, asserting), (_, plain) = heard.compiled
+    assert asserting.debug and not asserting.sanitize_overflow
+    assert not plain.debug
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 3_000_000])
