@@ -7,7 +7,7 @@ from itertools import takewhile
 import sympy
 
 from fusec.analysis.affine import at_least, divide
-from fusec.codegen.kernel import Check, Kernel, Load, Loop, Operand, Place, Statement, Store, When, walk
+from fusec.codegen.kernel import Check, Kernel, Load, Loop, Place, Statement, Store, When, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 
@@ -61,16 +61,16 @@ def size_limits(body: Graph) -> dict[str, Size]:
 def accesses(kernel: Kernel) -> Iterator[Access]:
     """Every load and store of a kernel; a place counts as one more loop around.
 
-    It does where one of its length was checked before any store, or it was itself before it is used.
+    It does where one of its length was checked before any store, or it is checked itself, right where it is found.
     """
     first = takewhile(lambda s: not isinstance(s, Store), walk(kernel.body))
     checked = {s.length for s in first if isinstance(s, Check)}
-    itself, found = set[tuple[Operand, Size]](), list[Place]()
-    for s in walk(kernel.body):
-        if isinstance(s, Check):
-            itself.add((s.value, s.length))
-        elif isinstance(s, Place) and (s.length in checked or (s.value, s.length) in itself):
-            found.append(s)
+    themselves = {(s.value, s.length) for s in walk(kernel.body) if isinstance(s, Check)}
+    found = [
+        s
+        for s in walk(kernel.body)
+        if isinstance(s, Place) and (s.length in checked or (s.dst, s.length) in themselves)
+    ]
     places = tuple(Loop(s.dst, 0, s.length, 1, "serial", ()) for s in found)
     lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}
 

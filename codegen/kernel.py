@@ -211,8 +211,8 @@ class Store:
 class Check:
     """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
 
-    On a CPU checks come before the grid: a kernel that has anything to report has not stored anything. On a GPU they
-    come right ahead of the place, and end the program with the device's assertion, as those of eager's kernels do.
+    On a CPU checks come before the grid: a kernel that has anything to report has not stored anything. On a GPU each
+    comes right behind its place, and ends the program with the device's assertion, as those of eager's kernels do.
     """
 
     value: Operand
@@ -222,7 +222,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Place:
-    """``dst`` = an i64 ``value`` that a check has found to be at least 0 and below ``length``, for use in offsets."""
+    """``dst`` = an i64 ``value`` that a check finds to be at least 0 and below ``length``, for use in offsets."""
 
     dst: str
     value: Operand

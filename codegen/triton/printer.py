@@ -351,21 +351,19 @@ class _Printer:
 
     def _check(self, check: Check, tiles: tuple[_Tile, ...]) -> str:
         """Eager's kernels, too, end with an assertion of the device, which the next call that waits for it reports."""
-        axes = self._axes_of(check.value)
-        value, length = self._int64(check.value), TRITON.print(check.length, True)
+        place, length = identifier(str(check.value)), TRITON.print(check.length, True)
         message = f"kernel {self.kernel.name}: index out of bounds for a dimension of size {length}"
-        valid = self._valid_lanes(axes, tiles)
+        valid = self._valid_lanes(self._axes_of(check.value), tiles)
         mask = f", mask={valid}" if valid else ""
-        return f"tl.device_assert(({value} >= 0) & ({value} < {length}), {message!r}{mask})"
+        return f"tl.device_assert(({place} >= 0) & ({place} < {length}), {message!r}{mask})"
 
     def _place(self, place: Place, tiles: tuple[_Tile, ...]) -> str:
         self._mark(place.dst, self._axes_of(place.value))
         self.tiles.setdefault(place.dst, ())
         self.places.add(place.dst)
-        return f"{identifier(place.dst)} = {self._int64(place.value)}"
-
-    def _int64(self, value: Operand) -> str:
-        return filled(value.value, I64) if isinstance(value, Constant) else f"{identifier(value)}.to(tl.int64)"
+        found = place.value
+        value = filled(found.value, I64) if isinstance(found, Constant) else f"{identifier(found)}.to(tl.int64)"
+        return f"{identifier(place.dst)} = {value}"
 
     def _index(self, index: Index, tiles: tuple[_Tile, ...]) -> str:
         value = sympy.sympify(index.value)
