@@ -42,6 +42,8 @@ _MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
 _WIDE = {"sm_90": 2, "sm_100": 1}
 """Products of a block up to which one of halves has twice the columns: matrix units that read their operands from
 shared memory leave registers to what follows. Elsewhere, and with more products, such blocks were seen to spill."""
+_DEMANDING = frozenset({"erf"})
+"""What takes so many registers that behind a wide block it was seen to spill."""
 _LEAST = 32 * 32
 """Sums of the least block that many rows are cut into."""
 _SUMS = 1 << 15
@@ -123,7 +125,7 @@ def _many_rows(products: Products, machine: Machine) -> Choice:
     """As much as the registers hold, or less where programs would be few."""
     bytes_ = max(multiplied(*c.operands).bytes for c in products.shape.contractions)
     rows, columns, depth = _MANY[bytes_]
-    if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0):
+    if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and products.behind.isdisjoint(_DEMANDING):
         columns *= 2
     rows = min(rows, power_of_two(estimate(products.count)))
     choice = Choice(rows, columns, _depth(products, depth), stages=_stages(machine))

@@ -24,6 +24,8 @@ class Products:
     def __init__(self, nest: Nest, shape: Shape) -> None:
         self.shape, self.outputs = shape, nest.outputs
         needy = above(nest, shape.contractions)
+        self.behind = {item.node.op.name for item in needy if item.kind == "pointwise"}
+        """The operations that follow a product."""
         self.side = [o for o in nest.outputs if o.root not in needy]
         """Outputs that the prologue makes."""
         self.sections: dict[tuple[Axis, ...], list[Output]] = {}

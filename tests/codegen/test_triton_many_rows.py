@@ -159,6 +159,7 @@ LARGE: dict[str, tuple[Case, torch.dtype]] = {
     "rotary": ((rotated, ((1, 512, 4096), (4096, 4096), (512, 128), (512, 128))), torch.float16),
     "plain": ((F.linear, ((4096, 4096), (4096, 4096))), torch.float16),
     "by input": ((lambda x, w: torch.relu(x @ w), ((512, 14336), (14336, 4096))), torch.bfloat16),
+    "gelu": ((lambda x, w, b: F.gelu(F.linear(x, w, b)), ((4096, 768), (3072, 768), (3072,))), torch.bfloat16),
 }
 
 
