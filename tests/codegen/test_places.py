@@ -342,7 +342,8 @@ def test_an_input_and_its_transpose_become_their_sum(size: int) -> None:
     agrees(text, torch.randn(size, size), kinds=["kernel", "write"])
 
 
-def test_a_kernel_that_reads_the_old_rows_comes_first() -> None:
+@both
+def test_a_kernel_that_reads_the_old_rows_comes_first(target: str) -> None:
     text = """graph old(%cache: f32[9, 4], %x: f32[2, 4], %at: i64[2]) {
       %total: f32[9, 1] = sum(%cache) {dims=(-1,)}
       %y: f32[2, 4] = exp(%x)
@@ -351,7 +352,7 @@ def test_a_kernel_that_reads_the_old_rows_comes_first() -> None:
       %both: f32[9, 1] = sub(%after, %total)
       return %both
     }"""
-    agrees(text, torch.randn(9, 4), torch.randn(2, 4), torch.tensor([4, 1]), kinds=["kernel"] * 3)
+    agrees(text, torch.randn(9, 4), torch.randn(2, 4), torch.tensor([4, 1]), kinds=["kernel"] * 3, target=target)
 
 
 def test_counters_on_a_gpu_are_one_kernel() -> None:
