@@ -369,14 +369,11 @@ def _inside(graphs: Sequence[Any]) -> dict[str, Any]:
     """What a call of ours does, by kind of step, what got no kernel, and what should have been recorded and is not."""
     steps = [step.kind for graph in graphs for step in graph.program.steps]
     remarks = [remark for graph in graphs for remark in graph.remarks.of("failure", "missed")]
-
-    def said(kind: str, *passes: str) -> list[str]:
-        return [f"{r.message}: {r.reason}" for r in remarks if r.kind == kind and (not passes or r.pass_name in passes)]
-
     return {
         "steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)},
-        "no kernel": said("failure"), "not recorded": said("missed", RECORDING),
-    }  # fmt: skip
+        "no kernel": [f"{r.message}: {r.reason}" for r in remarks if r.kind == "failure"],
+        "not recorded": [f"{r.message}: {r.reason}" for r in remarks if (r.kind, r.pass_name) == ("missed", RECORDING)],
+    }
 
 
 def _figures(prepared: Any, measurement: Measurement, ours: Sequence[str]) -> dict[str, Any]:

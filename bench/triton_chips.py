@@ -108,12 +108,9 @@ def main(words: list[str] | None = None) -> int:
         "kernels": [asdict(row) | {"passed": row.passed} for row in rows],
         "passed": bool(rows) and all(row.passed for row in rows),
     }
-    parts = (
-        "triton_chips",
-        *options.mode.split("-") * (options.mode != "default"),
-        *["descriptors"] * options.descriptors,
-    )
-    console.print(f"written to {write_result('_'.join(parts), 0, content, options.json)}", style="dim")
+    question = "triton_chips" if options.mode == "default" else f"triton_chips_{options.mode.replace('-', '_')}"
+    question += "_descriptors" if options.descriptors else ""
+    console.print(f"written to {write_result(question, 0, content, options.json)}", style="dim")
     return int(not content["passed"])
 
 

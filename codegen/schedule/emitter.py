@@ -53,16 +53,16 @@ class Emitter:
     outermost open loop that binds its axes and sees its operands.
     """
 
-    def __init__(self, body: Graph, grid: Sequence[Axis], numbers: Mapping[Node, int], whole_row: bool) -> None:
+    def __init__(self, body: Graph, grid: Sequence[Axis], numbers: Mapping[Node, int], where_found: bool) -> None:
         """A new kernel.
 
         Args:
             body: what it computes.
             grid: the axes that are bound from the start.
             numbers: under which number the places of each node are checked.
-            whole_row: whether a place is checked where it is found, as nothing comes ahead of a GPU's programs.
+            where_found: whether a place is checked where it is found, as nothing comes ahead of a GPU's programs.
         """
-        self.numbers, self.checks_where_found = numbers, whole_row
+        self.numbers, self.checks_where_found = numbers, where_found
         written = {storage(v) for node in body.nodes for v in node.written}
         self.buffers: dict[Value, Buffer] = {
             v: _buffer(f"in{i}", v, "update" if v in written else "input") for i, v in enumerate(body.inputs)

@@ -38,6 +38,22 @@ def test_embeddings_and_the_norm_behind_them_are_one_kernel(target: str) -> None
 
 
 @both
+def test_rows_that_are_looked_up_are_normed_and_multiplied(target: str) -> None:
+    """Several rows are a tile, each of them from a place of its own."""
+    text = """graph project(%table: f32[9, 24], %ids: i64[3], %w: f32[40, 24]) {
+      %e: f32[3, 24] = take(%table, %ids) {dim=-2}
+      %s: f32[3, 24] = mul(%e, %e)
+      %t: f32[3, 1] = sum(%s) {dims=(-1,)}
+      %r: f32[3, 1] = rsqrt(%t)
+      %n: f32[3, 24] = mul(%e, %r)
+      %y: f32[3, 40] = contraction(%n, %w) {spec="az,bz->ab"}
+      return %y
+    }"""
+    inputs = torch.randn(9, 24), torch.tensor([8, 0, 3]), torch.randn(40, 24)
+    agrees(text, *inputs, kinds=["kernel"], target=target)
+
+
+@both
 @pytest.mark.parametrize("wrong", [-1, 50, 2**40])
 def test_a_lookup_out_of_range_raises(wrong: int, target: str) -> None:
     inputs = torch.randn(50, 40), torch.randn(16, 40), IDS.clone(), torch.randn(40)

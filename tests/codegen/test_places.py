@@ -101,6 +101,18 @@ def test_elements_go_where_an_index_says(dtype: str, target: str) -> None:
 
 
 @both
+def test_lanes_beyond_the_end_have_no_place(target: str) -> None:
+    """What is loaded there is 0, of which this makes -1."""
+    text = """graph elements(%x: f32[40], %new: f32[19], %at: i64[19]) {
+      %y: f32[19] = add(%new, %new)
+      %place: i64[19] = sub(%at, 1)
+      %w: f32[40] = write(%x, %y, %place) {dim=-1}
+      return %w
+    }"""
+    agrees(text, torch.randn(40), torch.randn(19), 1 + torch.randperm(40)[:19], kinds=["kernel"], target=target)
+
+
+@both
 def test_places_along_a_dim_of_unknown_length(target: str) -> None:
     text = """graph sizes(%cache: f32[s0, 6], %new: f32[s1, 6], %at: i64[s1]) {
       %y: f32[s1, 6] = neg(%new)
