@@ -24,10 +24,13 @@ class Choice:
     programs have room then."""
     descriptors: bool = False
     """Whether blocks of products come by tensor descriptors where their memory allows, and not address by address."""
+    turned: bool = False
+    """Whether a matrix unit takes a block of the weight as its first operand and the rows as its second, which may be
+    narrower."""
 
     def __str__(self) -> str:
         parts = self.splits if self.splits > 1 else 0
         numbers = (self.rows, self.columns, self.depth, parts, self.warps, self.stages, self.registers)
         names = ("rows", "columns", "deep", "parts", "warps", "stages", "registers")
         said = [f"{n} {name}" for n, name in zip(numbers, names, strict=True) if n]
-        return ", ".join([*said, *(["descriptors"] if self.descriptors else [])])
+        return ", ".join([*said, *(name for name in ("descriptors", "turned") if getattr(self, name))])

@@ -42,6 +42,8 @@ _MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
 _WIDE = {"sm_90": 2, "sm_100": 1}
 """Products of a block up to which one of halves has twice the columns: matrix units that read their operands from
 shared memory leave registers to what follows. Elsewhere, and with more products, such blocks were seen to spill."""
+_TURNED = 64
+"""Rows of a weight from which these units take a block of it, as their first operand; the second may be narrower."""
 _DEMANDING = frozenset({"erf"})
 """What takes so many registers that behind a wide block it was seen to spill."""
 _LEAST = 32 * 32
@@ -101,13 +103,24 @@ def _few_rows(products: Products, machine: Machine) -> Choice:
     choice = replace(choice, registers=_registers_of_few(machine))
     while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
         choice = replace(choice, columns=choice.columns // 2)
+    turned = _may_turn(products, machine) and choice.columns >= _TURNED * products.most
+    return _fed(products, machine, replace(choice, turned=turned))
+
+
+def _fed(products: Products, machine: Machine, choice: Choice) -> Choice:
+    """A choice for few rows with as many blocks on their way as there is memory for, and parts that pay."""
     while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:
         choice = replace(choice, stages=choice.stages - 1)
-    least = products.weights * bytes_ / machine.bandwidth(cached=False)
+    least = products.weights * _bytes_of_weights(products) / machine.bandwidth(cached=False)
     if least < machine.launch_us * 1e-6:
         return choice  # too little to pay for another launch, whatever the latency
-    splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // depth or n == 1)
+    splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // choice.depth or n == 1)
     return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
+
+
+def _may_turn(products: Products, machine: Machine) -> bool:
+    """Whether a chip's matrix units read whole blocks from shared memory, of the type that is multiplied."""
+    return products.on_matrix_unit and _bytes_multiplied(products) == 2 and machine.code in _WIDE
 
 
 def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
@@ -123,7 +136,7 @@ def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
 
 def _many_rows(products: Products, machine: Machine) -> Choice:
     """As much as the registers hold, or less where programs would be few."""
-    bytes_ = max(multiplied(*c.operands).bytes for c in products.shape.contractions)
+    bytes_ = _bytes_multiplied(products)
     rows, columns, depth = _MANY[bytes_]
     if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and products.behind.isdisjoint(_DEMANDING):
         columns *= 2
@@ -190,13 +203,23 @@ def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
 
 def _near_products(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
     if products.few:
-        found = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
+        others = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
+        found = itertools.chain(_turned(products, machine, default), others)
     else:
         others = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
         found = itertools.chain(_by_descriptors(products, machine, default), others)
     for choice in found:
         if _fits(products, machine, choice):
             yield choice
+
+
+def _turned(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+    """The default the other way around, and blocks of a weight that such units take, by address and by descriptors."""
+    if _may_turn(products, machine):
+        yield replace(default, turned=not default.turned)
+        columns = max(default.columns, _TURNED * products.most)
+        wide = _fed(products, machine, replace(default, columns=columns, splits=1, turned=True))
+        yield from (wide, *_by_descriptors(products, machine, wide))
 
 
 def _by_descriptors(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
@@ -225,3 +248,7 @@ def _copied(products: Products, choice: Choice) -> int:
 
 def _bytes_of_weights(products: Products) -> int:
     return max(c.operands[1].dtype.bytes for c in products.shape.contractions)
+
+
+def _bytes_multiplied(products: Products) -> int:
+    return max(multiplied(*c.operands).bytes for c in products.shape.contractions)

@@ -27,9 +27,12 @@ from fusec.ir.types import Size, simplify
 def tile_axes(kernel: Kernel) -> tuple[str, ...]:
     """The axes of all tile loops in the order of the dimensions of every tile: outer before inner.
 
-    What a product sums over stands before its columns, so that a matrix unit takes the right operand as it is loaded.
+    The rows, which are outermost, come last in products that are turned. What a product sums over stands before the
+    last axis of its own, so that a matrix unit takes its second operand as it is loaded.
     """
     order, axes = _tile_loops(kernel), spans(kernel)
+    if kernel.choice.turned:
+        order.append(order.pop(0))
     for dot in (s for s in walk(kernel.body) if isinstance(s, DotTiles)):
         columns = max((order.index(axis) for axis in axes[dot.acc]), default=0)
         if order.index(dot.axis) > columns:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from torch import Tensor
 from fusec.analysis.machine import chip as machine
 from fusec.codegen.bounds import unproven_accesses
 from fusec.codegen.kernel import DotTiles, Kernel, Loop, walk
+from fusec.codegen.schedule import choices
 from fusec.codegen.schedule.products import power_of_two
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.tiles import spans, tile_axes
 from tests.codegen.triton_regions import regions_of, regions_with_products
 
 ROWS = [(1, 1), (3, 1), (2, 5), (1, 16)]
@@ -102,6 +105,40 @@ def test_every_edge(function: Callable[..., Any], rows: tuple[int, int]) -> None
         assert outcome.ok, outcome
         kinds.append(outcome.kernel.kind)
     assert "contraction" in kinds
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_every_edge_with_the_weight_as_the_first_operand(function: Callable[..., Any], splits: int) -> None:
+    """Tiles are the other way around from their loads to their stores."""
+    for region in regions_of(function, sample(function, 2, 5, torch.bfloat16)):
+        plain = TritonTarget().schedule(region, "kernel")
+        if plain.kind == "contraction":
+            outcome = check_region(region, chips=(), choice=replace(plain.choice, splits=splits, turned=True))
+            assert outcome.ok and first_operands(outcome.kernel) == {"columns"}, outcome
+            assert first_operands(plain) == {"rows"}
+
+
+def first_operands(kernel: Kernel) -> set[str]:
+    """What the first operand of each product of tiles has beside what is summed."""
+    found, axes = set(), tile_axes(kernel)
+    rows = next(s.axis for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile")
+    for dot in (s for s in walk(kernel.body) if isinstance(s, DotTiles)):
+        first, _ = sorted(spans(kernel)[dot.acc], key=axes.index)
+        found.add("rows" if first == rows else "columns")
+    return found
+
+
+@pytest.mark.parametrize(("chip", "unit"), [("sm_90", "wgmma"), ("sm_100", "tcgen05")])
+def test_units_that_read_shared_memory_take_the_weight_first(chip: str, unit: str) -> None:
+    """They take no fewer than 64 rows, which the weight has and the activations have not."""
+    inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((8, 4096), (28672, 4096))]
+    (region,) = regions_of(plain, inputs)
+    default, *others = choices(region, machine(chip), TritonTarget().lanes)
+    assert default.turned and replace(default, turned=False) in others
+    for choice, expected in ((default, True), (replace(default, turned=False), False)):
+        report = compile_for(TritonTarget().schedule(region, "k", machine(chip), choice), chip)
+        assert report.ok and any(name.startswith(unit) for name in report.matrix_instructions) == expected, report
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
