@@ -53,11 +53,17 @@ class DirectLaunchable(Protocol):
 class Target(Protocol):
     """A kind of machine that fusec generates code for."""
 
-    name: str
-    lanes: int
-    """Elements of a float tile that suit the machine."""
-    whole_row: bool
-    """Whether a tile loop takes a whole row at once (blocks of a GPU) instead of a register at a time."""
+    @property
+    def name(self) -> str:
+        """What options call it."""
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a float tile that suit the machine."""
+
+    @property
+    def whole_row(self) -> bool:
+        """Whether a tile loop takes a whole row at once (blocks of a GPU) instead of a register at a time."""
 
     def machine(self, config: Config) -> Machine:
         """What its kernels run on, as far as it is known."""

@@ -45,12 +45,12 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.codegen import target_for
     from fusec.codegen.program import build_program
-    from fusec.passes import default_pipeline, kept_traces
+    from fusec.passes import default_pipeline, kept_traces, library_pipeline
 
     config = config or Config.from_environment()
     work = graph.copy()
     target = target_for(work, config)
-    context = Context(config, machine=target.machine(config))
+    context = Context(config, machine=target.machine(config), library=library_pipeline(config))
     start = time.perf_counter()
     with kept_traces(config):
         default_pipeline(config, target.name).run(work, context)

@@ -42,8 +42,8 @@ class Config:
     )
     autotune: bool = _option(
         False,
-        "on a GPU, time each kernel's candidates when it first runs and keep the choice, and generate products of many "
-        "rows where that is predicted to save time; not run on one yet",
+        "on a GPU, time each kernel's candidates when it first runs and keep the choice, products of many rows with "
+        "what follows them against the library's; not run on one yet",
     )
     dependent_launch: bool = _option(
         False,

@@ -90,6 +90,9 @@ class Context:
     """For each telling node that a pattern looked at, the attempt that came furthest."""
     machine: Machine = field(default_factory=assumed_cpu)
     """What predicted times are those of."""
+    library: "Pipeline" = field(default_factory=lambda: Pipeline(()))
+    """What groups the rest of a kernel whose products are the library's, to time that as well; without any passes it
+    runs operation by operation."""
 
     def __post_init__(self) -> None:
         self._selector = Selector.parse(self.config.apply)

@@ -5,6 +5,7 @@ if __name__ != "fusec.passes":
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,12 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
         "bias": BiasedProducts,
     }
     return made
+
+
+def library_pipeline(config: Config) -> Pipeline:
+    """The passes that make a program of a GPU kernel's body without a product of ours."""
+    known = known_passes(replace(config, small_m=0))
+    return Pipeline((known["group"](cpu=False), known["bias"]()))
 
 
 def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:

@@ -94,7 +94,7 @@ class TritonTarget:
 
         unfused = Unfused(kernel.name, region.body, kernel.symbols)
         if context.config.autotune and isinstance(built, Candidate):
-            tuner = Tuner.here(context, self.lanes, _launches_dependents(context.config))
+            tuner = Tuner.here(context, self, _launches_dependents(context.config))
             kernel, built = tuner.settle(region, kernel, built) if tuner else (kernel, built)
         return kernel, GuardedKernel(built, unfused, report)
 

@@ -23,7 +23,8 @@ from fusec.cache import Cache, key_of, open_cache
 from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import choices, schedule_region
-from fusec.codegen.target import Launchable
+from fusec.codegen.target import Launchable, Target
+from fusec.codegen.triton.by_library import ByLibrary
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
@@ -66,19 +67,22 @@ class Tuner:
     timer: Callable[[], Timer]
     """Makes one for each kernel, so that what it occupies is given back."""
     lanes: int
+    by_library: Callable[[str, Graph], Candidate]
+    """Makes the library's candidate of a kernel's name and body."""
     dependent: bool = False
     """Whether what it chooses is launched so; see ``TritonKernel``."""
     versions: tuple[str, ...] = (torch.__version__, str(torch.version.cuda), triton.__version__)
 
     @classmethod
-    def here(cls, context: Context, lanes: int, dependent: bool) -> "Tuner | None":
+    def here(cls, context: Context, target: Target, dependent: bool) -> "Tuner | None":
         """The one of the present GPU; None where there is none."""
         if not torch.cuda.is_available():
             return None
         machine = context.machine
         name = torch.cuda.get_device_name()
         cache, timer = open_cache(context.config), lambda: EventTimer(cold_bytes(machine))
-        return cls(name, machine, cache, context.remarks, timer, lanes, dependent)
+        by_library = partial(ByLibrary, target=target, context=context)
+        return cls(name, machine, cache, context.remarks, timer, target.lanes, by_library, dependent)
 
     def settle(self, region: Node, kernel: Kernel, built: Candidate) -> tuple[Kernel, Launchable]:
         """What runs a region: what is recorded for it, or what will choose at its first run.
@@ -106,7 +110,7 @@ class Tuner:
         try:
             chosen = json.loads(record)["chosen"]
             if chosen is None:
-                return kernel, Unfused(kernel.name, _by_the_library(region, kernel))
+                return kernel, self._by_library(region, kernel)
             other = self._scheduled(region, kernel, Choice(**chosen))
         except (FusecError, KeyError, TypeError, ValueError) as reason:
             self._lost(kernel, "recorded", str(reason))
@@ -132,7 +136,7 @@ class Tuner:
                 self._lost(kernel, str(choice), reason.reason)
         if kernel.kind in ("contraction", "attention"):
             try:
-                found["the library"] = None, Unfused(kernel.name, _by_the_library(region, kernel))
+                found["the library"] = None, self._by_library(region, kernel)
             except FusecError as reason:
                 what = f"{kernel.name} is not tried as the library's"
                 self.remarks.add("missed", PASS_NAME, what, subject=kernel.name, reason=reason.reason)
@@ -169,6 +173,15 @@ class Tuner:
             figures={name: round(s * 1e6, 2) for name, s in seconds.items()},
         )  # fmt: skip
         return winner
+
+    def _by_library(self, region: Node, kernel: Kernel) -> Candidate:
+        """What the vendor's libraries make of a kernel: attention is one call, other products are calls already.
+
+        Raises:
+            ScheduleError: for attention that such a call cannot say.
+        """
+        body = with_one_call(region.body) if kernel.kind == "attention" else region.body
+        return self.by_library(kernel.name, body)
 
     def _scheduled(self, region: Node, kernel: Kernel, choice: Choice) -> Kernel:
         return schedule_region(region, kernel.name, self.lanes, True, machine=self.machine, choice=choice)
@@ -239,15 +252,6 @@ class TunedKernel:
             self._best, self._tune = self._tune(buffers), None
             self.source = self._best.source
         self._best(buffers, symbols)
-
-
-def _by_the_library(region: Node, kernel: Kernel) -> Graph:
-    """A region's body as the vendor's libraries serve it: attention is one call, other products are calls already.
-
-    Raises:
-        ScheduleError: for attention that such a call cannot say.
-    """
-    return with_one_call(region.body) if kernel.kind == "attention" else region.body
 
 
 def _code(kernel: Kernel) -> str:

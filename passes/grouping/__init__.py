@@ -20,8 +20,8 @@ class Group:
     """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
     cpu: bool = True
     """Whether kernels are a CPU's: they may rely on the order of their iterations, and multiply many rows, where the
-    machine's profile says that it is quick. A GPU's multiply many rows under the option `autotune`, where that is
-    predicted to save time."""
+    machine's profile says that it is quick. A GPU's multiply many rows under the option `autotune`, which
+    times them against the library's."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Group the whole graph."""

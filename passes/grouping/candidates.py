@@ -13,8 +13,8 @@ from fusec.ir.graph import Node, storage
 from fusec.ir.structure import abbreviations
 
 GENERATED = 0.8
-"""The share of the library's speed that a generated product of many rows is taken to have on a GPU: a guess, since none
-has been timed there."""
+"""The share of the library's speed that a generated product of many rows is taken to have on a GPU where it will not be
+timed, as its sizes are not known: a guess, since none has been timed there."""
 
 
 class Candidates:
@@ -74,12 +74,13 @@ class Candidates:
         gained = gain(self._generated(unit), apart, self.machine)
         if gained > 0:
             return ""
-        return f"it would take {-gained * 1e6:.3g} µs more, at {GENERATED:.0%} of the library's speed, which is a guess"
+        share = "" if _is_of_known_sizes(unit) else f" at {GENERATED:.0%} of the library's speed, which is a guess"
+        return f"it would take {-gained * 1e6:.3g} µs more{share}"
 
     def _generated(self, unit: set[Node]) -> Judgement:
-        """A kernel with the speed that is expected of its products."""
+        """A kernel with the speed that its products are taken to have: where it is timed, that of the library's."""
         found = self.judged(unit)
-        if not (found.many and self.limits.any_layout):
+        if not (found.many and self.limits.any_layout) or _is_of_known_sizes(unit):
             return found
         work = {kind: n / GENERATED if kind[0] == "matrix" else n for kind, n in found.cost.work.items()}
         return replace(found, cost=replace(found.cost, work=work))
@@ -96,3 +97,8 @@ def _is_bias(nodes: set[Node]) -> bool:
     """Whether all that nodes do is to add a vector."""
     (node, *others) = nodes
     return not others and node.is_op("add") and any(v.tensor.rank == 1 for v in node.operands)
+
+
+def _is_of_known_sizes(nodes: set[Node]) -> bool:
+    values = (v for n in nodes for v in (*n.operands, *n.results))
+    return all(isinstance(size, int) for v in values for size in v.shape)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ from fusec.cache import Cache
 from fusec.codegen.choice import Choice
 from fusec.codegen.schedule import choices
 from fusec.codegen.triton import TritonTarget, trials, tuning
+from fusec.codegen.triton.by_library import ByLibrary
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.signature import num_warps
 from fusec.codegen.triton.trials import copied, rotating
 from fusec.codegen.triton.tuning import TunedKernel, Tuner
-from fusec.codegen.unfused import Unfused
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.frontend import trace
 from fusec.ir.graph import Node
+from fusec.passes import library_pipeline
+from fusec.pipeline import Context
 from fusec.remarks import Remarks
 from tests.codegen.triton_regions import regions_of
 
@@ -39,6 +42,12 @@ def layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 def inputs(shapes: Any = SHAPES) -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(shape) for shape in shapes]
+
+
+def context() -> Context:
+    """That of a compile for an H200."""
+    config = Config(mode="max-autotune", machine="h200", target="triton")
+    return Context(config, machine=H200, library=library_pipeline(config))
 
 
 def region_of(shapes: Any = SHAPES) -> Node:
@@ -92,18 +101,18 @@ class Bench:
                 if self.kernel.choice in bench.wrong:
                     buffers[-1].mul_(1.01)
 
-        class Library(Unfused):
+        class Library(ByLibrary):
             def __call__(self, buffers: Any, symbols: Any = ()) -> None:
                 super().__call__(buffers, symbols)
                 bench.ran.append(None)
                 bench.clock.now += bench.seconds.get(None, 1.0)
 
         monkeypatch.setattr(tuning, "TritonKernel", Simulated)
-        monkeypatch.setattr(tuning, "Unfused", Library)
-        self.kernel = Simulated
+        self.kernel, self.library = Simulated, Library
 
     def tuner(self, **changes: Any) -> Tuner:
-        tuner = Tuner("a GPU", H200, Cache(self.folder), self.remarks, self.clock.timer, LANES)
+        library = partial(self.library, target=TritonTarget(), context=context())
+        tuner = Tuner("a GPU", H200, Cache(self.folder), self.remarks, self.clock.timer, LANES, library)
         return replace(tuner, **changes)
 
     def settled(self, region: Node, **changes: Any) -> Any:
