@@ -26,6 +26,8 @@ FLAGS = (
 LINK_FLAGS = ("-shared", "-fPIC", "-nostartfiles", "-nodefaultlibs", "-Wl,-z,relro", "-Wl,-z,now")
 """Without -fopenmp: the OpenMP symbols then resolve to the runtime that torch has loaded, so both share threads."""
 _SECONDS = 120
+_HALF_PRODUCTS = {"bf16": ("AVXNECONVERT", "AMX_BF16"), "f16": ("AVXNECONVERT", "AVX512FP16", "AMX_FP16")}
+"""What an x86 may have for products of a half type, and the library (oneDNN) uses."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,16 @@ class Compiler:
         """Whether pairs of bfloat16 are multiplied and added into floats by one instruction; see ``dot.h``."""
         return "#define __AVX512BF16__ 1" in self.identity and "__clang__" not in self.identity
 
-    @property
-    def bf16_is_the_librarys(self) -> bool:
-        """Whether the machine has instructions for products of bfloat16 that generated code does not use."""
-        pairs = "#define __AVX512BF16__ 1" in self.identity and not self.has_bf16_products
-        return pairs or "#define __AMX_BF16__ 1" in self.identity
+    def is_the_librarys(self, half: str) -> bool:
+        """Whether the machine has instructions for products of a half type that generated code does not use.
+
+        Of machines that nobody has tried it is taken for granted.
+        """
+        pairs = half == "bf16" and self._has("AVX512BF16") and not self.has_bf16_products
+        return not self._has("AVX2") or pairs or any(map(self._has, _HALF_PRODUCTS[half]))
+
+    def _has(self, feature: str) -> bool:
+        return f"#define __{feature}__ 1" in self.identity
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -17,6 +17,13 @@ namespace fusec {
 #define DOT_FUNCTION static __attribute__((noinline, optimize("fp-contract=fast"))) void
 #endif
 
+// Vector registers of the machine: what sums, operands and factors of a tile have to fit into.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+
 template <class A, int N> FN A sum_of(typename Raw<A, N>::type x) {
   if constexpr (N == 1) return x[0];
   else {
@@ -93,11 +100,11 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
     for (int c = 0; c < COLUMNS; c++) __builtin_prefetch(right + (c + COLUMNS) * right_step + k, 0, 2);
   };
   const auto add = [&](int64_t k) LANEWISE {
-    raw columns[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) columns[c] = load<N>(right + c * right_step + k, All{}).v;
-    for (int r = 0; r < ROWS; r++) {
-      const raw row = load<N>(left + r * left_step + k, All{}).v;
-      for (int c = 0; c < COLUMNS; c++) sums[r][c] += row * columns[c];
+    raw rows[ROWS];
+    for (int r = 0; r < ROWS; r++) rows[r] = load<N>(left + r * left_step + k, All{}).v;
+    for (int c = 0; c < COLUMNS; c++) {
+      const raw column = load<N>(right + c * right_step + k, All{}).v;
+      for (int r = 0; r < ROWS; r++) sums[r][c] += rows[r] * column;
     }
   };
   int64_t k = 0;
@@ -161,7 +168,7 @@ FN void dot_rows_k(A* target, int64_t target_step, const L* left, int64_t left_s
 template <int ROWS, int N, class A, class L, class R>
 FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                     int64_t right_step, int64_t columns, int64_t depth) {
-  constexpr int wide = ROWS == 1 ? 8 : 4;
+  constexpr int wide = ROWS == 1 ? 8 : ROWS == 2 ? 4 : REGISTERS / 8;
   int64_t c = 0;
   for (; c + wide <= columns; c += wide)
     dot_rows_k<ROWS, wide, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
@@ -227,10 +234,11 @@ DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t l
   }
 }
 
-constexpr int64_t TILES_AT_ONCE = 4;
+constexpr int64_t TILES_AT_ONCE = REGISTERS / 8;
+constexpr int64_t PANEL = 4;  // tiles of columns that stay in the first-level cache beside some rows
 
-// As many columns as it takes: four tiles at a time, then up to three, then what is left, of which only the last tile
-// may be not full.
+// As many columns as it takes: so many tiles at a time, then up to three, then what is left, of which only the last
+// tile may be not full.
 template <int ROWS, int N, class A, class L, class R>
 DOT_FUNCTION dot_columns_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                            const R* right, int64_t right_step, int64_t columns, int64_t depth, bool adds,
@@ -241,8 +249,10 @@ DOT_FUNCTION dot_columns_n(A* target, int64_t target_step, const L* left, int64_
                             adds, next, asked),                                                                      \
       c += some * N, asked = 0
   while (c + TILES_AT_ONCE * N <= columns) TILES(TILES_AT_ONCE, All{});
-  if (c + 3 * N <= columns) TILES(3, All{});
-  else if (c + 2 * N <= columns) TILES(2, All{});
+  if constexpr (TILES_AT_ONCE > 3)
+    if (c + 3 * N <= columns) TILES(3, All{});
+  if constexpr (TILES_AT_ONCE > 2)
+    if (c + 2 * N <= columns) TILES(2, All{});
   const Part rest{columns - c};
   if (rest.count > N) TILES(2, rest);
   else if (rest.count == N) TILES(1, All{});
@@ -254,7 +264,7 @@ template <int ROWS, int N, bool ADDS, class A, class L, class R>
 FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
                     int64_t right_step, int64_t columns, int64_t depth) {
   constexpr int full = ROWS / 4 * 4;
-  constexpr int64_t wide = TILES_AT_ONCE * N;
+  constexpr int64_t wide = PANEL * N;
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t some = columns - c < wide ? columns - c : wide;
     for (int r = 0; r < full; r += 4)
@@ -272,8 +282,8 @@ template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int6
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(p + r * step + i, 0, 2);
 }
 
-// As many rows as it takes, beside up to four tiles of columns: six at a time leave room for their sums, one row of
-// the right operand and a factor. lefts() gives where the rows of the left operand lie from one up to another.
+// As many rows as it takes, beside tiles of columns: six at a time leave room for their sums, one row of the right
+// operand and a factor. lefts() gives where the rows of the left operand lie from one up to another.
 // The first of them ask for the rows from ``next`` on, if there are any, while they compute: the more rows, the less at
 // once.
 template <int N, class A, class Lefts, class R>
@@ -285,9 +295,9 @@ FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t 
   dot_columns_n<some, N>(target + r * target_step, target_step, lefts(r, r + some), left_step, left_k, right,    \
                          right_step, columns, depth, adds, next + first * N, asked),                             \
       r += some
-  const int most = !next ? 0 : rows <= 6 ? TILES_AT_ONCE : rows < 48 ? TILES_AT_ONCE / 2 : 1;
+  const int most = !next ? 0 : rows <= 6 ? PANEL : rows < 48 ? PANEL / 2 : 1;
   for (int64_t r = 0, first = 0; r < rows; first += most) {
-    const int asked = first < TILES_AT_ONCE ? most : 0;
+    const int asked = first < PANEL ? most : 0;
     const int64_t rest = rows - r;
     if (rest >= 9 || rest == 6) ROWS_AT_ONCE(6);
     else if (rest >= 7 || rest == 4) ROWS_AT_ONCE(4);
@@ -304,8 +314,8 @@ constexpr int64_t CHAIN = 128;
 template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                          const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-  for (int64_t c = 0; c < columns; c += TILES_AT_ONCE * N) {
-    const int64_t wide = columns - c < TILES_AT_ONCE * N ? columns - c : TILES_AT_ONCE * N;
+  for (int64_t c = 0; c < columns; c += PANEL * N) {
+    const int64_t wide = columns - c < PANEL * N ? columns - c : PANEL * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
       const int64_t some = depth - k < CHAIN ? depth - k : CHAIN;
       const R* const block = right + k * right_step + c;
@@ -394,7 +404,7 @@ template <int N, class W, class L, class R>
 FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
-  constexpr int64_t wide = TILES_AT_ONCE * N, some = CHAIN;
+  constexpr int64_t wide = PANEL * N, some = CHAIN;
   constexpr bool widened = !same_type<Factor, L>::value;
   alignas(64) W panel[wide * some];
   alignas(64) float group[widened ? 6 * some : 1];

@@ -47,8 +47,8 @@ class CppTarget:
     def machine(self, config: Config) -> Machine:
         """This machine, with the threads that torch has, unless another one is asked for.
 
-        Where nobody has measured, products of many rows are the library's unless registers are as wide as where
-        generated ones were found to be faster: in float32, and in bfloat16 where the library has no better
+        Where nobody has measured, products of many rows are the library's except where generated ones were found to
+        be faster: in float32 where registers are as wide as AVX-512's, in half types where the library has no better
         instructions.
         """
         import torch
@@ -58,9 +58,9 @@ class CppTarget:
         machine = cpu_machine(config, torch.get_num_threads())
         if machine.source != ASSUMED:
             return machine
-        compiler, narrow = _compiler(), self.lanes < _USUAL_LANES
-        bf16_is_theirs = compiler is not None and compiler.bf16_is_the_librarys
-        slow = {"product f32": narrow, "product bf16": narrow or bf16_is_theirs}
+        compiler = _compiler()
+        slow = {f"product {half}": compiler is not None and compiler.is_the_librarys(half) for half in ("bf16", "f16")}
+        slow["product f32"] = self.lanes < _USUAL_LANES
         return replace(machine, peaks={unit: rate for unit, rate in machine.peaks.items() if not slow.get(unit)})
 
     @property

@@ -228,10 +228,22 @@ template <int N> FN Mask<N> lanes_of(Part part) { return iota<int32_t, N>(0, 1) 
 
 // ---------------------------------------------------------------------------------------------- half types
 
+// The lanes as numbers of 32 bits. By itself GCC widens a register half by half, and joins what it gets.
+template <int N> FN typename Raw<uint32_t, N>::type wide_bits(Vec<uint16_t, N> h) {
+  typedef typename Raw<uint32_t, N>::type wide;
+#if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
+  if constexpr (N == 8) return (wide)__builtin_ia32_pmovzxwd256((Raw<int16_t, 8>::type)h.v);
+#if defined(__AVX512F__)
+  if constexpr (N == 16)
+    return (wide)__builtin_ia32_pmovzxwd512_mask((Raw<int16_t, 16>::type)h.v, Raw<int32_t, 16>::type{}, -1);
+#endif
+#endif
+  return __builtin_convertvector(h.v, wide);
+}
+
 // bfloat16 is the upper half of a float; rounding to nearest even works on the bits, NaN stays NaN.
 template <int N> FN Vec<float, N> widen(Vec<uint16_t, N> h, bf16) {
-  typedef typename Raw<uint32_t, N>::type wide;
-  return Vec<float, N>((typename Vec<float, N>::raw)(__builtin_convertvector(h.v, wide) << 16));
+  return Vec<float, N>((typename Vec<float, N>::raw)(wide_bits(h) << 16));
 }
 template <int N> FN Vec<uint16_t, N> narrow(Vec<float, N> x, bf16) {
   typedef typename Raw<uint32_t, N>::type wide;
@@ -241,12 +253,21 @@ template <int N> FN Vec<uint16_t, N> narrow(Vec<float, N> x, bf16) {
   return Vec<uint16_t, N>(__builtin_convertvector(rounded, typename Raw<uint16_t, N>::type));
 }
 
-// IEEE half precision by bits: the exponent is moved by an exact multiplication with 2^112, which also normalises
-// denormals; on the way back the addition of a power of two lets the hardware round denormals.
+// IEEE half precision, where a register of eight is converted by the machine. Else by bits: the exponent is moved by an
+// exact multiplication with 2^112, which also normalises denormals; on the way back the addition of a power of two lets
+// the hardware round denormals.
+#if defined(__F16C__) && !defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+FN Vec<float, 8> widen(Vec<uint16_t, 8> h, f16) {
+  return Vec<float, 8>(__builtin_ia32_vcvtph2ps256((Raw<int16_t, 8>::type)h.v));
+}
+FN Vec<uint16_t, 8> narrow(Vec<float, 8> x, f16) {  // 0: to the nearest, ties to even
+  return Vec<uint16_t, 8>((Raw<uint16_t, 8>::type)__builtin_ia32_vcvtps2ph256(x.v, 0));
+}
+#endif
 template <int N> FN Vec<float, N> widen(Vec<uint16_t, N> h, f16) {
   typedef typename Raw<uint32_t, N>::type wide;
   typedef typename Vec<float, N>::raw raw;
-  wide u = __builtin_convertvector(h.v, wide);
+  wide u = wide_bits(h);
   wide magnitude = (u & 0x7fffu) << 13;
   raw scaled = (raw)magnitude * 0x1p112f;
   wide special = magnitude | 0x7f800000u;
@@ -292,6 +313,17 @@ template <class E> FN void put_masked(E* p, Vec<E, 16> x, Part part) {
   const uint16_t lanes = (1u << part.count) - 1;
   if constexpr (sizeof(E) == 4) __builtin_ia32_storedqusi512_mask((int*)p, (bits)x.v, lanes);
   else __builtin_ia32_storedquhi256_mask((int16_t*)p, (bits)x.v, lanes);
+}
+#elif defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
+template <int N, class E, class F>
+constexpr bool masked = N == 8 && same_type<F, Next>::value && sizeof(E) == 4;
+template <class E> FN Vec<E, 8> read_masked(const E* p, Part part) {
+  typedef Raw<int32_t, 8>::type bits;
+  return Vec<E, 8>((typename Vec<E, 8>::raw)__builtin_ia32_maskloadd256((const bits*)p, lanes_of<8>(part).v));
+}
+template <class E> FN void put_masked(E* p, Vec<E, 8> x, Part part) {
+  typedef Raw<int32_t, 8>::type bits;
+  __builtin_ia32_maskstored256((bits*)p, lanes_of<8>(part).v, (bits)x.v);
 }
 #else
 template <int N, class E, class F> constexpr bool masked = false;
@@ -366,7 +398,15 @@ FN float load(const bf16* p) {
   __builtin_memcpy(&x, &u, 4);
   return x;
 }
-FN float load(const f16* p) { return widen(Vec<uint16_t, 4>(p->bits), f16{}).v[0]; }
+FN float load(const f16* p) {
+#if defined(__F16C__) && defined(__GNUC__) && !defined(__clang__)
+  Raw<int16_t, 8>::type bits{};
+  bits[0] = int16_t(p->bits);
+  return __builtin_ia32_vcvtph2ps(bits)[0];
+#else
+  return widen(Vec<uint16_t, 4>(p->bits), f16{}).v[0];
+#endif
+}
 template <class E> FN void store(E* p, E x) { *p = x; }
 FN void store(bf16* p, float x) { p->bits = narrow(Vec<float, 4>(x), bf16{}).v[0]; }
 FN void store(f16* p, float x) { p->bits = narrow(Vec<float, 4>(x), f16{}).v[0]; }

@@ -13,7 +13,7 @@ from fusec.ir.types import BF16, F16, F32, DType, product
 
 FEW_ROWS = 16
 """Rows up to which every thread keeps the whole left operand of a product in its cache."""
-MULTIPLIED = frozenset({F32, BF16})
+MULTIPLIED = frozenset({F32, BF16, F16})
 """Element types of which products of many rows have a schedule."""
 HALVES = frozenset({BF16, F16})
 """Those that a GPU's matrix unit multiplies; its schedule takes all."""

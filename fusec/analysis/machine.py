@@ -16,7 +16,7 @@ from fusec.cache import key_of
 from fusec.config import Config
 
 MEASURED, DATASHEET, ASSUMED = "measured", "datasheet", "assumed"
-FORM = 3
+FORM = 4
 """Raised whenever a stored profile changes its form or a figure its meaning; part of the file's name."""
 
 
@@ -136,7 +136,8 @@ def assumed_cpu(threads: int = 1) -> Machine:
 
     Generated products of many rows are taken for as fast as the library's.
     """
-    per_thread = {"vector f32": 24.0, "matrix f32": 48.0, "product f32": 48.0, "product bf16": 48.0}
+    per_thread = {"vector f32": 24.0, "matrix f32": 48.0}
+    per_thread |= dict.fromkeys(("product f32", "product bf16", "product f16"), 48.0)
     peaks = {unit: rate * threads for unit, rate in per_thread.items()}
     read = min(10.0 * threads, 80.0)
     return Machine("a modest CPU", ASSUMED, read, peaks, 2.0, 16 << 20, 25.0 * threads, threads)

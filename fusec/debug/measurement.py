@@ -8,9 +8,14 @@ from fusec.analysis.machine import MEASURED, Machine, cpu_name
 from fusec.config import Config
 from fusec.ir.graph import Graph, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import BF16, F32, DType, TensorType, contiguous_strides
+from fusec.ir.types import BF16, F16, F32, DType, TensorType, contiguous_strides
 
-STEPS = ("memory", "cache", "matrix f32", "matrix bf16", "product f32", "product bf16", "vector f32", "launch")
+TYPES = (F32, BF16, F16)
+"""Element types whose products are measured: the library's, and generated ones."""
+STEPS = (
+    "memory", "cache", *(f"{unit} {element.name}" for unit in ("matrix", "product") for element in TYPES),
+    "vector f32", "launch",
+)  # fmt: skip
 FUNCTIONS = ("exp", "tanh", "sigmoid", "erf", "log", "rsqrt")
 """What vector arithmetic is measured by, as kernels are full of it; multiplications alone are up to twice as fast."""
 
@@ -18,7 +23,7 @@ FUNCTIONS = ("exp", "tanh", "sigmoid", "erf", "log", "rsqrt")
 def measure_machine(
     megabytes: int = 256, size: int = 1024, seconds: float = 0.5, step: Callable[[str], None] = lambda name: None
 ) -> Machine:
-    """Measure this machine with the threads that torch has; about eight times ``seconds``, and four kernels to build.
+    """Measure this machine with the threads that torch has; about ten times ``seconds``, and five kernels to build.
 
     Args:
         megabytes: what is read to measure memory; more than any cache holds.
@@ -28,9 +33,11 @@ def measure_machine(
     """
     import torch
 
-    def product(dtype: torch.dtype) -> float:
-        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
-        return 2 * size**3 / _best(lambda: a @ b, seconds) / 1e9
+    from fusec.verify.dtypes import torch_dtype
+
+    def product(element: DType) -> float:
+        a, b = (torch.randn(size, size).to(torch_dtype(element)) for _ in range(2))
+        return 2 * size**3 / _best(lambda: torch.nn.functional.linear(a, b), seconds) / 1e9
 
     with torch.no_grad():
         step("memory")
@@ -39,10 +46,10 @@ def measure_machine(
         cache = last_cache_bytes()
         near = _read_gb_s(cache // 8, seconds) if cache else 0.0
         peaks = {}
-        for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
-            step(f"matrix {name}")
-            peaks[f"matrix {name}"] = product(dtype)
-        for element in (F32, BF16):
+        for element in TYPES:
+            step(f"matrix {element.name}")
+            peaks[f"matrix {element.name}"] = product(element)
+        for element in TYPES:
             step(f"product {element.name}")
             peaks[f"product {element.name}"] = _product_gflop_s(element, size, seconds)
         step("vector f32")

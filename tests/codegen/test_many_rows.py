@@ -65,7 +65,7 @@ PLAIN: Case = (F.linear, ((40, 24), (56, 24)))
 @pytest.fixture
 def quick(tmp_path: Path) -> Config:
     """Options of a machine on which generated products are quick, whichever this one is."""
-    return profile(tmp_path, f32=100.0, bf16=100.0)
+    return profile(tmp_path, f32=100.0, bf16=100.0, f16=100.0)
 
 
 def run(case: Case, config: Config, dtype: torch.dtype = torch.float32, symbolic: bool = False) -> list[str]:
@@ -79,7 +79,7 @@ def run(case: Case, config: Config, dtype: torch.dtype = torch.float32, symbolic
     return [step.kind for step in compiled.program.steps]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_they_are_kernels_with_their_epilogue(case: Case, dtype: torch.dtype, quick: Config) -> None:
     steps = run(case, quick, dtype)
@@ -271,7 +271,7 @@ def test_a_row_does_not_touch_another(quick: Config) -> None:
 def test_small_m_may_be_larger(quick: Config) -> None:
     """A prologue is then part of a product of more rows, which every thread computes for itself."""
     case: Case = (lambda x, w: F.linear(F.rms_norm(x, (24,)), w), ((40, 24), (56, 24)))
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert run(case, replace(quick, small_m=64), dtype) == ["kernel"]
 
 
@@ -290,11 +290,13 @@ def test_sequences_are_taken_for_longer_than_batches(quick: Config) -> None:
 @pytest.mark.parametrize(
     ("macros", "generated"),
     [
-        ("AVX512F", {"f32", "bf16"}),  # nobody multiplies bfloat16 as it is
-        ("AVX512F AVX512BF16", {"f32", "bf16"}),
-        ("AVX512F AVX512BF16 __clang__", {"f32"}),
-        ("AVX512F AVX512BF16 AMX_BF16", {"f32"}),
-        ("AVX2", set()),
+        ("AVX2 AVX512F", {"f32", "bf16", "f16"}),  # nobody multiplies half types as they are
+        ("AVX2 AVX512F AVX512BF16", {"f32", "bf16", "f16"}),
+        ("AVX2 AVX512F AVX512BF16 __clang__", {"f32", "f16"}),
+        ("AVX2 AVX512F AVX512BF16 AMX_BF16 AVX512FP16", {"f32"}),
+        ("AVX2", {"bf16", "f16"}),
+        ("AVX2 AVXNECONVERT", set()),
+        ("SSE2", set()),
     ],
 )
 def test_where_nobody_has_measured_the_library_keeps_what_it_is_better_at(

@@ -173,7 +173,7 @@ def test_sums_over_windows_are_one_kernel(size: int, step: int) -> None:
     assert compare_outputs([expected], made.program([values, weights]), [exact]).passed
 
 
-@pytest.mark.parametrize(("shape", "lanes"), [((1, 1), []), ((3, 2), [2]), ((1, 40), [40]), ((40, 1), [40])], ids=str)
+@pytest.mark.parametrize(("shape", "lanes"), [((1, 1), []), ((3, 2), [2]), ((1, 16), [16]), ((16, 1), [16])], ids=str)
 def test_lanes_lie_along_an_axis_that_has_elements(shape: tuple[int, ...], lanes: list[int]) -> None:
     body = Body()
     ((kernel,),) = [compiled(body, body.do("exp", body.tensor(*shape))).program.kernels.values()]
