@@ -55,7 +55,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		"bench.triton_kernels --full" \
 		bench.triton_chips \
 		"bench.triton_chips --mode max-autotune" \
-		"bench.triton_chips --mode max-autotune --descriptors" \
+		"bench.triton_chips --mode max-autotune --candidates --chips sm_90 --dtypes bfloat16" \
 		bench.training \
 		bench.generate \
 		bench.compile_time \

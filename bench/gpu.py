@@ -3,7 +3,7 @@
 ``python -m bench.gpu [--only NAME] [--stages kernels,models] [--budget SECONDS]``, on a machine with a GPU. Stages:
 *kernels* runs every kernel of the models on random data into memory that is poisoned, *sanitizer* the same of small
 models under compute-sanitizer, *launching* asks whether recorded launches replay right and what a launch costs,
-*models* holds every model against the numeric rule and then times it, *rows* does so with operations on rows alone,
+*rows* holds operations on rows alone against the numeric rule and then times them, *models* does so with every model,
 *compile* times the compile in fresh processes with empty caches. What is found is written after every step, so that
 nothing is lost where time runs out.
 
@@ -11,9 +11,9 @@ nothing is lost where time runs out.
 """
 
 import argparse
-import copy
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,7 +37,7 @@ from bench.devices import Budget, Device, Gpu, Toy
 from bench.gpu_report import CLAIM, PEERS, Claim, claims, draw, tables
 from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workloads
 from bench.harness import BASELINE, Measurement, console, measure, report
-from bench.numerics import Float64
+from bench.numerics import Float64, default_type, in_float64
 from bench.peers import peer
 from bench.record import write_result
 from bench.triton_kernels import by_descriptors, graphs_of, regions_of
@@ -50,7 +50,7 @@ from fusec.ir.structure import structure
 from fusec.verify.contract import compare_outputs
 
 OURS = "fusec"
-STAGES = ("kernels", "sanitizer", "launching", "models", "rows", "compile")
+STAGES = ("kernels", "sanitizer", "launching", "rows", "models", "compile")
 CHECKED_LAYERS = 2
 """Of every model whose kernels are checked one by one: further layers have the same."""
 TRAFFIC = 1 << 30
@@ -63,6 +63,8 @@ SANITIZER = "compute-sanitizer"
 SANITIZED_S = 100
 """Seconds that it may take."""
 TOO_LATE = "time ran out"
+PATIENCE_S = 10
+"""Seconds that a compile which has begun may take beyond the command's."""
 
 
 @dataclass
@@ -153,8 +155,8 @@ def main(words: list[str] | None = None) -> int:
         "kernels": _kernels,
         "sanitizer": _sanitizer,
         "launching": _launching,
-        "models": _models,
         "rows": _rows,
+        "models": _models,
         "compile": _compile,
     }
     with run.device.compiling(), torch.no_grad():
@@ -302,8 +304,9 @@ def _model(run: Run, workload: Workload, row: dict[str, Any]) -> None:
     seed = run.options.seed
     model = workload.build(run.device.device, seed)
     prepared = workload.prepare(model, seed)
-    exact = copy.deepcopy(model).float()
-    reference = Turn(workload, exact, seed).results(exact)
+    exact = in_float64(model)
+    with Float64(), default_type(torch.float64):
+        reference = Turn(workload, exact, seed).results(exact)
     del exact
     eager = Turn(workload, model, seed)
     expected = eager.results(model)
@@ -316,7 +319,11 @@ def _model(run: Run, workload: Workload, row: dict[str, Any]) -> None:
             continue
         run.step(f"  {name}")
         try:
-            candidates[name] = _checked(run, workload, name, model, expected, reference, found)
+            with _interrupted(run.budget.left + PATIENCE_S):
+                candidates[name] = _checked(run, workload, name, model, expected, reference, found)
+        except _TooLate:
+            run.found.setdefault("not measured", {})[f"{workload.title}, {name}"] = TOO_LATE
+            torch._dynamo.reset()
         except Exception as problem:
             found["problem"] = described(problem)
             if name in run.ours:
@@ -324,7 +331,6 @@ def _model(run: Run, workload: Workload, row: dict[str, Any]) -> None:
                 run.fails(f"{workload.title}, {name}", found["problem"])
             else:
                 run.step(f"  {name} does not run: {found['problem']}")
-            continue
         run.device.clear()
     del reference, expected
     if run.late(f"times of {workload.title}", 10):
@@ -366,12 +372,15 @@ def _checked(
 
 
 def _inside(graphs: Sequence[Any]) -> dict[str, Any]:
-    """What a call of ours does, by kind of step, what got no kernel, and what should have been recorded and is not."""
+    """What a call of ours does, by kind of step, what got no kernel or was put aside, and what was not recorded."""
+    from fusec.codegen.triton.tuning import PASS_NAME as TUNING
+
     steps = [step.kind for graph in graphs for step in graph.program.steps]
     remarks = [remark for graph in graphs for remark in graph.remarks.of("failure", "missed")]
     return {
         "steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)},
-        "no kernel": [f"{r.message}: {r.reason}" for r in remarks if r.kind == "failure"],
+        "no kernel": [f"{r.message}: {r.reason}" for r in remarks if r.kind == "failure" and r.pass_name != TUNING],
+        "rejected": [f"{r.message}: {r.reason}" for r in remarks if r.kind == "failure" and r.pass_name == TUNING],
         "not recorded": [f"{r.message}: {r.reason}" for r in remarks if (r.kind, r.pass_name) == ("missed", RECORDING)],
     }
 
@@ -465,6 +474,30 @@ def _reported(run: Run, what: str) -> Iterator[None]:
     except Exception as problem:
         traceback.print_exc()
         run.fails(what, described(problem))
+
+
+class _TooLate(BaseException):
+    """Nothing that is interrupted takes it for a failure of its own."""
+
+
+@contextmanager
+def _interrupted(seconds: float) -> Iterator[None]:
+    """End what takes longer; a call of the driver or of a compiler is waited for.
+
+    Raises:
+        _TooLate: then.
+    """
+
+    def end(*_: object) -> None:
+        raise _TooLate
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,7 +4,8 @@
 Every kernel is compiled for each chip, as that chip's figures group it: registers, spills, shared memory,
 instructions of the matrix unit, and the least time that the chip's limits leave it. It fails where a kernel spills,
 needs more shared memory than there is, multiplies matrices without the unit for it, may reach beyond a buffer, or is
-refused.
+refused. With ``--candidates`` it is all others that ``autotune`` would time: what spills or takes too much memory there
+loses, and is only told.
 """
 
 import argparse
@@ -24,14 +25,14 @@ from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
 from bench.published import DTYPES, PUBLISHED, Step, capture, steps
 from bench.record import write_result
-from bench.triton_kernels import by_descriptors
 from fusec.analysis.cost import region_cost
+from fusec.analysis.machine import Machine
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.launchables import PASS_NAME
 from fusec.config import MODES, Config
 from fusec.debug.roofline import residents
 from fusec.errors import FusecError
-from fusec.ir.graph import Graph
+from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 
@@ -40,7 +41,8 @@ MACHINES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200", "gfx942": "mi300
 ROWS = "1,8,512,4096"
 
 Question: TypeAlias = tuple[str, Step, str, tuple[str, ...], str, bool]
-"""A model, what it is asked, its element type, the chips, the mode of the compile, and whether by descriptors."""
+"""A model, what it is asked, its element type, the chips, the mode of the compile, and whether it is about candidates
+other than the default."""
 Code: TypeAlias = tuple[str, str, tuple[str, ...], tuple[tuple[str, Any], ...]]
 """What a compiler sees: the chip, the text, the types of the buffers, its options."""
 Outcome: TypeAlias = tuple[Any, str, float]
@@ -65,6 +67,8 @@ class Found:
     multiplies: bool = False
     """Whether it has to use the matrix unit."""
     problem: str = ""
+    loses: bool = False
+    """Whether it only loses against others where it spills, or cannot be launched."""
 
 
 @dataclass
@@ -100,7 +104,7 @@ def main(words: list[str] | None = None) -> int:
         "models": {name: PUBLISHED[name].of for name in options.models.split(",")},
         "rows": options.rows,
         "mode": options.mode,
-        "descriptors": options.descriptors,
+        "candidates": options.candidates,
         "chips": options.chips.split(","),
         "machines": {chip: MACHINES[chip] for chip in options.chips.split(",")},
         "compiled": texts,
@@ -109,7 +113,7 @@ def main(words: list[str] | None = None) -> int:
         "passed": bool(rows) and all(row.passed for row in rows),
     }
     question = "triton_chips" if options.mode == "default" else f"triton_chips_{options.mode.replace('-', '_')}"
-    question += "_descriptors" if options.descriptors else ""
+    question += "_candidates" if options.candidates else ""
     console.print(f"written to {write_result(question, 0, content, options.json)}", style="dim")
     return int(not content["passed"])
 
@@ -117,7 +121,7 @@ def main(words: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> tuple[list[Row], int]:
     """All kernels, and how many texts were compiled for them."""
     questions = [
-        (family.name, step, dtype, tuple(options.chips.split(",")), options.mode, options.descriptors)
+        (family.name, step, dtype, tuple(options.chips.split(",")), options.mode, options.candidates)
         for family in chosen(options.models, {name: FAMILIES[name] for name in PUBLISHED})
         for step in steps(PUBLISHED[family.name], [int(n) for n in options.rows.split(",")])
         for dtype in options.dtypes.split(",")
@@ -140,15 +144,14 @@ def run(options: argparse.Namespace) -> tuple[list[Row], int]:
 
 def gather(question: Question) -> list[Found]:
     """The kernels that the pipeline makes of a graph for each chip."""
-    name, step, dtype, chips, mode, described = question
+    name, step, dtype, chips, mode, others = question
     graph, place = capture(PUBLISHED[name], step, DTYPES[dtype]), f"{name} {step.label}"
-    return [found for chip in chips for found in _kernels(graph.copy(), place, dtype, chip, mode, described)]
+    return [found for chip in chips for found in _kernels(graph.copy(), place, dtype, chip, mode, others)]
 
 
-def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, described: bool) -> Iterator[Found]:
+def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, others: bool) -> Iterator[Found]:
     from fusec.codegen import target_for
     from fusec.codegen.launchables import build_kernels
-    from fusec.codegen.triton import TritonTarget
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
@@ -167,17 +170,27 @@ def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, describ
                 "bound": cost.bound(context.machine),
                 "predicted_us": float(cost.time(context.machine)) * 1e6,
             }
-            choice = by_descriptors(region, context.machine) if described else None
-            if choice is not None:
-                _complete(found, TritonTarget().schedule(region, "kernel", context.machine, choice), region.body)
-            elif described:
+            if others:
+                yield from _others(region, found, context.machine)
                 continue
-            elif region in built:
+            if region in built:
                 _complete(found, built[region][0], region.body)
             else:
                 reasons = [str(r.reason) for r in context.remarks.of("failure") if r.pass_name == PASS_NAME]
                 found.problem = f"no kernel: {'; '.join(dict.fromkeys(reasons))}"
             yield found
+
+
+def _others(region: Node, found: Found, machine: Machine) -> Iterator[Found]:
+    """A kernel with each other choice than the default."""
+    from fusec.codegen.schedule import choices
+    from fusec.codegen.triton import TritonTarget
+
+    target = TritonTarget()
+    for choice in choices(region, machine, target.lanes)[1:]:
+        other = replace(found, label=f"{found.label} ({choice})", key=(found.key, choice), loses=True)
+        _complete(other, target.schedule(region, "kernel", machine, choice), region.body)
+        yield other
 
 
 def _complete(found: Found, kernel: Kernel, body: Graph) -> None:
@@ -224,6 +237,8 @@ def _problems(found: Found, outcome: Outcome | None) -> list[str]:
     problems = [found.problem] if found.problem else []
     if outcome is not None:
         taken, why, _ = outcome
+        if taken and found.loses:
+            taken = replace(taken, spills=0, shared=0)
         problems += replace(taken, multiplies_halves=found.multiplies).problems if taken else [why]
     return problems
 
@@ -304,7 +319,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", default=ROWS, metavar="M,N", help="up to 16 are tokens of so many sequences, more are whole ones")
     add("--chips", default=",".join(MACHINES), metavar="A,B")
     add("--mode", default="default", choices=list(MODES), help="`max-autotune` generates products of many rows")
-    add("--descriptors", action="store_true", help="products that may have tensor descriptors alone, each with them")
+    add("--candidates", action="store_true", help="not the default of each kernel, but all others that are timed")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     add("--each", action="store_true", help="show every kernel, not only the models")
     add("--json", default="", metavar="FILE", help="by default one for each mode in bench/results")

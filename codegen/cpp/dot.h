@@ -212,11 +212,12 @@ DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t l
                         int asked) {
   CONTRACT
   typedef Lanes<A, R, N> lanes;
+  constexpr int line = N * sizeof(R) < 64 ? 64 / (N * sizeof(R)) : 1;  // tiles
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
   for (int64_t k = 0; k < depth; k++) {
     typename lanes::row row[TILES];
     for (int t = 0; t < TILES; t++) row[t] = lanes::of(right + k * right_step + t * N, of_tile<N>(columns, t));
-    for (int t = 0; t < asked; t++) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
+    for (int t = 0; t < asked; t += line) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
     for (int r = 0; r < ROWS; r++) {
       const auto x = lanes::factor(left + r * left_step + k * left_k);
       for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);

@@ -36,11 +36,12 @@ from fusec.ir.types import (
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
 """Of a block of rows and their sums: what stays in a second-level cache; but always so many rows, where there are."""
-MOST_COLUMNS = 64
-"""In a block."""
-LEAST_PACKED = {F32: 2, BF16: FEW_ROWS + 1}
-"""Rows from which on a frozen weight is turned beforehand. For fewer, memory decides and not arithmetic; few rows of
-bfloat16 are multiplied in pairs that lie side by side as they are."""
+PANEL = 4
+"""Tiles of columns that a block has at most: what ``dot.h`` keeps in the first-level cache, side by side if turned."""
+LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
+"""Rows from which on a frozen weight is turned beforehand, by lanes of a register and type. For fewer, memory decides
+and not arithmetic, and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs that lie side by
+side as they are."""
 _NEVER = 1 << 62
 _PART = index_symbol("part")
 
@@ -67,6 +68,7 @@ def schedule_contraction(emitter: Emitter, nest: Nest, shape: Shape, tiling: Til
 class _Contraction:
     def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
+        self.most_columns = PANEL * tiling.lanes
         needy = above(nest, shape.contractions)
         self.results = [o for o in nest.outputs if o.root in needy]
         self.side = [o for o in nest.outputs if o.root not in needy]
@@ -221,13 +223,13 @@ class _Contraction:
         """Rows of a block: each turns the weight anew, and reads its own rows again for every block of columns."""
         products = self.shape.contractions
         read = max(c.operands[0].dtype.bytes * static_size(self._k(c.bound)) for c in products)
-        summed = sum(accumulation(c.dtype).bytes * MOST_COLUMNS for c in products)
+        summed = sum(accumulation(c.dtype).bytes * self.most_columns for c in products)
         return max(LEAST_ROWS, BLOCK_BYTES // (read + summed) // 6 * 6)
 
     def _blocks(self, axis: Axis, results: list[Output], lefts: dict[Located, _Left], rows: "_Block | None") -> None:
         """Blocks of the only column axis there is."""
         n = static_size(axis)
-        size = max(8, min(MOST_COLUMNS, n // 64 * 8))
+        size = max(8, min(self.most_columns, n // 64 * 8))
         weights = ((c.operands[1], c.bound[-1]) for c in self._products(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
@@ -294,7 +296,8 @@ class _Contraction:
 
             width = columns.size if columns else static_size(inner[-1])
             rows_at_once = block.size if block else count
-            packs = rows_at_once >= LEAST_PACKED.get(right.dtype, _NEVER) and self._packs(contraction, left, n, width)
+            least = LEAST_PACKED.get((self.tiling.lanes, right.dtype), _NEVER)
+            packs = rows_at_once >= least and self._packs(contraction, left, n, width)
             emitter.packed.setdefault(right.value, set()).add(width if packs else 0)
 
             def matrix(buffer: str, place: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:

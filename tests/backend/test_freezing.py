@@ -17,9 +17,11 @@ from bench.families import FAMILIES, Sizes
 from fusec import dynamo
 from fusec.codegen import target_named
 from fusec.codegen.frozen import packed
+from fusec.codegen.schedule.contraction import LEAST_PACKED
 from fusec.compiler import Compiled
 from fusec.config import Config
 from fusec.debug.explain import explain
+from fusec.ir.types import F32
 from tests.machines import profile
 
 BF16_PRODUCTS = target_named("cpp").bf16_products
@@ -113,10 +115,10 @@ def test_models_give_the_same_bits(family: str, dtype: torch.dtype, plain: Confi
 
 @pytest.mark.parametrize("rows", [2, 8, 15])
 def test_few_rows_agree(rows: int, plain: Config) -> None:
-    """They are summed in another order."""
+    """They are summed in another order where blocks pay."""
     model, x = Net(), torch.randn(rows, 48)
     torch.testing.assert_close(frozen(model, plain)(x), model(x))
-    assert figures()["blocks"] == 3
+    assert figures()["blocks"] == (3 if rows >= LEAST_PACKED[target_named("cpp").lanes, F32] else 0)
 
 
 def test_an_explanation_shows_what_is_frozen(plain: Config) -> None:

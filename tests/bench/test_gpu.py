@@ -1,6 +1,9 @@
 """The GPU's benchmark without a GPU: it runs to its end at toy sizes, says what is wrong, and claims nothing."""
 
 import json
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ pytest.importorskip("transformers")
 
 from bench import gpu
 from bench.devices import Budget, Toy
-from bench.gpu_report import CLAIM, claims, readme
+from bench.gpu_report import CLAIM, claims, draw, readme
 from bench.gpu_workloads import Turn, workloads
 from fusec.analysis.machine import chip
 from fusec.codegen.triton import TritonTarget, check
@@ -135,6 +138,36 @@ def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     status, found = run(tmp_path, "--budget", "0")
     assert status == 0 and not found["models"] and not found["kernels"]
     assert found["not measured"]["8B decode 1"] == gpu.TOO_LATE
+
+
+def test_a_compile_that_has_begun_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for one that does not run: no ratio is claimed without it."""
+
+    def endless(name: str, model: Any) -> Any:
+        def call(**inputs: Any) -> Any:
+            assert signal.getitimer(signal.ITIMER_REAL)[0] > 100
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            while True:
+                with suppress(Exception):  # as a compiler may that tries something else
+                    time.sleep(1)
+
+        return call if name == "inductor" else model
+
+    monkeypatch.setattr(gpu, "peer", endless)
+    _, found = run(tmp_path, "--stages", "models", "--only", "BERT-base 1", "--peers", "inductor")
+    assert found["not measured"] == {"BERT-base 1×128, inductor": gpu.TOO_LATE}
+    (model,) = found["models"].values()
+    assert "problem" not in model["candidates"]["inductor"]
+    assert {row["name"] for row in model["measurement"]["rows"]} == {"eager", "eager again", "fusec"}
+
+
+def test_a_picture_shows_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for known, there in ((measured(), True), ({}, False)):
+        file = tmp_path / f"{there}.svg"
+        draw(file, claims(known))
+        assert file.exists() == there
+    assert "BERT-base 1×128" in (tmp_path / "True.svg").read_text()
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

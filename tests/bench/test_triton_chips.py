@@ -73,6 +73,23 @@ def test_what_is_not_right_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "FAIL" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("instructions", "status"), [({"wgmma": 1}, 0), ({}, 1)], ids=["does not fit", "is no product"]
+)
+def test_a_candidate_that_does_not_fit_only_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instructions: dict[str, int], status: int
+) -> None:
+    monkeypatch.setattr(
+        compiles, "compile_for", lambda kernel, chip: compiles.Report(kernel.name, chip, 8, 4, 2**20, 0, instructions)
+    )
+    words = ("--models", "bert", "--rows", "8", "--dtypes", "bfloat16", "--chips", "sm_90", "--candidates")
+    got, content = found(tmp_path, *words)
+    assert got == status
+    labels = [row["label"] for row in content["kernels"]]
+    assert len(set(labels)) > 20 and all(any(word in label for label in labels) for word in ("turned", "descriptors"))
+    assert all(row["chips"]["sm_90"]["spills"] == 4 for row in content["kernels"])
+
+
 def test_one_row_needs_no_matrix_unit_and_what_spills_is_never_right() -> None:
     fine = compiles.Report("k", "gfx942", 64, 0, 65536, 1000, {"v_mfma_f32_16x16x16_bf16": 2}, multiplies_halves=True)
     assert fine.ok and replace(fine, matrix_instructions={}, multiplies_halves=False).ok

@@ -225,7 +225,7 @@ def test_rows_are_read_where_they_lie(name: str, quick: Config) -> None:
     assert not any(b.role == "scratch" and b.name.startswith("left") for b in kernel.buffers)
 
 
-@pytest.mark.parametrize(("depth", "rows"), [(260, [384, 373]), (768, [258, 258, 241]), (4096, [192, 192, 192, 181])])
+@pytest.mark.parametrize(("depth", "rows"), [(300, [384, 373]), (768, [258, 258, 241]), (4096, [192, 192, 192, 181])])
 def test_blocks_are_as_large_as_stays_in_the_cache(depth: int, rows: list[int], quick: Config) -> None:
     """Rows and their sums: few and even ones, each for all columns, of which a weight by input has four registers."""
     for function, weight, wide in (
