@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from bench.harness import BASELINE, Measurement, measure, report, table
 from bench.machine import wait_until_idle
-from bench.models import DTYPES
+from bench.models import DTYPES, USUAL
 from bench.peers import peer
 from bench.record import write_result
 from fusec.debug.measurement import measure_machine
@@ -142,7 +142,7 @@ def _extra_mib_in_fresh_process(tokens: int) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.attention", description=__doc__)
     add = parser.add_argument
-    add("--dtypes", default=",".join(DTYPES), metavar="A,B")
+    add("--dtypes", default=",".join(USUAL), metavar="A,B")
     add("--peers", default="", metavar="A,B", help="others beside fusec")
     add("--rounds", type=int, default=15)
     add("--seed", type=int, default=0)

@@ -19,7 +19,9 @@ from bench.peers import backend_named
 from bench.record import write_result
 from fusec.debug.explain import KINDS
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+USUAL = ("float32", "bfloat16")
+"""Those that are asked for unless others are."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -176,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--check", action="store_true", help="hold every model against the numeric rule")
     add("--faults", action="store_true", help="plant faults, each of which the check must find")
     add("--models", default="", metavar="A,B", help=f"by default all: {', '.join(FAMILIES)}")
-    add("--dtypes", default=",".join(DTYPES), metavar="A,B")
+    add("--dtypes", default=",".join(USUAL), metavar="A,B")
     add("--modes", default=",".join(SHAPES), metavar="A,B", help="static, dynamic or both")
     add("--dynamic", dest="modes", action="store_const", const="dynamic", help="the same as --modes dynamic")
     add("--backend", default="fusec", help="fusec, interpreter, inductor, aot_eager or eager")

@@ -19,7 +19,7 @@ from torch import nn
 from bench.check import SHAPES, refusal
 from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
-from bench.models import DTYPES
+from bench.models import DTYPES, USUAL
 from bench.numerics import cast_inputs, cast_parameters
 from bench.record import write_result
 from bench.zoo import ARCHITECTURES
@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.verification", description=__doc__)
     add = parser.add_argument
     add("--models", default="", metavar="A,B", help=f"by default all: {', '.join(ARCHITECTURES)}")
-    add("--dtypes", default=",".join(DTYPES), metavar="A,B")
+    add("--dtypes", default=",".join(USUAL), metavar="A,B")
     add("--modes", default="", metavar="A,B", help=f"by default static, and dynamic too for {', '.join(FAMILIES)}")
     add("--jobs", type=int, default=2, help="processes at a time")
     add("--seed", type=int, default=0)

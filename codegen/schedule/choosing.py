@@ -97,9 +97,8 @@ def _few_rows(products: Products, machine: Machine) -> Choice:
         choice = Choice(rows, _TILE // depth // rows, depth)  # whose loads go to registers
     else:
         depth = _depth(products, _DEPTHS[bytes_])
-        choice = Choice(
-            max(MATRIX_ROWS, rows), _TILE // depth, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW)
-        )
+        columns = max(_TILE // depth, _TURNED * products.most if _may_turn(products, machine) else 0)
+        choice = Choice(max(MATRIX_ROWS, rows), columns, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW))
     choice = replace(choice, registers=_registers_of_few(machine))
     while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
         choice = replace(choice, columns=choice.columns // 2)
