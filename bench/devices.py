@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -136,6 +137,14 @@ class Toy:
 Device = Gpu | Toy
 
 
+PATIENCE_S = 10
+"""Seconds that what has begun may take beyond a command's."""
+
+
+class TooLate(BaseException):
+    """Time ran out. Nothing that is interrupted takes it for a failure of its own."""
+
+
 class Budget:
     """Seconds that a command may take."""
 
@@ -151,3 +160,22 @@ class Budget:
     def spent(self) -> float:
         """How many have passed."""
         return time.monotonic() - self.start
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """End what takes longer; a call of a driver or of a compiler is waited for.
+
+        Raises:
+            TooLate: then.
+        """
+
+        def end(*_: object) -> None:
+            raise TooLate
+
+        before = signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, max(self.left, 0) + PATIENCE_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)

@@ -13,7 +13,6 @@ nothing is lost where time runs out.
 import argparse
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from torch import Tensor
 
 from bench import launching
 from bench.compile_time import in_fresh_process
-from bench.devices import Budget, Device, Gpu, Toy
+from bench.devices import Budget, Device, Gpu, TooLate, Toy
 from bench.gpu_report import CLAIM, PEERS, Claim, claims, draw, tables
 from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workloads
 from bench.harness import BASELINE, Measurement, console, measure, report
@@ -63,8 +62,6 @@ SANITIZER = "compute-sanitizer"
 SANITIZED_S = 100
 """Seconds that it may take."""
 TOO_LATE = "time ran out"
-PATIENCE_S = 10
-"""Seconds that a compile which has begun may take beyond the command's."""
 
 
 @dataclass
@@ -319,9 +316,9 @@ def _model(run: Run, workload: Workload, row: dict[str, Any]) -> None:
             continue
         run.step(f"  {name}")
         try:
-            with _interrupted(run.budget.left + PATIENCE_S):
+            with run.budget.kept():
                 candidates[name] = _checked(run, workload, name, model, expected, reference, found)
-        except _TooLate:
+        except TooLate:
             run.found.setdefault("not measured", {})[f"{workload.title}, {name}"] = TOO_LATE
             torch._dynamo.reset()
         except Exception as problem:
@@ -474,30 +471,6 @@ def _reported(run: Run, what: str) -> Iterator[None]:
     except Exception as problem:
         traceback.print_exc()
         run.fails(what, described(problem))
-
-
-class _TooLate(BaseException):
-    """Nothing that is interrupted takes it for a failure of its own."""
-
-
-@contextmanager
-def _interrupted(seconds: float) -> Iterator[None]:
-    """End what takes longer; a call of the driver or of a compiler is waited for.
-
-    Raises:
-        _TooLate: then.
-    """
-
-    def end(*_: object) -> None:
-        raise _TooLate
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -48,8 +48,8 @@ from fusec.verify.contract import compare_outputs
 from fusec.verify.interpreter import evaluate
 
 PASS_NAME = "autotune"
-FORM = 1
-"""Raised whenever a record changes its form."""
+FORM = 2
+"""Raised whenever a record changes its form or its meaning."""
 _SUFFIX = ".choice"
 _ROUNDS = 7
 """How often each candidate is timed, all in turn; the median counts."""

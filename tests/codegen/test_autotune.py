@@ -357,7 +357,11 @@ def test_copies_rotate_and_lie_as_the_originals() -> None:
 
 
 def test_a_compile_chooses_under_autotune_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tuner, "here", classmethod(lambda cls, context, *_: bench.tuner(remarks=context.remarks)))
+    def here(cls: type[Tuner], context: Context, *_: Any) -> Tuner:
+        assert [step.name for step in context.library.passes] == ["group", "bias"]
+        return bench.tuner(remarks=context.remarks)
+
+    monkeypatch.setattr(Tuner, "here", classmethod(here))
     for mode, expected in (("default", 0), ("max-autotune", 1), ("max-autotune", 0)):
         config = Config(mode=mode, target="triton", machine="h200", strict=True)
         compiled = compile_graph(trace(layer, inputs(), symbolic=False), config)

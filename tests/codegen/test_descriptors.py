@@ -29,6 +29,7 @@ from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import descriptors, options
 from fusec.codegen.triton.tuning import Tuner
+from fusec.codegen.unfused import Unfused
 from fusec.config import Config
 from fusec.errors import ScheduleError
 from fusec.frontend import trace
@@ -210,7 +211,8 @@ def test_blocks_go_from_memory_to_the_matrix_unit(name: str, code: str, unit: st
 
 def test_they_are_candidates_and_what_was_chosen_is_read_back(tmp_path: Path) -> None:
     region = region_of(F.linear, ((40, 64), (72, 64)))
-    tuner = Tuner("a GPU", chip("h200"), Cache(tmp_path), Remarks(), SimpleNamespace, LANES)  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace
+    tuner = Tuner("a GPU", chip("h200"), Cache(tmp_path), Remarks(), nothing, LANES, Unfused)
     kernel = TritonTarget().schedule(region, "k", chip("h200"))
     found = [choice for choice, _ in tuner.candidates(region, kernel).values() if choice and choice.descriptors]
     assert found and found[0] == replace(kernel.choice, descriptors=True)
