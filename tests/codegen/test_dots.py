@@ -46,7 +46,7 @@ def dot(name: str, dtype: DType, along: str, rows: Size, adds: bool) -> Kernel:
     if along == "packed":
         right = Matrix("w", sympy.Integer(0), 1, K)
     block = Dot(Matrix("y", N + 3, N + 3, 1), Matrix("x", STEP, STEP, 1), right, rows, N, K, adds)
-    again = Loop("j", 0, N, 16, "tile", (Load("v", "y", N + 3 + j), Store("first", j, "v")))
+    again = Loop("j", 0, N, target_named("cpp").lanes, "tile", (Load("v", "y", N + 3 + j), Store("first", j, "v")))
     weight = Buffer("w", dtype, (K + 4) * (N + 4), "input", packed=int(along == "packed"))
     buffers = (Buffer("x", dtype, (M + 2) * STEP, "input"), weight,
                Buffer("y", sums, (M + 2) * (N + 3), "output"), Buffer("first", sums, N, "output"))  # fmt: skip
