@@ -26,9 +26,9 @@ from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.frontend import trace
 from fusec.ir.graph import Node
-from fusec.passes import library_pipeline
 from fusec.pipeline import Context
 from fusec.remarks import Remarks
+from tests.codegen.test_by_library import context
 from tests.codegen.triton_regions import regions_of
 
 LANES, H200 = TritonTarget().lanes, chip("h200")
@@ -42,12 +42,6 @@ def layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 def inputs(shapes: Any = SHAPES) -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(shape) for shape in shapes]
-
-
-def context() -> Context:
-    """That of a compile for an H200."""
-    config = Config(mode="max-autotune", machine="h200", target="triton")
-    return Context(config, machine=H200, library=library_pipeline(config))
 
 
 def region_of(shapes: Any = SHAPES) -> Node:
