@@ -71,7 +71,8 @@ def own_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FUSEC_CACHE_DIR", str(shared / "kernels"))
+        patch.setenv("XDG_CACHE_HOME", str(shared))  # options that were not read from the environment
+        patch.setenv("FUSEC_CACHE_DIR", str(shared / "fusec"))
         yield
 
 

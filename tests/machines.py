@@ -1,7 +1,6 @@
 """Processors for tests, whichever one they run on: profiles that say whose products of many rows are quicker."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -15,8 +14,9 @@ def cpu(**products: float) -> Machine:
     return replace(assumed_cpu(torch.get_num_threads()), source=MEASURED, peaks=peaks)
 
 
-def profile(folder: Path, **products: float) -> Config:
-    """Options of a compile for it, which keep its profile in a folder; nothing may fall back."""
-    config = Config(strict=True, cache_dir=str(folder))
+def profile(**products: float) -> Config:
+    """Options of a compile for it, all of which share a folder for its profile and kernels; nothing may fall back."""
+    name = "-".join(f"{dtype}-{rate}" for dtype, rate in products.items())
+    config = Config(strict=True, cache_dir=str(Config.from_environment().cache_path() / f"machine-{name}"))
     store_machine(cpu(**products), config)
     return config

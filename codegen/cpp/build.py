@@ -1,4 +1,8 @@
-"""Kernel text to a function that runs: compiled side by side, cached, each equal text built and loaded once."""
+"""Kernel text to a function that runs: compiled side by side, cached, each equal text built and loaded once.
+
+So are the register tiles of ``dot.h``, objects that kernels are linked with: compiling them takes several times as long
+as what is left of a kernel.
+"""
 
 import ctypes
 import functools
@@ -8,7 +12,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ from fusec.errors import BuildError
 _HERE = Path(__file__).parent
 _ENTRY = "fusec_kernel"
 """Name of the function in every library, so that kernels that differ in name alone are one."""
+_LINKED = re.compile(r"^extern (template struct .+;)$", re.MULTILINE)
+"""A line of a kernel that names an object it is linked with."""
 _loaded: dict[str, Any] = {}
 _lock = threading.Lock()
 
@@ -106,12 +112,23 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
     keys = [key_of([*shared, text]) for text in texts]
     *keys_of_kernels, key_of_launches = keys
     todo = {key: text for key, text in zip(keys, texts, strict=True) if key not in _loaded}
+    missing = [text for key, text in todo.items() if cache.find(key, ".so") is None]
+    linked = dict.fromkeys(_object_text(line) for text in missing for line in _LINKED.findall(text))
+    objects: dict[str, Future[Path]] = {}
     failures: dict[str, BuildError] = {}
+
+    def obtain_object(text: str) -> Path:
+        return _obtain(cache, key_of([*shared, text]), ".o", lambda: _compile(text, compiler))
 
     def obtain(item: tuple[str, str]) -> None:
         key, text = item
+
+        def compiled() -> bytes:
+            parts = [_object_text(line) for line in _LINKED.findall(text)]
+            return _link(_compile(text, compiler), [objects[part].result() for part in parts], compiler)
+
         try:
-            function = _load(_obtain(key, text, compiler, cache))
+            function = _load(_obtain(cache, key, ".so", compiled))
             function.restype = ctypes.c_int64
         except OSError as error:
             fix = "free some space, or name another directory in $TMPDIR"
@@ -123,10 +140,9 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
         with _lock:
             _loaded.setdefault(key, function)
 
-    if len(todo) == 1:
-        obtain(next(iter(todo.items())))
-    elif todo:
-        with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
+    if todo:
+        with ThreadPoolExecutor(min(len(todo) + len(linked), os.cpu_count() or 1)) as pool:
+            objects.update((text, pool.submit(obtain_object, text)) for text in linked)  # before who waits for them
             list(pool.map(obtain, todo.items()))
     for key in todo:
         carry(cache, key, ".so")
@@ -155,22 +171,34 @@ def _anonymous(name: str, text: str) -> str:
     return re.sub(rf"\bint64_t {re.escape(name)}\(", f"int64_t {_ENTRY}(", "\n".join(lines), count=1) + "\n"
 
 
-def _obtain(key: str, text: str, compiler: Compiler, cache: Cache) -> Path:
-    found = cache.find(key, ".so")
+def _object_text(line: str) -> str:
+    """The translation unit of what a kernel names."""
+    return f'#include "dot.h"\nusing namespace fusec;\n{line}\n'
+
+
+def _obtain(cache: Cache, key: str, suffix: str, make: Callable[[], bytes]) -> Path:
+    found = cache.find(key, suffix)
     if found is not None:
         return found
     with cache.building(key):
-        found = cache.find(key, ".so")  # another process may have built it while this one waited
-        return found if found is not None else cache.publish(key, ".so", _compile(text, compiler))
+        found = cache.find(key, suffix)  # another process may have built it while this one waited
+        return found if found is not None else cache.publish(key, suffix, make())
 
 
 def _compile(text: str, compiler: Compiler) -> bytes:
     with tempfile.TemporaryDirectory(prefix="fusec-build-") as folder:
-        source, unit, library = (str(Path(folder) / f"kernel.{kind}") for kind in ("cpp", "o", "so"))
-        Path(source).write_text(text)
-        run_compiler([*compiler.command, *compiler.flags, f"-I{_HERE}", "-c", source, "-o", unit])
-        run_compiler([*compiler.command, *LINK_FLAGS, unit, "-lm", "-o", library])
-        return Path(library).read_bytes()
+        source, unit = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
+        source.write_text(text)
+        run_compiler([*compiler.command, *compiler.flags, f"-I{_HERE}", "-c", str(source), "-o", str(unit)])
+        return unit.read_bytes()
+
+
+def _link(unit: bytes, objects: Sequence[Path], compiler: Compiler) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="fusec-build-") as folder:
+        kernel, library = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
+        kernel.write_bytes(unit)
+        run_compiler([*compiler.command, *LINK_FLAGS, *map(str, [kernel, *objects]), "-lm", "-o", str(library)])
+        return library.read_bytes()
 
 
 def _load(path: Path) -> Any:

@@ -47,15 +47,15 @@ class Compiler:
 
     @property
     def has_bf16_products(self) -> bool:
-        """Whether pairs of bfloat16 are multiplied and added into floats by one instruction; see ``dot.h``."""
-        return "#define __AVX512BF16__ 1" in self.identity and "__clang__" not in self.identity
+        """Whether pairs of bfloat16 are multiplied and added into floats by one quick instruction; see ``dot.h``."""
+        return self._has("AVX512BF16") and not self._has("AVX512FP16") and "__clang__" not in self.identity
 
     def is_the_librarys(self, half: str) -> bool:
         """Whether the machine has instructions for products of a half type that generated code does not use.
 
         Of machines that nobody has tried it is taken for granted.
         """
-        pairs = half == "bf16" and self._has("AVX512BF16") and not self.has_bf16_products
+        pairs = half == "bf16" and self._has("AVX512BF16") and "__clang__" in self.identity
         return not self._has("AVX2") or pairs or any(map(self._has, _HALF_PRODUCTS[half]))
 
     def _has(self, feature: str) -> bool:

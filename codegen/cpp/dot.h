@@ -1,7 +1,9 @@
 // Blocks of matrix products: accumulators in registers, the weight read once.
 //
-// target[m, n] = sum over k of left[m, k] * right[k, n], for ROWS rows known when compiled. The left operand lies
-// along k and stays in the first-level cache; a register tile takes up to four of its rows at a time.
+// target[m, n] = sum over k of left[m, k] * right[k, n]. The left operand lies along k and stays in the first-level
+// cache; a register tile takes up to six of its rows at a time. A few rows, ROWS, are known when compiled. The tiles of
+// many rows are Panels, built once for all kernels, which name as `extern template` what they are linked with: compiling
+// them takes several times as long as all else.
 #pragma once
 
 #include "vec.h"
@@ -66,8 +68,10 @@ template <int N> constexpr int together(int count) {
 #endif
 }
 
-// Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it.
-#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+// Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it and is quick at it:
+// Intel's processors with AVX512-FP16 take two cycles for one, half the speed of their two FMAs a cycle.
+#if defined(__AVX512BF16__) && !defined(__AVX512FP16__) && defined(__GNUC__) && !defined(__clang__)
+#define IN_PAIRS
 typedef int16_t Pairs __attribute__((vector_size(64)));
 template <class A, class L, class R, int N>
 constexpr bool in_pairs =
@@ -108,7 +112,7 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
     }
   };
   int64_t k = 0;
-#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+#ifdef IN_PAIRS
   if constexpr (in_pairs<A, L, R, N>) {
     for (; k + 2 * N <= depth; k += 2 * N) {
       Pairs columns[COLUMNS];
@@ -184,7 +188,7 @@ template <class A, class R, int N> struct Lanes {
   template <class L> static LANEWISE A factor(const L* p) { return A(load(p)); }
   static LANEWISE row add(row sum, A x, row y) { return sum + x * y; }
 };
-#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+#ifdef IN_PAIRS
 template <> struct Lanes<float, word, 16> {
   typedef Raw<int32_t, 16>::type row;
   typedef Raw<float, 16>::type floats;
@@ -203,16 +207,26 @@ template <int N> FN Part of_tile(Part all, int tile) {
   return {count < 0 ? 0 : count < N ? count : N};
 }
 
-// The right operand lies along its columns: lanes along the columns, TILES of them at once. Of as many rows from
-// ``next`` on, so many tiles each are asked for meanwhile. Whether they are added to what is there is asked when they
-// are stored: were it known when compiled, all of this would be compiled twice.
+// What tiles of one product have in common. The right operand lies along its columns.
+template <class A, class L, class R> struct Panel {
+  int64_t target_step, left_step, left_k;
+  const R* right;
+  int64_t right_step, columns, depth;
+  bool adds;  // to what is there. Asked when sums are stored: were it known when compiled, all would be compiled twice
+};
+
+// Lanes along the columns, TILES of them at once. Of as many rows from ``next`` on, so many tiles each are asked for
+// meanwhile.
 template <int ROWS, int TILES, int N, class A, class L, class R, class Count>
-DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
-                        const R* right, int64_t right_step, Count columns, int64_t depth, bool adds, const R* next,
-                        int asked) {
+DOT_FUNCTION dot_tile_n(const Panel<A, L, R>& panel, A* target, const L* left, int64_t first, Count columns,
+                        const R* next, int asked) {
   CONTRACT
   typedef Lanes<A, R, N> lanes;
   constexpr int line = N * sizeof(R) < 64 ? 64 / (N * sizeof(R)) : 1;  // tiles
+  const int64_t target_step = panel.target_step, left_step = panel.left_step, left_k = panel.left_k;
+  const int64_t right_step = panel.right_step, depth = panel.depth;
+  const R* const right = panel.right + first;
+  target += first;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
   for (int64_t k = 0; k < depth; k++) {
     typename lanes::row row[TILES];
@@ -224,15 +238,15 @@ DOT_FUNCTION dot_tile_n(A* target, int64_t target_step, const L* left, int64_t l
     }
   }
   // As in the loop above, each sum is to be named: else the compiler keeps those of a part of a tile in memory.
+  const auto each = [&](const auto& does) LANEWISE {
+    A* place = target;
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < ROWS; r++, place += target_step)
 #pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-      A* const place = target + r * target_step + t * N;
-      if (adds) sums[r][t] += load<N>(place, of_tile<N>(columns, t)).v;
-      store(place, Vec<A, N>(sums[r][t]), of_tile<N>(columns, t));
-    }
-  }
+      for (int t = 0; t < TILES; t++) does(place + t * N, sums[r][t], of_tile<N>(columns, t));
+  };
+  if (panel.adds) each([](A* place, auto& sum, auto count) LANEWISE { sum += load<N>(place, count).v; });
+  each([](A* place, auto& sum, auto count) LANEWISE { store(place, Vec<A, N>(sum), count); });
 }
 
 constexpr int64_t TILES_AT_ONCE = REGISTERS / 8;
@@ -241,20 +255,16 @@ constexpr int64_t PANEL = 4;  // tiles of columns that stay in the first-level c
 // As many columns as it takes: so many tiles at a time, then up to three, then what is left, of which only the last
 // tile may be not full.
 template <int ROWS, int N, class A, class L, class R>
-DOT_FUNCTION dot_columns_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
-                           const R* right, int64_t right_step, int64_t columns, int64_t depth, bool adds,
-                           const R* next = nullptr, int asked = 0) {
+FN void dot_columns_n(const Panel<A, L, R>& panel, A* target, const L* left, const R* next = nullptr, int asked = 0) {
   int64_t c = 0;
-#define TILES(some, columns)                                                                                         \
-  dot_tile_n<ROWS, some, N>(target + c, target_step, left, left_step, left_k, right + c, right_step, columns, depth, \
-                            adds, next, asked),                                                                      \
-      c += some * N, asked = 0
-  while (c + TILES_AT_ONCE * N <= columns) TILES(TILES_AT_ONCE, All{});
+#define TILES(some, count) \
+  dot_tile_n<ROWS, some, N>(panel, target, left, c, count, next, asked), c += some * N, asked = 0
+  while (c + TILES_AT_ONCE * N <= panel.columns) TILES(TILES_AT_ONCE, All{});
   if constexpr (TILES_AT_ONCE > 3)
-    if (c + 3 * N <= columns) TILES(3, All{});
+    if (c + 3 * N <= panel.columns) TILES(3, All{});
   if constexpr (TILES_AT_ONCE > 2)
-    if (c + 2 * N <= columns) TILES(2, All{});
-  const Part rest{columns - c};
+    if (c + 2 * N <= panel.columns) TILES(2, All{});
+  const Part rest{panel.columns - c};
   if (rest.count > N) TILES(2, rest);
   else if (rest.count == N) TILES(1, All{});
   else if (rest.count > 0) TILES(1, rest);
@@ -268,12 +278,10 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
   constexpr int64_t wide = PANEL * N;
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t some = columns - c < wide ? columns - c : wide;
-    for (int r = 0; r < full; r += 4)
-      dot_columns_n<4, N>(target + r * target_step + c, target_step, left + r * left_step, left_step, left_k, right + c,
-                          right_step, some, depth, ADDS);
+    const Panel<A, L, R> panel{target_step, left_step, left_k, right + c, right_step, some, depth, ADDS};
+    for (int r = 0; r < full; r += 4) dot_columns_n<4, N>(panel, target + r * target_step + c, left + r * left_step);
     if constexpr (ROWS % 4 != 0)
-      dot_columns_n<ROWS % 4, N>(target + full * target_step + c, target_step, left + full * left_step, left_step,
-                                 left_k, right + c, right_step, some, depth, ADDS);
+      dot_columns_n<ROWS % 4, N>(panel, target + full * target_step + c, left + full * left_step);
   }
 }
 
@@ -283,30 +291,40 @@ template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int6
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(p + r * step + i, 0, 2);
 }
 
-// As many rows as it takes, beside tiles of columns: six at a time leave room for their sums, one row of the right
-// operand and a factor. lefts() gives where the rows of the left operand lie from one up to another.
-// The first of them ask for the rows from ``next`` on, if there are any, while they compute: the more rows, the less at
-// once.
-template <int N, class A, class Lefts, class R>
-FN void dot_panel_n(A* target, int64_t target_step, const Lefts& lefts, int64_t left_step, int64_t left_k,
-                    const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth, bool adds,
-                    const R* next = nullptr) {
-  // Few together wait for each other's sums, so the last ones are shared out: 8 are 4 and 4.
-#define ROWS_AT_ONCE(some)                                                                                       \
-  dot_columns_n<some, N>(target + r * target_step, target_step, lefts(r, r + some), left_step, left_k, right,    \
-                         right_step, columns, depth, adds, next + first * N, asked),                             \
-      r += some
-  const int most = !next ? 0 : rows <= 6 ? PANEL : rows < 48 ? PANEL / 2 : 1;
-  for (int64_t r = 0, first = 0; r < rows; first += most) {
-    const int asked = first < PANEL ? most : 0;
-    const int64_t rest = rows - r;
-    if (rest >= 9 || rest == 6) ROWS_AT_ONCE(6);
-    else if (rest >= 7 || rest == 4) ROWS_AT_ONCE(4);
-    else if (rest >= 3) ROWS_AT_ONCE(3);
-    else if (rest == 2) ROWS_AT_ONCE(2);
-    else ROWS_AT_ONCE(1);
+// The tiles of six rows at a time, which leave room for their sums, one row of the right operand and a factor, and of
+// the last ones: few together wait for each other's sums, so these are shared out, 8 are 4 and 4.
+template <int N, class A, class L, class R> struct Panels {
+  static void dot(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next, int asked);
+  static int64_t together(int64_t rows) {
+    return rows >= 9 || rows == 6 ? 6 : rows >= 7 || rows == 4 ? 4 : rows >= 3 ? 3 : rows;
   }
-#undef ROWS_AT_ONCE
+};
+template <int N, class A, class L, class R>
+void Panels<N, A, L, R>::dot(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next,
+                             int asked) {
+  if (rows == 6) dot_columns_n<6, N>(panel, target, left, next, asked);
+  if (rows == 4) dot_columns_n<4, N>(panel, target, left, next, asked);
+  if (rows == 3) dot_columns_n<3, N>(panel, target, left, next, asked);
+  if (rows == 2) dot_columns_n<2, N>(panel, target, left, next, asked);
+  if (rows == 1) dot_columns_n<1, N>(panel, target, left, next, asked);
+}
+#ifndef IN_PAIRS
+template <class A> struct Panels<16, A, word, word> {};  // nobody multiplies words
+#endif
+
+// As many rows as it takes, beside one panel. lefts() gives where the rows of the left operand lie from one up to
+// another. The first of them ask for the rows from ``next`` on, if there are any, while they compute: the more rows,
+// the less at once.
+template <int N, class A, class L, class R, class Lefts>
+FN void dot_panel_n(const Panel<A, L, R>& panel, A* target, int64_t rows, const Lefts& lefts,
+                    const R* next = nullptr) {
+  typedef Panels<N, A, L, R> panels;
+  const int most = !next ? 0 : rows <= 6 ? PANEL : rows < 48 ? PANEL / 2 : 1;
+  for (int64_t r = 0, some, first = 0; r < rows; r += some, first += most) {
+    some = panels::together(rows - r);
+    panels::dot(panel, some, target + r * panel.target_step, lefts(r, r + some), next + first * N,
+                first < PANEL ? most : 0);
+  }
 }
 
 // Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower.
@@ -326,8 +344,8 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
         if (left_k == 1) ask_for(left + k, left_step, last, last + 6 < rows ? last + 6 : rows, some);
         return left + r * left_step + k * left_k;
       };
-      A* const to = target + c;
-      dot_panel_n<N>(to, target_step, from, left_step, left_k, block, right_step, rows, wide, some, ADDS || k, next);
+      const Panel<A, L, R> panel{target_step, left_step, left_k, block, right_step, wide, some, ADDS || k};
+      dot_panel_n<N>(panel, target + c, rows, from, next);
     }
   }
 }
@@ -407,13 +425,13 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
   typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
   constexpr int64_t wide = PANEL * N, some = CHAIN;
   constexpr bool widened = !same_type<Factor, L>::value;
-  alignas(64) W panel[wide * some];
+  alignas(64) W turned[wide * some];
   alignas(64) float group[widened ? 6 * some : 1];
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t width = columns - c < wide ? columns - c : wide;
     for (int64_t k = 0; k < depth; k += some) {
       const int64_t far = depth - k < some ? depth - k : some;
-      turn<N>(panel, wide, right + c * right_step + k, right_step, width, far);
+      turn<N>(turned, wide, right + c * right_step + k, right_step, width, far);
       // Memory fetches the block that follows meanwhile, so many of its columns with each group of rows, and the left
       // operand's next rows.
       const R* const next = right + (k + some < depth ? c * right_step + k + some : (c + width) * right_step);
@@ -434,7 +452,8 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
         }
       };
       const int64_t step = widened ? some : left_step;
-      dot_panel_n<N>(target + c, target_step, lefts, step, 1, panel, wide, rows, width, far, k != 0);
+      dot_panel_n<N>(Panel<float, Factor, W>{target_step, step, 1, turned, wide, width, far, k != 0}, target + c, rows,
+                     lefts);
     }
   }
 }
@@ -443,7 +462,7 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
 template <int N, class A, class L, class R>
 FN void dot_packed(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right, int64_t rows,
                    int64_t columns, int64_t depth) {
-#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+#ifdef IN_PAIRS
   if constexpr (in_pairs<A, L, R, N>) {
     dot_many_along_n<N, false>(target, target_step, (const word*)left, left_step / 2, 1, (const word*)right, columns,
                                rows, columns, depth / 2);
@@ -456,7 +475,7 @@ FN void dot_packed(A* target, int64_t target_step, const L* left, int64_t left_s
 template <int N, class A, class L, class R>
 FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                          int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+#ifdef IN_PAIRS
   if constexpr (in_pairs<A, L, R, N>) {
     if (depth % 2 == 0 && left_step % 2 == 0 && right_step % 2 == 0) {
       dot_turned<N, word>(target, target_step, (const word*)left, left_step / 2, (const word*)right, right_step / 2,

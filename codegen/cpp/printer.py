@@ -80,6 +80,7 @@ class _Printer(Straight):
     def _head(self) -> list[str]:
         header = "dot.h" if any(isinstance(s, Dot) for s in walk(self.kernel.body)) else "vec.h"
         lines = [f'#include "{header}"', "using namespace fusec;"]
+        lines += [f"extern template struct {name};" for name in sorted(self.linked)]
         for kind in sorted(self.types, key=lambda k: k.text):
             form = f"Mask<{kind.lanes}>" if kind.dtype == t.BOOL else f"Vec<{scalar_type(kind.dtype)}, {kind.lanes}>"
             lines.append(f"using {kind.text} = {form};")

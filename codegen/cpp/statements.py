@@ -34,6 +34,8 @@ from fusec.ir.types import DType
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """What joins two partial results of a reduction."""
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"))
+_PAIRED_LANES = 16
+"""Of the instruction that multiplies pairs of bfloat16."""
 _BROADCASTING = _COMPARISONS | {"add", "sub", "mul", "div", "maximum", "minimum", "and", "or", "xor", "fma"}
 
 
@@ -64,6 +66,8 @@ class Straight:
         self.kinds: dict[str, Kind] = {}
         self.types: set[Kind] = set()
         """The vector types that the text needs."""
+        self.linked: set[str] = set()
+        """What of ``dot.h`` is built once for all kernels, and the text needs."""
         self.lines: list[str] = []
         self.depth = 1
         self.tiles: list[Loop] = []
@@ -250,12 +254,28 @@ class Straight:
         options = [str(s.rows)] if few else []
         options += [str(self.steps[0]), *(["true" if s.adds else "false"] if along == "n" else [])]
         self.line(f"dot_{'' if few else 'many_'}along_{along}<{', '.join(options)}>({arguments});")
+        if not few:
+            self._link(s, f"along_{along}")
 
     def _packed_dot(self, s: Dot) -> None:
         """Of a whole block, which begins where it would if it were not turned."""
         operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, s.left.row_stride), _matrix(s.right)]
         arguments = ", ".join([*operands, *map(CPP.print, (s.rows, s.columns, s.depth))])
         self.line(f"dot_packed<{self.steps[0]}>({arguments});")
+        self._link(s, "packed")
+
+    def _link(self, s: Dot, how: str) -> None:
+        """Note which panels of ``dot.h`` a product of many rows takes."""
+        lanes = self.steps[0]
+        sums, left, right = (MEMORY_TYPES[self.buffers[m.buffer].dtype] for m in (s.target, s.left, s.right))
+        paired = lanes == _PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")
+        words = [("word", "word")] if paired else []
+        operands = {
+            "along_k": [("float", "float"), *words] if sums == "float" else [],  # turned, and widened or in pairs
+            "along_n": [(left, right)],
+            "packed": words or [(left, right)],
+        }
+        self.linked |= {f"fusec::Panels<{lanes}, {sums}, {', '.join(pair)}>" for pair in operands[how]}
 
     def _fold(self, s: Fold) -> None:
         kind = self.kinds[s.src]

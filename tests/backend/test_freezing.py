@@ -5,7 +5,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,9 +37,9 @@ def anew() -> Iterator[None]:
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Config:
+def plain() -> Config:
     """Options of a machine on which generated products are quick, whichever this one is."""
-    return profile(tmp_path, f32=100.0, bf16=100.0)
+    return profile(f32=100.0, bf16=100.0)
 
 
 class Net(nn.Module):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,9 +80,9 @@ def sample(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
 
 
 @pytest.fixture(params=["library", "generated"])
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
+def machine(request: pytest.FixtureRequest) -> Config:
     """Options of a processor on which the library's products of many rows are quicker, and of one where ours are."""
-    return profile(tmp_path, **({"f32": 100.0} if request.param == "generated" else {}))
+    return profile(**({"f32": 100.0} if request.param == "generated" else {}))
 
 
 def run(
@@ -121,13 +120,13 @@ def test_operands_may_lie_in_any_order(case: Case, machine: Config) -> None:
     run(function, [torch.cat((x, x), -1)[..., : x.shape[-1]] for x in sample(shapes)], machine)
 
 
-def test_a_bias_goes_into_the_call(tmp_path: Path) -> None:
+def test_a_bias_goes_into_the_call() -> None:
     for name in (
         "with a bias", "a bias and a weight by input", "a bias and a square weight by input",
         "a bias on rows in two dims",
     ):  # fmt: skip
         function, shapes = MANY[name]
-        assert run(function, sample(shapes), profile(tmp_path)) == ["vendor"], name
+        assert run(function, sample(shapes), profile()) == ["vendor"], name
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,9 @@ SPANS = st.builds(lambda n, first, more: Span(n, first, first + more), st.intege
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> Config:
+def quick() -> Config:
     """Options of a machine on which products are generated."""
-    return profile(tmp_path, f32=100.0, bf16=100.0)
+    return profile(f32=100.0, bf16=100.0)
 
 
 def compiled(function: Callable[..., Any], *inputs: Tensor, config: Config, symbolic: bool = False) -> Compiled:

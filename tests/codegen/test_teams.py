@@ -1,7 +1,6 @@
 """Threads run a row of kernels as one team: each iteration once, in the order that results ask for."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import sympy
@@ -25,8 +24,8 @@ A, B, C = (sympy.Symbol(n, integer=True, nonnegative=True) for n in "abc")
 N = symbol("n")
 
 
-def built(tmp_path: Path, *kernels: Kernel) -> list[CppKernel]:
-    out = build([(kernel.name, print_kernel(kernel)) for kernel in kernels], Config(cache_dir=str(tmp_path)))
+def built(*kernels: Kernel) -> list[CppKernel]:
+    out = build([(kernel.name, print_kernel(kernel)) for kernel in kernels], Config())
     assert all(isinstance(kernel, CppKernel) for kernel in out), out
     return out  # type: ignore[return-value]
 
@@ -46,8 +45,8 @@ def counting(name: str, counts: tuple[Size, ...], work: Size = PARALLEL_WORK) ->
 
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("counts", [(1,), (5,), (N,), (3, 5), (N, 4), (2, 3, N), (4, 2, 2)])
-def test_every_iteration_runs_once(tmp_path: Path, threads: int, counts: tuple[Size, ...]) -> None:
-    (kernel,) = built(tmp_path, counting("count", counts))
+def test_every_iteration_runs_once(threads: int, counts: tuple[Size, ...]) -> None:
+    (kernel,) = built(counting("count", counts))
     torch.set_num_threads(threads)
     for n in (0, 1, 2, 13):
         y = torch.zeros(200)
@@ -56,11 +55,11 @@ def test_every_iteration_runs_once(tmp_path: Path, threads: int, counts: tuple[S
         assert y[:ran].eq(1).all() and not y[ran:].any()
 
 
-def test_a_grid_begins_and_goes_on_as_its_loop_says(tmp_path: Path) -> None:
+def test_a_grid_begins_and_goes_on_as_its_loop_says() -> None:
     body = (Index("v", A), Store("y", A, "v"))
     grid = Loop("a", 3, N, 4, "grid", body)
     buffers = (Buffer("y", I64, N, "output"),)
-    (kernel,) = built(tmp_path, Kernel("steps", "pointwise", buffers, ("n",), (grid,), PARALLEL_WORK))
+    (kernel,) = built(Kernel("steps", "pointwise", buffers, ("n",), (grid,), PARALLEL_WORK))
     torch.set_num_threads(3)
     for n in (2, 3, 4, 7, 8, 30):
         y = torch.zeros(40, dtype=torch.int64)
@@ -86,7 +85,7 @@ def row(kernels: list[CppKernel], checks: int = 0) -> object:
 
 
 @pytest.mark.parametrize("threads", THREADS)
-def test_kernels_see_what_those_before_have_done(tmp_path: Path, threads: int) -> None:
+def test_kernels_see_what_those_before_have_done(threads: int) -> None:
     """Those that all take part in and those of the first thread alone, in every order: running sums are exact."""
 
     def running(name: str, work: int) -> Kernel:
@@ -97,7 +96,7 @@ def test_kernels_see_what_those_before_have_done(tmp_path: Path, threads: int) -
         loops = Loop("a", 0, N, 1, "grid", body), Loop("a", 0, N, 1, "serial", back)
         return Kernel(name, "pointwise", (Buffer("y", F32, 2 * N, "update"),), ("n",), loops, work)
 
-    alone, shared = built(tmp_path, running("alone", 0), running("shared", PARALLEL_WORK))
+    alone, shared = built(running("alone", 0), running("shared", PARALLEL_WORK))
     torch.set_num_threads(threads)
     for pattern in ("ss", "as", "sa", "aass", "sasa", "ssaas"):
         call = row([{"a": alone, "s": shared}[letter] for letter in pattern])
@@ -112,7 +111,7 @@ def test_kernels_see_what_those_before_have_done(tmp_path: Path, threads: int) -
 
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("works", [(0, 0), (0, PARALLEL_WORK), (PARALLEL_WORK, 0), (PARALLEL_WORK, PARALLEL_WORK)])
-def test_nothing_runs_after_a_check_that_failed(tmp_path: Path, threads: int, works: tuple[int, int]) -> None:
+def test_nothing_runs_after_a_check_that_failed(threads: int, works: tuple[int, int]) -> None:
     def checked(name: str, work: int) -> Kernel:
         """Adds 1 to y, if the number in z is below its length."""
         load, check = Load("v", "z", sympy.Integer(0)), Check("v", 10, 1)
@@ -126,7 +125,7 @@ def test_nothing_runs_after_a_check_that_failed(tmp_path: Path, threads: int, wo
                 Store("z", sympy.Integer(0), "w"))  # fmt: skip
         return Kernel(name, "pointwise", (Buffer("y", F32, 1, "input"), Buffer("z", I64, 1, "update")), ("n",), body)
 
-    first, second, move = built(tmp_path, checked("first", works[0]), checked("second", works[1]), moving("move"))
+    first, second, move = built(checked("first", works[0]), checked("second", works[1]), moving("move"))
     torch.set_num_threads(threads)
     call = row([first, move, second, move, second, first], checks=6)
     for _ in range(20):
@@ -138,12 +137,12 @@ def test_nothing_runs_after_a_check_that_failed(tmp_path: Path, threads: int, wo
 
 
 @pytest.mark.parametrize("threads", THREADS)
-def test_attention_with_few_heads_is_the_same_for_any_team(tmp_path: Path, threads: int) -> None:
+def test_attention_with_few_heads_is_the_same_for_any_team(threads: int) -> None:
     """Its keys are shared out, and each share's sums lie in memory that all see."""
-
+    torch._dynamo.reset()
     shapes = (1, 1, 1, 64), (1, 1, 4096, 64), (1, 1, 4096, 64)
     inputs = [torch.randn(shape) for shape in shapes]
-    attend = torch.compile(F.scaled_dot_product_attention, backend=backend, options={"cache_dir": str(tmp_path)})
+    attend = torch.compile(F.scaled_dot_product_attention, backend=backend)
     expected = attend(*inputs)
     (compiled,) = compiled_graphs()
     assert any(b.role == "shared" for kernel in compiled.program.kernels.values() for b in kernel.buffers)
@@ -153,7 +152,7 @@ def test_attention_with_few_heads_is_the_same_for_any_team(tmp_path: Path, threa
         assert compiled.program(list(inputs))[0].equal(expected)
 
 
-def test_many_callers_have_a_team_each(tmp_path: Path) -> None:
+def test_many_callers_have_a_team_each() -> None:
     def layers(x: Tensor, *weights: Tensor) -> Tensor:
         for weight in weights:
             x = torch.tanh(F.linear(x, weight))
@@ -161,7 +160,7 @@ def test_many_callers_have_a_team_each(tmp_path: Path) -> None:
 
     weights = [torch.randn(300, 300) / 17 for _ in range(4)]
     inputs = [torch.randn(2, 300) for _ in range(8)]
-    found = compile_graph(trace(layers, (inputs[0], *weights)), profile(tmp_path, f32=100.0, bf16=100.0))
+    found = compile_graph(trace(layers, (inputs[0], *weights)), profile(f32=100.0, bf16=100.0))
     torch.set_num_threads(2)
     expected = [found.program([x, *weights])[0] for x in inputs]
 
@@ -172,9 +171,9 @@ def test_many_callers_have_a_team_each(tmp_path: Path) -> None:
         assert all(pool.map(again, range(8)))
 
 
-def test_a_team_has_the_threads_that_torch_was_told(tmp_path: Path) -> None:
+def test_a_team_has_the_threads_that_torch_was_told() -> None:
     """By whichever thread, and whichever calls."""
-    (kernel,) = built(tmp_path, counting("count", (PARTS,)))
+    (kernel,) = built(counting("count", (PARTS,)))
 
     def team() -> int:
         y = torch.zeros(64)
