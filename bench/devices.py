@@ -149,7 +149,8 @@ class Budget:
     """Seconds that a command may take."""
 
     def __init__(self, seconds: float) -> None:
-        self.end, self.start = time.monotonic() + seconds, time.monotonic()
+        self.start = time.monotonic()
+        self.end = self.start + seconds
 
     @property
     def left(self) -> float:
@@ -160,6 +161,16 @@ class Budget:
     def spent(self) -> float:
         """How many have passed."""
         return time.monotonic() - self.start
+
+    @contextmanager
+    def part(self, share: float) -> Iterator[None]:
+        """Within, there are no more seconds than until so much of all has passed."""
+        end = self.end
+        self.end = self.start + share * (end - self.start)
+        try:
+            yield
+        finally:
+            self.end = end
 
     @contextmanager
     def kept(self) -> Iterator[None]:

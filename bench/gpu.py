@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,8 @@ from fusec.ir.structure import structure
 from fusec.verify.contract import compare_outputs
 
 OURS = "fusec"
-STAGES = ("kernels", "sanitizer", "launching", "rows", "models", "compile")
+STAGES = {"kernels": 0.35, "sanitizer": 0.45, "launching": 0.5, "rows": 0.6, "models": 0.85, "compile": 1.0}
+"""By which part of the time each has to end: none takes that of those behind it."""
 CHECKED_LAYERS = 2
 """Of every model whose kernels are checked one by one: further layers have the same."""
 TRAFFIC = 1 << 30
@@ -112,12 +114,14 @@ class Run:
 
     def late(self, what: str, seconds: float) -> bool:
         """Whether too little time is left for something that takes about so long, which is noted then."""
-        why = (
-            f"after {self.lost} nothing runs any more" if self.lost else TOO_LATE if self.budget.left < seconds else ""
-        )
-        if why:
-            self.found.setdefault("not measured", {})[what] = why
-        return bool(why)
+        late = bool(self.lost) or self.budget.left < seconds
+        if late:
+            self.leaves_out(what, f"after {self.lost} nothing runs any more" if self.lost else TOO_LATE)
+        return late
+
+    def leaves_out(self, what: str, why: str = TOO_LATE) -> None:
+        """Something is not measured."""
+        self.found.setdefault("not measured", {})[what] = why
 
     def fails(self, what: str, why: str) -> None:
         """Something of ours is wrong."""
@@ -148,19 +152,13 @@ def main(words: list[str] | None = None) -> int:
             "  fix:   run it on a machine with one and a CUDA build of torch, or give --toy to see that it runs"
         )
     run = Run(options, Toy() if options.toy else Gpu(), Budget(options.budget))
-    stages = {
-        "kernels": _kernels,
-        "sanitizer": _sanitizer,
-        "launching": _launching,
-        "rows": _rows,
-        "models": _models,
-        "compile": _compile,
-    }
+    stages = dict(zip(STAGES, (_kernels, _sanitizer, _launching, _rows, _models, _compile), strict=True))
     with run.device.compiling(), torch.no_grad():
         for name in options.stages.split(","):
             run.step(name)
             try:
-                stages[name](run)
+                with run.budget.part(STAGES[name]):
+                    stages[name](run)
             except Exception as problem:  # what the next stages find is not lost for it
                 traceback.print_exc()
                 run.fails(name, described(problem))
@@ -212,9 +210,11 @@ def _kernels_of(run: Run, workload: Workload, seen: set[Any], rows: list[dict[st
                 seen.add(key)
                 for choice in dict.fromkeys((None, by_descriptors(region, TritonTarget().machine(Config())))):
                     row = {"in": workload.title, "mode": mode, "choice": str(choice or "default")}
+                    what = f"kernel {region.attributes['label']} of {workload.title}, {mode}, {row['choice']}"
+                    if run.late(what, 3):
+                        continue
                     rows.append(row | _kernel(region, inputs, choice))
                     if rows[-1]["problem"]:
-                        what = f"kernel {rows[-1]['kernel']} of {workload.title}, {mode}, {row['choice']}"
                         run.fails(what, rows[-1]["problem"])
 
 
@@ -319,7 +319,7 @@ def _model(run: Run, workload: Workload, row: dict[str, Any]) -> None:
             with run.budget.kept():
                 candidates[name] = _checked(run, workload, name, model, expected, reference, found)
         except TooLate:
-            run.found.setdefault("not measured", {})[f"{workload.title}, {name}"] = TOO_LATE
+            run.leaves_out(f"{workload.title}, {name}")
             torch._dynamo.reset()
         except Exception as problem:
             found["problem"] = described(problem)
@@ -375,7 +375,7 @@ def _inside(graphs: Sequence[Any]) -> dict[str, Any]:
     steps = [step.kind for graph in graphs for step in graph.program.steps]
     remarks = [remark for graph in graphs for remark in graph.remarks.of("failure", "missed")]
     return {
-        "steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)},
+        "steps": dict(Counter(steps)),
         "no kernel": [f"{r.message}: {r.reason}" for r in remarks if r.kind == "failure" and r.pass_name != TUNING],
         "rejected": [f"{r.message}: {r.reason}" for r in remarks if r.kind == "failure" and r.pass_name == TUNING],
         "not recorded": [f"{r.message}: {r.reason}" for r in remarks if (r.kind, r.pass_name) == ("missed", RECORDING)],
@@ -456,7 +456,10 @@ def _compile(run: Run) -> None:
         run.step(f"{name}, cold")
         with tempfile.TemporaryDirectory() as folder:
             device, seconds = run.device.device.type, min(150, run.budget.left)
-            found[name] = in_fresh_process(name, layers, folder, hidden, run.options.seed, device, seconds)
+            try:
+                found[name] = in_fresh_process(name, layers, folder, hidden, run.options.seed, device, seconds)
+            except subprocess.TimeoutExpired:
+                run.leaves_out(f"compile time of {name}")
         run.write()
 
 

@@ -113,6 +113,8 @@ def readme(result: Mapping[str, Any] | None) -> str:
     for claim in result[CLAIM] if result else claims({}):
         cells = (_figure(claim, key) for key in ("least", "aim", "have"))
         lines.append(f"| {claim['what']} | {claim['unit']} | {' | '.join(cells)} |")
+    if result:
+        lines += ["", "![Inductor's best time over ours, with what is asked](bench/results/gpu.svg)"]
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -23,13 +23,7 @@ class CudaGraphs:
         self._last: torch.cuda.Stream | None = None
         with torch.cuda.device(device):
             self._stream, self._done = torch.cuda.Stream(), torch.cuda.Event()
-            self._pool = torch.cuda.graph_pool_handle()
-            # A pool goes when its last graph does, and its handle with it.
-            self._keeps_pool = torch.cuda.CUDAGraph()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it is empty
-                with self._recording(self._keeps_pool):
-                    pass
+            self._open_pool()
 
     def busy(self) -> bool:
         """Whether the current stream is being recorded by somebody else."""
@@ -54,6 +48,9 @@ class CudaGraphs:
         try:
             with self._recording(graph):
                 outputs = run()
+        except BaseException:
+            self._recover()
+            raise
         finally:
             torch.cuda.set_stream(stream)  # torch leaves another one where a recording fails
         return graph.replay, outputs
@@ -61,6 +58,24 @@ class CudaGraphs:
     def settle(self) -> None:
         """Wait for the last replay."""
         self._done.synchronize()
+
+    def _open_pool(self) -> None:
+        """A pool goes when its last graph does, and its handle with it: an empty one keeps it."""
+        self._pool, self._keeps_pool = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is empty
+            with self._recording(self._keeps_pool):
+                pass
+
+    def _recover(self) -> None:
+        """Let others record: where a recording fails, torch 2.11 still takes the pool and the generator for in use.
+
+        The pool is given back by hand and another one opened; recording that ends what the generator has begun.
+        """
+        with suppress(RuntimeError):  # a torch that has done so itself
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+        with suppress(RuntimeError):  # what failed is told, and whoever records next is told this
+            self._open_pool()
 
     def _recording(self, graph: "torch.cuda.CUDAGraph") -> Any:
         return torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")

@@ -1,10 +1,10 @@
 """The Triton target: GPU kernels, which Triton's interpreter also runs on CPU tensors."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from fusec.analysis.machine import USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip
+from fusec.analysis.machine import CHIPS, USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip
 from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import schedule_region
@@ -28,11 +28,13 @@ class TritonTarget:
     whole_row: bool = True
 
     def machine(self, config: Config) -> Machine:
-        """The GPU that is asked for, or there, by its datasheet."""
+        """The GPU that is asked for, or there, by its datasheet; one that has none here is like others of its kind."""
         import torch
 
-        here = torch.cuda.get_device_name() if not config.machine and torch.cuda.is_available() else ""
-        return chip(config.machine or here, USUAL_CHIP_OF_AMD if torch.version.hip else USUAL_CHIP)
+        usual = USUAL_CHIP_OF_AMD if torch.version.hip else USUAL_CHIP
+        if config.machine or not torch.cuda.is_available():
+            return chip(config.machine, usual)
+        return chip(torch.cuda.get_device_name(), _like(torch.cuda.get_device_properties(), usual))
 
     def schedule(self, region: Node, name: str, machine: Machine | None = None, choice: Choice | None = None) -> Kernel:
         """The tile program of a kernel region.
@@ -57,12 +59,17 @@ class TritonTarget:
         return print_kernel(kernel)
 
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[Launchable | BuildError]:
-        """Print all; Triton compiles each at its first launch, for the types and alignments it meets there.
+        """Print all. Triton compiles here what it can expect, and the rest at launches, for what it meets there.
+
+        On AMD's GPUs it asks how long memory is, and under ``autotune`` other candidates are compiled beside.
 
         Raises:
             BuildError: where Triton is not installed.
         """
         try:
+            import torch
+
+            from fusec.codegen.triton.ahead import prepare_all
             from fusec.codegen.triton.launch import TritonKernel
         except ImportError as reason:
             raise BuildError("Triton is not installed", why=str(reason), fix="pip install triton") from reason
@@ -73,6 +80,8 @@ class TritonTarget:
                 built.append(TritonKernel(kernel, dependent))
             except FusecError as reason:
                 built.append(BuildError(f"kernel {kernel.name} was not built", why=reason.what))
+        if torch.cuda.is_available() and torch.version.hip is None and not config.autotune:
+            prepare_all([kernel for kernel in built if isinstance(kernel, TritonKernel)])
         return built
 
     def settled(
@@ -97,6 +106,23 @@ class TritonTarget:
             tuner = Tuner.here(context, self, _launches_dependents(context.config))
             kernel, built = tuner.settle(region, kernel, built) if tuner else (kernel, built)
         return kernel, GuardedKernel(built, unfused, report)
+
+
+_GENERATIONS = {9: CHIPS["h100"], 10: CHIPS["b200"]}
+"""GPUs of NVIDIA's by the first number of their capability."""
+
+
+def _like(properties: Any, usual: Machine) -> Machine:
+    """A GPU by what its driver tells, and for the rest one of its generation, or the usual one."""
+    known = usual if usual is USUAL_CHIP_OF_AMD else _GENERATIONS.get(properties.major, usual)
+    return replace(
+        known,
+        name=properties.name,
+        cache_bytes=properties.L2_cache_size,
+        cache_gb_s=0.0,
+        threads=properties.multi_processor_count,
+        shared_bytes=getattr(properties, "shared_memory_per_block_optin", 0) or known.shared_bytes,
+    )
 
 
 def _launches_dependents(config: Config) -> bool:

@@ -180,14 +180,15 @@ def _spilled(ptx: str, folder: Path) -> int:
     if not found:
         raise BuildError("PTX that names no target", where=str(source))
     source.write_text(ptx)
-    assembler = "ptxas" if int(found[1]) < 90 else "ptxas-blackwell"  # as Triton chooses between the two it carries
+    from triton.backends.nvidia.compiler import get_ptxas  # of the two that Triton carries, the one it has used
+
     flags = ["-v", "--fmad=false", "--regAllocOptLevel=2", f"--gpu-name=sm_{found[1]}{found[2]}"]
-    log = _tool(assembler, *flags, str(source), "-o", str(folder / "again.cubin"))
+    log = _tool(get_ptxas(int(found[1])).path, *flags, str(source), "-o", str(folder / "again.cubin"))
     return sum(map(int, re.findall(r"(\d+) bytes spill", log)))
 
 
 def _tool(name: str, *arguments: str) -> str:
-    """What one of the CUDA tools in Triton's wheel prints."""
+    """What one of the CUDA tools in Triton's wheel prints, given by name or with its path."""
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     try:
         done = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=True, timeout=60)

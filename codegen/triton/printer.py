@@ -470,7 +470,10 @@ class _Printer:
         valid = self._valid_lanes(axes, tiles)
         mask = f", mask={valid}" if valid else ""
         pointer, value = self._pointer(store.buffer, store.offset, axes), self._stored(store.value, store.buffer, axes)
-        return f"tl.store({pointer}, {value}{mask})"
+        text = f"tl.store({pointer}, {value}{mask})"
+        # A number is loaded by every warp: the one that replaces it waits until all have it.
+        shared = not axes and any(isinstance(s, Load) and s.buffer == store.buffer for s in walk(self.kernel.body))
+        return f"tl.debug_barrier()\n{text}" if shared else text
 
     def _stored(self, value: Operand, buffer: str, axes: tuple[str, ...]) -> str:
         dtype = self.buffers[buffer].dtype

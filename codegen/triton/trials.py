@@ -34,7 +34,8 @@ class EventTimer:
     def __call__(self, run: Callable[[], object]) -> float:
         """Seconds between the launches before and after."""
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.filled.zero_()
+        for _ in range(2):  # calls of a library are queued one by one from Python
+            self.filled.zero_()
         begun.record()
         run()
         ended.record()
@@ -75,6 +76,14 @@ def rotating(kernel: Kernel, buffers: Sequence[Tensor], machine: Machine) -> lis
     bytes_ = max(1, sum(map(flat_bytes, buffers)))
     wanted = min(1 + math.ceil(cold_bytes(machine) / bytes_), _MOST_COPIES, _MOST_BYTES // bytes_)
     return [copied(kernel, buffers) for _ in range(max(1, wanted))]
+
+
+def set_back(kernel: Kernel, copies: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+    """Give copies the numbers again that a run has replaced: places in caches follow from them, and would end."""
+    given = [b for b in kernel.buffers if b.role != "shared"]
+    for buffer, copy, tensor in zip(given, copies, buffers, strict=True):
+        if buffer.role == "update" and tensor.numel() == 1:
+            copy.copy_(tensor)
 
 
 def copied(kernel: Kernel, buffers: Sequence[Tensor]) -> list[Tensor]:

@@ -37,6 +37,7 @@ from fusec.codegen.triton.trials import (
     outputs,
     progress,
     rotating,
+    set_back,
 )
 from fusec.codegen.unfused import Unfused, as_typed
 from fusec.codegen.vendor_attention import with_one_call
@@ -145,7 +146,10 @@ class Tuner:
     def tune(self, region: Node, kernel: Kernel, built: Candidate, buffers: Sequence[Tensor]) -> Candidate:
         """The quickest of all candidates that are right, on these buffers; it is recorded, unless one is already.
 
-        Where none is, as none can be built, it is the default.
+        Where there is no memory to try them, the default runs untried.
+
+        Raises:
+            BuildError: where none is right, with what is wrong with the default.
         """
         if recorded := self._recorded(region, kernel):
             return recorded[1]
@@ -153,8 +157,6 @@ class Tuner:
         with progress(kernel.name, len(found) * (_ROUNDS + 1)) as step:
             try:
                 right = self._right(region.body, kernel, found, buffers, step)
-                if not right:
-                    return built
                 seconds = self._seconds(kernel, right, buffers, step)
             except torch.OutOfMemoryError as reason:
                 self.remarks.add(
@@ -194,18 +196,13 @@ class Tuner:
         buffers: Sequence[Tensor],
         step: Callable[[], None],
     ) -> dict[str, Candidate]:
-        """The candidates that compute what the default does, no farther from float64 than the numeric rule allows."""
-        (default, (_, built)), *others = found.items()
+        """The candidates that compute what eager does, no farther from float64 than the numeric rule allows."""
         truth = evaluate(body, as_typed(buffers, body.inputs), {}, dtype=torch.float64)
+        right, wrong = dict[str, Candidate](), list[str]()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            prepared = {name: pool.submit(c.prepare, buffers) for name, (_, c) in others}
-            try:
-                expected, right = outputs(kernel, body, built, buffers), {default: built}
-            except BuildError as reason:  # other choices may be built where the default cannot
-                self._lost(kernel, default, reason.reason)
-                expected, right = outputs(kernel, body, Unfused(kernel.name, body), buffers), {}
-        step()
-        for name, (_, candidate) in others:
+            prepared = {name: pool.submit(c.prepare, buffers) for name, (_, c) in found.items()}
+            expected = outputs(kernel, body, Unfused(kernel.name, body), buffers)
+        for name, (_, candidate) in found.items():
             try:
                 prepared[name].result()
                 comparison = compare_outputs(expected, outputs(kernel, body, candidate, buffers), truth)
@@ -215,10 +212,13 @@ class Tuner:
             except Exception as reason:
                 why = f"it fails: {reason}"
             if why:
+                wrong.append(why)
                 self._lost(kernel, name, why)
             else:
                 right[name] = candidate
             step()
+        if not right:
+            raise BuildError(f"no candidate of kernel {kernel.name} is right", why=wrong[0])
         return right
 
     def _seconds(
@@ -230,6 +230,7 @@ class Tuner:
         for _ in range(_ROUNDS):
             for name, candidate in right.items():
                 given, turn = copies[turn % len(copies)], turn + 1
+                set_back(kernel, given, buffers)
                 times[name].append(timer(partial(candidate, given, ())))
                 step()
         return {name: median(found) for name, found in times.items()}

@@ -127,7 +127,7 @@ CHIPS = {
         "gfx942", 65_536),
 }  # fmt: skip
 """GPUs by name. ``matrix f32`` is TF32 where the chip has it."""
-USUAL_CHIP, USUAL_CHIP_OF_AMD = "a100", "mi300x"
+USUAL_CHIP, USUAL_CHIP_OF_AMD = CHIPS["a100"], CHIPS["mi300x"]
 """What a GPU that is not known, or not there, is taken for: the slowest of its maker's."""
 
 
@@ -143,13 +143,13 @@ def assumed_cpu(threads: int = 1) -> Machine:
     return Machine("a modest CPU", ASSUMED, read, peaks, 2.0, 16 << 20, 25.0 * threads, threads)
 
 
-def chip(name: str, usual: str = USUAL_CHIP) -> Machine:
+def chip(name: str, usual: Machine = USUAL_CHIP) -> Machine:
     """The GPU that an option, a driver or code for it names (``h100``, ``NVIDIA H100 80GB HBM3``, ``sm_90``).
 
     Where none is known under the name it is the usual one.
     """
     known = (machine for key, machine in CHIPS.items() if key in name.lower() or machine.code == name)
-    return next(known, CHIPS[usual])
+    return next(known, usual)
 
 
 def cpu_machine(config: Config, threads: int) -> Machine:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -140,6 +141,28 @@ def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     assert found["not measured"]["8B decode 1"] == gpu.TOO_LATE
 
 
+def test_no_stage_takes_the_time_of_those_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told to end before all of it has passed, but for the last one."""
+    left: dict[str, float] = {}
+    for stage in gpu.STAGES:
+        monkeypatch.setattr(gpu, f"_{stage}", lambda run, stage=stage: left.update({stage: run.budget.left}))
+    run(tmp_path, "--budget", "1000")
+    ends = list(left.values())
+    assert ends == sorted(ends) and left["kernels"] < 360 and 800 < left["models"] < 860 and 990 < left["compile"]
+
+
+def test_a_peer_s_compile_that_takes_too_long_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(name: str, *_: Any) -> dict[str, float]:
+        if name == "inductor":
+            raise subprocess.TimeoutExpired(name, 150)
+        return {"ready": 1.0}
+
+    monkeypatch.setattr(gpu, "in_fresh_process", endless)
+    status, found = run(tmp_path, "--stages", "compile", "--peers", "inductor")
+    assert (status, found["failures"]) == (0, []) and "inductor" not in found["compile"]
+    assert found["not measured"] == {"compile time of inductor": gpu.TOO_LATE}
+
+
 def test_a_compile_that_has_begun_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not taken for one that does not run: no ratio is claimed without it."""
 
@@ -239,4 +262,5 @@ def test_a_table_of_figures_says_where_they_come_from() -> None:
     assert "| 8B decode 1 | Inductor's best time / ours | 1.15 | 1.5 | 2.00 |" in text
     assert "| softmax rows | share of a copy's bandwidth | 85% | 92% | 80% |" in text
     assert "| 8B decode 32 | Inductor's best time / ours | 1.5 | 4 | not measured |" in text
+    assert "](bench/results/gpu.svg)" in text and "gpu.svg" not in readme(None)
     assert readme(None).count("not measured") == len(claims({}))

@@ -1,5 +1,8 @@
 """What a schedule leaves free: chosen by the chip, the same every time, and handed through to Triton's compiler."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,14 +80,30 @@ def test_no_register_of_few_rows_is_given_away_for_another_program() -> None:
     assert "maxnreg" not in options(TritonTarget().schedule(region, "k", chip("mi300x")))
 
 
-@pytest.mark.parametrize(("hip", "code"), [(None, "sm_80"), ("6.4", "gfx942")])
-def test_a_gpu_that_nobody_knows_is_one_of_its_maker(
-    monkeypatch: pytest.MonkeyPatch, hip: str | None, code: str
+@pytest.mark.parametrize(
+    ("hip", "major", "code"), [(None, 8, "sm_80"), (None, 9, "sm_90"), (None, 12, "sm_80"), ("6.4", 9, "gfx942")]
+)
+def test_a_gpu_that_nobody_knows_is_like_one_of_its_generation(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, major: int, code: str
 ) -> None:
+    told = SimpleNamespace(
+        name="one of next year", major=major, L2_cache_size=24 << 20, multi_processor_count=78,
+        **({} if hip else {"shared_memory_per_block_optin": 101_376}),
+    )  # fmt: skip
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "one of next year")
-    assert TritonTarget().machine(Config()).code == code
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: told.name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: told)
+    machine = TritonTarget().machine(Config())
+    assert (machine.name, machine.code, machine.threads, machine.cache_bytes) == (told.name, code, 78, 24 << 20)
+    assert machine.shared_bytes == (65_536 if hip else 101_376)
+
+
+def test_blocks_fit_the_shared_memory_that_a_chip_has() -> None:
+    small = replace(chip("a100"), shared_bytes=101_376)
+    for name, region in REGIONS.items():
+        report = compile_for(TritonTarget().schedule(region, "k", small), "sm_80")
+        assert report.shared <= small.shared_bytes, (name, report)
 
 
 def test_a_text_names_what_was_chosen() -> None:

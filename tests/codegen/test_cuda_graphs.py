@@ -19,6 +19,18 @@ class Cuda:
         self.asked: list[Any] = []
         self.stream: Any = self.Stream("user's")
         self.capturing = False
+        self.pools: list[str] = []
+        self.taken: str | None = None
+        """The pool that a recording which failed has not given back, as in torch 2.11."""
+
+    def open_pool(self) -> str:
+        self.pools.append(f"pool {len(self.pools)}")
+        return self.pools[-1]
+
+    def give_back(self, device: int, pool: str) -> None:
+        if (device, pool) != (DEVICE.index, self.taken):
+            raise RuntimeError("no such pool is in use")
+        self.taken = None
 
     class Stream:
         def __init__(self, name: str = "recording") -> None:
@@ -44,10 +56,10 @@ class Cuda:
 
     @contextmanager
     def graph(self, graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
-        assert (pool, capture_error_mode) == ("pool", "thread_local")
-        self.stream = stream
+        assert (pool, capture_error_mode) == (self.pools[-1], "thread_local") and self.taken is None
+        self.stream, self.taken = stream, pool
         yield  # like torch, it leaves its stream where something is raised
-        self.stream = self.before
+        self.stream, self.taken = self.before, None
 
     def use(self, stream: Any) -> None:
         self.stream = self.before = stream
@@ -68,11 +80,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
             found.asked.append((found.stream.name, "replays"))
 
     for name, value in {
-        "device": device, "Stream": Cuda.Stream, "Event": found.event, "graph_pool_handle": lambda: "pool",
+        "device": device, "Stream": Cuda.Stream, "Event": found.event, "graph_pool_handle": found.open_pool,
         "CUDAGraph": Graph, "graph": found.graph, "current_stream": lambda: found.stream, "set_stream": found.use,
         "is_current_stream_capturing": lambda: found.capturing,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", found.give_back, raising=False)
     return found
 
 
@@ -107,6 +120,21 @@ def test_after_a_recording_that_failed_the_stream_is_the_user_s(cuda: Cuda) -> N
     with pytest.raises(RuntimeError, match="waits"), recorder.turn():
         recorder.record(fails)
     assert cuda.stream is own and cuda.asked[-1] == ("user's", "done")
+
+
+@pytest.mark.parametrize("gives_back", [False, True], ids=["torch 2.11", "a torch that gives its pool back"])
+def test_after_a_recording_that_failed_others_may_record(cuda: Cuda, gives_back: bool) -> None:
+    recorder = CudaGraphs(DEVICE)
+
+    def fails() -> list[Any]:
+        cuda.taken = None if gives_back else cuda.taken
+        raise RuntimeError("waits for the GPU")
+
+    with pytest.raises(RuntimeError, match="waits"), recorder.turn():
+        recorder.record(fails)
+    with recorder.turn():
+        _, outputs = recorder.record(lambda: ["recorded"])
+    assert outputs == ["recorded"] and cuda.pools == ["pool 0", "pool 1"]
 
 
 def test_somebody_else_s_recording_and_what_is_pending(cuda: Cuda) -> None:

@@ -15,6 +15,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 from fusec.analysis.machine import chip as machine
 from fusec.codegen import target_named
@@ -360,3 +361,36 @@ def test_kernels_are_dependent_where_asked_and_the_gpu_can_do_it(
     for _ in range(2):
         kernel([on_gpu(2, 300), on_gpu(2, 300)], [])
     assert heard.dependent == [dependent] * 2 and ("gdc_wait" in kernel.source) == dependent
+
+
+def test_kernels_are_compiled_ahead_for_aligned_memory(heard: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is launched is what was compiled then; memory that is not aligned is compiled for at its launch."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    compiled: list[str] = []
+    warmup = JITFunction.warmup
+
+    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+        compiled.append(self.__name__)
+        return warmup(self, *arguments, **options)
+
+    monkeypatch.setattr(JITFunction, "warmup", counted)
+    sizes_known = softmax(2, 300), softmax(3, 300)
+    kernels = target_named("triton").build([sizes_known[0], softmax(S, 300), sizes_known[1]], Config())
+    assert len(compiled) == 2
+    kernels[0]([on_gpu(2, 300), on_gpu(2, 300)], [])
+    assert len(compiled) == 2
+    kernels[0]([on_gpu(2, 300, skipped=1), on_gpu(2, 300)], [])
+    kernels[1]([on_gpu(2, 300), on_gpu(2, 300)], [2])
+    assert len(compiled) == 4
+    target_named("triton").build([softmax(5, 300)], Config(autotune=True))
+    assert len(compiled) == 4
+
+
+def test_what_fails_ahead_is_told_at_the_launch(heard: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    fail_to_load(heard, monkeypatch, TritonKernel(softmax(2, 300)))
+    (kernel,) = target_named("triton").build([softmax(2, 300)], Config())
+    with pytest.raises(BuildError, match="out of resources"):
+        kernel([on_gpu(2, 300), on_gpu(2, 300)], [])

@@ -8,6 +8,7 @@ import sympy
 import torch
 
 from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Kernel, Load, Loop, Store
+from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.launch import InterpretedKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.errors import ScheduleError
@@ -367,6 +368,24 @@ def test_names_stay_clear_of_python_and_triton():
     kernel = Kernel("lambda", "pointwise", (Buffer("a", F32, 4, "input"), Buffer("y", F32, 4, "output")), (), (loop,))
     x = torch.randn(4)
     assert torch.equal(run(kernel, x)[0], x)
+
+
+def test_a_number_is_replaced_when_every_warp_has_it():
+    """Each loads it for itself, and one of them stores."""
+    tile = Loop(
+        "j", 0, 2048, 2048, "tile", (Load("x", "a", J), Compute("z", "mul", ("x", "v"), F32), Store("y", J, "z"))
+    )
+    number = sympy.Integer(0)
+    body = (Load("v", "n", number), tile, Compute("w", "add", ("v", Constant(1.0)), F32), Store("n", number, "w"))
+    buffers = (Buffer("a", F32, 2048, "input"), Buffer("n", F32, 1, "update"), Buffer("y", F32, 2048, "output"))
+    kernel = Kernel("k", "pointwise", buffers, (), (Loop("p", 0, 1, 1, "grid", body),))
+    text = print_kernel(kernel)
+    assert text.index("tl.load(n_ptr") < text.index("tl.debug_barrier()") < text.index("tl.store(n_ptr")
+    assert text.count("tl.debug_barrier()") == 1
+    assert compile_for(kernel, "sm_90").ok and compile_for(kernel, "gfx942").ok
+    x, n, y = torch.randn(2048), torch.tensor([3.0]), torch.empty(2048)
+    InterpretedKernel(kernel)([x, n, y])
+    assert torch.equal(y, 3 * x) and n == 4
 
 
 def test_what_triton_cannot_hold_is_refused():
