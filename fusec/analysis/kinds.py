@@ -1,7 +1,7 @@
 """Which kind of kernel a located region is, and whether it is one at all."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusec.analysis.affine import Axis
@@ -13,6 +13,8 @@ from fusec.ir.types import BF16, F16, F32, DType, product
 
 FEW_ROWS = 16
 """Rows up to which every thread keeps the whole left operand of a product in its cache."""
+SOME_ROWS = 256
+"""Rows up to which a call of the library costs more than its products take, seen in 32 to 512 of them."""
 MULTIPLIED = frozenset({F32, BF16, F16})
 """Element types of which products of many rows have a schedule."""
 HALVES = frozenset({BF16, F16})
@@ -29,6 +31,8 @@ class Limits:
     """The largest number of rows of a contraction that has a prologue; 0 refuses all contractions."""
     many: frozenset[DType] = frozenset()
     """Element types of which a contraction without one may have any number of rows."""
+    some: frozenset[DType] = frozenset()
+    """Those of which it may have up to ``SOME_ROWS``, or a number that is not known."""
     in_order: bool = True
     """Whether loops inside the grid run in order, lanes and all; see ``check_updates``."""
     any_layout: bool = False
@@ -102,11 +106,12 @@ def _contraction(
             raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
     count = product(tuple(axis.size for axis in rows))
     few = isinstance(count, int) and count <= FEW_ROWS
-    why = next(_objections_to_many(nest, contractions, limits), "")
+    many = limits.many if isinstance(count, int) and count > SOME_ROWS else limits.many | limits.some
+    why = next(_objections_to_many(nest, contractions, replace(limits, many=many)), "")
     if not (few or why):
         return Shape("contraction", ordered(nest, rows), contractions, reductions, many=True)
     if not isinstance(count, int) or count > limits.small_m:
-        why = f"; in blocks: {why}" if limits.many else ""
+        why = f"; in blocks: {why}" if limits.many | limits.some else ""
         raise ScheduleError(
             "too many rows for a generated matrix product", why=f"{count} of at most {limits.small_m}{why}"
         )

@@ -59,9 +59,12 @@ class Machine:
         """Operations in a second; of an element type without a figure as many as of float32."""
         return self.peaks.get(f"{unit} {dtype}", self.peaks[f"{unit} f32"]) * 1e9
 
-    def multiplies(self, dtype: str) -> bool:
-        """Whether generated products of many rows are about as fast as the library's: what they take along is saved."""
-        return self.peaks.get(f"product {dtype}", 0.0) * 1e9 >= 0.9 * self.peak("matrix", dtype)
+    def multiplies(self, dtype: str, share: float = 0.9) -> bool:
+        """Whether generated products of many rows reach such a share of the library's speed on large matrices.
+
+        By default about all of it, so that what they take along is saved.
+        """
+        return self.peaks.get(f"product {dtype}", 0.0) * 1e9 >= share * self.peak("matrix", dtype)
 
     def ridge(self, dtype: str, unit: str = "matrix") -> float:
         """Operations for each byte of memory above which work is bound by arithmetic."""

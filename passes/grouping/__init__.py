@@ -10,6 +10,10 @@ from fusec.ir.writes import read_where_written
 from fusec.passes.grouping.joins import TINY, Grouping
 from fusec.pipeline import Context
 
+ENOUGH_OF_SOME_ROWS = 0.75
+"""The share of the library's speed on large matrices with which generated products of up to ``SOME_ROWS`` rows were
+found quicker than its calls and what follows them."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -30,9 +34,10 @@ class Group:
         read_where_written(graph, TINY)
         if self.cpu:
             many = frozenset(d for d in MULTIPLIED if context.machine.multiplies(d.name))
+            some = frozenset(d for d in MULTIPLIED if context.machine.multiplies(d.name, ENOUGH_OF_SOME_ROWS))
         else:
-            many = HALVES if context.config.autotune else frozenset()
-        limits = Limits(self.small_m, many, in_order=self.cpu, any_layout=not self.cpu)
+            many = some = HALVES if context.config.autotune else frozenset()
+        limits = Limits(self.small_m, many, some, in_order=self.cpu, any_layout=not self.cpu)
         grouping = Grouping(graph, context, labels, limits)
         grouping.join()
         left: dict[Node, str] = {}

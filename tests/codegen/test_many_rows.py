@@ -22,6 +22,7 @@ from fusec.dynamo import backend_for, compiled_graphs
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType, symbol
+from fusec.passes.grouping import ENOUGH_OF_SOME_ROWS
 from fusec.verify.contract import compare_outputs
 from tests.machines import profile
 
@@ -105,7 +106,8 @@ def test_frozen_weights_lie_in_blocks(name: str, blocks: int, dtype: torch.dtype
         assert torch.equal(a, b)
 
 
-def test_the_number_of_rows_may_be_unknown(quick: Config) -> None:
+@pytest.mark.parametrize("speed", [100.0, 80.0])
+def test_the_number_of_rows_may_be_unknown(speed: float) -> None:
     def layer(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
         return F.gelu(F.linear(x, w, b)) + r
 
@@ -116,7 +118,7 @@ def test_the_number_of_rows_may_be_unknown(quick: Config) -> None:
     for x in (first[0], first[3]):
         for dim in (0, 1):
             torch._dynamo.mark_dynamic(x, dim)
-    compiled, before = torch.compile(layer, backend=backend_for(quick)), len(compiled_graphs())
+    compiled, before = torch.compile(layer, backend=backend_for(profile(f32=speed))), len(compiled_graphs())
     with torch.no_grad():
         for given in (first, inputs(2, 17), inputs(2, 2), inputs(5, 400)):
             torch.testing.assert_close(compiled(*given), layer(*given))
@@ -254,6 +256,11 @@ def test_the_profile_decides() -> None:
     assert run(PLAIN, profile()) == ["vendor"]
 
 
+@pytest.mark.parametrize(("rows", "step"), [(256, "kernel"), (257, "vendor")])
+def test_a_library_that_is_a_little_quicker_keeps_the_largest(rows: int, step: str) -> None:
+    assert run((F.linear, ((rows, 24), (56, 24))), profile(f32=80.0)) == [step]
+
+
 def test_a_norm_before_it_stays_a_kernel_of_its_own(quick: Config) -> None:
     """Every block of columns would compute it again."""
     case: Case = (lambda x, w: F.linear(F.rms_norm(x, (24,)), w), ((40, 24), (56, 24)))
@@ -308,3 +315,15 @@ def test_where_nobody_has_measured_the_library_keeps_what_it_is_better_at(
     monkeypatch.setattr("fusec.codegen.cpp.target.find_compiler", lambda: compiler)
     machine = target_named("cpp").machine(Config(cache_dir=str(tmp_path)))
     assert {unit.split()[1] for unit in machine.peaks if unit.startswith("product")} == generated
+
+
+@pytest.mark.parametrize(("name", "all_rows"), [("Intel(R) Xeon(R) Processor", False), ("AMD EPYC", True)])
+def test_intel_s_library_keeps_the_largest(
+    name: str, all_rows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = replace(find_compiler(), identity="#define __AVX2__ 1\n#define __AVX512F__ 1")
+    monkeypatch.setattr("fusec.codegen.cpp.target.find_compiler", lambda: compiler)
+    monkeypatch.setattr("fusec.codegen.cpp.target.cpu_name", lambda: name)
+    machine = target_named("cpp").machine(Config(cache_dir=str(tmp_path)))
+    assert machine.multiplies("f32") == all_rows and machine.multiplies("f32", ENOUGH_OF_SOME_ROWS)
+    assert machine.multiplies("bf16")
