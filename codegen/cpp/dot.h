@@ -330,9 +330,32 @@ FN void dot_panel_n(const Panel<A, L, R>& panel, A* target, int64_t rows, const 
 // Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower.
 constexpr int64_t CHAIN = 128;
 
+template <bool, class X, class Y> struct Chosen { typedef X type; };
+template <class X, class Y> struct Chosen<false, X, Y> { typedef Y type; };
+template <class T>
+constexpr bool is_narrow = same_type<T, float>::value || same_type<T, bf16>::value || same_type<T, f16>::value;
+
+// Rows of halves, so far apart, as rows of floats.
+template <int N, class L>
+FN void widen_rows(float* to, int64_t to_step, const L* from, int64_t from_step, int64_t rows, int64_t length) {
+  for (int64_t r = 0; r < rows; r++, to += to_step, from += from_step) {
+    int64_t i = 0;
+    for (; i + N <= length; i += N) store(to + i, load<N>(from + i, All{}), All{});
+    if (i < length) store(to + i, load<N>(from + i, Part{length - i}), Part{length - i});
+  }
+}
+
+// The left operand's halves are widened once for all columns: group by group where its rows lie along k, for some rows
+// at a time where it lies along its rows, as the values of attention do.
 template <int N, bool ADDS, class A, class L, class R>
 FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
                          const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+  constexpr bool widened = same_type<A, float>::value && is_narrow<L> && !same_type<L, float>::value;
+  typedef typename Chosen<widened, float, L>::type Factor;
+  constexpr int64_t SOME = 64;
+  const bool across = left_k != 1 && left_step == 1;
+  const int64_t step = !widened ? left_step : across ? 1 : CHAIN, step_k = !widened ? left_k : across ? SOME : 1;
+  alignas(64) Factor wide_rows[widened ? SOME * CHAIN : 1];
   for (int64_t c = 0; c < columns; c += PANEL * N) {
     const int64_t wide = columns - c < PANEL * N ? columns - c : PANEL * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
@@ -340,20 +363,29 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
       const R* const block = right + k * right_step + c;
       // What follows in memory: more of these columns, or the next block of a weight that lies in blocks.
       const R* const next = block + some * right_step;
+      int64_t first = 0, end = 0;  // of the rows that are widened
       const auto from = [&](int64_t r, int64_t last) LANEWISE {
         if (left_k == 1) ask_for(left + k, left_step, last, last + 6 < rows ? last + 6 : rows, some);
-        return left + r * left_step + k * left_k;
+        const L* const there = left + r * left_step + k * left_k;
+        if constexpr (widened) {
+          if (last > end) {
+            first = r, end = !across ? last : r + SOME < rows ? r + SOME : rows;
+            if (across) widen_rows<N>(wide_rows, SOME, there, left_k, some, end - r);
+            else if (left_k == 1) widen_rows<N>(wide_rows, CHAIN, there, left_step, end - r, some);
+            else
+              for (int64_t i = 0; i < (end - r) * some; i++)
+                wide_rows[i / some * CHAIN + i % some] = load(there + i / some * left_step + i % some * left_k);
+          }
+          return (const Factor*)wide_rows + (r - first) * step;
+        } else {
+          return there;
+        }
       };
-      const Panel<A, L, R> panel{target_step, left_step, left_k, block, right_step, wide, some, ADDS || k};
+      const Panel<A, Factor, R> panel{target_step, step, step_k, block, right_step, wide, some, ADDS || k};
       dot_panel_n<N>(panel, target + c, rows, from, next);
     }
   }
 }
-
-template <bool, class X, class Y> struct Chosen { typedef X type; };
-template <class X, class Y> struct Chosen<false, X, Y> { typedef Y type; };
-template <class T>
-constexpr bool is_narrow = same_type<T, float>::value || same_type<T, bf16>::value || same_type<T, f16>::value;
 
 // As many rows as it takes beside a right operand that lies along k: blocks of it are turned, so that lanes run along
 // columns and nothing has to be folded.
@@ -440,12 +472,7 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
         ask_for(left + k, left_step, to, to + 6 < rows ? to + 6 : rows, far);
         const L* const first = left + from * left_step + k;
         if constexpr (widened) {
-          for (int64_t r = 0; r < to - from; r++) {
-            const L* const row = first + r * left_step;
-            int64_t i = 0;
-            for (; i + N <= far; i += N) store(group + r * some + i, load<N>(row + i, All{}), All{});
-            if (i < far) store(group + r * some + i, load<N>(row + i, Part{far - i}), Part{far - i});
-          }
+          widen_rows<N>(group, some, first, left_step, to - from, far);
           return (const Factor*)group;
         } else {
           return first;

@@ -272,7 +272,7 @@ class Straight:
         words = [("word", "word")] if paired else []
         operands = {
             "along_k": [("float", "float"), *words] if sums == "float" else [],  # turned, and widened or in pairs
-            "along_n": [(left, right)],
+            "along_n": [("float" if sums == "float" else left, right)],
             "packed": words or [(left, right)],
         }
         self.linked |= {f"fusec::Panels<{lanes}, {sums}, {', '.join(pair)}>" for pair in operands[how]}

@@ -19,7 +19,7 @@ from fusec.ir.types import BF16, F32, F64, DType, Size, symbol
 M, N, K, STEP = (symbol(name) for name in ("m", "n", "k", "step"))
 j = sympy.Symbol("j", integer=True, nonnegative=True)
 THEIRS = {F32: torch.float32, F64: torch.float64, BF16: torch.bfloat16}
-ROWS, COLUMNS, DEPTHS = (1, 8, 17), (1, 16, 37, 150), ((1, 4), (24, 28), (24, 29), (25, 28), (300, 304))
+ROWS, COLUMNS, DEPTHS = (1, 8, 17, 70), (1, 16, 37, 150), ((1, 4), (24, 28), (24, 29), (25, 28), (300, 304))
 """Depths, and how far rows of the left operand lie apart: pairs of bfloat16 have to be even in both."""
 EMULATED = """
 #define __AVX512BF16__ 1
@@ -47,10 +47,11 @@ def dot(name: str, dtype: DType, along: str, rows: Size, adds: bool) -> Kernel:
     right = Matrix("w", K + 4, 1, K + 4) if along == "k" else Matrix("w", N + 3, N + 3, 1)
     if along == "packed":
         right = Matrix("w", sympy.Integer(0), 1, K)
-    block = Dot(Matrix("y", N + 3, N + 3, 1), Matrix("x", STEP, STEP, 1), right, rows, N, K, adds)
+    left = Matrix("x", STEP, 1, STEP) if along == "across" else Matrix("x", STEP, STEP, 1)
+    block = Dot(Matrix("y", N + 3, N + 3, 1), left, right, rows, N, K, adds)
     again = Loop("j", 0, N, target_named("cpp").lanes, "tile", (Load("v", "y", N + 3 + j), Store("first", j, "v")))
     weight = Buffer("w", dtype, (K + 4) * (N + 4), "input", packed=int(along == "packed"))
-    buffers = (Buffer("x", dtype, (M + 2) * STEP, "input"), weight,
+    buffers = (Buffer("x", dtype, (M + K + 4) * STEP, "input"), weight,
                Buffer("y", sums, (M + 2) * (N + 3), "output"), Buffer("first", sums, N, "output"))  # fmt: skip
     once = Loop("part", 0, 1, 1, "grid", (block, again))
     return Kernel(name, "contraction", buffers, ("m", "n", "k", "step"), (once,))
@@ -65,6 +66,7 @@ def framed(inside: Tensor, step: int, around: float) -> Tensor:
 
 LAID_OUT = [
     *((dtype, along, adds, "") for dtype in THEIRS for along, adds in (("k", False), ("n", False), ("n", True))),
+    *((dtype, "across", True, "") for dtype in THEIRS),  # as "n", and the left operand lies along its rows
     (F32, "packed", False, ""),
 ]
 """By element type, how weights may lie, whether a block may be added to what is there, and what stands in front."""
@@ -92,7 +94,8 @@ def test_a_block_is_right_and_alone(along: str, adds: bool, dtype: DType, head: 
                 right = framed(w, k + 4, torch.nan) if along == "k" else framed(w.t(), n + 3, torch.nan)
                 right = packed(w, n) if turned else right
                 y, first = framed(before, n + 3, 7.0), torch.empty(n).to(before)
-                kernel((framed(x, step, torch.nan), right, y, first), (m, n, k, step))
+                left = framed(x.t(), m + 3, torch.nan) if along == "across" else framed(x, step, torch.nan)
+                kernel((left, right, y, first), (m, n, k, left.shape[1]))
                 expected = (x.double() @ w.double().t() + (before if adds else 0)).to(before)
                 torch.testing.assert_close(y, framed(expected, n + 3, 7.0), atol=1e-4, rtol=1e-4)
                 assert torch.equal(first, y[1, :n])
