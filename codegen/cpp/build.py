@@ -113,19 +113,21 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
     *keys_of_kernels, key_of_launches = keys
     todo = {key: text for key, text in zip(keys, texts, strict=True) if key not in _loaded}
     missing = [text for key, text in todo.items() if cache.find(key, ".so") is None]
-    linked = dict.fromkeys(_object_text(line) for text in missing for line in _LINKED.findall(text))
+    linked = dict.fromkeys(part for text in missing for part in _parts(text))
     objects: dict[str, Future[Path]] = {}
     failures: dict[str, BuildError] = {}
 
     def obtain_object(text: str) -> Path:
         return _obtain(cache, key_of([*shared, text]), ".o", lambda: _compile(text, compiler))
 
+    def obtained(part: str) -> Path:
+        return objects[part].result() if part in objects else obtain_object(part)  # of a kernel lost since it was found
+
     def obtain(item: tuple[str, str]) -> None:
         key, text = item
 
         def compiled() -> bytes:
-            parts = [_object_text(line) for line in _LINKED.findall(text)]
-            return _link(_compile(text, compiler), [objects[part].result() for part in parts], compiler)
+            return _link(_compile(text, compiler), [obtained(part) for part in _parts(text)], compiler)
 
         try:
             function = _load(_obtain(cache, key, ".so", compiled))
@@ -171,9 +173,9 @@ def _anonymous(name: str, text: str) -> str:
     return re.sub(rf"\bint64_t {re.escape(name)}\(", f"int64_t {_ENTRY}(", "\n".join(lines), count=1) + "\n"
 
 
-def _object_text(line: str) -> str:
-    """The translation unit of what a kernel names."""
-    return f'#include "dot.h"\nusing namespace fusec;\n{line}\n'
+def _parts(text: str) -> list[str]:
+    """The translation units of what a kernel is linked with."""
+    return [f'#include "dot.h"\nusing namespace fusec;\n{line}\n' for line in _LINKED.findall(text)]
 
 
 def _obtain(cache: Cache, key: str, suffix: str, make: Callable[[], bytes]) -> Path:

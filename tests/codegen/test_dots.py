@@ -8,6 +8,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from fusec.cache import Cache
 from fusec.codegen import target_named
 from fusec.codegen.cpp.build import BuildError, build, forget_loaded
 from fusec.codegen.cpp.printer import print_kernel
@@ -105,6 +106,7 @@ def test_panels_are_built_once_for_all_kernels(tmp_path: Path) -> None:
     """An object that is damaged is built again."""
     config = Config(cache_dir=str(tmp_path))
     texts = [("block", print_kernel(dot("block", F32, along, M, False))) for along in ("k", "n", "packed")]
+    forget_loaded()
     for text in texts:
         (kernel,) = build([text], config)
         assert not isinstance(kernel, BuildError), kernel
@@ -115,3 +117,17 @@ def test_panels_are_built_once_for_all_kernels(tmp_path: Path) -> None:
     forget_loaded()
     assert not any(isinstance(kernel, BuildError) for kernel in build(texts, config))
     assert panels.read_bytes() != b"damaged"
+
+
+def test_a_kernel_may_be_lost_while_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, asked = Cache.find, set[str]()
+
+    def there_at_first(self: Cache, key: str, suffix: str) -> Path | None:
+        known = key in asked
+        asked.add(key)
+        return find(self, key, suffix) if known or suffix != ".so" else tmp_path / "gone"
+
+    forget_loaded()
+    monkeypatch.setattr(Cache, "find", there_at_first)
+    (kernel,) = build([("block", print_kernel(dot("block", F32, "k", M, False)))], Config(cache_dir=str(tmp_path)))
+    assert not isinstance(kernel, BuildError), kernel
