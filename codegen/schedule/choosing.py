@@ -44,8 +44,9 @@ _WIDE = {"sm_90": 2, "sm_100": 1}
 shared memory leave registers to what follows. Elsewhere, and with more products, such blocks were seen to spill."""
 _TURNED = 64
 """Rows of a weight from which these units take a block of it, as their first operand; the second may be narrower."""
-_DEMANDING = frozenset({"erf"})
-"""What takes so many registers that behind a wide block it was seen to spill."""
+_DEMANDING, _BESIDE = frozenset({"erf"}), 2
+"""What takes so many registers that behind a wide block it was seen to spill, and up to how many tiles may be loaded
+there, those for each of several products together: with two for two, a rotary embedding's, it was too."""
 _LEAST = 32 * 32
 """Sums of the least block that many rows are cut into."""
 _SUMS = 1 << 15
@@ -137,7 +138,8 @@ def _many_rows(products: Products, machine: Machine) -> Choice:
     """As much as the registers hold, or less where programs would be few."""
     bytes_ = _bytes_multiplied(products)
     rows, columns, depth = _MANY[bytes_]
-    if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and products.behind.isdisjoint(_DEMANDING):
+    light = products.behind.isdisjoint(_DEMANDING) and products.most * products.beside <= _BESIDE
+    if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and light:
         columns *= 2
     rows = min(rows, power_of_two(estimate(products.count)))
     choice = Choice(rows, columns, _depth(products, depth), stages=_stages(machine))

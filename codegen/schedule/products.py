@@ -26,6 +26,10 @@ class Products:
         needy = above(nest, shape.contractions)
         self.behind = {item.node.op.name for item in needy if item.kind == "pointwise"}
         """The operations that follow a product."""
+        rows = frozenset(shape.rows)
+        loads = {x for item in needy if item.kind == "pointwise" for x in item.operands if x.kind == "load"}
+        self.beside = sum(bool(x.axes & rows and x.axes - rows) for x in loads)
+        """How many tiles of rows and columns are loaded for them."""
         self.side = [o for o in nest.outputs if o.root not in needy]
         """Outputs that the prologue makes."""
         self.sections: dict[tuple[Axis, ...], list[Output]] = {}

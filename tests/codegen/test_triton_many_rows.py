@@ -157,6 +157,7 @@ def test_offsets_of_large_ones_have_64_bits() -> None:
 LARGE: dict[str, tuple[Case, torch.dtype]] = {
     "gated": ((gated, ((4096, 4096), (14336, 4096), (14336, 4096))), torch.bfloat16),
     "rotary": ((rotated, ((1, 512, 4096), (4096, 4096), (512, 128), (512, 128))), torch.float16),
+    "rotary of a long prompt": ((rotated, ((1, 4096, 4096), (4096, 4096), (4096, 128), (4096, 128))), torch.bfloat16),
     "plain": ((F.linear, ((4096, 4096), (4096, 4096))), torch.float16),
     "by input": ((lambda x, w: torch.relu(x @ w), ((512, 14336), (14336, 4096))), torch.bfloat16),
     "gelu": ((lambda x, w, b: F.gelu(F.linear(x, w, b)), ((4096, 768), (3072, 768), (3072,))), torch.bfloat16),
