@@ -282,6 +282,11 @@ class Kernel:
     choice: Choice = field(default_factory=Choice)
     """What its schedule was left free to choose (Triton)."""
 
+    @property
+    def given(self) -> tuple[Buffer, ...]:
+        """The buffers that a launch on a GPU is given: all but memory that its grids share."""
+        return tuple(buffer for buffer in self.buffers if buffer.role != "shared")
+
 
 MAX_CHECKS = 255
 """Different checks in one kernel: the number of one that fails comes with its value, in 64 bits together."""

@@ -30,7 +30,7 @@ def prepare_all(kernels: Sequence[TritonKernel]) -> None:
     device = torch.device("cuda", driver.active.get_current_device())
 
     def prepare(kernel: TritonKernel) -> None:
-        given = [_Aligned(torch_dtype(b.dtype), device) for b in kernel.kernel.buffers if b.role != "shared"]
+        given = [_Aligned(torch_dtype(b.dtype), device) for b in kernel.kernel.given]
         with suppress(Exception):
             kernel.prepare(given)
 

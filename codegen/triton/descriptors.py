@@ -42,8 +42,7 @@ def fits(kernel: Kernel) -> Callable[[Sequence[Tensor], Sequence[int]], bool]:
 
     Memory may be a view that begins anywhere, and a size that is not known may be too large for places of 32 bits.
     """
-    given = [buffer for buffer in kernel.buffers if buffer.role != "shared"]
-    numbers = {buffer.name: i for i, buffer in enumerate(given)}
+    numbers = {buffer.name: i for i, buffer in enumerate(kernel.given)}
     found = descriptors(kernel)
     described = sorted({numbers[d.buffer] for d in found})
     unknown = {n for d in found for n in d.shape if not isinstance(n, int)}

@@ -235,7 +235,7 @@ def _memory(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -
 
 
 def _check_count(kernel: Kernel, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
-    wanted = [b for b in kernel.buffers if b.role != "shared"]
+    wanted = kernel.given
     if len(buffers) != len(wanted) or len(symbols) != len(kernel.symbols):
         raise FusecError(
             f"kernel {kernel.name} takes {len(wanted)} buffers and {len(kernel.symbols)} symbols",

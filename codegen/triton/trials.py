@@ -80,17 +80,15 @@ def rotating(kernel: Kernel, buffers: Sequence[Tensor], machine: Machine) -> lis
 
 def set_back(kernel: Kernel, copies: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
     """Give copies the numbers again that a run has replaced: places in caches follow from them, and would end."""
-    given = [b for b in kernel.buffers if b.role != "shared"]
-    for buffer, copy, tensor in zip(given, copies, buffers, strict=True):
+    for buffer, copy, tensor in zip(kernel.given, copies, buffers, strict=True):
         if buffer.role == "update" and tensor.numel() == 1:
             copy.copy_(tensor)
 
 
 def copied(kernel: Kernel, buffers: Sequence[Tensor]) -> list[Tensor]:
     """Copies of what a kernel is given, which lie as it does; outputs hold what a forgotten store would leave."""
-    given = [b for b in kernel.buffers if b.role != "shared"]
     copies = []
-    for buffer, tensor in zip(given, buffers, strict=True):
+    for buffer, tensor in zip(kernel.given, buffers, strict=True):
         length = flat_bytes(tensor) // tensor.element_size()
         copy = tensor.as_strided((length,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
         if buffer.role == "output":

@@ -214,27 +214,31 @@ def test_the_library_serves_a_region_of_another_shape(bench: Bench) -> None:
     assert bench.ran[-1] is None
 
 
-@pytest.mark.parametrize("faulty", [DEFAULT, OTHERS[0]], ids=["the default", "another one"])
-@pytest.mark.parametrize("fault", ["wrong", "crashing", "refused", "too_large"])
+FAULTS = {"wrong": "something else", "crashing": "shared memory", "too_large": "shared memory", "refused": "refused"}
+"""And what is told of each."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "faulty"), [*((fault, OTHERS[0]) for fault in FAULTS), *((f, DEFAULT) for f in FAULTS if f != "refused")]
+)
 def test_what_is_not_right_never_wins(bench: Bench, fault: str, faulty: Choice) -> None:
-    if (fault, faulty) == ("refused", DEFAULT):
-        return  # then there is nothing to settle
+    """The default neither; one that is refused is never there to be settled."""
     bench.seconds = {faulty: 0.1, OTHERS[1]: 0.5}
     getattr(bench, fault).add(faulty)
     assert bench.runs(region_of()) == OTHERS[1]
     (remark,) = bench.remarks.of("failure")
-    assert str(faulty) in remark.message and remark.reason
+    assert str(faulty) in remark.message and FAULTS[fault] in remark.reason
     assert str(faulty) not in bench.remarks.of("analysis")[0].figures
 
 
-@pytest.mark.parametrize(("fault", "told"), [("too_large", "shared memory"), ("wrong", "something else")])
-def test_where_no_choice_is_right_that_is_told(bench: Bench, fault: str, told: str) -> None:
+@pytest.mark.parametrize("fault", ["too_large", "wrong"])
+def test_where_no_choice_is_right_that_is_told(bench: Bench, fault: str) -> None:
     """Whoever calls it falls back then, and no choice is recorded."""
     region = next(r for r in regions_of(lambda x: x.softmax(-1), [torch.randn(6, 40)]))
     getattr(bench, fault).update(choices(region, H200, LANES))
     _, launchable = bench.settled(region)
     for _ in range(2):
-        with pytest.raises(BuildError, match=told):
+        with pytest.raises(BuildError, match=FAULTS[fault]):
             launchable([torch.randn(6, 40), torch.empty(6, 40)], ())
     assert not bench.clock.timed and not list(bench.folder.glob("*.choice"))
 
