@@ -95,8 +95,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Compute:
-    """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops`` (or ``fma``), carried out in ``dtype``.
+    """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops``, carried out in ``dtype``.
 
+    Besides, there are ``fma`` and, on GPUs, ``exp_of_weight``: e^x of what is at most 0, off by more the less it is.
     For ``cast``, ``dtype`` is the compute type of the result, and ``rounds_to`` the element type it rounds to.
     Comparisons carry the dtype of their operands and define a bool.
     """

@@ -6,7 +6,7 @@ run along them, so that a softmax has nothing to fold across lanes; with few, as
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import sympy
 
@@ -143,10 +143,8 @@ class _AlongKeys(OnlineSoftmax):
                 loops.enter_context(self.emitter.loop(axis, "serial"))
             yield
 
-    @contextmanager
-    def cells(self, axis: Axis) -> Iterator[None]:
-        with self.rows(), self.emitter.loop(axis, "tile", self.tiling.lanes):
-            yield
+    def cells(self, axis: Axis) -> AbstractContextManager[None]:
+        return self.elements(axis)
 
     @contextmanager
     def block_keys(self) -> Iterator[None]:

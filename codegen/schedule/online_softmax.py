@@ -5,7 +5,8 @@ Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import reduce
 
@@ -73,6 +74,15 @@ class OnlineSoftmax(ABC):
     def cells(self, axis: Axis) -> AbstractContextManager[None]:
         """Loop over the queries and an axis."""
 
+    @contextmanager
+    def elements(self, axis: Axis) -> Iterator[None]:
+        """Loop over the queries and an axis whose elements memory holds side by side: lanes run along it."""
+        with ExitStack() as loops:
+            for query, (start, stop) in self.inside.items():
+                loops.enter_context(self.emitter.loop(query, "serial", 1, start, stop))
+            loops.enter_context(self.emitter.loop(axis, "tile", self.tiling.lanes))
+            yield
+
     @abstractmethod
     def block_keys(self) -> AbstractContextManager[None]:
         """Loop over the keys of this block."""
@@ -134,7 +144,7 @@ class OnlineSoftmax(ABC):
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
         self.factor = self.scratch("factor", 1)
-        with self.cells(parts.depth):
+        with self.elements(parts.depth):
             query = emitter.emit(parts.query)
             for scale, factor in parts.factors:
                 query = self.compute(scale, query, emitter.emit(factor))
@@ -162,7 +172,7 @@ class OnlineSoftmax(ABC):
         """What is left to do once all keys are taken in."""
         if not self.parts.is_plain:
             self._shift()
-        with self.cells(self.parts.columns):
+        with self.elements(self.parts.columns):
             self._finish()
 
     def _take_in(self, queries: str) -> None:

@@ -203,8 +203,8 @@ class _TiledAttention:
         score = emitter.emit(parts.scores)
         largest = self._compute("maximum", self.largest, self._folded("max", score))
         base = self._base(largest)
-        correction = self._compute("exp", self._compute("sub", self.largest, base))
-        weight = self._compute("exp", self._compute("sub", score, base))
+        correction = self._compute("exp_of_weight", self._compute("sub", self.largest, base))
+        weight = self._compute("exp_of_weight", self._compute("sub", score, base))
         emitter.define(parts.exponential, weight)
         before = self._compute("mul", self.total, correction)
         self._assign(self.total, self._compute("add", before, self._folded("sum", weight)))
@@ -249,7 +249,7 @@ class _TiledAttention:
         found = [{name: self._load(name, part) for name in self.found} for part in range(self.splits)]
         self.largest = reduce(partial(self._compute, "maximum"), [part["largest"] for part in found])
         base = self._base(self.largest)
-        factors = [self._compute("exp", self._compute("sub", part["largest"], base)) for part in found]
+        factors = [self._compute("exp_of_weight", self._compute("sub", part["largest"], base)) for part in found]
         self.total, self.sums = (
             reduce(partial(self._compute, "add"), map(partial(self._compute, "mul"), factors, (p[name] for p in found)))
             for name in ("total", "sums")

@@ -18,10 +18,12 @@ _INFIX = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
 _LIBRARY = {
-    "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sin": "tl.sin", "cos": "tl.cos",
+    "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sin": "tl.sin", "cos": "tl.cos",
     "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs", "fma": "tl.fma",
+    # A weight of attention is off by as much as its exponent is large, but then it weighs nothing beside that of 0.
+    "exp_of_weight": "tl.exp",
 }  # fmt: skip
-_PRELUDE = {"expm1", "log1p", "trunc", "tanh", "atan2"}
+_PRELUDE = {"exp", "expm1", "log1p", "trunc", "tanh", "atan2"}
 _INTEGER_IDENTITY = {"floor", "ceil", "round", "trunc"}
 _SQUARINGS = 8
 """Up to this exponent a power is spelt as multiplications."""
@@ -124,7 +126,7 @@ class _Expression:
         return f"1.0 / tl.sqrt({self.typed(x)})" if self.dtype == F64 else f"tl.rsqrt({self.typed(x)})"
 
     def _sigmoid(self, x: Operand) -> str:
-        return f"1.0 / (1.0 + tl.exp(-{self.typed(x)}))"
+        return f"1.0 / (1.0 + exp(-{self.typed(x)}))"
 
     def _round(self, x: Operand) -> str:
         return f"round_even({self.typed(x)}, {2.0 ** (52 if self.dtype == F64 else 23)})"

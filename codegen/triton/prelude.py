@@ -47,6 +47,17 @@ def product(a, b):
     """a b, to reduce with."""
     return a * b
 
+def exp(x):
+    """e^x: in f32 tl.exp is 2^t, off by what rounding takes from t = x log2 e. Here t is whole + little: no loss."""
+    if x.dtype == tl.float64:
+        r = tl.exp(x)
+    else:
+        whole = tl.floor(x * 1.4426950408889634 + 0.5)
+        rest = (x - whole * 0.693145751953125) - whole * 1.428606765330187e-06
+        part = tl.exp2(tl.where(tl.abs(x) < 128.0, rest * 1.4426950408889634, 0.0))
+        r = tl.exp2(whole - 1.0) * (part + part)
+    return r
+
 def tanh(x):
     """tanh x in f32: a polynomial near 0, where 1 - 2/(1 + e^2|x|) cancels."""
     z = x * x
@@ -55,18 +66,18 @@ def tanh(x):
     far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(x)))
     return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))
 
+def expm1(x):
+    """e^x - 1: the error of u = e^x cancels in (u - 1) / ln u."""
+    u = exp(x)
+    r = (u - 1.0) * (x / tl.log(u))
+    r = tl.where(u == 0.0, -1.0, tl.where(u == float("inf"), u, r))
+    return tl.where(u == 1.0, x, r)
+
 def tanh_f64(x):
     """tanh x in f64."""
     e = expm1(-2.0 * tl.abs(x))
     r = -e / (2.0 + e)
     return tl.where(x < 0, -r, r)
-
-def expm1(x):
-    """e^x - 1: the error of u = e^x cancels in (u - 1) / ln u."""
-    u = tl.exp(x)
-    r = (u - 1.0) * (x / tl.log(u))
-    r = tl.where(u == 0.0, -1.0, tl.where(u == float("inf"), u, r))
-    return tl.where(u == 1.0, x, r)
 
 def log1p(x):
     """ln(1 + x): the error of u = 1 + x cancels in ln u / (u - 1)."""
@@ -152,17 +163,21 @@ FUNCTIONS = _split(_FUNCTIONS) | _split(_ROUND_BF16)
 """Text of every device function, by name."""
 
 
-def prelude(called: set[str], interpreted: bool = False) -> str:
+def _mentions(text: str, name: str) -> bool:
+    return re.search(rf"(?<![.\w]){name}", text) is not None
+
+
+def prelude(code: str, interpreted: bool = False) -> str:
     """The device functions that a kernel calls, and those that they call, in the order of this file.
 
     Args:
-        called: their names.
+        code: the kernel's text.
         interpreted: whether the text is for the interpreter, which does not round bf16.
     """
     functions = FUNCTIONS | (_split(_ROUND_BF16_BITS) if interpreted else {})
-    wanted = set(called)
+    wanted = {name for name in functions if _mentions(code, rf"{name}\b")}
     for name in reversed(functions):
         if name in wanted:
-            wanted |= {other for other in functions if other != name and f"{other}(" in functions[name]}
+            wanted |= {other for other in functions if other != name and _mentions(functions[name], rf"{other}\(")}
     texts = [text for name, text in functions.items() if name in wanted]
     return "".join(f"@triton.jit\n{text}\n\n\n" for text in texts)

@@ -40,7 +40,7 @@ from fusec.codegen.triton.arithmetic import (
     rounded,
 )
 from fusec.codegen.triton.grids import grids
-from fusec.codegen.triton.prelude import FUNCTIONS, prelude
+from fusec.codegen.triton.prelude import prelude
 from fusec.codegen.triton.signature import (
     TRITON,
     blocks,
@@ -76,8 +76,7 @@ def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = Fa
     lines = [list(_Printer(grid, dependent).lines()) for grid in grids(kernel)]
     body = "\n\n\n".join(map("\n".join, lines))
     code = "\n".join(line for part in lines for line in part if not line.startswith("#"))
-    called = {name for name in FUNCTIONS if re.search(rf"(?<![.\w]){name}\b", code)}
-    return f"import triton\nimport triton.language as tl\n\n\n{prelude(called, interpreted)}{body}\n"
+    return f"import triton\nimport triton.language as tl\n\n\n{prelude(code, interpreted)}{body}\n"
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,15 @@ def test_unary_operations_are_near_torch(op, dtype):
     assert_near(y, UNARY[op](x), 8)
 
 
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "expm1"])
+def test_exponentials_of_large_numbers_are_exact_where_two_to_a_rounded_number_is_not(op):
+    x = torch.linspace(-87.3, 88.7, 20_001)
+    expected = UNARY[op](x.double()).float()
+    (y,) = run(one(op, ["a"], F32, size=len(x)), x)
+    assert_near(y, expected, 3)
+    assert ((x * torch.tensor(1.4426950408889634)).exp2() / x.double().exp() - 1).abs().max() > 16 * 2**-23
+
+
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("op", BINARY)
 def test_binary_operations_are_near_torch(op, dtype):
