@@ -1,7 +1,8 @@
 """Schedule of attention: one pass over the keys in blocks, the softmax corrected as larger scores turn up.
 
 Scores never reach memory: a block of them lies in the cache between the two products. With many queries the lanes
-run along them, so that a softmax has nothing to fold across lanes; with few, as in decoding, along the keys.
+run along them, so that a softmax has nothing to fold across lanes; with few, as in decoding, along the keys. Queries
+come from memory and results go there along the head, whose elements lie side by side, where rows may lie far apart.
 """
 
 import math

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.codegen.kernel import Loop, walk
+from fusec.codegen.kernel import Load, Loop, Store, index_symbol, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend, compiled_graphs
@@ -273,6 +273,22 @@ def test_blocks_of_keys_that_no_query_sees_are_left_out(
     (loop,) = [s for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "key_block"]
     assert bool(sympy.sympify(loop.start).free_symbols) == start
     assert bool(sympy.sympify(loop.stop).free_symbols) == stop
+
+
+@pytest.mark.parametrize("queries", [3, 70], ids=["few", "many"])
+def test_lanes_of_queries_and_results_lie_side_by_side(queries: int) -> None:
+    """Of heads as projections leave them, whose rows are far apart."""
+    inputs = tuple(torch.randn(2, n, 3, 32).transpose(1, 2) for n in (queries, 70, 70))
+    ((kernel,),) = [compiled(F.scaled_dot_product_attention, inputs).program.kernels.values()]
+    query, result = kernel.buffers[0].name, next(b.name for b in kernel.buffers if b.role == "output")
+    tiles = [loop for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile"]
+    steps = {
+        s.buffer: s.offset.coeff(index_symbol(tile.axis), 1)
+        for tile in tiles
+        for s in walk(tile.body)
+        if isinstance(s, (Load, Store)) and s.buffer in (query, result)
+    }
+    assert steps == {query: 1, result: 1}
 
 
 @pytest.mark.parametrize("queries", [1, 5, 65, 130])
