@@ -93,7 +93,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def refuse_to_compile(heard: Driver, patch: pytest.MonkeyPatch, kernel: TritonKernel) -> None:
-    kernel.source = kernel.source.replace("exp(", "no_such_function(")
+    kernel.source = kernel.source.replace("tl.load(", "tl.no_such_function(")
 
 
 def take_too_much_shared_memory(heard: Driver, patch: pytest.MonkeyPatch, kernel: TritonKernel) -> None:
