@@ -7,7 +7,7 @@ come from memory and results go there along the head, whose elements lie side by
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import sympy
 
@@ -137,12 +137,8 @@ class _AlongKeys(OnlineSoftmax):
     def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
         return sympy.expand(self.row() * count + self.emitter.axis_symbol(axis) - start)
 
-    @contextmanager
-    def rows(self) -> Iterator[None]:
-        with ExitStack() as loops:
-            for axis in self.parts.queries:
-                loops.enter_context(self.emitter.loop(axis, "serial"))
-            yield
+    def rows(self) -> AbstractContextManager[None]:
+        return self.one_by_one(self.inside)
 
     def cells(self, axis: Axis) -> AbstractContextManager[None]:
         return self.elements(axis)

@@ -5,7 +5,7 @@ Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -77,10 +77,15 @@ class OnlineSoftmax(ABC):
     @contextmanager
     def elements(self, axis: Axis) -> Iterator[None]:
         """Loop over the queries and an axis whose elements memory holds side by side: lanes run along it."""
+        with self.one_by_one(self.inside), self.emitter.loop(axis, "tile", self.tiling.lanes):
+            yield
+
+    @contextmanager
+    def one_by_one(self, axes: Iterable[Axis]) -> Iterator[None]:
+        """Loop over some of the queries' axes, without lanes."""
         with ExitStack() as loops:
-            for query, (start, stop) in self.inside.items():
-                loops.enter_context(self.emitter.loop(query, "serial", 1, start, stop))
-            loops.enter_context(self.emitter.loop(axis, "tile", self.tiling.lanes))
+            for axis in axes:
+                loops.enter_context(self.emitter.loop(axis, "serial", 1, *self.inside[axis]))
             yield
 
     @abstractmethod
@@ -191,12 +196,8 @@ class OnlineSoftmax(ABC):
             return None
         seen = emitter.fresh("acc")
         emitter.inner.append(Init(seen, "max", BOOL, True))
-        with ExitStack() as loops:
-            for axis, (start, stop) in self.inside.items():
-                if any(axis in mask.axes for mask, _ in masks):
-                    loops.enter_context(emitter.loop(axis, "serial", 1, start, stop))
-            start, stop = self.block_keys_range()
-            loops.enter_context(emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop))
+        axes, (start, stop) = [a for a in self.inside if any(a in m.axes for m, _ in masks)], self.block_keys_range()
+        with self.one_by_one(axes), emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop):
             shown = [self._shown(mask, hidden) for mask, hidden in masks]
             every = reduce(lambda a, b: self.compute("and", a, b, dtype=BOOL), shown)
             emitter.inner.append(Update(seen, "max", (every,)))
@@ -234,13 +235,11 @@ class OnlineSoftmax(ABC):
 
     def _at_run_time(self, item: Located, op: str) -> sympy.Symbol:
         """The greatest or least value of a number over the queries of one iteration, for bounds of loops."""
-        emitter, inside = self.emitter, {a: ends for a, ends in self.inside.items() if a in item.axes}
+        emitter, inside = self.emitter, [axis for axis in self.inside if axis in item.axes]
         if inside:
             found = emitter.fresh("acc")
             emitter.inner.append(Init(found, op, accumulation(item.dtype), False))
-            with ExitStack() as loops:
-                for axis, (start, stop) in inside.items():
-                    loops.enter_context(emitter.loop(axis, "serial", 1, start, stop))
+            with self.one_by_one(inside):
                 emitter.inner.append(Update(found, op, (emitter.emit(item),)))
         return emitter.bound(found if inside else emitter.emit(item), item.dtype)
 
