@@ -58,6 +58,8 @@ class Constant:
 Operand: TypeAlias = str | Constant
 """A name defined earlier, or a literal."""
 
+LoopKind: TypeAlias = Literal["grid", "dealt", "serial", "tile"]
+
 
 @dataclass(frozen=True)
 class Descriptor:
@@ -236,9 +238,10 @@ class Loop:
 
     ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
     outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them, which see what was
-    stored. ``serial`` runs in order. ``tile`` covers
-    the range in tiles of ``step`` elements, the last one partly filled; inside it names are tiles, and the axis stands
-    for the first element of the tile plus the lane.
+    stored. ``dealt`` iterations, from 0 in steps of 1, are independent as well and stand in a grid over ``PARTS``, whose
+    parts share them out as they come to them. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
+    elements, the last one partly filled; inside it names are tiles, and the axis stands for the first element of the
+    tile plus the lane.
     """
 
     axis: str
@@ -246,7 +249,7 @@ class Loop:
     stop: Size
     step: Size
     """For a tile loop an int: the number of lanes."""
-    kind: Literal["grid", "serial", "tile"]
+    kind: LoopKind
     body: "tuple[Statement, ...]"
 
 

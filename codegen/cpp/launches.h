@@ -41,7 +41,10 @@ struct Row {
 };
 
 inline int64_t launch_all(int threads, const int64_t* table, void* const* buffers, const int64_t* symbols) {
+  Hand hands[threads];
+  for (Hand& hand : hands) hand.taken = 0;
   Meeting meeting;
+  meeting.hands = hands;
   Row row = {table + 1, *table, buffers, symbols};
   Team first(meeting, 0, 1, threads > 1);
   row.run(first);

@@ -120,7 +120,8 @@ class _Printer(Straight):
 
     def _statement(self, statement: Statement) -> None:
         if isinstance(statement, Loop):
-            {"grid": self._grid, "serial": self._serial, "tile": self._tile}[statement.kind](statement)
+            kinds = {"grid": self._grid, "dealt": self._dealt, "serial": self._serial, "tile": self._tile}
+            kinds[statement.kind](statement)
         elif isinstance(statement, When):
             self._when(statement)
         else:
@@ -167,6 +168,14 @@ class _Printer(Straight):
     def _close(self, text: str = "}") -> None:
         self.depth -= 1
         self.line(text)
+
+    def _dealt(self, loop: Loop) -> None:
+        self.line(f"for (auto dealt = team.deal({CPP.print(loop.stop)}); dealt; ++dealt) {{")
+        self.depth += 1
+        self.line(f"const int64_t {identifier(loop.axis)} = *dealt;")
+        for statement in loop.body:
+            self._statement(statement)
+        self._close()
 
     def _serial(self, loop: Loop) -> None:
         self._open(loop)

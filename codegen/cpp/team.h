@@ -20,12 +20,16 @@ FN void pause() {
 #endif
 }
 
+// How many iterations have been taken of what was dealt to one thread, by whomever.
+struct Hand { alignas(64) int64_t taken; };
+
 // What all threads of a team see.
 struct Meeting {
   alignas(64) int arrived = 0;
   alignas(64) int round = 0;
   alignas(64) int64_t fault = 0;  // of the first check that failed; nothing runs after it
   void* lent[MOST_LENT];          // memory of the first thread that all use
+  Hand* hands;
 };
 
 // The iterations of nested loops that one thread takes: neighbours, as many as every other takes, or one more.
@@ -47,10 +51,45 @@ template <int N> struct Share {
   }
 };
 
+// The iterations of a loop, which threads take one by one: each those dealt to it, neighbours in order, then what others
+// have not come to, as one that has to share its core is slower. Hands are counted on from loop to loop: nobody leaves
+// one before all is taken, so all begin the next with the same counts.
+class Deal {
+  Hand* const hands;
+  const int64_t count, each, start;
+  const int thread, threads;
+  int64_t place = -1;
+  int asked = 0;  // how many hands are empty
+
+  bool take() {
+    const int whose = (thread + asked) % threads;
+    int64_t& taken = hands[whose].taken;
+    int64_t seen = __atomic_load_n(&taken, __ATOMIC_RELAXED);
+    while (seen < start + each)
+      if (__atomic_compare_exchange_n(&taken, &seen, seen + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        place = whose * each + seen++ - start;
+        if (place < count) return true;
+      }
+    return false;
+  }
+
+ public:
+  Deal(Hand* hands, int64_t count, int64_t each, int64_t start, int thread, int threads)
+      : hands(hands), count(count), each(each), start(start), thread(thread), threads(threads) { ++*this; }
+  explicit operator bool() const { return place < count; }
+  int64_t operator*() const { return place; }
+  void operator++() {
+    if (threads == 1) return (void)place++;
+    while (asked < threads && !take()) asked++;
+    if (asked == threads) place = count;
+  }
+};
+
 class Team {
   Meeting& meeting;
   const bool alone;       // there could be more threads, but nobody has asked for them yet
   bool together = false;  // whether all took part in the kernel before
+  int64_t dealt = 0;      // to each thread so far
 
   void meet() {
     if (threads == 1) return;
@@ -86,6 +125,12 @@ class Team {
   // For those who take part in this kernel.
   void wait() {
     if (sharing > 1) meet();
+  }
+  Deal deal(int64_t count) {
+    if (sharing == 1) return {nullptr, count, count, 0, 0, 1};
+    const int64_t each = (count + threads - 1) / threads, start = dealt;
+    dealt += each;
+    return {meeting.hands, count, each, start, thread, threads};
   }
   template <int N> Share<N> share(const int64_t (&counts)[N]) const { return {counts, sharing > 1 ? thread : 0, sharing}; }
 

@@ -105,7 +105,7 @@ class _Contraction:
                 if all(len(self._columns(o)) == 1 for o in results):
                     self._blocks(outer, results, lefts, rows)
                     continue
-                with self.emitter.loop(outer, "serial", 1, *_share(static_size(outer))):
+                with self.emitter.loop(outer, "dealt", stop=static_size(outer)):
                     self._block(results, lefts, None, rows)
         return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
 
@@ -234,7 +234,7 @@ class _Contraction:
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
         start, stop = block_range(index_symbol("block") * size, size, n)
-        with self.emitter.repeat("block", *_share(-(-n // size)), 1):
+        with self.emitter.repeat("block", 0, -(-n // size), 1, "dealt"):
             self._block(results, lefts, _Block(axis, start, stop, size), rows)
 
     def _block(
@@ -359,13 +359,6 @@ def even_blocks(n: int, most: int, step: int = 6) -> int:
     """The length of as few equal blocks as cover ``n`` elements; where there are several, a multiple of ``step``."""
     count = -(-n // most)
     return min(-(-n // (count * step)) * step, most, n)
-
-
-def _share(count: int) -> tuple[sympy.Expr, sympy.Expr]:
-    """The range of a thread among ``count`` blocks: neighbours, as each is asked for during the one before."""
-    share = sympy.floor((count - 1 + PARTS) / PARTS)
-    # Of several blocks neither end is known to be the lesser, which sympy takes long to find out.
-    return _PART * share, sympy.Min(_PART * share + share, count, evaluate=count == 1)
 
 
 def _is_even(item: Located, axes: tuple[Axis, ...]) -> bool:

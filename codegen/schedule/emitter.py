@@ -18,6 +18,7 @@ from fusec.codegen.kernel import (
     Index,
     Load,
     Loop,
+    LoopKind,
     Operand,
     Place,
     Statement,
@@ -158,7 +159,7 @@ class Emitter:
     def loop(
         self,
         axis: Axis,
-        kind: Literal["serial", "tile"],
+        kind: LoopKind,
         step: Size = 1,
         start: Size = 0,
         stop: Size | None = None,
@@ -200,11 +201,11 @@ class Emitter:
             yield
 
     @contextmanager
-    def repeat(self, name: str, start: Size, stop: Size, step: Size) -> Iterator[None]:
-        """Open a serial loop that binds no axis: what it makes is known inside only."""
+    def repeat(self, name: str, start: Size, stop: Size, step: Size, kind: LoopKind = "serial") -> Iterator[None]:
+        """Open a loop that binds no axis: what it makes is known inside only."""
         self.levels.append(_Level(self.levels[-1].axes))
         yield
-        self._close(name, start, stop, step, "serial")
+        self._close(name, start, stop, step, kind)
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
@@ -214,7 +215,7 @@ class Emitter:
         body = self.levels.pop().statements
         self.inner.append(When(condition, tuple(body)))
 
-    def _close(self, name: str, start: Size, stop: Size, step: Size, kind: Literal["serial", "tile"]) -> None:
+    def _close(self, name: str, start: Size, stop: Size, step: Size, kind: LoopKind) -> None:
         body = self.levels.pop().statements
         self.inner.append(Loop(name, start, stop, step, kind, tuple(body)))
 

@@ -153,8 +153,8 @@ class PatternLibrary:
         """Normalise a traced graph, find earlier fusions in it, and say what its parts stand for."""
         tensors = {v: v.name for v in graph.inputs}
         self.normalize(graph)
-        apply_declared((d for d in self.before(declared) if d.name not in self.disabled), graph, self)
-        self.normalize(graph)
+        if apply_declared((d for d in self.before(declared) if d.name not in self.disabled), graph, self):
+            self.normalize(graph)
         _check_operations(declared, spelling, graph)
         computing = [n for n in graph.nodes if not n.has(Trait.SOURCE)]
         if not computing or any(v.producer is None for v in graph.outputs):
