@@ -238,10 +238,10 @@ class Loop:
 
     ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
     outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them, which see what was
-    stored. ``dealt`` iterations, from 0 in steps of 1, are independent as well and stand in a grid over ``PARTS``, whose
-    parts share them out as they come to them. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
-    elements, the last one partly filled; inside it names are tiles, and the axis stands for the first element of the
-    tile plus the lane.
+    stored. ``dealt`` iterations, from 0 in steps of 1, are independent as well: the parts of a grid over ``PARTS`` take
+    each the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step`` elements,
+    the last one partly filled; inside it names are tiles, and the axis stands for the first element of the tile plus
+    the lane.
     """
 
     axis: str

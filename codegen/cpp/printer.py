@@ -133,8 +133,12 @@ class _Printer(Straight):
             nest.append(inner)
         scratch = [b for b in self.kernel.buffers if b.role == "scratch"]
         self._declare([b for b in scratch if not _on_stack(b)])
-        together = nest[: _rectangular(nest)] if self.pays != "false" else []
-        if together:
+        if loop.stop == PARTS:
+            together = [loop]
+            self.line("{")
+            self.depth += 1
+            self.line(f"const int64_t {identifier(loop.axis)} = team.part();")
+        elif together := nest[: _rectangular(nest)] if self.pays != "false" else []:
             counts = ", ".join(CPP.print(_count(level)) for level in together)
             self.line(f"for (auto own = team.share({{{counts}}}); own; ++own) {{")
             self.depth += 1

@@ -1,5 +1,6 @@
-// The threads that run a row of kernels. Each of them walks the row and takes its share of a kernel's iterations; they
-// wait for each other where something has to be done before the next thing begins.
+// The threads that run a row of kernels. Each of them walks the row and takes its share of a kernel's iterations, and
+// what a slower one has not come to; they wait for each other where something has to be done before the next thing
+// begins.
 //
 // A thread that waits looks for a while, then offers its core to others: beside a busy process the thread it waits for
 // may be one that stands behind it in the same queue. (OpenMP's own barrier keeps looking for about a millisecond.)
@@ -11,6 +12,7 @@ namespace fusec {
 
 constexpr int MOST_LENT = 8;
 constexpr int LOOKS = 2000;  // about 20 µs
+constexpr int PIECES = 8;    // for each thread
 
 FN void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -30,25 +32,6 @@ struct Meeting {
   alignas(64) int64_t fault = 0;  // of the first check that failed; nothing runs after it
   void* lent[MOST_LENT];          // memory of the first thread that all use
   Hand* hands;
-};
-
-// The iterations of nested loops that one thread takes: neighbours, as many as every other takes, or one more.
-template <int N> struct Share {
-  int64_t counts[N], place[N], left;
-  Share(const int64_t (&given)[N], int64_t thread, int64_t threads) {
-    int64_t all = 1;
-    for (int i = 0; i < N; i++) all *= counts[i] = given[i] > 0 ? given[i] : 0;
-    const int64_t each = all / threads, more = all % threads;
-    left = each + (thread < more);
-    int64_t first = thread * each + (thread < more ? thread : more);
-    for (int i = N - 1; i >= 0 && left; i--) place[i] = first % counts[i], first /= counts[i];
-  }
-  explicit operator bool() const { return left > 0; }
-  int64_t operator[](int i) const { return place[i]; }
-  void operator++() {
-    left--;
-    for (int i = N - 1; i >= 0 && ++place[i] == counts[i]; i--) place[i] = 0;
-  }
 };
 
 // The iterations of a loop, which threads take one by one: each those dealt to it, neighbours in order, then what others
@@ -82,6 +65,32 @@ class Deal {
     if (threads == 1) return (void)place++;
     while (asked < threads && !take()) asked++;
     if (asked == threads) place = count;
+  }
+};
+
+// The iterations of nested loops, which are dealt in pieces.
+template <int N> class Share {
+  const int64_t all, piece;
+  int64_t counts[N], place[N], left = 0;
+  Deal pieces;
+
+  void begin() {
+    if (!pieces) return;
+    int64_t first = *pieces * piece;
+    left = all - first < piece ? all - first : piece;
+    for (int i = N - 1; i >= 0; i--) place[i] = first % counts[i], first /= counts[i];
+  }
+
+ public:
+  Share(const int64_t (&given)[N], int64_t all, int64_t piece, Deal pieces) : all(all), piece(piece), pieces(pieces) {
+    for (int i = 0; i < N; i++) counts[i] = given[i];
+    begin();
+  }
+  explicit operator bool() const { return left > 0; }
+  int64_t operator[](int i) const { return place[i]; }
+  void operator++() {
+    for (int i = N - 1; i >= 0 && ++place[i] == counts[i]; i--) place[i] = 0;
+    if (!--left) ++pieces, begin();
   }
 };
 
@@ -132,7 +141,13 @@ class Team {
     dealt += each;
     return {meeting.hands, count, each, start, thread, threads};
   }
-  template <int N> Share<N> share(const int64_t (&counts)[N]) const { return {counts, sharing > 1 ? thread : 0, sharing}; }
+  int part() const { return sharing > 1 ? thread : 0; }
+  template <int N> Share<N> share(const int64_t (&counts)[N]) {
+    int64_t all = 1;
+    for (int64_t count : counts) all *= count > 0 ? count : 0;
+    const int64_t piece = all / (sharing * PIECES) + 1;
+    return {counts, all, piece, deal((all + piece - 1) / piece)};
+  }
 
   // The first check that fails says so; where all take part, all have found it.
   void report(int64_t fault) {

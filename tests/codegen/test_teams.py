@@ -10,7 +10,22 @@ from torch.nn import functional as F
 
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
-from fusec.codegen.kernel import PARTS, Buffer, Check, Compute, Constant, Index, Kernel, Load, Loop, Statement, Store
+from fusec.codegen.kernel import (
+    PARTS,
+    Buffer,
+    Check,
+    Compute,
+    Constant,
+    Index,
+    Init,
+    Kernel,
+    Load,
+    Loop,
+    Statement,
+    Store,
+    Update,
+    index_symbol,
+)
 from fusec.codegen.target import Launch
 from fusec.compiler import compile_graph
 from fusec.config import Config
@@ -22,6 +37,7 @@ from tests.machines import profile
 THREADS = (1, 2, 3, 7)
 A, B, C = (sympy.Symbol(n, integer=True, nonnegative=True) for n in "abc")
 N = symbol("n")
+PART = index_symbol("part")
 
 
 def built(*kernels: Kernel) -> list[CppKernel]:
@@ -67,6 +83,46 @@ def test_a_grid_begins_and_goes_on_as_its_loop_says() -> None:
         expected = torch.zeros_like(y)
         expected[3:n:4] = torch.arange(3, max(n, 3), 4)
         assert y.equal(expected)
+
+
+def dealing(name: str, *body: Statement) -> Kernel:
+    """A kernel over y with a part for each thread."""
+    buffers = (Buffer("y", F32, sympy.Integer(1) << 20, "update"),)
+    grid = Loop("part", 0, PARTS, 1, "grid", body)
+    return Kernel(name, "contraction", buffers, ("n",), (grid,), PARALLEL_WORK)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_what_is_dealt_runs_once(threads: int) -> None:
+    """Loop after loop, again and again, whatever the kernels between."""
+
+    def again(place: sympy.Expr) -> tuple[Statement, ...]:
+        return Load("x", "y", place), Compute("z", "add", ("x", Constant(1.0)), F32), Store("y", place, "z")
+
+    inner = Loop("b", 0, N, 1, "dealt", again(1 + A * N + B))
+    kernel = dealing("deal", Loop("c", 0, 1, 1, "dealt", again(C)), Loop("a", 0, 3, 1, "serial", (inner,)))
+    deal, count, alone = built(kernel, counting("count", (1 + 3 * N,)), counting("alone", (1 + 3 * N,), 0))
+    torch.set_num_threads(threads)
+    call = row([deal, count, deal, deal, alone, deal, count, deal])
+    for n in (0, 1, 2, 3, 13, 14):
+        for _ in range(20):
+            y = torch.zeros(64)
+            assert not call(y, y, n)  # type: ignore[operator]
+            assert y[: 1 + 3 * n].eq(8).all() and not y[1 + 3 * n :].any()
+
+
+def test_a_slow_thread_is_relieved() -> None:
+    """While the first of 16 iterations takes long, the other thread runs what was dealt to the same one."""
+    slow = Loop("b", 0, sympy.Max(0, 1 - A) * 10**8, 1, "serial", (Update("t", "sum", (Constant(1.0),)),))
+    body = Init("t", "sum", F32, False), slow, Store("y", A, "t"), Index("p", PART), Store("z", A, "p")
+    grid = Loop("part", 0, PARTS, 1, "grid", (Loop("a", 0, 16, 1, "dealt", body),))
+    buffers = Buffer("y", F32, 16, "output"), Buffer("z", I64, 16, "output")
+    (kernel,) = built(Kernel("relieved", "contraction", buffers, (), (grid,), PARALLEL_WORK))
+    torch.set_num_threads(2)
+    y, ran = torch.empty(16), torch.empty(16, dtype=torch.int64)
+    kernel((y, ran), ())
+    assert y[0] > 1e7 and not y[1:].any()
+    assert ran[1:8].eq(1 - ran[0]).all()
 
 
 def row(kernels: list[CppKernel], checks: int = 0) -> object:
