@@ -203,7 +203,13 @@ class _Contraction:
     # Blocks of columns.
 
     def _columns(self, output: Output) -> tuple[Axis, ...]:
-        return tuple(a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows)
+        """The axes of an output's columns, the outermost first as the weight lies in memory."""
+        axes = [a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows]
+        return tuple(self._as_they_lie(axes, self._products([output])))
+
+    def _as_they_lie(self, axes: list[Axis], products: list[Located]) -> list[Axis]:
+        """Axes, sorted by how far apart their columns lie in the weights of products."""
+        return sorted(axes, key=lambda a: max(estimate(stride(c.operands[1], a)) for c in products), reverse=True)
 
     def _row_blocks(self, loops: ExitStack) -> "_Block | None":
         """A block of the rows, in loops over all of them; None where they are taken at once."""
@@ -270,6 +276,7 @@ class _Contraction:
         emitter = self.emitter
         taken = {*self.rows, *emitter.levels[-1].axes}
         inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
+        inner = self._as_they_lie(inner, [contraction])
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
         rows = {a: static_size(a) for a in self.rows} if block is None else {block.axis: block.size}

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
+from fusec.codegen.kernel import Dot, walk
 from fusec.codegen.program import build_program
 from fusec.compiler import compile_graph
 from fusec.config import Config
@@ -103,6 +104,15 @@ def run(
 def test_few_rows_are_one_kernel(case: Case, dtype: torch.dtype) -> None:
     function, shapes = case
     assert run(function, [x.to(dtype) for x in sample(shapes)]).count("vendor") == 0
+
+
+@pytest.mark.parametrize("name", ["columns in two dims", "columns in two dims, turned"])
+def test_a_weight_is_read_row_after_row(name: str) -> None:
+    """In whichever order its columns are stored: memory is slower where each row lies far from the one before."""
+    function, shapes = FEW[name]
+    compiled = compile_graph(trace(function, sample(shapes), symbolic=False), Config())
+    dots = [s for kernel in compiled.program.kernels.values() for s in walk(kernel.body) if isinstance(s, Dot)]
+    assert [dot.right.column_stride for dot in dots] == [32]
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
