@@ -36,7 +36,9 @@ from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 
-MACHINES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200", "gfx942": "mi300x"}
+MACHINES = {
+    "sm_80": "a100", "sm_89": "rtx4090", "sm_90": "h100", "sm_100": "b200", "sm_120": "rtx5090", "gfx942": "mi300x",
+}  # fmt: skip
 """The chip that has the figures of each."""
 ROWS = "1,8,512,4096"
 

@@ -19,7 +19,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "max-autotune-no-cudagraphs": ("autotune",),
 }
 """What torch.compile documents, and the options that each switches on. On the CPU they all mean ``default``."""
-CHIPS = ("a100", "h100", "h200", "b200", "mi300x")
+CHIPS = ("a100", "rtx4090", "rtx5090", "h100", "h200", "b200", "mi300x")
 """The GPUs whose figures are known."""
 
 

@@ -21,9 +21,9 @@ _STAGES, _STAGES_OF_FEW = 3, 5
 _STAGES_OF_AMD = 2
 _WARPS_OF_FEW = 4
 """More of them have nothing left to multiply in a block of 16 rows and as many columns, and were seen to spill."""
-_REGISTERS_OF_FEW = 255
-"""All that there are: NVIDIA's assembler was seen to spill one of 49 or 81 for another program's sake, where memory
-is what everyone waits for."""
+_REGISTERS = 255
+"""All that there are, which NVIDIA's assembler is to use before it spills. Left alone it was seen to spill one of 49 or
+81 for another program's sake, where memory is what everyone waits for, and two of 156 of an attention for sm_120."""
 _TILE = 8192
 """Elements of the weights that a program for few rows has at hand."""
 _DEPTH_OF_ONE = 512
@@ -86,7 +86,7 @@ def _stages(machine: Machine, stages: int = _STAGES) -> int:
 
 
 def _registers_of_few(machine: Machine) -> int:
-    return 0 if machine.code.startswith("gfx") else _REGISTERS_OF_FEW
+    return 0 if machine.code.startswith("gfx") else _REGISTERS
 
 
 def _few_rows(products: Products, machine: Machine) -> Choice:
@@ -162,7 +162,8 @@ def _attention(attention: Attention, machine: Machine) -> Choice:
     least = 1 if accumulation(attention.product.dtype) == F64 else MATRIX_ROWS
     rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
     if attention.rows > FEW_QUERIES:
-        return Choice(rows, depth=keys, stages=_stages(machine))
+        registers = _REGISTERS if machine.code == "sm_120" else 0
+        return Choice(rows, depth=keys, stages=_stages(machine), registers=registers)
     rows = max(least, power_of_two(attention.rows))
     choice = Choice(rows, depth=keys, stages=_stages(machine), registers=_registers_of_few(machine))
     blocks = estimate(attention.keys.size) // keys

@@ -108,13 +108,17 @@ class TritonTarget:
         return kernel, GuardedKernel(built, unfused, report)
 
 
-_GENERATIONS = {9: CHIPS["h100"], 10: CHIPS["b200"]}
-"""GPUs of NVIDIA's by the first number of their capability."""
+_GENERATIONS = {
+    (8, 9): CHIPS["rtx4090"], (9, 0): CHIPS["h100"], (10, 0): CHIPS["b200"], (12, 0): CHIPS["rtx5090"],
+}  # fmt: skip
+"""GPUs of NVIDIA's by the least capability of their kind."""
 
 
 def _like(properties: Any, usual: Machine) -> Machine:
     """A GPU by what its driver tells, and for the rest one of its generation, or the usual one."""
-    known = usual if usual is USUAL_CHIP_OF_AMD else _GENERATIONS.get(properties.major, usual)
+    has = (properties.major, properties.minor)
+    kinds = [least for least in _GENERATIONS if (properties.major, 0) <= least <= has]
+    known = _GENERATIONS[max(kinds)] if kinds and usual is not USUAL_CHIP_OF_AMD else usual
     return replace(
         known,
         name=properties.name,

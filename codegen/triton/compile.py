@@ -14,6 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from fusec.analysis.machine import CHIPS as MACHINES
 from fusec.codegen.kernel import DotTiles, Kernel, walk
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import define
@@ -25,8 +26,10 @@ from fusec.ir.types import accumulation
 
 CHIPS: dict[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 """The chips by name."""
@@ -35,7 +38,7 @@ _POINTERS = {
     "f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32", "i16": "*i16",
     "i8": "*i8", "u8": "*u8", "bool": "*i1",
 }  # fmt: skip
-_SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
+_SHARED = {machine.code: machine.shared_bytes for machine in MACHINES.values()}
 """Bytes of shared memory that one program can have."""
 _MATRIX = re.compile(r"\b(?:(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma\.)[\w.:]*|v_s?mfma_\w+)")
 _COPY = re.compile(r"\bcp\.async\.(?:c[ag]|bulk)\b")

@@ -6,6 +6,7 @@ import typer
 
 from fusec.cli.models import compiled_model, is_graph_file
 from fusec.cli.terminal import CHECK_FAILED, UsageError, note, show, write_json
+from fusec.config import CHIPS, Config
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, hf:llama, GRAPH.fir, or - for a graph")
@@ -28,7 +29,7 @@ def explain(
         bool, typer.Option("--roofline", help="each kernel against the machine's limits: bytes, FLOPs, time")
     ] = False,
     time: Annotated[bool, typer.Option("--time", help="run it, and show measured times beside the predicted")] = False,
-    machine: Annotated[str, typer.Option(help="predict for this GPU: a100, h100, h200, b200, mi300x")] = "",
+    machine: Annotated[str, typer.Option(help=f"predict for this GPU: {', '.join(CHIPS)}")] = "",
     brief: Annotated[bool, typer.Option("--line", help="one line")] = False,
     fail_under: Annotated[
         float,
@@ -37,7 +38,6 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
 ) -> None:
     """Show regions, kernels, coverage, what was left to ATen, and what nearly matched."""
-    from fusec.config import Config
     from fusec.debug.explain import explain_subjects
     from fusec.debug.report import summary_line
     from fusec.debug.tables import explanation_view, roofline_view, site_view

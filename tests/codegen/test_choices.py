@@ -81,13 +81,16 @@ def test_no_register_of_few_rows_is_given_away_for_another_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hip", "major", "code"), [(None, 8, "sm_80"), (None, 9, "sm_90"), (None, 12, "sm_80"), ("6.4", 9, "gfx942")]
-)
+    ("hip", "capability", "code"),
+    [(None, (8, 6), "sm_80"), (None, (8, 9), "sm_89"), (None, (9, 0), "sm_90"), (None, (12, 1), "sm_120"),
+     (None, (13, 0), "sm_80"), ("6.4", (9, 4), "gfx942")],
+)  # fmt: skip
 def test_a_gpu_that_nobody_knows_is_like_one_of_its_generation(
-    monkeypatch: pytest.MonkeyPatch, hip: str | None, major: int, code: str
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, capability: tuple[int, int], code: str
 ) -> None:
     told = SimpleNamespace(
-        name="one of next year", major=major, L2_cache_size=24 << 20, multi_processor_count=78,
+        name="one of next year", major=capability[0], minor=capability[1],
+        L2_cache_size=24 << 20, multi_processor_count=78,
         **({} if hip else {"shared_memory_per_block_optin": 101_376}),
     )  # fmt: skip
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -99,11 +102,12 @@ def test_a_gpu_that_nobody_knows_is_like_one_of_its_generation(
     assert machine.shared_bytes == (65_536 if hip else 101_376)
 
 
-def test_blocks_fit_the_shared_memory_that_a_chip_has() -> None:
-    small = replace(chip("a100"), shared_bytes=101_376)
+@pytest.mark.parametrize("code", ["sm_80", "sm_89", "sm_120"])
+def test_blocks_fit_the_shared_memory_that_a_chip_has(code: str) -> None:
+    small = replace(chip(code), shared_bytes=101_376)
     for name, region in REGIONS.items():
-        report = compile_for(TritonTarget().schedule(region, "k", small), "sm_80")
-        assert report.shared <= small.shared_bytes, (name, report)
+        report = compile_for(TritonTarget().schedule(region, "k", small), code)
+        assert report.ok and report.shared <= small.shared_bytes, (name, report)
 
 
 def test_a_text_names_what_was_chosen() -> None:
