@@ -45,6 +45,13 @@ def test_layers_compile_to_what_a_chip_should_run(
 
 
 @pytest.mark.slow
+def test_heads_of_256_fit_the_registers_of_a_chip_whose_assembler_saves_them(tmp_path: Path) -> None:
+    words = ("--models", "gemma3", "--rows", "4096", "--dtypes", "bfloat16", "--chips", "sm_120")
+    status, content = found(tmp_path, *words)
+    assert status == 0 and any(row["kind"] == "attention" for row in content["kernels"])
+
+
+@pytest.mark.slow
 def test_products_of_many_rows_are_there_under_max_autotune(tmp_path: Path) -> None:
     words = ("--models", "bert", "--rows", "512", "--dtypes", "bfloat16", "--chips", "sm_90")
     products = {}
