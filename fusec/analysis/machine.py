@@ -47,7 +47,7 @@ class Machine:
 
     @property
     def has_descriptors(self) -> bool:
-        """Whether it is a GPU that copies blocks of a tensor by itself (TMA), and kernels have been compiled for."""
+        """Whether it is a GPU that copies blocks of a tensor by itself (TMA), as tried by compiling for it."""
         return self.code in ("sm_90", "sm_100")
 
     def bandwidth(self, cached: bool) -> float:
@@ -108,12 +108,12 @@ CHIPS = {
         {"vector f32": 19_500, "vector f64": 9_700, "matrix f32": 156_000, "matrix f64": 19_500,
          "matrix bf16": 312_000, "matrix f16": 312_000}, 3.0, 40_000_000, 7219, 108,
         "sm_80", 166_912),
-    "rtx4090": Machine(  # NVIDIA Ada GPU architecture whitepaper, appendix A; halves with sums in float32
+    "rtx4090": Machine(  # NVIDIA's published specifications, as listings quote them; halves with sums in float32
         "NVIDIA GeForce RTX 4090", DATASHEET, 1008,
         {"vector f32": 82_600, "vector f64": 1_290, "matrix f32": 82_600, "matrix f64": 1_290,
          "matrix bf16": 165_200, "matrix f16": 165_200}, 3.0, 72 << 20, 0.0, 128,
         "sm_89", 101_376),
-    "rtx5090": Machine(  # NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A; halves with sums in float32
+    "rtx5090": Machine(  # likewise; a quarter of the rate of halves that is told with sparsity and sums in halves
         "NVIDIA GeForce RTX 5090", DATASHEET, 1792,
         {"vector f32": 104_800, "vector f64": 1_637, "matrix f32": 104_800, "matrix f64": 1_637,
          "matrix bf16": 209_500, "matrix f16": 209_500}, 3.0, 96 << 20, 0.0, 170,

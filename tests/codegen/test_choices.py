@@ -110,6 +110,13 @@ def test_blocks_fit_the_shared_memory_that_a_chip_has(code: str) -> None:
         assert report.ok and report.shared <= small.shared_bytes, (name, report)
 
 
+@pytest.mark.parametrize("code", ["sm_80", "sm_89", "sm_120"])
+def test_two_programs_for_few_rows_have_room_beside_each_other(code: str) -> None:
+    small = replace(chip(code), shared_bytes=101_376)
+    report = compile_for(TritonTarget().schedule(product(8, 32_000, 4096), "k", small), code)
+    assert report.ok and 2 * report.shared <= small.shared_bytes, report
+
+
 def test_a_text_names_what_was_chosen() -> None:
     kernel = TritonTarget().schedule(REGIONS["many rows"], "k", choice=Choice(64, 128, 32, warps=4, stages=2))
     assert "# 64 rows, 128 columns, 32 deep, 4 warps, 2 stages\n" in print_kernel(kernel)
