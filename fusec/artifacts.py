@@ -1,4 +1,4 @@
-"""Built kernels, and choices between them, in ``torch.compiler.save_cache_artifacts()``: another machine takes them."""
+"""Built kernels, choices and outcomes of passes in ``torch.compiler.save_cache_artifacts()``: for other machines."""
 
 import logging
 import re
@@ -8,7 +8,7 @@ from fusec.config import Config
 from fusec.frontend.torch_internals import carried_by_torch
 
 logger = logging.getLogger(__name__)
-NAME = re.compile(r"([0-9a-f]{64})(\.so|\.choice)")
+NAME = re.compile(r"([0-9a-f]{64})(\.so|\.choice|\.passes)")
 """Of an entry that is taken: a key and what follows it. Anything else might be a path."""
 
 

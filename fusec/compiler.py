@@ -45,6 +45,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.codegen import target_for
     from fusec.codegen.program import build_program
+    from fusec.outcomes import Outcome
     from fusec.passes import default_pipeline, kept_traces, library_pipeline
 
     config = config or Config.from_environment()
@@ -52,8 +53,12 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     target = target_for(work, config)
     context = Context(config, machine=target.machine(config), library=library_pipeline(config))
     start = time.perf_counter()
-    with kept_traces(config):
-        default_pipeline(config, target.name).run(work, context)
+    pipeline = default_pipeline(config, target.name)
+    outcome = Outcome(pipeline, graph, context)
+    if not outcome.recall(work):
+        with kept_traces(config):
+            pipeline.run(work, context)
+        outcome.keep(work)
     passed = time.perf_counter()
     program = build_program(work, target, context)
     if config.freeze:

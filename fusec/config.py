@@ -64,7 +64,7 @@ class Config:
         "keep what weights alone decide, and copies of weights laid out in blocks, until one is replaced or "
         "changed; a change through `.data` goes unnoticed",
     )
-    cache: bool = _option(True, "keep built kernels and traced patterns on disk for the next process")
+    cache: bool = _option(True, "keep built kernels, and what passes made of graphs, on disk for the next process")
     cache_dir: str = _option("", "where; by default the user's cache directory")
     machine: str = _option("", "GPU that times are predicted for: " + ", ".join(f"`{n}`" for n in CHIPS) + "; "
                            "by default this machine, as `fusec machine measure` found it")  # fmt: skip

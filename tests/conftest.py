@@ -1,5 +1,6 @@
 """What all tests share: expected texts in files, seeds, one thread, and a kernel cache of their own."""
 
+import gc
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(100_000)  # a tenth of the time would go into walking torch's objects, of which most stay
     hypothesis.settings.load_profile(
         os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
     )
@@ -92,3 +94,9 @@ def nothing_compiled_before() -> None:
     """A test sees its own ``compiled_graphs()``: Dynamo resets only those backends that it remembers."""
     if dynamo := sys.modules.get("fusec.dynamo"):
         dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def passes_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every compile of a test runs its passes, however much another test has compiled, with passes of its own too."""
+    monkeypatch.setattr("fusec.outcomes.own_code", str)

@@ -62,7 +62,7 @@ template <int N> struct Mask {
   raw v;
   Mask() = default;
   LANEWISE explicit Mask(raw r) : v(r) {}
-  LANEWISE Mask(bool s) { for (int i = 0; i < N; i++) v[i] = -int32_t(s); }
+  LANEWISE Mask(bool s) : v(raw{} - int32_t(s)) {}
   friend LANEWISE inline Mask operator&(Mask a, Mask b) { return Mask(a.v & b.v); }
   friend LANEWISE inline Mask operator|(Mask a, Mask b) { return Mask(a.v | b.v); }
   friend LANEWISE inline Mask operator^(Mask a, Mask b) { return Mask(a.v ^ b.v); }

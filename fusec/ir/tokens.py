@@ -3,8 +3,7 @@
 import bisect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from fusec.errors import ParseError
 
@@ -24,8 +23,7 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A piece of the text."""
 
     kind: str
@@ -42,17 +40,18 @@ def tokenize(text: str) -> list[Token]:
     """
     tokens: list[Token] = []
     position, last_line_end = 0, -1
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise error_at(text, position, f"a value, a number, a word or a sign, not {text[position]!r}")
-        kind = str(match.lastgroup)
+    for match in _TOKEN.finditer(text):
+        kind, found, start = str(match.lastgroup), match[0], match.start()
+        if start != position:
+            break
+        position = start + len(found)
         if kind == "space":
-            if "\n" in match.group():
+            if "\n" in found:
                 last_line_end = len(tokens)
         elif kind != "comment" or last_line_end != len(tokens):
-            tokens.append(Token(kind, match.group(), position))
-        position = match.end()
+            tokens.append(Token(kind, found, start))
+    if position != len(text):
+        raise error_at(text, position, f"a value, a number, a word or a sign, not {text[position]!r}")
     tokens.append(Token("end", "the end of the text", len(text)))
     return tokens
 

@@ -35,7 +35,12 @@ from fusec.codegen.cpp import build
 def refuse(text, compiler):
     raise AssertionError("built again:\\n" + text)
 
-build._compile = refuse
+def refuse_passes(pipeline, graph, context):
+    raise AssertionError("passed again")
+
+from fusec.pipeline import Pipeline
+
+build._compile, Pipeline.run = refuse, refuse_passes
 with torch.no_grad():
     assert torch.equal(compiled(torch.randn(3, 64)), torch.load(f"{folder}/result"))
 print(*sorted(info.fusec_artifacts), sep="\\n")
@@ -53,9 +58,14 @@ def run(script: str, folder: Path, cache: Path) -> list[str]:
 def test_nothing_is_built_where_artifacts_were_loaded(tmp_path: Path) -> None:
     saved = run(SAVE, tmp_path, tmp_path / "one")
     assert run(LOAD, tmp_path, tmp_path / "two") == saved
-    built = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*.so")}
-    assert saved == sorted(built) and len(built) >= 2  # the kernels', and that of what launches them
-    assert built == {path.name: path.read_bytes() for path in (tmp_path / "two").glob("*.so")}
+    here, there = (
+        {path.name: path.read_bytes() for path in (tmp_path / place).iterdir() if path.suffix in (".so", ".passes")}
+        for place in ("one", "two")
+    )
+    assert saved == sorted(here) and here == there
+    kernels = [name for name in saved if name.endswith(".so")]
+    assert len(kernels) >= 2  # theirs, and that of what launches them
+    assert len(saved) == len(kernels) + 1  # and what the passes made of the graph
 
 
 KEY = key_of(["text"])

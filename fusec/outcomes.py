@@ -1,0 +1,82 @@
+"""What the passes made of a graph, kept for later processes: they read the outcome instead of running the passes."""
+
+import contextlib
+import json
+import logging
+import sys
+import zlib
+from dataclasses import asdict, replace
+
+from fusec.artifacts import carry
+from fusec.cache import Cache, key_of, open_cache
+from fusec.errors import ParseError
+from fusec.ir.equality import equal_graphs
+from fusec.ir.graph import Graph
+from fusec.ir.parser import parse_graph
+from fusec.pipeline import Context, PassRecord, Pipeline
+from fusec.provenance import own_code
+from fusec.rewriting.fusion import FUSIONS
+from fusec.rewriting.rule import REWRITES
+
+logger = logging.getLogger(__name__)
+SUFFIX = ".passes"
+
+
+class Outcome:
+    """What a pipeline makes of one graph under the choices of one compile.
+
+    Args:
+        pipeline: the passes.
+        graph: as it comes; its text, places in the model included, is part of the key.
+        context: of the compile, in which no pass has run.
+    """
+
+    def __init__(self, pipeline: Pipeline, graph: Graph, context: Context) -> None:
+        self.context = context
+        self.cache: Cache = open_cache(context.config)
+        self.key = _key(pipeline, graph, context)
+
+    def recall(self, graph: Graph) -> bool:
+        """Do to a graph and to the context what the passes of an earlier process did; whether that is known."""
+        content = self.cache.read(self.key, SUFFIX) if self.key else None
+        if content is None:
+            return False
+        found = json.loads(zlib.decompress(content))
+        graph.become(parse_graph(found["graph"]))
+        for remark in found["remarks"]:
+            self.context.remarks.add(**remark | {"sources": tuple(remark["sources"])})
+        self.context.records += [PassRecord(**record) for record in found["records"]]
+        self.context.next_number = found["next_number"]
+        carry(self.cache, self.key, SUFFIX)
+        logger.debug("an earlier process has taken %s through the passes", graph.name)
+        return True
+
+    def keep(self, graph: Graph) -> None:
+        """Let later processes have what the passes have just made, unless they failed or text cannot say it."""
+        context = self.context
+        if not self.key or context.remarks.of("failure"):
+            return
+        text = str(graph)
+        with contextlib.suppress(ParseError, OSError):  # later processes then run the passes
+            if equal_graphs(parse_graph(text), graph, order=True, sources=True):
+                found = {
+                    "graph": text,
+                    "remarks": [remark.to_json() for remark in context.remarks],
+                    "records": list(map(asdict, context.records)),
+                    "next_number": context.next_number,
+                }
+                self.cache.publish(self.key, SUFFIX, zlib.compress(json.dumps(found).encode(), 1))
+                carry(self.cache, self.key, SUFFIX)
+
+
+def _key(pipeline: Pipeline, graph: Graph, context: Context) -> str:
+    """Of the entry in a cache; empty where the passes are to be watched, or consist of more than fusec's own code."""
+    import torch
+
+    config, code = context.config, own_code()
+    modules = {d.module for d in FUSIONS.values()} | {d.module for d in REWRITES.values()}
+    if not code or config.record or config.verify or not all(m.startswith("fusec.") for m in modules):
+        return ""
+    choices = repr(replace(config, cache=True, cache_dir=""))
+    machine = json.dumps(context.machine.to_json())
+    return key_of(["passes", code, sys.version, torch.__version__, choices, machine, str(pipeline), str(graph)])
