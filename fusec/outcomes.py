@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from fusec.artifacts import carry
 from fusec.cache import Cache, key_of, open_cache
 from fusec.errors import ParseError
-from fusec.ir.equality import equal_graphs
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import Context, PassRecord, Pipeline
@@ -37,12 +36,22 @@ class Outcome:
         self.key = _key(pipeline, graph, context)
 
     def recall(self, graph: Graph) -> bool:
-        """Do to a graph and to the context what the passes of an earlier process did; whether that is known."""
+        """Do to a graph and to the context what the passes of an earlier process did.
+
+        Returns:
+            Whether that is known: its text must read as a graph with that very text.
+        """
         content = self.cache.read(self.key, SUFFIX) if self.key else None
         if content is None:
             return False
         found = json.loads(zlib.decompress(content))
-        graph.become(parse_graph(found["graph"]))
+        try:
+            read = parse_graph(found["graph"])
+        except ParseError:
+            return False
+        if str(read) != found["graph"]:
+            return False
+        graph.become(read)
         for remark in found["remarks"]:
             self.context.remarks.add(**remark | {"sources": tuple(remark["sources"])})
         self.context.records += [PassRecord(**record) for record in found["records"]]
@@ -52,21 +61,19 @@ class Outcome:
         return True
 
     def keep(self, graph: Graph) -> None:
-        """Let later processes have what the passes have just made, unless they failed or text cannot say it."""
+        """Let later processes have what the passes have just made, unless one of them failed."""
         context = self.context
         if not self.key or context.remarks.of("failure"):
             return
-        text = str(graph)
-        with contextlib.suppress(ParseError, OSError):  # later processes then run the passes
-            if equal_graphs(parse_graph(text), graph, order=True, sources=True):
-                found = {
-                    "graph": text,
-                    "remarks": [remark.to_json() for remark in context.remarks],
-                    "records": list(map(asdict, context.records)),
-                    "next_number": context.next_number,
-                }
-                self.cache.publish(self.key, SUFFIX, zlib.compress(json.dumps(found).encode(), 1))
-                carry(self.cache, self.key, SUFFIX)
+        found = {
+            "graph": str(graph),
+            "remarks": [remark.to_json() for remark in context.remarks],
+            "records": list(map(asdict, context.records)),
+            "next_number": context.next_number,
+        }
+        with contextlib.suppress(OSError):  # later processes then run the passes
+            self.cache.publish(self.key, SUFFIX, zlib.compress(json.dumps(found).encode(), 1))
+            carry(self.cache, self.key, SUFFIX)
 
 
 def _key(pipeline: Pipeline, graph: Graph, context: Context) -> str:

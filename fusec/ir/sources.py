@@ -13,8 +13,11 @@ _OP = re.compile(r" ?\((?P<op>[^\s,;()\"]+)\)")
 
 
 def union_of_sources(body: Graph) -> tuple[Source, ...]:
-    """The sources of all nodes of a body, each once: what a region has unless its text says otherwise."""
-    return tuple(dict.fromkeys(source for node in body.nodes for source in node.sources))
+    """The sources of all nodes of a body, each once: what a region has unless its text says otherwise.
+
+    Those of numbers do not count, which have no line of their own.
+    """
+    return tuple(dict.fromkeys(s for node in body.nodes if not node.is_op("constant") for s in node.sources))
 
 
 @lru_cache(maxsize=8192)

@@ -128,6 +128,7 @@ def test_attributes_parse_back(value: object) -> None:
     node = graph.add_node("opaque", (), {"target": "aten.x", "value": value}, types=[])
     graph.set_outputs([])
     again = parse_graph(print_graph(graph))
+    assert print_graph(again) == print_graph(graph)
     assert difference(graph, again, order=True) is None
     assert again.nodes[0].attributes == node.attributes
 
