@@ -435,12 +435,12 @@ def grid(
 
 
 def region_symbols(region: Node) -> tuple[str, ...]:
-    """Names of the symbols that a kernel's text may mention: those of the region's types."""
+    """Names of the symbols that a kernel's text may mention: of all its types, and of where its slices begin."""
     sizes: list[Size] = []
-    for value in (*region.body.inputs, *region.body.outputs):
+    nodes = region.body.nodes
+    for value in (*region.body.inputs, *(r for node in nodes for r in node.results)):
         sizes += [*value.shape, *value.tensor.strides]
-    for node in region.body.nodes:
-        if node.is_op("size"):
-            sizes.append(node.attributes["expr"])
+    for node in nodes:
+        sizes += [node.attributes[key] for key in ("expr", "start") if key in node.attributes]
     found = {str(s) for n in sizes if not isinstance(n, int) for s in n.free_symbols}
     return tuple(sorted(found))

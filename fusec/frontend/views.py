@@ -1,5 +1,7 @@
 """View and data-movement operations of ATen as reshape, permute, expand, slice, window and concat."""
 
+import sys
+
 import sympy
 
 from fusec.errors import ImportFailure
@@ -173,13 +175,20 @@ def first_index(start: Argument, x: Value, dim: int, call: Call | None = None) -
     # Eager's own answer can be read off the view that it made.
     if call is not None and not same_size(stride := to_size(call.fakes["self"].stride(dim)), 0):
         offset = to_size(call.fake_results[0].storage_offset()) - to_size(call.fakes["self"].storage_offset())
-        found = simplify(sympy.simplify(offset / stride))
+        found = simplify(sympy.simplify(sympy.sympify(offset) / stride))
         if isinstance(found, int) or found.is_integer:
             return found
     raise ImportFailure(
         f"a slice from {start}, whose sign is unknown", why="a negative start counts from the end",
         fix="torch._check(start >= 0), or dynamic=False",
     )  # fmt: skip
+
+
+def row_index(index: Argument, x: Value, dim: int, call: Call | None = None) -> Size:
+    """A row's place: counted from the end if negative; eager refuses one that is not there, so nothing is clamped."""
+    if isinstance(index, int):
+        return index + x.shape[dim] if index < 0 else index
+    return first_index(index, x, dim, call)
 
 
 def _require_known(start: Argument) -> None:
@@ -193,7 +202,7 @@ def _require_known(start: Argument) -> None:
 def _select(low: Lowering, call: Call) -> Value:
     x: Value = call["self"]
     dim = call["dim"] % len(x.shape)
-    row = low.slice(x, dim, first_index(call["index"], x, dim, call), 1)
+    row = low.slice(x, dim, row_index(call["index"], x, dim, call), 1)
     return low.reshape(row, call.out.shape)
 
 
@@ -256,35 +265,24 @@ def _roll(low: Lowering, call: Call) -> Value:
     return low.reshape(x, call.out.shape)
 
 
-def _zeros(low: Lowering, like: TensorType, dim: int, length: Size) -> list[Value]:
-    if length == 0:
-        return []
-    shape = tuple(length if d == dim else n for d, n in enumerate(like.shape))
-    return [low.expand(low.number(0, like.dtype), shape)]
-
-
 @lowers("aten.slice_backward.default", "aten.select_backward.default")
 def _slice_backward(low: Lowering, call: Call) -> Value:
-    grad: Value = call["grad_output"]
-    dim = call["dim"] % len(call.out.shape)
-    n = call.out.shape[dim]
-    if "select" in call.target:
-        grad = low.reshape(grad, tuple(1 if d == dim else m for d, m in enumerate(call.out.shape)))
-        start = call["index"]
+    grad, shape = call["grad_output"], call.out.shape
+    dim, selects = call["dim"] % len(shape), "select" in call.target
+    if selects:
+        grad = low.reshape(grad, tuple(1 if d == dim else n for d, n in enumerate(shape)))
+    elif call["step"] != 1:
+        raise ImportFailure("the gradient of a slice with a step", why="zeros would go between its elements")
+    zeros = low.expand(low.number(0, call.out.dtype), shape)
+    if same_size(grad.shape[dim], 0):
+        return zeros
+    if selects:
+        start = row_index(call["index"], zeros, dim)
+    elif call["end"] == sys.maxsize:
+        start = shape[dim] - grad.shape[dim]
     else:
-        start = call["start"]
-        if call["step"] != 1:
-            raise ImportFailure(
-                "the gradient of a slice with a step", why="zeros would go between its elements, not around"
-            )
-    _require_known(start)
-    if isinstance(start, int) and start < 0:
-        start = start + n
-    if isinstance(start, int) and isinstance(n, int):
-        start = min(max(start, 0), n)
-    rest = n - start - grad.shape[dim]
-    parts = [*_zeros(low, call.out, dim, start), grad, *_zeros(low, call.out, dim, rest)]
-    return parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim - len(call.out.shape))
+        start = first_index(call["start"], zeros, dim)
+    return _with_piece(low, zeros, dim, start, grad)
 
 
 @lowers("aten.slice_scatter.default")
@@ -292,30 +290,26 @@ def _slice_scatter(low: Lowering, call: Call) -> Value:
     x, source = call["self"], low.cast(call["src"], call.out.dtype)
     if call["step"] != 1:
         raise ImportFailure("a slice with a step that is written to", why="it is no piece of a concatenation")
-    rank = len(x.shape)
-    dim = call["dim"] % rank
-    start, length = first_index(call["start"] or 0, x, dim), source.shape[dim]
-    if same_shape(source.shape, x.shape):
-        return source
-    end = start + length
-    parts = [low.slice(x, dim, 0, start)] if start != 0 else []
-    parts.append(source)
-    parts += [low.slice(x, dim, end, x.shape[dim] - end)] if not same_size(end, x.shape[dim]) else []
-    return low.emit("concat", *parts, dim=dim - rank)
+    dim = call["dim"] % len(x.shape)
+    start = first_index(call["start"] or 0, x, dim)
+    return source if same_shape(source.shape, x.shape) else _with_piece(low, x, dim, start, source)
 
 
 @lowers("aten.select_scatter.default")
 def _select_scatter(low: Lowering, call: Call) -> Value:
     x = call["self"]
-    rank = len(x.shape)
-    dim = call["dim"] % rank
-    start = first_index(call["index"], x, dim)
+    dim = call["dim"] % len(x.shape)
     row = low.reshape(call["src"], tuple(1 if d == dim else n for d, n in enumerate(x.shape)))
-    end = start + 1
-    parts = [low.slice(x, dim, 0, start)] if start != 0 else []
-    parts.append(row)
-    parts += [low.slice(x, dim, end, x.shape[dim] - end)] if not same_size(end, x.shape[dim]) else []
-    return parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim - rank)
+    return _with_piece(low, x, dim, row_index(call["index"], x, dim), row)
+
+
+def _with_piece(low: Lowering, x: Value, dim: int, start: Size, piece: Value) -> Value:
+    """A value with a piece in place of what it has from ``start`` on, along ``dim``."""
+    n, end = x.shape[dim], start + piece.shape[dim]
+    parts = [low.slice(x, dim, 0, start)] if not same_size(start, 0) else []
+    parts.append(piece)
+    parts += [low.slice(x, dim, end, n - end)] if not same_size(end, n) else []
+    return piece if len(parts) == 1 else low.emit("concat", *parts, dim=dim - len(x.shape))
 
 
 @lowers("aten.index_put.default")
@@ -340,10 +334,7 @@ def _with_row(low: Lowering, x: Value, dim: int, at: int, value: Value, among: t
         raise ImportFailure(f"a row put at {at}, of {n}", why="whether there is one is not known")
     at %= n
     row = low.reshape(low.expand(low.cast(value, x.dtype), (*before, *among, *behind)), (*before, 1, *behind))
-    parts = [low.slice(x, dim, 0, at)] if at else []
-    parts.append(row)
-    parts += [low.slice(x, dim, at + 1, n - at - 1)] if at + 1 < n else []
-    return row if len(parts) == 1 else low.emit("concat", *parts, dim=dim - len(x.shape))
+    return _with_piece(low, x, dim, at, row)
 
 
 @lowers("aten.unfold.default")

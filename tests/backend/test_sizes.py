@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from fusec import dynamo
+from fusec.remarks import Remarks
 from tests.backend.agreement import Block, same
 
 
@@ -54,3 +56,40 @@ def test_strides_of_what_may_be_empty(backend: Any) -> None:
     for n in (5, 8, 3):
         x = torch.randn(4, n)
         same(compiled(x), x[:, 3:].exp())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, k: (x[:, -k:] * 2).sum(1), lambda x, k: x.select(1, -k) * 3, lambda x, k: x[:, -1] * k,
+        lambda x, k: x[:, k:-k].sum(1) + x[:, :k].sum(1),
+    ],
+    ids=["last", "one", "last one", "between"],
+)  # fmt: skip
+def test_slices_that_begin_at_a_size_and_their_gradients(function: Any, backend: Any) -> None:
+    """What is in the slice has another size than anything that its kernel reads or gives."""
+    dynamo.reset()
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    for k in (3, 4, 2):
+        x = torch.randn(4, 9, requires_grad=True)
+        plain = x.detach().clone().requires_grad_()
+        found, expected = compiled(x, k), function(plain, k)
+        same(found, expected)
+        found.square().sum().backward()
+        expected.square().sum().backward()
+        same(x.grad, plain.grad)
+    for graph in dynamo.compiled_graphs():
+        assert not getattr(graph, "remarks", Remarks()).of("failure")
+
+
+def test_the_gradient_of_a_slice_that_may_be_clamped(backend: Any) -> None:
+    def last(x: Tensor) -> Tensor:
+        return (x[:, -5:] * 2).sum(1)
+
+    compiled = torch.compile(last, backend=backend, dynamic=True)
+    for n in (9, 7, 5, 4, 3):
+        x = torch.randn(4, n, requires_grad=True)
+        plain = x.detach().clone().requires_grad_()
+        compiled(x).square().sum().backward()
+        last(plain).square().sum().backward()
+        same(x.grad, plain.grad)
