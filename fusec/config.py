@@ -107,7 +107,7 @@ class Config:
         return frozenset(filter(None, map(str.strip, self.disable.split(","))))
 
     def cache_path(self) -> Path:
-        """The directory of built kernels."""
+        """The directory of what is kept: built kernels and choices, traces of patterns, outcomes of passes."""
         if self.cache_dir:
             return Path(self.cache_dir)
         import platformdirs

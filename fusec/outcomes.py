@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 
 from fusec.artifacts import carry
 from fusec.cache import Cache, key_of, open_cache
-from fusec.errors import ParseError
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import Context, PassRecord, Pipeline
@@ -44,17 +43,21 @@ class Outcome:
         content = self.cache.read(self.key, SUFFIX) if self.key else None
         if content is None:
             return False
-        found = json.loads(zlib.decompress(content))
         try:
+            found = json.loads(zlib.decompress(content))
             read = parse_graph(found["graph"])
-        except ParseError:
+            remarks = [remark | {"sources": tuple(remark["sources"])} for remark in found["remarks"]]
+            records = [PassRecord(**record) for record in found["records"]]
+        except Exception as reason:  # a graph that text cannot say must not cost later processes more than time
+            logger.warning("what the passes made of %s does not read back, and they run again: %s", graph.name, reason)
             return False
         if str(read) != found["graph"]:
+            logger.warning("what the passes made of %s reads as another graph, and they run again", graph.name)
             return False
         graph.become(read)
-        for remark in found["remarks"]:
-            self.context.remarks.add(**remark | {"sources": tuple(remark["sources"])})
-        self.context.records += [PassRecord(**record) for record in found["records"]]
+        for remark in remarks:
+            self.context.remarks.add(**remark)
+        self.context.records += records
         self.context.next_number = found["next_number"]
         carry(self.cache, self.key, SUFFIX)
         logger.debug("an earlier process has taken %s through the passes", graph.name)

@@ -32,6 +32,7 @@ class PassRecord:
     name: str
     """Its text form, options included."""
     seconds: float
+    """In the process that ran it; an outcome that was kept brings its own along."""
     changed: bool
     before: str
     """The graph as text; empty unless the compile keeps a record."""

@@ -82,8 +82,8 @@ class Fusion(Generic[P, R]):
     name: str
     function: Callable[P, R]
     parameters: tuple[Parameter, ...]
-    spellings: dict[str, Callable[P, R]] = field(default_factory=dict)
-    """Other ways in which model code writes it, by name; the declaration itself is ``reference``."""
+    spellings: dict[str, Callable[P, R]]
+    """The ways in which model code writes it, by name; the declaration itself is the first, ``reference``."""
     clauses: list[Clause] = field(default_factory=list)
 
     @property
@@ -157,10 +157,8 @@ def fusion(function: Callable[P, R]) -> Fusion[P, R]:
         function.__qualname__,
     ):
         raise DeclarationError(f"fusion {name!r} is declared twice", where=f"{known.module} and {function.__module__}")
-    declared = Fusion(name, function, read_parameters(function))
-    declared.spellings["reference"] = function
-    FUSIONS[name] = declared
-    return declared
+    FUSIONS[name] = Fusion(name, function, read_parameters(function), {"reference": function})
+    return FUSIONS[name]
 
 
 def declared_in(module: types.ModuleType) -> list[Fusion[Any, Any]]:

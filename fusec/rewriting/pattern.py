@@ -175,10 +175,10 @@ class PatternLibrary:
 
 
 def spellings(declared: Declaration) -> dict[str, Callable[..., Any]]:
-    """The functions that write a declaration, by name; the declaration's own comes first."""
+    """The functions that write a declaration, by name."""
     if isinstance(declared, Rewrite):
         return {"before": declared.before}
-    return {"reference": declared.function} | declared.spellings
+    return declared.spellings
 
 
 def choices(parameters: Sequence[Parameter]) -> Iterator[tuple[str, ...]]:
