@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch.fx import GraphModule
 
@@ -26,6 +27,7 @@ from fusec.frontend.torch_internals import (
     unrecordable,
 )
 from fusec.ir.graph import Graph
+from fusec.ir.types import ScalarType
 from fusec.verify.interpreter import bind_symbols, evaluate
 from fusec.verify.layout import settle_outputs
 
@@ -155,7 +157,27 @@ def _compile_aten(
         return _fall_back(config, reason, again.callable(interpreted(again.graph)))
     getattr(compiled, "remarks", [])[:0] = imported.remarks
     _compiled.append(compiled)
-    return imported.callable(_recorded(compiled, gm, static) if config.cuda_graphs else compiled.program)
+    program = imported.callable(_recorded(compiled, gm, static) if config.cuda_graphs else compiled.program)
+    return _for_positive_numbers(program, imported.graph, gm)
+
+
+def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule) -> Boxed:
+    """A program that is called where the numbers it is given are positive, as symbols of the IR are; else ATen is."""
+    numbers = [v for v in graph.inputs if isinstance(v.type, ScalarType) and isinstance(v.type.expr, sympy.Symbol)]
+    if not numbers:
+        return program
+    places, instead, told = [v.index for v in numbers], _run_module(gm), list[str]()
+
+    def run(args: list[Any]) -> list[Any]:
+        if all(args[i] > 0 for i in places):
+            return program(args)
+        if not told:
+            told.extend(f"{v.name}={args[v.index]}" for v in numbers if args[v.index] < 1)
+            _fallbacks.append(f"a number that is not positive: {', '.join(told)}")
+            logger.warning("fusec runs a graph through ATen where a number is not positive: %s", ", ".join(told))
+        return instead(args)
+
+    return run
 
 
 def _recorded(compiled: Any, gm: GraphModule, static: frozenset[int] | None) -> Boxed:

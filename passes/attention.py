@@ -10,7 +10,7 @@ from fusec.analysis.strides import dense, view_layout
 from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import BOOL, I64, DType, Size, TensorType, accumulation, broadcast, same_shape
+from fusec.ir.types import BOOL, I64, DType, Size, TensorType, accumulation, broadcast, same_shape, same_size
 from fusec.pipeline import Context
 from fusec.rewriting.driver import cut
 
@@ -33,9 +33,10 @@ class SpellAttention:
             try:
                 body = spelled_out(call)
                 classify(locate(_as_laid_out(body, call)), Limits(self.small_m))
-            except FusecError as reason:
+            except (FusecError, ValueError) as reason:
+                said = reason.reason if isinstance(reason, FusecError) else str(reason)
                 context.remarks.add(
-                    "missed", self.name, "attention stays a call of ATen", subject="attention", reason=reason.reason,
+                    "missed", self.name, "attention stays a call of ATen", subject="attention", reason=said,
                     sources=tuple(map(str, call.sources)),
                 )  # fmt: skip
                 continue
@@ -97,6 +98,8 @@ def spelled_out(call: Node) -> Graph:
     write = _Writer(body, query.tensor.device)
     if given("enable_gqa"):
         key, value = (write.shared(x, query.shape[-3]) for x in (key, value))
+    if same_size(key.shape[-2], 0):
+        raise ScheduleError("no generated attention", why="there are no keys")
     batch = broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     query, key, value = (write.expand(x, (*batch, *x.shape[-2:])) for x in (query, key, value))
     wide = accumulation(query.dtype)

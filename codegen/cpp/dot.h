@@ -461,7 +461,7 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
   alignas(64) float group[widened ? 6 * some : 1];
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t width = columns - c < wide ? columns - c : wide;
-    for (int64_t k = 0; k < depth; k += some) {
+    for (int64_t k = 0; k == 0 || k < depth; k += some) {  // without anything to sum the result is 0
       const int64_t far = depth - k < some ? depth - k : some;
       turn<N>(turned, wide, right + c * right_step + k, right_step, width, far);
       // Memory fetches the block that follows meanwhile, so many of its columns with each group of rows, and the left

@@ -108,6 +108,8 @@ def reindex(index: tuple[Affine, ...], shape: tuple[Size, ...], target: tuple[Si
         Unaligned: where one axis must be cut first.
         NotAffine: where nothing helps.
     """
+    if 0 in target:
+        raise NotAffine(f"{target} has no elements")
     linear = Affine()
     step: Size = 1
     for position, n in zip(reversed(index), reversed(shape), strict=True):

@@ -17,13 +17,13 @@ from fusec.frontend.calling import Imported, Output, View
 from fusec.frontend.dtypes import tensor_type, to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template
-from fusec.frontend.sizes import settle_lengths, to_size
+from fusec.frontend.sizes import Real, settle_lengths, to_plain, to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, functional, is_mutable, keeps_its_place
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
 from fusec.ir.graph import Graph, Value, base
-from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size
+from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size, simplify
 from fusec.remarks import Remarks
 
 PASS_NAME = "import"
@@ -312,13 +312,21 @@ class Importer:
     def _opaque(self, node: Node, types: list[Type]) -> list[Any]:
         """The node as a call of ATen."""
         template = Template()
-        args = tuple(template.freeze(self._resolve(a), fake_of(a)) for a in node.args)
-        kwargs = tuple((k, template.freeze(self._resolve(a), fake_of(a))) for k, a in node.kwargs.items())
+        args = tuple(template.freeze(self._argument(a), fake_of(a)) for a in node.args)
+        kwargs = tuple((k, template.freeze(self._argument(a), fake_of(a))) for k, a in node.kwargs.items())
         attributes = {"target": str(node.target), "args": args, "kwargs": kwargs}
         attributes["operand_types"] = tuple(template.operand_types)
         op = "ordered" if keeps_its_place(node) else "opaque"
         made = self.graph.add_node(op, template.operands, attributes, types=types, sources=self.low.sources)
         return [r.type.expr if isinstance(r.type, ScalarType) and r.type.expr is not None else r for r in made.results]
+
+    def _argument(self, argument: Any) -> Any:
+        """An argument of a call of ATen, which takes a 0-d tensor of the CPU for a number."""
+        value = self._resolve(argument)
+        if not isinstance(value, Real):
+            return value
+        with self.low.at(self.low.sources[0], "cpu"):
+            return self.low.real(value.expr)
 
     def _outputs(self, node: Node, aliases: bool) -> tuple[Output, ...]:
         owners = {storage_key(p.meta.get("val")): p for p in self.placeholders if storage_key(p.meta.get("val"))}
@@ -331,7 +339,7 @@ class Importer:
         for leaf in leaves:
             value, fake = (self.values[leaf], leaf.meta.get("val")) if isinstance(leaf, Node) else (leaf, None)
             if not isinstance(value, Value):
-                slots.append(Output(number=value))
+                slots.append(Output(number=simplify(to_plain(value.expr)) if isinstance(value, Real) else value))
                 continue
             owner = owners.get(storage_key(fake)) if aliases and leaf not in self.old else None
             if owner is not None and isinstance(fake, torch.Tensor):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import sympy
@@ -10,9 +11,10 @@ import torch
 
 from fusec.errors import ImportFailure
 from fusec.frontend.dtypes import to_dtype, to_torch_dtype
+from fusec.frontend.sizes import Real, to_plain
 from fusec.ir.graph import Graph, Source, Value
 from fusec.ir.ops import OPS, Trait
-from fusec.ir.types import BOOL, DType, Size, TensorType, Type, accumulation, same_shape
+from fusec.ir.types import BOOL, F64, DType, Size, TensorType, Type, accumulation, same_shape, simplify
 
 Argument: TypeAlias = Any
 """A Value, a number, a size, a torch constant, None, or a list of them."""
@@ -49,6 +51,15 @@ class Call:
         return first
 
 
+_SAME = ("ToFloat", "Identity")
+_OF_REALS = {
+    "Add": "add", "Mul": "mul", "Pow": "pow", "FloatPow": "pow", "Max": "maximum", "Min": "minimum",
+    "TrueDiv": "div", "IntTrueDiv": "div", "FloatTrueDiv": "div",
+    "OpaqueUnaryFn_sqrt": "sqrt", "OpaqueUnaryFn_exp": "exp", "OpaqueUnaryFn_log": "log",
+}  # fmt: skip
+"""What torch's functions of floats are in the IR."""
+
+
 class Lowering:
     """Appends nodes to the graph for one call at a time."""
 
@@ -83,7 +94,13 @@ class Lowering:
         return value
 
     def number(self, value: Any, dtype: DType) -> Value:
-        """A Python number or a size as a 0-d value."""
+        """A Python number, a size or what is computed on sizes as a 0-d value."""
+        if isinstance(value, Real):
+            return self.cast(self.real(value.expr), dtype)
+        if isinstance(value, torch.SymBool):
+            raise ImportFailure(
+                f"the truth value {value}", why="it follows from sizes, and may be another at each call"
+            )
         if isinstance(value, sympy.Expr):
             return self.emit("size", expr=value, dtype=dtype, device=self.device)
         if dtype.kind == "float":
@@ -93,6 +110,28 @@ class Lowering:
         else:
             value = bool(value)
         return self.emit("constant", value=value, dtype=dtype, device=self.device)
+
+    def real(self, expr: Any) -> Value:
+        """A float that is computed on sizes, in float64 as Python does; its whole parts are sizes.
+
+        Args:
+            expr: torch's expression, in which each division and root has a name of its own.
+        """
+        if expr.is_integer:
+            return self.number(simplify(to_plain(expr)), F64)
+        if expr.is_number:
+            return self.number(float(expr), F64)
+        name, args = type(expr).__name__, expr.args
+        if name in _SAME:
+            return self.real(args[0])
+        if name == "Pow" and args[1] == -1:
+            return self.emit("reciprocal", self.real(args[0]))
+        if name not in _OF_REALS:
+            raise ImportFailure(f"the number {expr}", why=f"no operation does what {name} does", fix="dynamic=False")
+        first, *others = map(self.real, args)
+        return (
+            reduce(partial(self.emit, _OF_REALS[name]), others, first) if others else self.emit(_OF_REALS[name], first)
+        )
 
     def cast(self, value: Value, dtype: DType) -> Value:
         """``value`` as ``dtype``; nothing where it is that already."""

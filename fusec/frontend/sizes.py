@@ -1,6 +1,7 @@
 """Torch's symbolic sizes as plain sympy over the IR's own symbols."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -33,6 +34,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "OpaqueUnaryFn_log": sympy.log,
     "Where": lambda c, a, b: sympy.Piecewise((a, c), (b, True)),
 }
+
+
+@dataclass(frozen=True)
+class Real:
+    """A float that the graph computes on sizes, ``4 / n`` say: torch's expression, in which a division stays one."""
+
+    expr: Any
 
 
 def settle_lengths(graph: torch.fx.Graph) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fusec.frontend.sizes import to_size
+from fusec.frontend.sizes import Real, to_size
 
 NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 CHECKS = ("aten._assert_scalar", "aten.sym_constrain_range", "aten._assert_tensor_metadata")
@@ -23,12 +23,10 @@ def functional(node: Node) -> str:
 
 
 def number(fake: Any) -> Any:
-    """A number that the graph computes on sizes: an int, a float, a size, or None for a truth value."""
-    if isinstance(fake, bool):
-        return fake
-    if isinstance(fake, torch.SymBool):
-        return None
-    return fake if isinstance(fake, float) else to_size(fake)
+    """A number that the graph computes on sizes: an int, a float, a size, or a truth value as torch has it."""
+    if isinstance(fake, torch.SymFloat):
+        return Real(fake.node.expr)
+    return fake if isinstance(fake, (bool, float, torch.SymBool)) else to_size(fake)
 
 
 def fake_of(argument: Any) -> Any:

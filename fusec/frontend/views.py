@@ -291,6 +291,8 @@ def _slice_scatter(low: Lowering, call: Call) -> Value:
     if call["step"] != 1:
         raise ImportFailure("a slice with a step that is written to", why="it is no piece of a concatenation")
     dim = call["dim"] % len(x.shape)
+    if same_size(source.shape[dim], 0):
+        return x
     start = first_index(call["start"] or 0, x, dim)
     return source if same_shape(source.shape, x.shape) else _with_piece(low, x, dim, start, source)
 

@@ -93,3 +93,86 @@ def test_the_gradient_of_a_slice_that_may_be_clamped(backend: Any) -> None:
         compiled(x).square().sum().backward()
         last(plain).square().sum().backward()
         same(x.grad, plain.grad)
+
+
+FLOATS = {
+    "half": lambda x: x * (x.shape[1] / 2) + x.shape[1] / 2,
+    "quotient": lambda x: torch.arange(x.shape[1]) * (4 / x.shape[1]) + x,
+    "by hand": lambda x: x.sum(1) / (x.shape[1] / 4),
+    "root": lambda x: x * x.shape[1] ** -0.5 + (x.shape[1] / 3) ** 0.5,
+    "base": lambda x: x / (10000.0 * (2.0 * x.shape[1] / 4 - 1.0) ** (8 / 6)),
+    "bounds": lambda x: x.clamp(max=x.shape[1] / 40, min=-1 / x.shape[1]),
+    "filled": lambda x: torch.full((3, x.shape[1]), x.shape[1] / 2) + x[:3],
+    "of ATen": lambda x: torch.nn.functional.celu(x, alpha=1 / x.shape[1]),
+    "smoothing": lambda x: torch.nn.functional.cross_entropy(x, torch.arange(4) % 3, label_smoothing=0.1),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_made_of_sizes_are_not_rounded(name: str, backend: Any) -> None:
+    dynamo.reset()
+    compiled = torch.compile(FLOATS[name], backend=backend, dynamic=True)
+    for n in (9, 7, 8):
+        x = torch.randn(4, n)
+        with torch.no_grad():
+            same(compiled(x), FLOATS[name](x))
+    for graph in dynamo.compiled_graphs():
+        assert not getattr(graph, "remarks", Remarks()).of("failure")
+    assert not dynamo.fallbacks()
+
+
+NUMBERS = {
+    "slice": lambda x, k: x[:, k:].exp(),
+    "abs": lambda x, k: x + abs(k),
+    "max": lambda x, k: x + max(k, 0) + min(k, 1),
+    "towards zero": lambda x, k: x + int(k / 2),
+    "pad": lambda x, k: torch.nn.functional.pad(x, (max(k, 0), max(-k, 0))) + 1,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_may_be_negative(name: str, backend: Any) -> None:
+    """A symbol is positive: other numbers are ATen's, which is told, also where the first is one."""
+    for numbers in ((3, -3, 4), (-3, 3, -2)):
+        torch._dynamo.reset()
+        dynamo.reset()
+        compiled = torch.compile(NUMBERS[name], backend=backend, dynamic=True)
+        for k in numbers:
+            x = torch.randn(4, 9)
+            with torch.no_grad():
+                same(compiled(x, k), NUMBERS[name](x, k))
+        told = [reason for reason in dynamo.fallbacks() if "not positive" in reason]
+        assert len(told) == len(dynamo.fallbacks())
+    dynamo.reset()
+
+
+def test_a_number_that_is_not_positive_is_counted(backend: Any) -> None:
+    dynamo.reset()
+    compiled = torch.compile(lambda x, k: x + abs(k), backend=backend, dynamic=True)
+    for k in (3, -3, -4):
+        with torch.no_grad():
+            assert compiled(torch.zeros(2), k)[0] == abs(k)
+    assert dynamo.fallbacks() == ["a number that is not positive: k=-3"]
+    dynamo.reset()
+
+
+def test_a_truth_value_of_sizes_is_left_to_aten(backend: Any) -> None:
+    compiled = torch.compile(lambda x, k: x * (k > 4), backend=backend, dynamic=True)
+    for k in (3, 5, 4):
+        x = torch.randn(2)
+        with torch.no_grad():
+            same(compiled(x, k), x * (k > 4))
+    dynamo.reset()
+
+
+def test_an_assignment_behind_the_end_changes_nothing(backend: Any) -> None:
+    def put(x: Tensor) -> Tensor:
+        y = x.exp()
+        y[:, 5:] = 0
+        return y
+
+    compiled = torch.compile(put, backend=backend, dynamic=True)
+    for n in (3, 9, 4, 5, 6):
+        x = torch.randn(4, n)
+        with torch.no_grad():
+            same(compiled(x), put(x))

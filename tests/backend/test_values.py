@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusec import dynamo
+from fusec.remarks import Remarks
 from tests.backend.agreement import Block, check, interpret, same
 
 
@@ -102,3 +103,44 @@ def test_composite_operations_stay_whole_at_inference() -> None:
     ops = [n.attributes.get("target", n.op.name) for n in graphs[0].nodes]
     assert ops == ["contraction", "contraction", "aten.scaled_dot_product_attention.default"]
     assert all(n.sources[0].file.endswith("test_values.py") and n.sources[0].line for n in graphs[0].nodes)
+
+
+def test_constants_of_unsigned_numbers_wrap(backend: Any) -> None:
+    ones = lambda: torch.ones(3, dtype=torch.uint8)  # noqa: E731
+    check(
+        backend, lambda x: ((ones() - 2).float() + x, (-ones()).float() + x, (ones() * 200 + 100) > 40), torch.randn(3)
+    )
+
+
+@pytest.mark.parametrize("rows", [5, 17, 300])
+def test_a_product_with_nothing_to_sum_is_its_bias(rows: int, backend: Any) -> None:
+    check(
+        backend,
+        lambda x, w, b: nn.functional.linear(x, w, b).relu(),
+        torch.ones(rows, 0),
+        torch.ones(3, 0),
+        torch.randn(3),
+    )
+    check(backend, lambda a, b: torch.einsum("ab,bc->c", a, b).relu(), torch.ones(rows, 0), torch.ones(0, 4))
+    for graph in dynamo.compiled_graphs():
+        assert not getattr(graph, "remarks", Remarks()).of("failure")
+
+
+def test_attention_without_keys_gives_zeros(backend: Any) -> None:
+    attention = nn.functional.scaled_dot_product_attention
+    check(backend, attention, torch.randn(1, 2, 3, 8), torch.randn(1, 2, 0, 8), torch.randn(1, 2, 0, 8))
+
+
+def test_an_attention_that_stays_a_call_leaves_the_others_alone(backend: Any) -> None:
+    def two(q: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        attention = nn.functional.scaled_dot_product_attention
+        return attention(q, k, k, enable_gqa=True), attention(x, x, x)
+
+    q, k = torch.randn(2, 6, 5, 8), torch.randn(2, 2, 5, 8)
+    for x in (q, k):
+        torch._dynamo.mark_dynamic(x, 1)  # how many of the one stand to one of the other is not known
+    check(backend, two, q, k, torch.randn(1, 4, 7, 8))
+    for graph in dynamo.compiled_graphs():
+        remarks = getattr(graph, "remarks", Remarks())
+        assert not remarks.of("failure")
+        assert not remarks or any(r.subject == "attention" for r in remarks.of("passed"))
