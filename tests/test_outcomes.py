@@ -1,6 +1,7 @@
 """What passes made of a graph: later processes take it from the cache, for the same graph, code and choices only."""
 
 import random
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -168,9 +169,15 @@ def a_damaged_entry(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Gr
     return a_graph(), config
 
 
+def an_entry_of_another_form(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
+    (entry,) = Path(config.cache_dir).glob(f"*{outcomes.SUFFIX}")
+    Cache(entry.parent).publish(entry.stem, outcomes.SUFFIX, zlib.compress(b'{"graph": "graph g() {\\n}"}'))
+    return a_graph(), config
+
+
 CHANGES = [
     other_graph, other_places, other_choices, other_machine, other_code, unknown_code, other_torch, a_record, a_check,
-    a_fusion_of_the_users, a_damaged_entry,
+    a_fusion_of_the_users, a_damaged_entry, an_entry_of_another_form,
 ]  # fmt: skip
 
 
