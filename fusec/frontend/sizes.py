@@ -36,6 +36,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+_EXACT = 1024
+"""Products of sizes with floats of at most so large a denominator, a power of two, are exact in Python as well."""
+
+
 @dataclass(frozen=True)
 class Real:
     """A float that the graph computes on sizes, ``4 / n`` say: torch's expression, in which a division stays one."""
@@ -79,6 +83,8 @@ def to_plain(expr: Any) -> Any:
         return sympy.sympify(expr)
     if expr.is_Symbol:
         return symbol(expr.name)
+    if expr.is_Float and (exact := sympy.Rational(float(expr))).q <= _EXACT:
+        return exact
     if not expr.args:
         return expr
     args = [to_plain(a) for a in expr.args]

@@ -176,3 +176,17 @@ def test_an_assignment_behind_the_end_changes_nothing(backend: Any) -> None:
         x = torch.randn(4, n)
         with torch.no_grad():
             same(compiled(x), put(x))
+
+
+def test_whole_numbers_made_of_halves(backend: Any) -> None:
+    def part(x: Tensor) -> Tensor:
+        return x[:, : int(x.shape[1] / 2.0)] * int(x.shape[1] * 0.75) + torch.arange(int(x.shape[1] * 0.5))
+
+    dynamo.reset()
+    compiled = torch.compile(part, backend=backend, dynamic=True)
+    for n in (9, 7, 8):
+        x = torch.randn(4, n)
+        with torch.no_grad():
+            same(compiled(x), part(x))
+    for graph in dynamo.compiled_graphs():
+        assert not getattr(graph, "remarks", Remarks()).of("failure")
