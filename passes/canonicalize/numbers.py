@@ -72,7 +72,8 @@ def _fold(op: str, numbers: list[Number], dtype: DType) -> Number | None:
         if op == "floor_divide" and numbers[1] == 0:
             return None
         value = _INT_OPS[op](*numbers)
-        return value if value == rounded(value, dtype) else None
+        least = -(1 << 8 * dtype.bytes - 1)  # which has no literal in C
+        return value if value == rounded(value, dtype) and value != least else None
     # A double holds sums and products of two f32 numbers closely enough for the second rounding to be harmless.
     if dtype in (F32, F64) and op in _FLOAT_OPS:
         return rounded(_FLOAT_OPS[op](*numbers), dtype)
