@@ -118,7 +118,7 @@ def other_places(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph
 
 
 def other_choices(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
-    return a_graph(), replace(config, small_m=3)
+    return a_graph(), replace(config, apply="!0")  # which the text of the pipeline does not tell
 
 
 def other_machine(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
@@ -139,14 +139,6 @@ def unknown_code(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph
 def other_torch(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
     monkeypatch.setattr(torch, "__version__", "other")
     return a_graph(), config
-
-
-def a_record(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
-    return a_graph(), replace(config, record=True)
-
-
-def a_check(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
-    return a_graph(), replace(config, verify=True)
 
 
 def a_fusion_of_the_users(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
@@ -176,7 +168,7 @@ def an_entry_of_another_form(monkeypatch: pytest.MonkeyPatch, config: Config) ->
 
 
 CHANGES = [
-    other_graph, other_places, other_choices, other_machine, other_code, unknown_code, other_torch, a_record, a_check,
+    other_graph, other_places, other_choices, other_machine, other_code, unknown_code, other_torch,
     a_fusion_of_the_users, a_damaged_entry, an_entry_of_another_form,
 ]  # fmt: skip
 
@@ -188,6 +180,13 @@ def test_passes_run_again_after(
     config = Config(cache_dir=str(tmp_path))
     compile_graph(a_graph(), config)
     compile_graph(*change(monkeypatch, config))
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("option", ["record", "verify"])
+def test_passes_that_are_watched_always_run(option: str, tmp_path: Path, runs: list[Graph], unbuilt: None) -> None:
+    for _ in range(2):
+        compile_graph(a_graph(), replace(Config(cache_dir=str(tmp_path)), **{option: True}))
     assert len(runs) == 2
 
 
