@@ -106,8 +106,7 @@ class Toy:
         return True
 
     def clear(self) -> None:
-        """Give memory back that nothing holds."""
-        gc.collect()
+        """What a toy takes is little, and to look for it takes longer than many a stage."""
 
     def poison(self) -> None:
         """The processor's memory is the system's."""

@@ -87,7 +87,7 @@ def _settle_layouts(region: Node) -> None:
     """Give results memory without gaps or overlaps: what a kernel writes is an array of its own."""
     for result, inner in zip(region.results, region.body.outputs, strict=True):
         if isinstance(inner.type, TensorType) and inner not in region.body.inputs:
-            if inner.producer is None or not inner.producer.written:
+            if inner.producer is None or not inner.producer.writes:
                 inner.type = dense(inner.type)
         result.type = inner.type
 

@@ -3,16 +3,15 @@
 import contextlib
 import json
 import logging
-import sys
 import zlib
 from dataclasses import asdict, replace
 
 from fusec.artifacts import carry
-from fusec.cache import Cache, key_of, open_cache
+from fusec.cache import Cache, open_cache
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import Context, PassRecord, Pipeline
-from fusec.provenance import own_code
+from fusec.provenance import key_of_derived
 from fusec.rewriting.fusion import FUSIONS
 from fusec.rewriting.rule import REWRITES
 
@@ -81,12 +80,10 @@ class Outcome:
 
 def _key(pipeline: Pipeline, graph: Graph, context: Context) -> str:
     """Of the entry in a cache; empty where the passes are to be watched, or consist of more than fusec's own code."""
-    import torch
-
-    config, code = context.config, own_code()
+    config = context.config
     modules = {d.module for d in FUSIONS.values()} | {d.module for d in REWRITES.values()}
-    if not code or config.record or config.verify or not all(m.startswith("fusec.") for m in modules):
+    if config.record or config.verify or not all(m.startswith("fusec.") for m in modules):
         return ""
     choices = repr(replace(config, cache=True, cache_dir=""))
     machine = json.dumps(context.machine.to_json())
-    return key_of(["passes", code, sys.version, torch.__version__, choices, machine, str(pipeline), str(graph)])
+    return key_of_derived("passes", choices, machine, str(pipeline), str(graph))

@@ -1,10 +1,21 @@
 """The code that this process runs, as a digest: what another process derived from the same code may be used again."""
 
 import functools
+import sys
 import time
 from pathlib import Path
 
 _LOADED = time.time()  # fusec/__init__ imports this module before any other of fusec's
+
+
+def key_of_derived(kind: str, *sources: str) -> str:
+    """The key, in a cache, of what this code, Python and torch derive from something; empty if it is not to be kept."""
+    import torch
+
+    from fusec.cache import key_of
+
+    code = own_code()
+    return key_of([kind, code, sys.version, torch.__version__, *sources]) if code else ""
 
 
 @functools.cache

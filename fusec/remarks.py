@@ -1,7 +1,7 @@
 """Remarks: every decision of the compiler as data. The CLI, the page, ``explain`` and the logs are views of them."""
 
 import logging
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Remark:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        return dict(vars(self))
 
     def __str__(self) -> str:
         number = "" if self.application is None else f"#{self.application} "

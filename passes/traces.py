@@ -2,16 +2,15 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from fusec.cache import Cache, key_of
+from fusec.cache import Cache
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
-from fusec.provenance import own_code
+from fusec.provenance import key_of_derived
 from fusec.rewriting.pattern import Trace
 
 _SUFFIX = ".traces"
@@ -38,7 +37,7 @@ class Traces:
     @contextmanager
     def kept(self, cache: Cache) -> Iterator[None]:
         """Within it, what earlier processes traced is known; behind it, what this one did is there for later ones."""
-        key = _key()
+        key = key_of_derived("traces")
         if not key:
             yield
             return
@@ -54,14 +53,6 @@ def _is_own(function: Callable[..., Any]) -> bool:
     """Whether fusec's sources alone say what a function does."""
     plain = isinstance(function, FunctionType) and function.__closure__ is None and "<" not in function.__qualname__
     return plain and function.__module__.startswith("fusec.")
-
-
-def _key() -> str:
-    """Of the entry in a cache; empty where nothing is to be kept."""
-    import torch
-
-    code = own_code()
-    return key_of(["traces", code, sys.version, torch.__version__]) if code else ""
 
 
 def _read(cache: Cache, key: str) -> dict[str, str]:

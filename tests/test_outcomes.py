@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.families import FAMILIES, Sizes
-from fusec import outcomes
+from fusec import outcomes, provenance
 from fusec.analysis.machine import assumed_cpu
 from fusec.cache import Cache
 from fusec.codegen.cpp import CppTarget
@@ -30,7 +30,8 @@ from tests.random_graphs import random_graph
 @pytest.fixture(autouse=True)
 def known_code(passes_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code is taken for that of an earlier process, and its declarations for all there are."""
-    monkeypatch.setattr(outcomes, "own_code", lambda: "code")
+    monkeypatch.setattr(outcomes, "key_of_derived", provenance.key_of_derived)
+    monkeypatch.setattr(provenance, "own_code", lambda: "code")
     for name in ("FUSIONS", "REWRITES"):
         declared = {n: d for n, d in getattr(outcomes, name).items() if d.module.startswith("fusec.")}
         monkeypatch.setattr(outcomes, name, declared)
@@ -127,12 +128,12 @@ def other_machine(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Grap
 
 
 def other_code(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
-    monkeypatch.setattr(outcomes, "own_code", lambda: "other")
+    monkeypatch.setattr(provenance, "own_code", lambda: "other")
     return a_graph(), config
 
 
 def unknown_code(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
-    monkeypatch.setattr(outcomes, "own_code", str)
+    monkeypatch.setattr(provenance, "own_code", str)
     return a_graph(), config
 
 

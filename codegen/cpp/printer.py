@@ -143,7 +143,8 @@ class _Printer(Straight):
             self.line(f"for (auto own = team.share({{{counts}}}); own; ++own) {{")
             self.depth += 1
             for i, level in enumerate(together):
-                axis = index_symbol(f"own[{i}]") * level.step + level.start
+                place = 0 if _count(level) == 1 else index_symbol(f"own[{i}]")  # what is known compiles much quicker
+                axis = place * level.step + level.start
                 self.line(f"const int64_t {identifier(level.axis)} = {CPP.print(axis)};")
         rest = nest[len(together) :]
         for level in rest:

@@ -27,7 +27,7 @@ class Outline:
         to = {value: body.add_input(value.type, value.name) for value in self.inputs}
         body.splice(self.nodes, to)
         for value in self.outputs:
-            if value.producer is None or not value.producer.written:
+            if value.producer is None or not value.producer.writes:
                 to[value].type = dense(value.tensor)
         body.set_outputs([to[value] for value in self.outputs])
         return body
@@ -46,5 +46,5 @@ def outline(group: set[Node], uses: Uses) -> Outline:
             elif node not in group:
                 inputs[value] = None
         nodes[member] = None
-    outputs = tuple(n.result for n in members if n.written or uses.escapes(n, group))
+    outputs = tuple(n.result for n in members if n.writes or uses.escapes(n, group))
     return Outline(tuple(inputs), tuple(nodes), outputs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fusec.config import Config
-from fusec.ir.graph import Graph, Node, Value, storage
+from fusec.ir.graph import Graph, Node
 from fusec.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], second
     """
     from fusec.verify.interpreter import bind_symbols
 
-    written = written_inputs(graph)
-    inputs = [x.clone() if v in written else x for v, x in zip(graph.inputs, inputs, strict=True)]
+    written = graph.written_inputs
+    inputs = [x.clone() if i in written else x for i, x in enumerate(inputs)]
     clock = _clock(inputs)
     stamps = [0.0] * (len(program.steps) + 1)
 
@@ -120,11 +120,6 @@ def sample_inputs(graph: Graph, symbols: dict[str, int]) -> list[Any]:
 
     drawn = float_inputs(graph, symbols, "normal", seed=0)
     return [as_declared(x, v.type) for v, x in zip(graph.inputs, drawn, strict=True)]
-
-
-def written_inputs(graph: Graph) -> set[Value]:
-    """The inputs whose storage a graph writes to, in regions as well."""
-    return {storage(v) for node in graph.nodes for v in node.written} & set(graph.inputs)
 
 
 def _clock(inputs: Sequence[Any]) -> Callable[[], float]:

@@ -6,6 +6,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fusec.frontend.lowering import Lowering
+from fusec.frontend.targets import arguments
 from fusec.frontend.torch_internals import storage_key
 from fusec.frontend.views import counted_from_start, first_index
 from fusec.ir.graph import Node as IrNode
@@ -34,8 +35,7 @@ class CacheWrites:
         """An update as a write; None where it is none, or has no such form after all."""
         if node not in self.folded and node.target not in _PLACED:
             return None
-        names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        given = arguments(node)
         resolved: dict[str, Any] = {k: values[a] if isinstance(a, Node) else a for k, a in given.items()}
         destination: Value = resolved["self"]
         rank, dim = len(destination.shape), resolved.get("dim", 0)

@@ -19,7 +19,16 @@ from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template
 from fusec.frontend.sizes import Real, settle_lengths, to_plain, to_size
 from fusec.frontend.sources import source_of
-from fusec.frontend.targets import CHECKS, NUMBERS, defines_symbol, fake_of, functional, is_mutable, keeps_its_place
+from fusec.frontend.targets import (
+    CHECKS,
+    NUMBERS,
+    arguments,
+    defines_symbol,
+    fake_of,
+    functional,
+    is_mutable,
+    keeps_its_place,
+)
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
 from fusec.ir.graph import Graph, Value, base
@@ -284,17 +293,13 @@ class Importer:
         return value
 
     def _bind(self, node: Node, flat: list[Any], types: list[Type]) -> Call:
-        arguments, fakes = {}, {}
-        given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)) | node.kwargs  # type: ignore[union-attr]
-        for schema in node.target._schema.arguments:  # type: ignore[union-attr]
-            argument = given.get(schema.name, schema.default_value)
-            arguments[schema.name] = self._resolve(argument)
-            fakes[schema.name] = fake_of(argument)
+        given = arguments(node)
         used = [True] * len(types)
         if len(types) > 1:
             read = {u.args[1] for u in node.users if u.target is operator.getitem and u.users}
             used = [i in read for i in range(len(types))]
-        return Call(functional(node), arguments, fakes, types, used, flat)
+        resolved, fakes = ({name: look(a) for name, a in given.items()} for look in (self._resolve, fake_of))
+        return Call(functional(node), resolved, fakes, types, used, flat)
 
     def _resolve(self, argument: Any) -> Any:
         if isinstance(argument, Node):

@@ -1,5 +1,6 @@
 """Questions that the importer asks of one torch node."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,18 @@ def is_mutable(node: Node) -> bool:
 def functional(node: Node) -> str:
     """The name of the operation, or of its form that changes nothing."""
     return str(node.target).replace("_.", ".") if is_mutable(node) else str(node.target)
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """What an operation is called with, by name."""
+    defaults = _defaults(node.target)
+    return defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs
+
+
+@cache
+def _defaults(target: Any) -> dict[str, Any]:
+    """Torch makes new objects of a schema at every look."""
+    return {argument.name: argument.default_value for argument in target._schema.arguments}
 
 
 def number(fake: Any) -> Any:
@@ -56,8 +69,4 @@ def keeps_its_place(node: Node) -> bool:
 
 def _without_dropout(node: Node) -> bool:
     """Whether an operation is random only by its dropout, and drops nothing."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    if "dropout_p" not in names:
-        return False
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return given.get("dropout_p", 0.0) == 0.0
+    return bool(arguments(node).get("dropout_p", 1.0) == 0.0)

@@ -71,7 +71,7 @@ class Value:
 class Node:
     """One operation applied to values. Identity is equality."""
 
-    __slots__ = ("attributes", "op", "operands", "results", "sources")
+    __slots__ = ("attributes", "op", "operands", "results", "sources", "writes")
 
     def __init__(
         self,
@@ -87,6 +87,8 @@ class Node:
         """Frozen values by name; a region has its ``body`` here."""
         self.results = tuple(Value(type, self, i) for i, type in enumerate(types))
         self.sources = sources
+        self.writes = _writes(op, attributes)
+        """Positions of the operands whose storage it changes; of a region, those that its body writes to."""
 
     @property
     def result(self) -> Value:
@@ -120,18 +122,13 @@ class Node:
 
     @property
     def written(self) -> tuple[Value, ...]:
-        """The operands whose storage it changes; of a region, those that its body writes to."""
-        if self.has(Trait.WRITE):
-            return self.operands[:1]
-        if not self.has(Trait.REGION):
-            return ()
-        inside = {storage(v) for node in self.body._nodes for v in node.written}
-        return tuple(v for v, inner in zip(self.operands, self.body.inputs, strict=True) if inner in inside)
+        """The operands whose storage it changes."""
+        return tuple([self.operands[i] for i in self.writes])
 
     @property
     def has_effect(self) -> bool:
         """Whether it does something besides computing its results."""
-        return self.has(Trait.ORDERED) or bool(self.written)
+        return self.has(Trait.ORDERED) or bool(self.writes)
 
     def __repr__(self) -> str:
         return f"<Node {self.op.name}>"
@@ -253,6 +250,12 @@ class Graph:
                     self.erase(node)
                     count += 1
         return count
+
+    @property
+    def written_inputs(self) -> list[int]:
+        """Positions of the inputs whose storage it changes, through views and nested regions too."""
+        found = {storage(value) for node in self._nodes for value in node.written}
+        return [i for i, value in enumerate(self.inputs) if value in found] if found else []
 
     def order_of_effects(self) -> dict[Node, list[Node]]:
         """What has to come before a node without being read by it.
@@ -378,10 +381,18 @@ def updated(node: Node, index: int) -> Value | None:
         return None
     body = node.body
     made = body.outputs[index]
-    if made.producer is None or not made.producer.written:
+    if made.producer is None or not made.producer.writes:
         return None
     inner = storage(made)
     return node.operands[body.inputs.index(inner)] if inner in body.inputs else None
+
+
+def _writes(op: Op, attributes: dict[str, Any]) -> Sequence[int]:
+    """Positions of the operands that a node writes to: found once, as nobody changes the body of a region in place."""
+    if op.has(Trait.WRITE):
+        return (0,)
+    body = attributes.get("body")
+    return body.written_inputs if op.has(Trait.REGION) and isinstance(body, Graph) else ()
 
 
 def _readers(destination: Value, write: Node) -> list[Node]:

@@ -7,7 +7,7 @@ from weakref import WeakSet
 import sympy
 
 from fusec.errors import GraphError
-from fusec.ir.graph import Graph, Node, Source, Value, storage, updated
+from fusec.ir.graph import Graph, Node, Source, Value, updated
 from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type, same_shape
 
@@ -141,6 +141,8 @@ class _Verifier:
         """Follow storage through views, and let only that of graph inputs, and what was made for it, be written."""
         if node.is_op(*_ALIASING):
             self.roots[node.results[0]] = node.operands[0]
+        if not node.writes:
+            return
         for value in node.written:
             self.check_destination(node, value)
         for result in node.results:
@@ -184,12 +186,6 @@ class _Verifier:
             return print_node(node, name_values(self.graph)).partition("\n")[0]
         except (AttributeError, TypeError, ValueError):
             return f"{node!r} {_first(node.sources)}"
-
-
-def written_inputs(graph: Graph) -> list[int]:
-    """Positions of the inputs whose storage a graph writes, through views and nested regions too."""
-    found = {storage(value) for node in graph.nodes for value in node.written}
-    return [i for i, value in enumerate(graph.inputs) if value in found]
 
 
 def _is_allowed(value: Any) -> bool:

@@ -18,7 +18,6 @@ from fusec.errors import GraphError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import ScalarType, Size, TensorType, evaluate_size, evaluate_sizes
-from fusec.ir.verifier import written_inputs
 
 _SMALL = 16
 """Sizes up to this are never scaled."""
@@ -39,7 +38,7 @@ class Trial:
     @property
     def writes(self) -> bool:
         """Whether inputs are written."""
-        return bool(written_inputs(self.before) or written_inputs(self.after))
+        return bool(self.before.written_inputs or self.after.written_inputs)
 
 
 def trials(before: Graph, after: Graph) -> Iterator[Trial]:

@@ -32,7 +32,7 @@ class Candidates:
         """What a group is as one kernel."""
         candidate = outline(group, self.uses)
         roots = {storage(v) for n in group for v in n.written}
-        if any(v not in roots and storage(v) in roots for v in candidate.inputs):
+        if roots and any(v not in roots and storage(v) in roots for v in candidate.inputs):
             return Judgement("a kernel reads what it writes: through a view")
         places = devices((*candidate.inputs, *candidate.outputs))
         if len(places) > 1:

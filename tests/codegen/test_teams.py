@@ -60,7 +60,7 @@ def counting(name: str, counts: tuple[Size, ...], work: Size = PARALLEL_WORK) ->
 
 
 @pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("counts", [(1,), (5,), (N,), (3, 5), (N, 4), (2, 3, N), (4, 2, 2)])
+@pytest.mark.parametrize("counts", [(1,), (5,), (N,), (3, 5), (N, 4), (2, 3, N), (4, 2, 2), (N, 1, 4)])
 def test_every_iteration_runs_once(threads: int, counts: tuple[Size, ...]) -> None:
     (kernel,) = built(counting("count", counts))
     torch.set_num_threads(threads)
@@ -69,6 +69,11 @@ def test_every_iteration_runs_once(threads: int, counts: tuple[Size, ...]) -> No
         kernel((y,), (n,))
         ran = evaluate_size(product(counts), {"n": n})
         assert y[:ran].eq(1).all() and not y[ran:].any()
+
+
+def test_places_in_loops_of_one_are_known_when_compiled() -> None:
+    text = print_kernel(counting("count", (N, 1, 4)))
+    assert "own[0]" in text and "const int64_t b = 0;" in text and "own[2]" in text
 
 
 def test_a_grid_begins_and_goes_on_as_its_loop_says() -> None:

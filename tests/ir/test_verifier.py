@@ -10,7 +10,7 @@ from fusec.errors import GraphError
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import BF16, F32, TensorType
-from fusec.ir.verifier import verify_graph, written_inputs
+from fusec.ir.verifier import verify_graph
 from tests.random_graphs import graphs
 
 TEXT = """graph g(%x: f32[4, 4], %w: f32[4]) {
@@ -157,7 +157,7 @@ def test_only_inputs_and_what_was_made_for_it_are_written_and_old_values_are_rea
     graph = parse_graph(CACHE.format(line=line))
     if message is None:
         verify_graph(graph)
-        assert written_inputs(graph) == [0]
+        assert graph.written_inputs == [0]
         return
     with pytest.raises(GraphError, match=message):
         verify_graph(graph)

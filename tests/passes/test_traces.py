@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from bench.numerics import default_type
-from fusec import passes
+from fusec import passes, provenance
 from fusec.cache import Cache
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.ir.equality import equal_graphs
 from fusec.ir.graph import Graph
 from fusec.ir.types import BF16, F32, DType, TensorType
-from fusec.passes import traces
 from fusec.passes.canonicalize import normalize
 from fusec.passes.patterns import trace_types
 from fusec.passes.raising.norms import rms_norm
@@ -133,12 +132,12 @@ def test_other_code_has_other_traces(change: str, tmp_path: Path, monkeypatch: p
         if change == "torch":
             monkeypatch.setattr(torch, "__version__", "other")
         else:
-            monkeypatch.setattr(traces, "own_code", lambda: "other")
+            monkeypatch.setattr(provenance, "own_code", lambda: "other")
     assert counts == [1, 1]
 
 
 def test_nothing_is_kept_of_code_that_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "own_code", str)
+    monkeypatch.setattr(provenance, "own_code", str)
     with (made := Traces(trace_types)).kept(Cache(tmp_path)):
         library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
     assert not list(tmp_path.iterdir())
