@@ -238,26 +238,36 @@ def _refused(why: str) -> ScheduleError:
 
 def attention_groups(second: Node) -> list[set[Node]]:
     """The nodes from a first product to ``second`` with a softmax between them, for each product it may be."""
-    reaches: dict[Node, frozenset[Node]] = {}
-
-    def visit(node: Node | None) -> frozenset[Node]:
-        """The products above a node, with nothing but arithmetic and views between."""
-        if node is None or len(reaches) > _MAX_NODES:
-            return frozenset()
-        if node not in reaches:
-            reaches[node] = frozenset({node} if node.has(Trait.CONTRACTION) else ())
-            if node.has(_BETWEEN) and not node.is_op("concat"):
-                reaches[node] = frozenset[Node]().union(*(visit(v.producer) for v in node.operands))
-        return reaches[node]
-
-    sides = [visit(v.producer) for v in second.operands]
+    above = _above(second)
+    if not any(n.is_op("exp") for n in above):
+        return []
     groups: list[set[Node]] = []
-    for first in dict.fromkeys(n for n in reaches if n.has(Trait.CONTRACTION)):
-        found = {node for node, products in reaches.items() if first in products}
+    for first in [n for n in above if n.has(Trait.CONTRACTION)]:
+        found = [first]
+        for node in found:
+            found += [user for user in node.users if user in above and user not in found and _is_between(user)]
         softmax = any(n.is_op("exp") for n in found) and any(n.is_op("max") for n in found)
-        if softmax and sum(first in products for products in sides) == 1:
+        if softmax and sum(v.producer in found for v in second.operands) == 1:
             groups.append({second, *found})
     return groups
+
+
+def _above(product: Node) -> dict[Node, None]:
+    """What a product reads, up to other products, with nothing but arithmetic and views between."""
+    found: dict[Node, None] = {}
+    stack = [v.producer for v in reversed(product.operands)]
+    while stack and len(found) <= _MAX_NODES:
+        node = stack.pop()
+        if node is None or node in found:
+            continue
+        found[node] = None
+        if _is_between(node):
+            stack += [v.producer for v in reversed(node.operands)]
+    return found
+
+
+def _is_between(node: Node) -> bool:
+    return node.has(_BETWEEN) and not node.is_op("concat")
 
 
 def is_layer(group: set[Node]) -> bool:
