@@ -2,8 +2,8 @@
 //
 // target[m, n] = sum over k of left[m, k] * right[k, n]. The left operand lies along k and stays in the first-level
 // cache; a register tile takes up to six of its rows at a time. A few rows, ROWS, are known when compiled. The tiles of
-// many rows are Panels, built once for all kernels, which name as `extern template` what they are linked with: compiling
-// them takes several times as long as all else.
+// many rows are RowTiles, built once for all kernels, which name as `extern template` what they are linked with:
+// compiling them takes several times as long as all else.
 #pragma once
 
 #include "vec.h"
@@ -250,7 +250,7 @@ DOT_FUNCTION dot_tile_n(const Panel<A, L, R>& panel, A* target, const L* left, i
 }
 
 constexpr int64_t TILES_AT_ONCE = REGISTERS / 8;
-constexpr int64_t PANEL = 4;  // tiles of columns that stay in the first-level cache beside some rows
+constexpr int64_t PANEL_TILES = 4;  // tiles of columns that stay in the first-level cache beside some rows
 
 // As many columns as it takes: so many tiles at a time, then up to three, then what is left, of which only the last
 // tile may be not full.
@@ -275,7 +275,7 @@ template <int ROWS, int N, bool ADDS, class A, class L, class R>
 FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
                     int64_t right_step, int64_t columns, int64_t depth) {
   constexpr int full = ROWS / 4 * 4;
-  constexpr int64_t wide = PANEL * N;
+  constexpr int64_t wide = PANEL_TILES * N;
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t some = columns - c < wide ? columns - c : wide;
     const Panel<A, L, R> panel{target_step, left_step, left_k, right + c, right_step, some, depth, ADDS};
@@ -293,14 +293,14 @@ template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int6
 
 // The tiles of six rows at a time, which leave room for their sums, one row of the right operand and a factor, and of
 // the last ones: few together wait for each other's sums, so these are shared out, 8 are 4 and 4.
-template <int N, class A, class L, class R> struct Panels {
+template <int N, class A, class L, class R> struct RowTiles {
   static void dot(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next, int asked);
   static int64_t together(int64_t rows) {
     return rows >= 9 || rows == 6 ? 6 : rows >= 7 || rows == 4 ? 4 : rows >= 3 ? 3 : rows;
   }
 };
 template <int N, class A, class L, class R>
-void Panels<N, A, L, R>::dot(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next,
+void RowTiles<N, A, L, R>::dot(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next,
                              int asked) {
   if (rows == 6) dot_columns_n<6, N>(panel, target, left, next, asked);
   if (rows == 4) dot_columns_n<4, N>(panel, target, left, next, asked);
@@ -309,7 +309,7 @@ void Panels<N, A, L, R>::dot(const Panel<A, L, R>& panel, int64_t rows, A* targe
   if (rows == 1) dot_columns_n<1, N>(panel, target, left, next, asked);
 }
 #ifndef IN_PAIRS
-template <class A> struct Panels<16, A, word, word> {};  // nobody multiplies words
+template <class A> struct RowTiles<16, A, word, word> {};  // nobody multiplies words
 #endif
 
 // As many rows as it takes, beside one panel. lefts() gives where the rows of the left operand lie from one up to
@@ -318,12 +318,12 @@ template <class A> struct Panels<16, A, word, word> {};  // nobody multiplies wo
 template <int N, class A, class L, class R, class Lefts>
 FN void dot_panel_n(const Panel<A, L, R>& panel, A* target, int64_t rows, const Lefts& lefts,
                     const R* next = nullptr) {
-  typedef Panels<N, A, L, R> panels;
-  const int most = !next ? 0 : rows <= 6 ? PANEL : rows < 48 ? PANEL / 2 : 1;
+  typedef RowTiles<N, A, L, R> tiles;
+  const int most = !next ? 0 : rows <= 6 ? PANEL_TILES : rows < 48 ? PANEL_TILES / 2 : 1;
   for (int64_t r = 0, some, first = 0; r < rows; r += some, first += most) {
-    some = panels::together(rows - r);
-    panels::dot(panel, some, target + r * panel.target_step, lefts(r, r + some), next + first * N,
-                first < PANEL ? most : 0);
+    some = tiles::together(rows - r);
+    tiles::dot(panel, some, target + r * panel.target_step, lefts(r, r + some), next + first * N,
+                first < PANEL_TILES ? most : 0);
   }
 }
 
@@ -356,8 +356,8 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
   const bool across = left_k != 1 && left_step == 1;
   const int64_t step = !widened ? left_step : across ? 1 : CHAIN, step_k = !widened ? left_k : across ? SOME : 1;
   alignas(64) Factor wide_rows[widened ? SOME * CHAIN : 1];
-  for (int64_t c = 0; c < columns; c += PANEL * N) {
-    const int64_t wide = columns - c < PANEL * N ? columns - c : PANEL * N;
+  for (int64_t c = 0; c < columns; c += PANEL_TILES * N) {
+    const int64_t wide = columns - c < PANEL_TILES * N ? columns - c : PANEL_TILES * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
       const int64_t some = depth - k < CHAIN ? depth - k : CHAIN;
       const R* const block = right + k * right_step + c;
@@ -414,9 +414,9 @@ template <int N, int STEP> FN void turn_registers(typename Raw<int32_t, N>::type
   }
 }
 
-// panel[k, c] = right[c, k], for so many columns and steps along k, each a float or a word.
+// turned[k, c] = right[c, k], for so many columns and steps along k, each a float or a word.
 template <int N, class W, class R>
-DOT_FUNCTION turn(W* panel, int64_t panel_step, const R* right, int64_t right_step, int64_t columns, int64_t depth) {
+DOT_FUNCTION turn(W* turned, int64_t turned_step, const R* right, int64_t right_step, int64_t columns, int64_t depth) {
   typedef typename Raw<int32_t, N>::type raw;
   const auto row = [&](int64_t c, int64_t k) LANEWISE {
     raw bits;
@@ -436,12 +436,12 @@ DOT_FUNCTION turn(W* panel, int64_t panel_step, const R* right, int64_t right_st
         raw rows[N];
         for (int i = 0; i < N; i++) rows[i] = row(c + i, k);
         turn_registers<N, N / 2>(rows);
-        for (int i = 0; i < N; i++) __builtin_memcpy(panel + (k + i) * panel_step + c, &rows[i], sizeof(raw));
+        for (int i = 0; i < N; i++) __builtin_memcpy(turned + (k + i) * turned_step + c, &rows[i], sizeof(raw));
       }
     }
     for (; k < depth; k++) {
       for (int64_t i = 0; i < wide; i++) {
-        W& place = panel[k * panel_step + c + i];
+        W& place = turned[k * turned_step + c + i];
         if constexpr (same_type<W, R>::value) place = right[(c + i) * right_step + k];
         else place = load(right + (c + i) * right_step + k);
       }
@@ -455,7 +455,7 @@ template <int N, class W, class L, class R>
 FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
-  constexpr int64_t wide = PANEL * N, some = CHAIN;
+  constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
   constexpr bool widened = !same_type<Factor, L>::value;
   alignas(64) W turned[wide * some];
   alignas(64) float group[widened ? 6 * some : 1];

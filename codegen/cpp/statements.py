@@ -265,7 +265,7 @@ class Straight:
         self._link(s, "packed")
 
     def _link(self, s: Dot, how: str) -> None:
-        """Note which panels of ``dot.h`` a product of many rows takes."""
+        """Note which tiles of ``dot.h`` a product of many rows takes."""
         lanes = self.steps[0]
         sums, left, right = (MEMORY_TYPES[self.buffers[m.buffer].dtype] for m in (s.target, s.left, s.right))
         paired = lanes == _PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")
@@ -275,7 +275,7 @@ class Straight:
             "along_n": [("float" if sums == "float" else left, right)],
             "packed": words or [(left, right)],
         }
-        self.linked |= {f"fusec::Panels<{lanes}, {sums}, {', '.join(pair)}>" for pair in operands[how]}
+        self.linked |= {f"fusec::RowTiles<{lanes}, {sums}, {', '.join(pair)}>" for pair in operands[how]}
 
     def _fold(self, s: Fold) -> None:
         kind = self.kinds[s.src]

@@ -36,7 +36,7 @@ from fusec.ir.types import (
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
 """Of a block of rows and their sums: what stays in a second-level cache; but always so many rows, where there are."""
-PANEL = 4
+PANEL_TILES = 4
 """Tiles of columns that a block has at most: what ``dot.h`` keeps in the first-level cache, side by side if turned."""
 LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
 """Rows from which on a frozen weight is turned beforehand, by lanes of a register and type. For fewer, memory decides
@@ -68,7 +68,7 @@ def schedule_contraction(emitter: Emitter, nest: Nest, shape: Shape, tiling: Til
 class _Contraction:
     def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
-        self.most_columns = PANEL * tiling.lanes
+        self.most_columns = PANEL_TILES * tiling.lanes
         needy = above(nest, shape.contractions)
         self.results = [o for o in nest.outputs if o.root in needy]
         self.side = [o for o in nest.outputs if o.root not in needy]

@@ -35,7 +35,7 @@ def test_of_few_rows(left: str, right: str, machine: str, lanes: int) -> None:
     ],
 )
 def test_of_panels(left: str, right: str, machine: str, lanes: int) -> None:
-    loops = products(f"template struct fusec::Panels<{lanes}, float, {left}, {right}>;", machine)
+    loops = products(f"template struct fusec::RowTiles<{lanes}, float, {left}, {right}>;", machine)
     assert len(loops) == {16: 24, 8: 7}[lanes]  # ends are not masked in a loop of AVX2
     assert spilled(loops, r"[xyz]mm.*[(]%r[sb]p[,)]|[(]%r[sb]p[,)].*[xyz]mm") == []  # where a matrix lies may
 
