@@ -18,7 +18,8 @@ from rich.table import Table
 from bench.check import Shape, check
 from bench.families import chosen
 from bench.harness import progress, report
-from bench.models import DTYPES, largest
+from bench.models import largest
+from bench.numerics import DTYPES
 from bench.peers import backend_named
 from bench.record import write_result
 from bench.routing import Routed

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from bench.harness import BASELINE, Measurement, console, measure, report
+from bench.harness import BASELINE, NOT_MEASURED, OURS, Measurement, console, measure, report
 from bench.machine import wait_until_idle
 from bench.pictures import Line, draw_ratios, say_drawn
 from bench.record import write_result
@@ -29,13 +29,12 @@ from bench.workloads import WORKLOADS, Prepared, Workload, calls
 from fusec.analysis.machine import Machine
 from fusec.debug.measurement import measure_machine
 
-OURS, OURS_FROZEN = "fusec", "fusec frozen"
+OURS_FROZEN = f"{OURS} frozen"
 DEFAULT = (BASELINE, "inductor")
 """The peers of *default*."""
 FROZEN = ("inductor frozen", *(["openvino"] if find_spec("openvino") else []))
 """Those that take weights for constants."""
 PEERS = (*DEFAULT, *FROZEN)
-NOT_MEASURED = "not measured"
 READ_MB = 512
 """What is read to measure memory: more than any cache holds."""
 READS: dict[str, Callable[[torch.Tensor], object]] = {

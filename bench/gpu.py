@@ -36,7 +36,7 @@ from bench.compile_time import in_fresh_process
 from bench.devices import Budget, Device, Gpu, TooLate, Toy
 from bench.gpu_report import CLAIM, PEERS, Claim, claims, draw, tables
 from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workloads
-from bench.harness import BASELINE, Measurement, console, measure, report
+from bench.harness import BASELINE, OURS, Measurement, console, measure, report
 from bench.numerics import Float64, default_type, in_float64
 from bench.peers import peer
 from bench.record import write_result
@@ -49,7 +49,6 @@ from fusec.ir.graph import Node
 from fusec.ir.structure import structure
 from fusec.verify.contract import compare_outputs
 
-OURS = "fusec"
 STAGES = {"kernels": 0.35, "sanitizer": 0.45, "launching": 0.5, "rows": 0.6, "models": 0.85, "compile": 1.0}
 """By which part of the time each has to end: none takes that of those behind it."""
 CHECKED_LAYERS = 2

@@ -7,11 +7,10 @@ from typing import Any
 from rich.table import Table
 
 from bench.gpu_workloads import ROWS, workloads
-from bench.harness import FLOOR
+from bench.harness import FLOOR, NOT_MEASURED
 from bench.pictures import Line, draw_ratios, say_drawn
 
 CLAIM = "claims"
-NOT_MEASURED = "not measured"
 INDUCTOR, COPY, COMPILE = "Inductor's best time / ours", "share of a copy's bandwidth", "Inductor's / ours"
 
 PEERS = ("inductor", "inductor max-autotune")

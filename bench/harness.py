@@ -17,9 +17,11 @@ from rich.table import Table
 from bench.machine import BUSY, Watch
 
 console = Console(stderr=True)
+OURS = "fusec"
 BASELINE = "eager"
 FLOOR = "eager again"
 """Eager, or whatever is the baseline, against itself: what the machine's noise alone makes of a ratio."""
+NOT_MEASURED = "not measured"
 LASTING = 0.1
 """Seconds: a call that takes longer is timed as it comes."""
 

@@ -21,12 +21,11 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from bench.harness import BASELINE, progress, report
+from bench.harness import BASELINE, OURS, progress, report
 from bench.peers import peer
 from bench.record import write_result
 from bench.workloads import WORKLOADS, Workload
 
-OURS = "fusec"
 TITLES = "decode 1, float32;prefill 128, float32;BERT-base 8×128, float32"
 MOST = 1.05
 """Of ours over another's, at most."""

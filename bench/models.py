@@ -8,18 +8,17 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from bench.check import SHAPES, Result, check
 from bench.families import FAMILIES, chosen
 from bench.faults import FAULTS, planted
 from bench.harness import progress, report
+from bench.numerics import DTYPES
 from bench.peers import backend_named
 from bench.record import write_result
 from fusec.debug.explain import KINDS
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 USUAL = ("float32", "bfloat16")
 """Those that are asked for unless others are."""
 

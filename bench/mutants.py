@@ -26,6 +26,7 @@ from rich.table import Table
 
 from bench.harness import progress, report
 from bench.mutation import Mutant, files, mutants, sampled
+from bench.mutation_server import INVALID
 from bench.record import RESULTS, provenance, write_result
 
 ROOT = Path(__file__).parents[1]
@@ -252,8 +253,6 @@ def judge(mutant: Mutant, server: Server, baseline: Baseline, stages: int = STAG
     return row
 
 
-INVALID = 70
-"""See ``mutation_server``."""
 _EACH = 6
 """Tests of each file that come first."""
 

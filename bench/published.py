@@ -15,7 +15,6 @@ from fusec.config import Config
 from fusec.dynamo import backend_with
 from fusec.ir.graph import Graph
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CACHED = 2048
 """Tokens that a cache has room for, where the model's positions go so far."""
 SHORT = 512

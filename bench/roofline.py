@@ -19,8 +19,7 @@ import torch
 from bench.families import FAMILIES, Sizes
 from bench.harness import report
 from bench.machine import BUSY, Watch, wait_until_idle
-from bench.models import DTYPES
-from bench.numerics import cast_inputs, cast_parameters
+from bench.numerics import DTYPES, cast_inputs, cast_parameters
 from bench.record import write_result
 from fusec.analysis.machine import store_machine
 from fusec.config import Config

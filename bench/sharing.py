@@ -25,14 +25,13 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from bench.harness import console, report
+from bench.harness import OURS, console, report
 from bench.machine import wait_until_idle
-from bench.models import DTYPES
+from bench.numerics import DTYPES
 from bench.peers import peer
 from bench.record import write_result
 from bench.workloads import HIDDEN, LAYERS, Call, calls, decode, llama
 
-OURS = "fusec"
 PEERS = ("eager", "inductor")
 MOST = 3.0
 """Time of a step beside a busy process over a quiet one's, at most: the median, and nine of ten."""

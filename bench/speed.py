@@ -14,8 +14,7 @@ import torch
 from bench.families import Family, Inputs, Sizes, chosen
 from bench.harness import BASELINE, Measurement, measure, report, table
 from bench.machine import wait_until_idle
-from bench.models import DTYPES
-from bench.numerics import cast_inputs, cast_parameters
+from bench.numerics import DTYPES, cast_inputs, cast_parameters
 from bench.peers import peer
 from bench.record import write_result
 from fusec.debug.measurement import measure_machine

@@ -28,14 +28,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import FLOOR, Measurement, console, measure, report
+from bench.harness import FLOOR, OURS, Measurement, console, measure, report
 from bench.machine import wait_until_idle
-from bench.models import DTYPES
+from bench.numerics import DTYPES
 from bench.pictures import Curve, Panel, draw_panels, say_drawn
 from bench.record import RESULTS, rewrite_result, write_result
 from bench.workloads import HIDDEN, calls, decode
 
-OURS = "fusec"
 PEERS = ("eager", "inductor")
 AXES = {
     "context": (256, 512, 1024, 2048, 4096),

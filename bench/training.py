@@ -15,7 +15,7 @@ from torch import nn
 from bench.families import FAMILIES, Family, chosen
 from bench.gradients import batch, compare_gradients, loss_of
 from bench.harness import progress, report
-from bench.models import DTYPES
+from bench.numerics import DTYPES
 from bench.peers import Runner, backend_named, compiled_with
 from bench.record import write_result
 

@@ -23,7 +23,8 @@ from rich.table import Table
 
 from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
-from bench.published import DTYPES, PUBLISHED, Step, capture, steps
+from bench.numerics import DTYPES
+from bench.published import PUBLISHED, Step, capture, steps
 from bench.record import write_result
 from fusec.analysis.cost import region_cost
 from fusec.analysis.machine import Machine

@@ -22,8 +22,7 @@ from bench.decoding import one_more
 from bench.families import FAMILIES, Family, Sizes, chosen
 from bench.generate import MODELS as GENERATING
 from bench.harness import progress, report
-from bench.numerics import cast_inputs, cast_parameters
-from bench.published import DTYPES
+from bench.numerics import DTYPES, cast_inputs, cast_parameters
 from bench.record import write_result
 from fusec.analysis.machine import Machine
 from fusec.codegen.choice import Choice

@@ -19,8 +19,8 @@ from torch import nn
 from bench.check import SHAPES, refusal
 from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
-from bench.models import DTYPES, USUAL
-from bench.numerics import cast_inputs, cast_parameters
+from bench.models import USUAL
+from bench.numerics import DTYPES, cast_inputs, cast_parameters
 from bench.record import write_result
 from bench.zoo import ARCHITECTURES
 
