@@ -181,7 +181,7 @@ def same_size(a: Size, b: Size) -> bool:
 
 def same_shape(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
     """Whether two shapes are equal for every value of their symbols."""
-    return len(a) == len(b) and all(map(same_size, a, b))
+    return a == b or (len(a) == len(b) and all(map(same_size, a, b)))
 
 
 def broadcast(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
