@@ -32,7 +32,7 @@ def write_call(text: ProgramText, node: Node) -> None:
     # OpOverload.__call__ is a Python function around _op; the call may as well go there.
     function = text.constant(getattr(operation, "_op", operation), "op")
     call = f"{function}({', '.join(arguments)})"
-    _write_results(text, node, call, _returns_alias(operation))
+    _write_results(text, node, call)
 
 
 def _operand(text: ProgramText, value: Value, required: Any, written: bool) -> str:
@@ -64,9 +64,8 @@ def _print_argument(text: ProgramText, template: Any, names: list[str], again: C
     return text.constant(template, "argument")
 
 
-def _write_results(text: ProgramText, node: Node, call: str, aliases: bool) -> None:
-    root = node.operands[0] if aliases and node.operands else None
-    names = [text.define(r, None, root) for r in node.results]
+def _write_results(text: ProgramText, node: Node, call: str) -> None:
+    names = [text.define(r, None, node.viewed) for r in node.results]
     if not names:
         text.line(call)
     elif len(names) == 1 and not _comes_in_a_list(node):
@@ -98,8 +97,3 @@ def _positions_written(operation: Any, node: Node) -> set[int]:
     if schema is None or not schema.is_mutable:
         return set()
     return set(range(len(node.operands)))
-
-
-def _returns_alias(operation: Any) -> bool:
-    schema = getattr(operation, "_schema", None)
-    return schema is not None and any(r.alias_info is not None for r in schema.returns)

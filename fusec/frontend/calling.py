@@ -25,16 +25,18 @@ class View:
     shape: tuple[Size, ...] = ()
     strides: tuple[Size, ...] = ()
     offset: Size = 0
-    """In elements, from the other's own offset."""
+    """In bytes, from the other's own offset."""
+    dtype: torch.dtype | None = None
+    """Of its elements, where it has others than the tensor that it is of."""
 
     @classmethod
     def between(cls, of: Literal["input", "output"], index: int, owner: torch.Tensor, view: torch.Tensor) -> "View":
         """The view that one fake tensor is of another."""
         shape, strides = tuple(map(to_size, view.shape)), tuple(map(to_size, view.stride()))
-        offset = to_size(view.storage_offset()) - to_size(owner.storage_offset())
+        offset = to_size(view.storage_offset()) * view.itemsize - to_size(owner.storage_offset()) * owner.itemsize
         same = tuple(map(to_size, owner.shape)) == shape and tuple(map(to_size, owner.stride())) == strides
         whole = same and offset == 0 and owner.dtype == view.dtype
-        return cls(of, index, whole, shape, strides, offset)
+        return cls(of, index, whole, shape, strides, offset, None if owner.dtype == view.dtype else view.dtype)
 
 
 @dataclass(frozen=True)
@@ -135,4 +137,8 @@ def _restore(output: Output, results: Sequence[Any], inputs: dict[int, Any], siz
     if view.whole:
         return owner
     shape, strides = ([_value(n, sizes) for n in part] for part in (view.shape, view.strides))
-    return owner.as_strided(shape, strides, owner.storage_offset() + _value(view.offset, sizes))
+    start = owner.storage_offset() * owner.itemsize + _value(view.offset, sizes)
+    if view.dtype is None:
+        return owner.as_strided(shape, strides, start // owner.itemsize)
+    other = torch.empty(0, dtype=view.dtype, device=owner.device)
+    return other.set_(owner.untyped_storage(), start // view.dtype.itemsize, shape, strides)

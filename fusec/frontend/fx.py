@@ -31,7 +31,7 @@ from fusec.frontend.targets import (
 )
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
-from fusec.ir.graph import Graph, Value, base
+from fusec.ir.graph import Graph, Value, base, storage
 from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size, simplify
 from fusec.remarks import Remarks
 
@@ -88,8 +88,8 @@ class Importer:
         """Operations that fusec knows, and still leaves to ATen here."""
         self.placeholders: dict[Node, int] = {}
         self.leaves: list[Node] = []
-        self.changed: dict[Value, int | None] = {}
-        """Inputs that the graph writes to, with the keys of their storage."""
+        self.changed: dict[Value, set[int | None]] = {}
+        """Inputs that the graph writes to, with the keys of their storage, and of what the graph has in its place."""
         self.old: dict[Node, Value] = {}
         """Outputs that are what a changed input held before."""
         self.caches = CacheWrites(gm.graph)
@@ -132,7 +132,7 @@ class Importer:
         self.leaves = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, Node)]
         for node in self.placeholders:
             if any(u.target is torch.ops.aten.copy_.default and u.args[0] is node for u in node.users):
-                self.changed[self.values[node]] = storage_key(node.meta["val"])
+                self.changed[self.values[node]] = {storage_key(node.meta["val"])}
 
     def _clone(self, value: Value) -> Value:
         attributes = {"target": "aten.clone.default", "args": (("%", 0),), "kwargs": ()}
@@ -210,6 +210,8 @@ class Importer:
                 results = self._opaque(node, types)
             if self.changed and written is None:
                 results = [self._apart(v, f) for v, f in zip(results, flat, strict=False)]
+            elif written is not None and storage(written) in self.changed:
+                self.changed[storage(written)].add(storage_key(fake))
         if mutable:
             self.values |= dict.fromkeys(self._sharing(node), results[0])
         for value in results:
@@ -310,20 +312,27 @@ class Importer:
 
     def _apart(self, value: Any, fake: Any) -> Any:
         """A result that eager has in storage of its own, although here it is an input that changes later."""
-        if not isinstance(value, Value) or (source := base(value)) not in self.changed:
-            return value
-        return value if storage_key(fake) == self.changed[source] else self._clone(value)
+        keys = self.changed.get(base(value)) if isinstance(value, Value) else None
+        return value if keys is None or storage_key(fake) in keys else self._clone(value)
 
     def _opaque(self, node: Node, types: list[Type]) -> list[Any]:
         """The node as a call of ATen."""
         template = Template()
         args = tuple(template.freeze(self._argument(a), fake_of(a)) for a in node.args)
         kwargs = tuple((k, template.freeze(self._argument(a), fake_of(a))) for k, a in node.kwargs.items())
-        attributes = {"target": str(node.target), "args": args, "kwargs": kwargs}
+        attributes: dict[str, Any] = {"target": str(node.target), "args": args, "kwargs": kwargs}
         attributes["operand_types"] = tuple(template.operand_types)
+        if (viewed := self._viewed(node, template.operands)) is not None:
+            attributes["views"] = viewed
         op = "ordered" if keeps_its_place(node) else "opaque"
         made = self.graph.add_node(op, template.operands, attributes, types=types, sources=self.low.sources)
         return [r.type.expr if isinstance(r.type, ScalarType) and r.type.expr is not None else r for r in made.results]
+
+    def _viewed(self, node: Node, operands: list[Value]) -> int | None:
+        """The position of the operand whose storage the results of a call have."""
+        keys = {key for f in pytree.tree_leaves(node.meta.get("val")) if (key := storage_key(f)) is not None}
+        shared = [self.values[n] for n in node.all_input_nodes if storage_key(n.meta.get("val")) in keys]
+        return next((operands.index(value) for value in shared if value in operands), None)
 
     def _argument(self, argument: Any) -> Any:
         """An argument of a call of ATen, which takes a 0-d tensor of the CPU for a number."""
@@ -359,6 +368,8 @@ class Importer:
                 slots.append(Output(view=View.between("output", placed[whole], whole.meta["val"], fake)))
                 continue
             value = self.old.get(leaf, value)
+            if storage_key(fake) not in self.changed.get(storage(value), {storage_key(fake)}):
+                value = self._clone(value)  # a copy of what an input has become
             slots.append(Output(index=len(values)))
             values.append(value)
             ty = tensor_type(fake, even_empty=True) if isinstance(fake, torch.Tensor) else value.type

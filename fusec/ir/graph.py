@@ -108,6 +108,13 @@ class Node:
         return self.op.has(Trait.VIEW) and self.op.name != "concat"
 
     @property
+    def viewed(self) -> Value | None:
+        """The operand whose storage its results have: of a view, be it one that ATen makes."""
+        if self.op.has(Trait.OPAQUE):
+            return self.operands[self.attributes["views"]] if "views" in self.attributes else None
+        return self.operands[0] if self.is_alias else None
+
+    @property
     def body(self) -> "Graph":
         """The body of a region."""
         return self.attributes["body"]
@@ -357,16 +364,18 @@ class Graph:
 
 
 def base(value: Value) -> Value:
-    """The value that a chain of aliasing views looks at."""
-    while value.producer is not None and value.producer.is_alias:
-        value = value.producer.operands[0]
+    """The value that a chain of views looks at."""
+    while value.producer is not None and (of := value.producer.viewed) is not None:
+        value = of
     return value
 
 
 def storage(value: Value) -> Value:
     """The value whose storage this one has: itself, unless it is a view or what a write gives."""
     while (node := value.producer) is not None:
-        if node.is_alias or node.has(Trait.WRITE):
+        if (of := node.viewed) is not None:
+            value = of
+        elif node.has(Trait.WRITE):
             value = node.operands[0]
         elif (of := updated(node, value.index)) is not None:
             value = of
@@ -401,5 +410,5 @@ def _readers(destination: Value, write: Node) -> list[Node]:
     while stack:
         new = [user for user in stack.pop().users if user is not write and user not in found]
         found.update(dict.fromkeys(new))
-        stack += [node.result for node in new if node.is_alias]
+        stack += [result for node in new if node.viewed is not None for result in node.results]
     return list(found)

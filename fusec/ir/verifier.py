@@ -12,7 +12,6 @@ from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type, same_shape
 
 _ATTRIBUTE_KINDS = (int, float, str, type(None), sympy.Expr, DType, TensorType, ScalarType, OtherType)
-_ALIASING = ("reshape", "permute", "expand", "slice", "window")
 _verified: "WeakSet[Graph]" = WeakSet()
 """Bodies of regions found right: they are shared and never changed in place, so once is enough."""
 
@@ -139,8 +138,8 @@ class _Verifier:
 
     def check_effects(self, node: Node) -> None:
         """Follow storage through views, and let only that of graph inputs, and what was made for it, be written."""
-        if node.is_op(*_ALIASING):
-            self.roots[node.results[0]] = node.operands[0]
+        if (viewed := node.viewed) is not None:
+            self.roots |= dict.fromkeys(node.results, viewed)
         if not node.writes:
             return
         for value in node.written:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.analysis.strides import view_layout
-from fusec.ir.graph import Graph, Node, Value, base
+from fusec.ir.graph import Graph, Node, Value, base, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import same_shape
 from fusec.rewriting.journal import Journal
@@ -51,7 +51,7 @@ class _Worklist:
                 self.rules.setdefault(op, []).append(rule)
         self.queue = deque(graph.nodes)
         self.waiting = set(self.queue)
-        self.fresh = {p for v in graph.outputs if (p := base(v).producer) is not None}
+        self.fresh = {p for v in graph.outputs for of in (base(v), storage(v)) if (p := of.producer) is not None}
         """The nodes that make the storage of graph outputs."""
 
     def run(self) -> bool:
@@ -93,7 +93,7 @@ class _Worklist:
         """A fresh output must not become another name of an input, or of another output."""
         if node not in self.fresh or value.producer is None:
             return node not in self.fresh
-        return value.producer not in self.fresh and base(value).producer is not None
+        return value.producer not in self.fresh and storage(value).producer is not None
 
     def allowed(self, rule: Simplification, node: Node, value: Value, added: list[Node]) -> bool:
         if self.journal is None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fusec import dynamo
 
@@ -14,14 +15,21 @@ def interpret(graph: Any, config: Any) -> Any:
 
 
 def check(backend: Any, function: Any, *inputs: Any, grad: bool = False, dynamic: bool | None = None) -> Any:
-    """Compiled and eager agree in values, element types, strides, and in what they do to their inputs."""
+    """Compiled and eager agree in values, types, strides, whose storage outputs have, and what happens to inputs."""
     copies = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
     compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
     with torch.set_grad_enabled(grad):
         expected, found = function(*copies), compiled(*inputs)
     same(found, expected)
     same(list(inputs), copies)
+    assert sharing([found, *inputs]) == sharing([expected, *copies])
     return compiled
+
+
+def sharing(values: Any) -> list[int]:
+    """For each tensor, the number of the first that has the same storage."""
+    storages = [x.untyped_storage()._cdata for x in tree_leaves(values) if isinstance(x, Tensor)]
+    return [storages.index(storage) for storage in storages]
 
 
 def same(found: Any, expected: Any) -> None:
