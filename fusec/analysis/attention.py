@@ -8,6 +8,7 @@ from fusec.analysis.indexing import Located, Nest, below, stride
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
+from fusec.ir.types import accumulation
 
 FEW_QUERIES = 16
 """Up to this many queries of one key head, keys and values are read once for all of them."""
@@ -117,6 +118,8 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
         raise _refused("its softmax does not take the largest score away")
     largest = maxima.pop(0)
     scores = largest.operands[0]
+    if len({accumulation(item.dtype) for item in (product, scores, weighted)}) > 1:
+        raise _refused("its softmax is of another type than its products")
     if not all(is_shifted(i.operands[0], scores, keys) for i in (*maxima, exponential)):
         raise _refused("its softmax does not take the largest score away")
     totals = [r for r in reductions if not r.node.is_op("max")]

@@ -378,8 +378,14 @@ def other_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (exponential / (exponential + mask.abs()).sum(-1, keepdim=True)) @ v
 
 
+def softmax_of_doubles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) + mask, -1, dtype=torch.float64).to(v.dtype) @ v
+
+
 @pytest.mark.parametrize(
-    "function", [with_weights, twice, plus_one, other_maximum, other_sum], ids=lambda f: f.__name__
+    "function",
+    [with_weights, twice, plus_one, other_maximum, other_sum, softmax_of_doubles],
+    ids=lambda f: f.__name__,
 )
 def test_what_is_no_attention_stays_right(function: Callable[..., Any]) -> None:
     inputs = sample(20, 40)
