@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import sympy
+
+from fusec.analysis.affine import at_least
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, common_dtype, lowers, rounded, wide
 from fusec.ir.graph import Value
@@ -83,6 +86,23 @@ def _mul(low: Lowering, call: Call) -> Value:
     return low.pointwise(op, call["self"], call["other"], dtype=_arithmetic_dtype(call, call["self"], call["other"]))
 
 
+def _never_zero(divisor: Argument, dtype: DType) -> None:
+    """Refuse a division of integers that eager may raise for: a kernel has no way to say that it divided by 0."""
+    if dtype.is_float:
+        return
+    if isinstance(divisor, Value) and divisor.producer is not None and divisor.producer.is_op("constant"):
+        divisor = divisor.producer.attributes["value"]
+    if isinstance(divisor, sympy.Expr):
+        never = at_least(divisor, 1) and dtype.bytes >= 4  # in narrow types a size may wrap to 0
+    else:
+        never = isinstance(divisor, (int, float)) and int(divisor) % (1 << 8 * dtype.bytes) != 0
+    if not never:
+        raise ImportFailure(
+            "a division of integers by what may be 0", why="eager raises then, and a kernel cannot",
+            fix="divide by a number, or divide floats",
+        )  # fmt: skip
+
+
 @lowers("aten.div.Tensor", "aten.div.Scalar", "aten.div.Tensor_mode", "aten.div.Scalar_mode",
         "aten.true_divide.Tensor", "aten.true_divide.Scalar")  # fmt: skip
 def _div(low: Lowering, call: Call) -> Value:
@@ -90,6 +110,7 @@ def _div(low: Lowering, call: Call) -> Value:
     a, b = call["self"], call["other"]
     if mode is None:
         return low.pointwise("div", a, b, dtype=_arithmetic_dtype(call, a, b))
+    _never_zero(b, dtype)
     if mode == "floor":
         return low.pointwise("floor_divide", a, b, dtype=dtype)
     if dtype.is_float:
@@ -111,6 +132,8 @@ def _binary(low: Lowering, call: Call) -> Value:
     op = BINARY[call.target.split(".")[1]]
     if call.out.dtype == BOOL:
         op = {"maximum": "or", "minimum": "and"}.get(op, op)
+    if op in ("floor_divide", "remainder", "fmod"):
+        _never_zero(call["other"], call.out.dtype)
     return low.pointwise(op, call["self"], call["other"], dtype=call.out.dtype)
 
 

@@ -144,3 +144,23 @@ def test_an_attention_that_stays_a_call_leaves_the_others_alone(backend: Any) ->
         remarks = getattr(graph, "remarks", Remarks())
         assert not remarks.of("failure")
         assert not remarks or any(r.subject == "attention" for r in remarks.of("passed"))
+
+
+DIVISIONS = {
+    "floor": lambda a, b: a // b,
+    "truncated": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "remainder": lambda a, b: a % b,
+    "fmod": torch.fmod,
+}
+
+
+@pytest.mark.parametrize("divide", DIVISIONS.values(), ids=DIVISIONS)
+def test_a_division_of_integers_by_zero_raises(divide: Any, backend: Any) -> None:
+    a, b = torch.arange(-3, 3), torch.tensor([1, -2, 3, 4, 5, 6])
+    compiled = check(backend, lambda a, b: divide(a * 2, b) + 1, a, b)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(a, b * 0)
+    check(backend, lambda a: divide(a, 4) + divide(a, len(a)), a, dynamic=True)
+    for wrapped in (0, 256):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            torch.compile(lambda a, n=wrapped: divide(a, n), backend=backend)(a.to(torch.uint8))
