@@ -4,11 +4,13 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 Mark: TypeAlias = tuple[int, int, int]
 """Which tensor, its count of changes, and where it lies: ``.data = x`` moves it, ``.data.add_(x)`` leaves no mark."""
@@ -38,6 +40,7 @@ class Frozen:
     """The values of some recipes; may be called by several threads at once."""
 
     def __init__(self, recipes: Sequence[Recipe]) -> None:
+        _count_fused_steps()
         self.recipes = recipes
         self._found: _Found | None = None
         self._making = threading.Lock()
@@ -73,6 +76,19 @@ class Frozen:
     def forget(self) -> None:
         """Give everything up."""
         self._found = None
+
+
+@cache
+def _count_fused_steps() -> None:
+    """From now on have the changes counted that fused optimizers make, which torch (2.11 to 2.13) does not."""
+
+    def count(optimizer: Optimizer, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            for group in optimizer.param_groups:
+                if group.get("fused"):
+                    torch.autograd.graph.increment_version(group["params"])
+
+    register_optimizer_step_post_hook(count)
 
 
 def _marks(weights: tuple[Tensor, ...]) -> tuple[int, ...]:

@@ -154,6 +154,12 @@ def by_an_optimizer(model: Net) -> None:
     torch.optim.SGD(model.parameters(), lr=0.5).step()
 
 
+def by_a_fused_optimizer(model: Net) -> None:
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.SGD(model.parameters(), lr=0.5, fused=True).step()
+
+
 def by_a_checkpoint(model: Net) -> None:
     model.load_state_dict({name: value * 3 for name, value in model.state_dict().items()})
 
@@ -170,8 +176,8 @@ def a_buffer(model: Net) -> None:
     model.mask.zero_()
 
 
-@pytest.mark.parametrize("change", [in_place, by_an_optimizer, by_a_checkpoint, by_another_tensor, by_other_memory,
-                                    a_buffer])  # fmt: skip
+@pytest.mark.parametrize("change", [in_place, by_an_optimizer, by_a_fused_optimizer, by_a_checkpoint,
+                                    by_another_tensor, by_other_memory, a_buffer])  # fmt: skip
 def test_a_change_is_noticed(change: Callable[[Net], None], plain: Config) -> None:
     model, x = Net(), torch.randn(40, 48)
     call = frozen(model, plain)
