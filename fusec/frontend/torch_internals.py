@@ -16,12 +16,25 @@ def _decline(*args: Any, **kwargs: Any) -> Any:
     return NotImplemented
 
 
+def _unless_differentiated(op: Any) -> Callable[..., Any]:
+    """What an operation is to autograd: in parts where somebody differentiates, as the whole has no gradients."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        if transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+            return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
+
+    return call
+
+
 @contextmanager
 def kept_whole(ops: tuple[Any, ...]) -> Iterator[bool]:
-    """Within it, tracing at inference leaves these composite operations whole; yields whether torch can do that.
+    """Within it, tracing leaves these composite operations whole where nobody differentiates them.
 
-    Where the name is missing they arrive decomposed, which is right all the same. Not for training: the
-    gradients of an operation kept whole this way are silently None.
+    Yields whether torch can do that; where it cannot they arrive decomposed, which is right all the same.
     """
     try:
         from torch.export.exported_program import _override_composite_implicit_decomp
@@ -30,6 +43,10 @@ def kept_whole(ops: tuple[Any, ...]) -> Iterator[bool]:
         yield False
         return
     with _override_composite_implicit_decomp(dict.fromkeys(ops, _decline)):
+        for op in ops:
+            for key in op.py_kernels:
+                if key.name.startswith("Autograd"):
+                    op.py_kernels[key] = _unless_differentiated(op)
         yield True
 
 

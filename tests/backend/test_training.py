@@ -31,6 +31,42 @@ def test_gradients_through_attention(backend: Any) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def _inner_tangent(x: Tensor, w: Tensor) -> Any:
+    return torch.func.jvp(lambda x: torch.tanh(nn.functional.linear(x, w)), (x,), (x.cos(),))
+
+
+TRANSFORMED = {
+    "gradient of a matrix product": torch.func.grad(lambda x, w: (x @ w).square().sum()),
+    "gradient of a linear layer": torch.func.grad(lambda x, w: nn.functional.linear(x, w).square().sum()),
+    "gradient of attention": torch.func.grad(
+        lambda x, w: nn.functional.scaled_dot_product_attention(x[None], w[None], w[None]).square().sum()
+    ),
+    "tangent": _inner_tangent,
+    "Jacobian, backward": torch.func.jacrev(lambda x, w: torch.tanh(x @ w)),
+    "Jacobian, forward": torch.func.jacfwd(lambda x, w: torch.tanh(x @ w)),
+    "Hessian": torch.func.hessian(lambda x, w: torch.tanh(x @ w).sum()),
+    "gradient of each row": lambda x, w: torch.func.vmap(
+        torch.func.grad(lambda w, row: (row @ w).square().sum()), (None, 0)
+    )(w, x),
+}
+
+
+@pytest.mark.parametrize("function", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_gradients_within_a_call(function: Any, backend: Any) -> None:
+    check(backend, function, torch.randn(6, 6), torch.randn(6, 6), grad=True)
+
+
+def test_gradients_of_what_a_call_makes(backend: Any) -> None:
+    def gradient(x: Tensor, w: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = x.detach().clone().requires_grad_()
+            return torch.autograd.grad(torch.tanh(y @ w).sum(), y)[0]
+
+    x, w = torch.randn(6, 6), torch.randn(6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(gradient, backend=backend)(x, w), gradient(x, w))
+
+
 def test_requires_grad_of_outputs(backend: Any) -> None:
     x = torch.randn(3, requires_grad=True)
     check(backend, lambda x: (x * 2, (x * 2).detach(), x.detach() > 0), x, grad=True)
