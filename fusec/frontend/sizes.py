@@ -10,6 +10,12 @@ import torch
 from fusec.errors import ImportFailure
 from fusec.ir.types import Size, quotient, simplify, symbol
 
+
+def _remainder(a: Any, b: Any) -> Any:
+    """As a quotient where that may be part of one: ``n + -n % 64`` is 64 times one."""
+    return a - b * sympy.floor(a / b) if b.is_Integer and b > 0 else sympy.Mod(a, b)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "FloorDiv": lambda a, b: quotient(a, b) if b.is_positive else sympy.floor(a / b),
     "CeilDiv": lambda a, b: sympy.ceiling(a / b),
@@ -21,9 +27,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "FloatTrueDiv": lambda a, b: a / b,
     "ToFloat": lambda a: a,
     "Identity": lambda a: a,
-    "Mod": sympy.Mod,
-    "PythonMod": sympy.Mod,
-    "ModularIndexing": lambda a, b, m: sympy.Mod(sympy.floor(a / b), m),
+    "Mod": _remainder,
+    "PythonMod": _remainder,
+    "ModularIndexing": lambda a, b, m: _remainder(sympy.floor(a / b), m),
     "PowByNatural": lambda a, b: a**b,
     "FloatPow": lambda a, b: a**b,
     "Max": sympy.Max,

@@ -152,14 +152,32 @@ def simplify(size: Size) -> Size:
         return size
     size = sympy.expand(size)
     if size.has(sympy.floor):
-        size = sympy.expand(size.replace(sympy.floor, _floor))
+        size = sympy.expand(_with_plain_quotients(size))
     return int(size) if size.is_Integer else size
 
 
+def _with_plain_quotients(size: sympy.Expr) -> sympy.Expr:
+    """Each quotient in its one form, innermost first."""
+    if not size.args:
+        return size
+    args = map(_with_plain_quotients, size.args)
+    return _floor(*args) if isinstance(size, sympy.floor) else size.func(*args)
+
+
 def _floor(exact: sympy.Expr) -> sympy.Expr:
-    """The one form of ⌊x - 3/2⌋ and ⌊x - 1/2⌋ - 1: what is whole of a number stands outside."""
+    """The one form of a quotient: ⌊x - 3/2⌋ is ⌊x + 1/2⌋ - 2, ⌊3x/2⌋ is x + ⌊x/2⌋, and ⌊-x/4⌋ is -⌊x/4 + 3/4⌋."""
     exact = sympy.expand(exact)
-    whole = sympy.floor(exact.as_coeff_Add()[0])
+    number, terms = exact.as_coeff_add()
+    whole = sympy.floor(number)
+    parts = [term.as_coeff_Mul() for term in terms]
+    if all(factor.is_Rational and count.is_integer for factor, count in parts):
+        # Of each count the nearest multiple is taken out, so that what is left of it is at most a half.
+        whole += sum(sympy.ceiling(factor - sympy.S.Half) * count for factor, count in parts)
+        rest = sympy.expand(exact - whole)
+        number, terms = rest.as_coeff_add()
+        if terms and min(terms, key=sympy.default_sort_key).as_coeff_Mul()[0] < 0:
+            units = sympy.ilcm(number.q, *(term.as_coeff_Mul()[0].q for term in terms))
+            return whole - _floor(sympy.Rational(units - 1, units) - rest)
     return sympy.floor(exact - whole) + whole
 
 

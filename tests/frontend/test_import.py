@@ -149,7 +149,8 @@ def test_torch_sizes_become_plain_sympy() -> None:
     functions: Any = pytest.importorskip("torch.utils._sympy.functions")
     n, m = sympy.Symbol("s0", integer=True, positive=True), symbol("s0")
     assert to_plain(functions.FloorDiv(n, 2)) == sympy.floor(m / 2)
-    assert to_plain(functions.Mod(n, 3)) == sympy.Mod(m, 3)
+    assert to_plain(functions.Mod(n, 3)) == m - 3 * sympy.floor(m / 3)
+    assert to_plain(functions.Mod(7, n)) == sympy.Mod(7, m)
     assert to_plain(n + 1) == m + 1
     four = functions.FloorDiv(4 * n * functions.FloorDiv(n**2, n), n**2)
     assert to_plain(functions.FloorDiv(128, four)) == 32  # what divides is known only once it is plain
