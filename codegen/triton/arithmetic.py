@@ -106,10 +106,9 @@ class _Expression:
 
     def _sign(self, x: Operand) -> str:
         x = self.typed(x)
-        one, minus = filled(1, self.dtype), filled(-1, self.dtype)
-        if self.dtype == U8:
-            return f"tl.where({x} > 0, {one}, {x})"
-        return f"tl.where({x} > 0, {one}, tl.where({x} < 0, {minus}, {x}))"
+        zero, one = filled(0, self.dtype), filled(1, self.dtype)
+        below = zero if self.dtype == U8 else f"tl.where({x} < 0, {filled(-1, self.dtype)}, {zero})"
+        return f"tl.where({x} > 0, {one}, {below})"  # 0 of NaN
 
     def _div(self, x: Operand, y: Operand) -> str:
         if self.dtype == F64:

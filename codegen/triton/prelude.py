@@ -105,17 +105,21 @@ def power(x, y):
     r = tl.where((a == 1.0) | (b == 0.0), 1.0, r)
     whole = tl.floor(b) == b
     odd = whole & (tl.floor(b * 0.5) * 2.0 != b)
-    signed = tl.where(whole, tl.where(odd, -r, r), tl.where(a == float("inf"), r, float("nan")))
-    r = tl.where((base == 1.0) | (b == 0.0), 1.0, tl.where(base < 0, signed, r))
+    signed = tl.where(whole, tl.where(odd, -r, r), tl.where((a == 0.0) | (a == float("inf")), r, float("nan")))
+    r = tl.where((base == 1.0) | (b == 0.0), 1.0, tl.where(base.to(tl.int64, bitcast=True) < 0, signed, r))
     return r.to(x.dtype)
 
 def power_int(x, y):
-    """x^y by squaring, wrapping around."""
+    """x^y by squaring, wrapping around; a negative exponent leaves 1 and -1 only."""
+    bits: tl.constexpr = y.dtype.primitive_bitwidth
     r = x * 0 + 1
-    for _ in tl.static_range(6):
-        r = tl.where((y & 1) != 0, r * x, r)
-        x = x * x
-        y = y >> 1
+    square = x
+    for bit in tl.static_range(bits):
+        r = tl.where(((y >> bit) & 1) != 0, r * square, r)
+        square = square * square
+    if y.dtype.is_int_signed():
+        inverse = tl.where(x == 1, 1, tl.where(x == -1, 1 - 2 * (y & 1), 0))
+        r = tl.where(y < 0, inverse, r).to(x.dtype)
     return r
 
 def atan2(y, x):

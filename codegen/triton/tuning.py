@@ -250,9 +250,23 @@ class TunedKernel:
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """As ``TritonKernel``. While a CUDA graph is recorded nothing can be timed."""
         if self._tune is not None and not (buffers[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._best, self._tune = self._tune(buffers), None
-            self.source = self._best.source
+            try:
+                self._best = self._tune(buffers)
+            except BuildError as reason:
+                self._best = _Refused(self.source, reason)
+            self._tune, self.source = None, self._best.source
         self._best(buffers, symbols)
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """A kernel without a candidate that is right."""
+
+    source: str
+    reason: BuildError
+
+    def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
+        raise self.reason
 
 
 def _code(kernel: Kernel) -> str:

@@ -231,15 +231,25 @@ def test_what_is_not_right_never_wins(bench: Bench, fault: str, faulty: Choice) 
     assert str(faulty) not in bench.remarks.of("analysis")[0].figures
 
 
+class OnGpu(Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize("fault", ["too_large", "wrong"])
-def test_where_no_choice_is_right_that_is_told(bench: Bench, fault: str) -> None:
+def test_where_no_choice_is_right_that_is_told(bench: Bench, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever calls it falls back then, and no choice is recorded."""
     region = next(r for r in regions_of(lambda x: x.softmax(-1), [torch.randn(6, 40)]))
     getattr(bench, fault).update(choices(region, H200, LANES))
     _, launchable = bench.settled(region)
-    for _ in range(2):
+    ran = []
+    for capturing in (False, False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda recorded=capturing: recorded)
         with pytest.raises(BuildError, match=FAULTS[fault]):
-            launchable([torch.randn(6, 40), torch.empty(6, 40)], ())
+            launchable([torch.randn(6, 40).as_subclass(OnGpu), torch.empty(6, 40)], ())
+        ran.append(len(bench.ran))
+    assert len(set(ran)) == 1  # nothing is tried twice, and what is wrong is not recorded in a CUDA graph
     assert not bench.clock.timed and not list(bench.folder.glob("*.choice"))
 
 

@@ -6,7 +6,7 @@ from fusec.codegen.kernel import Compute, Constant
 from fusec.codegen.triton.compile import CHIPS, compile_for
 from fusec.codegen.triton.prelude import FUNCTIONS
 from fusec.errors import BuildError
-from fusec.ir.types import BF16, BOOL, F16, F32, F64, I64
+from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I64, U8
 from tests.codegen.tile_programs import S, column_sum, fold_inside, layer_norm, one, pointwise, softmax, transpose
 
 KERNELS = {
@@ -55,6 +55,11 @@ def test_integer_functions_compile():
     ]  # fmt: skip
     for chip in ("sm_90", "gfx942"):
         assert compile_for(pointwise(computes, [I64, I64], S, [("y", I64)]), chip).ok
+
+
+@pytest.mark.parametrize("dtype", [I8, U8], ids=str)
+def test_powers_of_narrow_integers_compile(dtype):
+    assert compile_for(one("pow", ["a", "b"], dtype), "sm_80").ok
 
 
 def test_sin_keeps_a_table_on_the_stack_but_does_not_spill():
