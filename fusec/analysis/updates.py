@@ -4,6 +4,7 @@ from fusec.analysis.affine import Axis
 from fusec.analysis.indexing import Located, Nest, Output, walk
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Value
+from fusec.ir.types import product
 
 
 def check_updates(nest: Nest, kind: str, in_order: bool = True) -> None:
@@ -32,6 +33,8 @@ def check_updates(nest: Nest, kind: str, in_order: bool = True) -> None:
                     raise ScheduleError("a kernel reads what it writes", why=f"it is {output.destination.name}")
 
 
+_ALONE = 4096
+"""Elements that one thread may compute by itself: loops have nothing in common with the one that replaces a number."""
 _PLAIN = ("load", "constant", "index", "pointwise")
 
 
@@ -48,8 +51,9 @@ def reads(output: Output, loads: list[Located]) -> bool:
 
 def _in_time(nest: Nest, load: Located, reader: Output, writer: Output, in_order: bool) -> bool:
     """Whether what one output reads is read before another replaces it."""
-    if not writer.axes and load.index == writer.index:
-        return True  # a number, which is loaded before anything else
+    if not writer.axes and load.index == writer.index:  # a number, which is loaded before anything else
+        count = product(tuple(axis.size for axis in reader.axes))
+        return isinstance(count, int) and count <= _ALONE
     moved = [(a, b) for a, b in zip(load.index, writer.index, strict=True) if a != b]
     if not moved:
         return reader.axes == writer.axes

@@ -387,3 +387,12 @@ def test_products_that_save_nothing_on_a_gpu_are_the_library_s_and_say_so(
     found, remarks = on_gpu("max-autotune", rows, depth, op)
     assert len(found) == (0 if why else 1)
     assert [why in r.reason for r in remarks] == ([True] if why else [])
+
+
+@pytest.mark.parametrize(("length", "kernels"), [(2000, 1), (1 << 16, 2)])
+def test_a_number_that_is_replaced_leaves_no_long_loop_to_one_thread(length: int, kernels: int) -> None:
+    m = Model()
+    x, place = m.tensor(length), m.tensor()
+    written = m.do("write", place, m.do("neg", place))
+    regions = m.group(m.do("mul", x, written))
+    assert len(regions) == kernels
