@@ -4,7 +4,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING
 
-from fusec.analysis.devices import kernel_device
+from fusec.analysis.devices import kernel_device, kind
 
 if __name__ != "fusec.codegen":
     raise ImportError("import fusec.codegen; this folder is only its source")
@@ -34,4 +34,4 @@ def target_for(graph: "Graph", config: "Config") -> "Target":
     """The target that a graph is compiled for: the one asked for, else the one of its tensors' device."""
     if config.target:
         return target_named(config.target)
-    return target_named("triton" if kernel_device(graph) == "cuda" else "cpp")
+    return target_named("triton" if kind(kernel_device(graph)) == "cuda" else "cpp")

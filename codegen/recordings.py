@@ -100,7 +100,7 @@ class Recordings:
         sizes = (*[args[i] for i in self.numbers], *[(args[i].shape, args[i].stride()) for i in self.symbolic])
         if sizes in self.found:
             with self.recorder.turn():
-                return self._again(sizes, args)
+                return self.run(args) if self.given_up else self._again(sizes, args)
         if len(self.found) < MOST:
             self.found[sizes] = None
         else:
@@ -142,6 +142,8 @@ class Recordings:
             recording.replay, recording.outputs = self.recorder.record(lambda: self.run(list(args)))
         except Exception as reason:
             self.given_up = True
+            self.recorder.settle()
+            self.found.clear()  # which frees the memory of all recordings: it may be what was missing
             text = f"{type(reason).__name__}: {reason}"
             fix = "call without CUDA graphs; what is at fault waits for the GPU, or asks it for a number"
             self._tell("missed", "the launches could not be recorded", reason=text, suggestion=fix)

@@ -1,6 +1,7 @@
 """What a target is to the rest: schedules regions, prints kernels, builds them into something that can be launched."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +11,18 @@ from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
 from fusec.pipeline import Context
+
+
+def current(device: Any) -> AbstractContextManager[None]:
+    """Within it, a GPU is the one that torch and Triton ask and build for; it changes nothing for other devices.
+
+    Args:
+        device: a ``torch.device`` or its name.
+    """
+    import torch
+
+    gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.device(device) if gpu else nullcontext()
 
 
 class Launchable(Protocol):

@@ -43,24 +43,27 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     Returns:
         What runs; ``program(arguments)`` takes a list, which it clears, and gives a list.
     """
+    from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
     from fusec.codegen.program import build_program
+    from fusec.codegen.target import current
     from fusec.outcomes import Outcome
     from fusec.passes import default_pipeline, kept_traces, library_pipeline
 
     config = config or Config.from_environment()
     work = graph.copy()
-    target = target_for(work, config)
-    context = Context(config, machine=target.machine(config), library=library_pipeline(config))
-    start = time.perf_counter()
-    pipeline = default_pipeline(config, target.name)
-    outcome = Outcome(pipeline, graph, context)
-    if not outcome.recall(work):
-        with kept_traces(config):
-            pipeline.run(work, context)
-        outcome.keep(work)
-    passed = time.perf_counter()
-    program = build_program(work, target, context)
+    with current(kernel_device(graph)):
+        target = target_for(work, config)
+        context = Context(config, machine=target.machine(config), library=library_pipeline(config))
+        start = time.perf_counter()
+        pipeline = default_pipeline(config, target.name)
+        outcome = Outcome(pipeline, graph, context)
+        if not outcome.recall(work):
+            with kept_traces(config):
+                pipeline.run(work, context)
+            outcome.keep(work)
+        passed = time.perf_counter()
+        program = build_program(work, target, context)
     if config.freeze:
         program.keeping.remark(work, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}

@@ -1,7 +1,7 @@
 """Choosing by timing: a kernel's candidates run on copies of what it first meets, and the quickest right one stays.
 
-Only ``autotune`` does that. What was chosen is kept in the cache, for the kernel's text, its chip and the versions of
-all that compiles it, so that later processes neither time nor differ.
+Only ``autotune`` does that. What was chosen is kept in the cache, for the kernel's text, its chip, this code and the
+versions of all that compiles it, so that later processes neither time nor differ.
 """
 
 import json
@@ -23,7 +23,7 @@ from fusec.cache import Cache, key_of, open_cache
 from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import choices, schedule_region
-from fusec.codegen.target import Launchable, Target
+from fusec.codegen.target import Launchable, Target, current
 from fusec.codegen.triton.by_library import ByLibrary
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import TritonKernel
@@ -44,13 +44,12 @@ from fusec.codegen.vendor_attention import with_one_call
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.pipeline import Context
+from fusec.provenance import own_code
 from fusec.remarks import Remarks
 from fusec.verify.contract import compare_outputs
 from fusec.verify.interpreter import evaluate
 
 PASS_NAME = "autotune"
-FORM = 2
-"""Raised whenever a record changes its form or its meaning."""
 _SUFFIX = ".choice"
 _ROUNDS = 7
 """How often each candidate is timed, all in turn; the median counts."""
@@ -121,7 +120,7 @@ class Tuner:
     def key(self, kernel: Kernel) -> str:
         """Under which name the choice for a kernel is recorded."""
         types = ", ".join(f"{b.dtype.name} {b.role}" for b in kernel.buffers)
-        return key_of((f"choice {FORM}", _code(replace(kernel, name="kernel")), types, self.device, *self.versions))
+        return key_of(("choice", own_code(), _code(replace(kernel, name="kernel")), types, self.device, *self.versions))
 
     def candidates(self, region: Node, kernel: Kernel) -> dict[str, tuple[Choice | None, Candidate]]:
         """What is timed against the default, by name; the vendor's library has no choice."""
@@ -251,7 +250,8 @@ class TunedKernel:
         """As ``TritonKernel``. While a CUDA graph is recorded nothing can be timed."""
         if self._tune is not None and not (buffers[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             try:
-                self._best = self._tune(buffers)
+                with current(buffers[0].device):
+                    self._best = self._tune(buffers)
             except BuildError as reason:
                 self._best = _Refused(self.source, reason)
             self._tune, self.source = None, self._best.source

@@ -13,13 +13,13 @@ def kind(device: str) -> str:
 
 
 def kernel_device(graph: Graph) -> str:
-    """The kind of device that a graph's kernels run on: the GPU's, where any of its tensors lies there.
+    """The device that a graph's kernels run on: the first GPU, where any of its tensors lies on one.
 
     A graph may read nothing from there and still make tensors on it.
     """
     values = [*graph.inputs, *(result for node in graph.nodes for result in node.results)]
-    kinds = dict.fromkeys(kind(v.type.device) for v in values if isinstance(v.type, TensorType))
-    return "cuda" if "cuda" in kinds else next(iter(kinds), "cpu")
+    found = dict.fromkeys(v.type.device for v in values if isinstance(v.type, TensorType))
+    return next((device for device in found if kind(device) == "cuda"), next(iter(found), "cpu"))
 
 
 def devices(values: Iterable[Value]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Grouping:
             left: products that are the library's, whatever kernels may be.
         """
         self.graph, self.context, self.labels = graph, context, labels
-        self.device = kernel_device(graph)
+        self.device = kind(kernel_device(graph))
         self.refusals: dict[tuple[Node, Node], str] = {}
         """Why a producer and its reader stay apart, as it was found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if self._is_free(n)))

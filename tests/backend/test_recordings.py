@@ -1,6 +1,7 @@
 """Programs recorded and replayed: by a recorder for the CPU, which keeps what is launched and on what memory."""
 
 import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -287,6 +288,28 @@ def test_what_fails_to_record_runs_as_it_is(on_cpp: TapeRecorder, monkeypatch: p
     (missed,) = remarks()
     assert missed.kind == "missed" and "not permitted" in missed.reason and missed.suggestion
     assert len(tried) == 1
+
+
+@torch.no_grad()
+def test_what_fails_to_record_gives_the_memory_of_all_recordings_back(
+    on_cpp: TapeRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Layer()
+    fast = compiled(model, dynamic=True)
+    for _ in range(4):
+        fast(torch.randn(2, 16))
+    (made,) = [weakref.ref(tape) for tape in on_cpp.tapes]
+    on_cpp.tapes.clear()
+
+    def record(run: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory to record")
+
+    monkeypatch.setattr(on_cpp, "record", record)
+    for _ in range(4):
+        x = torch.randn(3, 16)
+        torch.testing.assert_close(fast(x), model(x))
+    assert made() is None and on_cpp.log.count("settle") == 1
+    torch.testing.assert_close(fast(x[:2]), model(x[:2]))
 
 
 @torch.no_grad()

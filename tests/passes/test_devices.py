@@ -1,10 +1,16 @@
 """Graphs whose tensors do not all lie on the GPU: eager takes numbers from a CPU, kernels cannot."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from fusec.codegen import target_for
+from fusec.codegen.triton import ahead
+from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.ir.graph import Graph
@@ -86,3 +92,26 @@ def test_a_number_of_the_cpu_is_brought_to_its_reader_once() -> None:
     (call,) = (n for n in graph if n.is_op("opaque"))
     assert [v.tensor.device for v in (*call.operands, *call.results)] == ["meta", "cpu", "meta"]
     assert places(graph) == [{"meta"}] and {r.tensor.device for n in graph for r in n.results} == {"meta"}
+
+
+def test_the_gpu_of_a_graph_is_the_one_that_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = ["cuda:0"]
+
+    @contextmanager
+    def device(name: str) -> Iterator[None]:
+        now.append(str(name))
+        yield
+        now.pop()
+
+    told = SimpleNamespace(major=9, minor=0, L2_cache_size=1, multi_processor_count=1)
+    for name, function in {
+        "is_available": lambda: True,
+        "device": device,
+        "get_device_name": lambda: f"a GPU at {now[-1]}",
+        "get_device_properties": lambda: SimpleNamespace(**vars(told), name=f"a GPU at {now[-1]}"),
+        "get_device_capability": lambda: (9, 0),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(ahead, "prepare_all", lambda kernels: None)
+    compiled = compile_graph(parse_graph(SCALED.replace("cuda:0", "cuda:1")), Config())
+    assert compiled.machine is not None and compiled.machine.name == "a GPU at cuda:1" and now == ["cuda:0"]
