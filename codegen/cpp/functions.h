@@ -126,7 +126,7 @@ template <int N> FN F<N> tanh(F<N> x) {
   p = fma(p, z, F<N>(-3.33332819422e-1f));
   F<N> near = fma(p * z, x, x);
   F<N> far = F<N>(1.0f) - F<N>(2.0f) / (exp(m + m) + F<N>(1.0f));
-  return select(m < F<N>(0.625f), near, copysign(far, x));
+  return copysign(select(m < F<N>(0.625f), near, far), x);
 }
 // Minimax fits: erf(x)/x - 1 in x², and ln(1 - erf x) + x in x.
 template <int N> FN F<N> erf(F<N> x) {
@@ -337,8 +337,8 @@ template <class T> FN bool isinf(T x) {
   if constexpr (is_float<T>) return abs(x) == T(__builtin_inf());
   else return false;
 }
-template <class T> FN T maximum(T a, T b) { return a > b || a != a ? a : b; }
-template <class T> FN T minimum(T a, T b) { return a < b || a != a ? a : b; }
+template <class T> FN T maximum(T a, T b) { return a >= b || a != a ? a : b; }
+template <class T> FN T minimum(T a, T b) { return a <= b || a != a ? a : b; }
 
 // ---------------------------------------------------------------------------------------------- division, shifts
 
@@ -347,7 +347,7 @@ template <class T> FN T minimum(T a, T b) { return a < b || a != a ? a : b; }
 template <class T> FN T fmod(T a, T b) {
   if constexpr (same_type<T, float>::value) return fmodf(a, b);
   else if constexpr (is_float<T>) return ::fmod(a, b);
-  else return b == T(0) || b == T(-1) ? T(0) : T(a % b);
+  else return b == T(0) || (T(-1) < T(0) && b == T(-1)) ? T(0) : T(a % b);
 }
 template <class T> FN T remainder(T a, T b) {
   T r = fusec::fmod(a, b);
@@ -359,7 +359,7 @@ template <class T> FN T floor_divide(T a, T b) {
     T mod = fusec::fmod(a, b);
     T quotient = (a - mod) / b;
     if (mod != T(0) && (b < T(0)) != (mod < T(0))) quotient -= T(1);
-    if (quotient == T(0)) return a / b < T(0) ? T(-0.0) : T(0);
+    if (quotient == T(0)) return a / b * T(0);  // of its sign
     T down = floor(quotient);
     return quotient - down > T(0.5) ? down + T(1) : down;
   } else {
@@ -374,7 +374,8 @@ template <class T> FN T shift_left(T a, T b) {
 }
 template <class T> FN T shift_right(T a, T b) {
   constexpr T last = T(8 * sizeof(T) - 1);
-  return T(a >> (b < T(0) || b > last ? last : b));
+  if (b >= T(0) && b <= last) return T(a >> b);
+  return T(-1) < T(0) ? T(a >> last) : T(0);
 }
 // Integer powers by squaring; a negative exponent leaves 1 and -1 only.
 template <class T> FN T power(T base, T exponent) {

@@ -179,13 +179,13 @@ template <class T, int N> struct Vec {
   friend LANEWISE inline Mask<N> operator<=(Vec a, Vec b) { return mask_of<N>(a.v <= b.v); }
   friend LANEWISE inline Mask<N> operator>(Vec a, Vec b) { return mask_of<N>(a.v > b.v); }
   friend LANEWISE inline Mask<N> operator>=(Vec a, Vec b) { return mask_of<N>(a.v >= b.v); }
-  // NaN if either is NaN, as torch has it.
+  // NaN if either is NaN, the first of two zeros, as torch has it.
   friend LANEWISE inline Vec maximum(Vec a, Vec b) {
-    if constexpr (is_float<T>) return Vec(((a.v > b.v) | (a.v != a.v)) ? a.v : b.v);
+    if constexpr (is_float<T>) return Vec(((a.v >= b.v) | (a.v != a.v)) ? a.v : b.v);
     else return Vec(a.v > b.v ? a.v : b.v);
   }
   friend LANEWISE inline Vec minimum(Vec a, Vec b) {
-    if constexpr (is_float<T>) return Vec(((a.v < b.v) | (a.v != a.v)) ? a.v : b.v);
+    if constexpr (is_float<T>) return Vec(((a.v <= b.v) | (a.v != a.v)) ? a.v : b.v);
     else return Vec(a.v < b.v ? a.v : b.v);
   }
   // Rounds once.

@@ -64,7 +64,7 @@ def tanh(x):
     near = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
     near = (near - 3.33332819422e-1) * z * x + x
     far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(x)))
-    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))
+    return tl.where(x == 0.0, x, tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far)))
 
 def expm1(x):
     """e^x - 1: the error of u = e^x cancels in (u - 1) / ln u."""
@@ -77,7 +77,7 @@ def tanh_f64(x):
     """tanh x in f64."""
     e = expm1(-2.0 * tl.abs(x))
     r = -e / (2.0 + e)
-    return tl.where(x < 0, -r, r)
+    return tl.where(x == 0.0, x, tl.where(x < 0, -r, r))
 
 def log1p(x):
     """ln(1 + x): the error of u = 1 + x cancels in ln u / (u - 1)."""

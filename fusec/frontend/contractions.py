@@ -13,6 +13,8 @@ def product(low: Lowering, call: Call, spec: str, a: Value, b: Value) -> Value:
     dtype = call.out.dtype
     if not dtype.is_float:
         raise ImportFailure(f"a matrix product of {dtype}", why="contractions are of floats")
+    if a.dtype != b.dtype:
+        raise ImportFailure(f"a matrix product of {a.dtype} and {b.dtype}", why="eager raises", fix="cast one of them")
     return low.emit("contraction", low.cast(a, dtype), low.cast(b, dtype), spec=spec)
 
 

@@ -1,5 +1,6 @@
 """What the tables of operations build on: arguments by name, promotion, casts, and the result that eager promises."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from fusec.frontend.dtypes import to_dtype, to_torch_dtype
 from fusec.frontend.sizes import Real, to_plain
 from fusec.ir.graph import Graph, Source, Value
 from fusec.ir.ops import OPS, Trait
-from fusec.ir.types import BOOL, F64, DType, Size, TensorType, Type, accumulation, same_shape, simplify
+from fusec.ir.types import BOOL, F64, DType, Size, TensorType, Type, accumulation, same_shape, simplify, wrapped
 
 Argument: TypeAlias = Any
 """A Value, a number, a size, a torch constant, None, or a list of them."""
@@ -106,7 +107,7 @@ class Lowering:
         if dtype.kind == "float":
             value = float(value)
         elif dtype.kind == "int":
-            value = int(value)
+            value = wrapped(int(value), dtype)
         else:
             value = bool(value)
         return self.emit("constant", value=value, dtype=dtype, device=self.device)
@@ -232,6 +233,23 @@ def rounded(value: Argument, dtype: DType) -> Argument:
     if isinstance(value, float) and dtype.bytes == 2 and dtype.is_float:
         return float(torch.tensor(value, dtype=to_torch_dtype(dtype)))
     return value
+
+
+def converted(value: Argument, dtype: DType) -> Argument:
+    """A Python number as ATen converts it to the type of a tensor's elements.
+
+    Raises:
+        ImportFailure: where the type cannot hold it, for which ATen raises.
+    """
+    if isinstance(value, (int, float)) and dtype != BOOL:
+        if dtype.is_float:
+            fits = not math.isfinite(value) or abs(value) <= torch.finfo(to_torch_dtype(dtype)).max
+        else:
+            limits = torch.iinfo(to_torch_dtype(dtype))
+            fits = math.isfinite(value) and (limits.min or -limits.max) <= int(value) <= limits.max
+        if not fits:
+            raise ImportFailure(f"the number {value} as {dtype}", why="it holds none so large, for which eager raises")
+    return rounded(value, dtype)
 
 
 def negative_dims(dims: Argument, rank: int) -> tuple[int, ...]:

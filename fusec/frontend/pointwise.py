@@ -6,7 +6,7 @@ import sympy
 
 from fusec.analysis.affine import at_least
 from fusec.errors import ImportFailure
-from fusec.frontend.lowering import Argument, Call, Lowering, common_dtype, lowers, rounded, wide
+from fusec.frontend.lowering import Argument, Call, Lowering, common_dtype, converted, lowers, rounded, wide
 from fusec.ir.graph import Value
 from fusec.ir.types import BOOL, F64, I64, DType
 
@@ -71,6 +71,8 @@ def _rsub(low: Lowering, call: Call) -> Value:
 
 def _sum(low: Lowering, call: Call, a: Argument, b: Argument, op: str) -> Value:
     out, alpha = call.out.dtype, call.get("alpha", 1)
+    if op == "sub" and any(x is True or x is False or (isinstance(x, Value) and x.dtype == BOOL) for x in (a, b)):
+        raise ImportFailure("a difference of truth values", why="eager raises", fix="use logical_not or logical_xor")
     if out == BOOL:
         return low.pointwise("or", a, b, dtype=BOOL) if op == "add" else low.pointwise("xor", a, b, dtype=BOOL)
     dtype = _arithmetic_dtype(call, a, b)
@@ -198,20 +200,23 @@ def _pow(low: Lowering, call: Call) -> Value:
     dtype = call.out.dtype
     if dtype == BOOL:
         raise ImportFailure("a power of truth values", why="arithmetic is on numbers", fix="cast to an integer first")
-    return low.pointwise("pow", call["self"], call["exponent"], dtype=dtype)
+    exponent = call["exponent"]
+    if not dtype.is_float and isinstance(exponent, int) and exponent < 0:
+        raise ImportFailure("a negative power of integers", why="eager raises", fix="cast to a float first")
+    return low.pointwise("pow", call["self"], exponent, dtype=dtype)
 
 
 @lowers("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
 def _where(low: Lowering, call: Call) -> Value:
     dtype = call.out.dtype
-    branches = (low.operand(rounded(call[n], dtype), dtype) for n in ("self", "other"))
+    branches = (low.operand(converted(call[n], dtype), dtype) for n in ("self", "other"))
     return low.emit("where", low.cast(call["condition"], BOOL), *branches)
 
 
 @lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def _masked_fill(low: Lowering, call: Call) -> Value:
     dtype = call.out.dtype
-    value = low.operand(rounded(call["value"], dtype), dtype)
+    value = low.operand(converted(call["value"], dtype), dtype)
     return low.emit("where", low.cast(call["mask"], BOOL), value, low.operand(call["self"], dtype))
 
 
@@ -222,7 +227,7 @@ def _clamp(low: Lowering, call: Call) -> Value:
     x = low.operand(call["self"], dtype)
     for op, bound in (("maximum", call.get("min")), ("minimum", call.get("max"))):
         if bound is not None:
-            x = low.pointwise(op, x, rounded(bound, dtype), dtype=dtype)
+            x = low.pointwise(op, x, converted(bound, dtype), dtype=dtype)
     return x
 
 
@@ -265,7 +270,7 @@ def _identity(low: Lowering, call: Call) -> Value:
 def _arange(low: Lowering, call: Call) -> Value:
     start, step = call.get("start", 0), call.get("step", 1)
     integral = not any(isinstance(n, float) or isinstance(n, Value) for n in (start, step))
-    dtype = I64 if integral else F64
+    dtype = F64 if call.out.dtype.is_float and not integral else I64  # of an integer type, as ATen has it: both cut off
     x = low.emit("iota", size=call.out.shape[0], dtype=dtype, device=low.device)
     if step != 1:
         x = low.pointwise("mul", x, step, dtype=dtype)
@@ -278,7 +283,7 @@ def _arange(low: Lowering, call: Call) -> Value:
         "aten.fill.Scalar", "aten.fill.Tensor")  # fmt: skip
 def _full(low: Lowering, call: Call) -> Value:
     value = call.get("fill_value", call.get("value", call.get("s")))
-    return low.expand(low.operand(value, call.out.dtype), call.out.shape)
+    return low.expand(low.operand(converted(value, call.out.dtype), call.out.dtype), call.out.shape)
 
 
 @lowers("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.empty.memory_format",

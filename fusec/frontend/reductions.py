@@ -1,5 +1,6 @@
 """Reductions of ATen as sum, prod, max and min that keep their dims, and arithmetic around them."""
 
+from fusec.analysis.affine import at_least
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers, negative_dims, wide
 from fusec.ir.graph import Value
@@ -46,9 +47,13 @@ def _mean(low: Lowering, call: Call) -> Value:
 def _mean_of(low: Lowering, x: Value, dims: tuple[int, ...], correction: Argument, dtype: DType) -> Value:
     count = product(tuple(x.shape[d] for d in dims))
     total = _reduce(low, "sum", x, dims)
-    divisor = count - correction
-    if isinstance(divisor, (int, float)) and divisor < 0:
-        divisor = 0
+    divisor: Argument
+    if isinstance(count, int):
+        divisor = max(count - correction, 0)
+    elif isinstance(correction, int) and at_least(count, correction):
+        divisor = count - correction
+    else:
+        divisor = low.pointwise("maximum", low.pointwise("sub", count, correction, dtype=dtype), 0, dtype=dtype)
     return low.pointwise("div", total, divisor, dtype=dtype)
 
 

@@ -47,6 +47,12 @@ def accumulation(dtype: DType) -> DType:
     return F32 if dtype in (BF16, F16) else dtype
 
 
+def wrapped(number: int, dtype: DType) -> int:
+    """An integer as an integer type holds it: what is beyond it comes in again from the other end."""
+    least = 0 if dtype == U8 else -(1 << 8 * dtype.bytes - 1)
+    return (number - least) % (1 << 8 * dtype.bytes) + least
+
+
 @dataclass(frozen=True)
 class TensorType:
     """A tensor: element type, shape, strides (in elements) and device (``cpu``, ``cuda:0``)."""

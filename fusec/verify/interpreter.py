@@ -266,13 +266,22 @@ def _sign(x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
+def _maximum(a: Tensor, b: Tensor) -> Tensor:
+    """Of two zeros the first, as eager's clamp and relu have it; its maximum gives the second in full vectors."""
+    return torch.where((a >= b) | a.isnan(), a, b)
+
+
+def _minimum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a <= b) | a.isnan(), a, b)
+
+
 POINTWISE: dict[str, Callable[..., Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "sign": _sign, "floor": _rounded(torch.floor), "ceil": _rounded(torch.ceil),
     "round": _rounded(torch.round), "trunc": _rounded(torch.trunc), "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
     "reciprocal": torch.reciprocal, "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log": torch.log,
     "log1p": torch.log1p, "log2": torch.log2, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf,
     "sin": torch.sin, "cos": torch.cos, "not": torch.bitwise_not, "isnan": torch.isnan, "isinf": torch.isinf,
-    "add": torch.add, "mul": torch.mul, "maximum": torch.maximum, "minimum": torch.minimum,
+    "add": torch.add, "mul": torch.mul, "maximum": _maximum, "minimum": _minimum,
     "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor, "sub": torch.sub, "div": _divide,
     "pow": torch.pow, "atan2": torch.atan2, "floor_divide": functools.partial(torch.div, rounding_mode="floor"),
     "remainder": torch.remainder, "fmod": torch.fmod, "shift_left": torch.bitwise_left_shift,

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import BOOL, F16, F32, F64, U8, DType
+from fusec.ir.types import BOOL, F16, F32, F64, DType, wrapped
 from fusec.rewriting.driver import simplifies
 
 Number = float | int | bool
@@ -34,8 +34,7 @@ def rounded(value: Number, dtype: DType) -> Number:
     if dtype == BOOL:
         return bool(value)
     if dtype.kind == "int":
-        least = 0 if dtype == U8 else -(1 << 8 * dtype.bytes - 1)
-        return (int(value) - least) % (1 << 8 * dtype.bytes) + least
+        return wrapped(int(value), dtype)
     value = float(value)
     if dtype == F64 or not math.isfinite(value):
         return value

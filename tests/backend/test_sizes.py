@@ -190,3 +190,15 @@ def test_whole_numbers_made_of_halves(backend: Any) -> None:
             same(compiled(x), part(x))
     for graph in dynamo.compiled_graphs():
         assert not getattr(graph, "remarks", Remarks()).of("failure")
+
+
+@pytest.mark.filterwarnings("ignore:var")
+@pytest.mark.parametrize("correction", [1, 3, 0.5])
+def test_variances_of_fewer_than_their_correction(correction: float, backend: Any) -> None:
+    def variance(x: Tensor) -> Tensor:
+        return x.var(1, correction=correction) * 2
+
+    compiled = torch.compile(variance, backend=backend, dynamic=True)
+    for n in (5, 2, 3, 4):
+        x = torch.randn(2, n)
+        same(compiled(x), variance(x))

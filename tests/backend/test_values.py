@@ -164,3 +164,55 @@ def test_a_division_of_integers_by_zero_raises(divide: Any, backend: Any) -> Non
     for wrapped in (0, 256):
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             torch.compile(lambda a, n=wrapped: divide(a, n), backend=backend)(a.to(torch.uint8))
+
+
+def test_remainders_and_shifts_of_unsigned_numbers(backend: Any) -> None:
+    x, y = torch.tensor([1, 100, 254, 255], dtype=torch.uint8), torch.tensor([7, 8, 9, 255], dtype=torch.uint8)
+    check(backend, lambda x: (x % 255, torch.fmod(x, 255), torch.div(x, 255, rounding_mode="trunc"), x // 255), x)
+    check(backend, lambda x, y: (x >> 9, x << 9, x >> y, x << y), x, y)
+
+
+def test_ranges_of_integers_cut_their_numbers_off(backend: Any) -> None:
+    def ranges(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(
+            torch.arange(*numbers, dtype=dtype) + x
+            for numbers in ((0.5, 5.5, 1.5), (-1.5, 3, 1), (2.7, 9.9, 2.2))
+            for dtype in (torch.int64, torch.int32)
+        )
+
+    check(backend, ranges, torch.zeros((), dtype=torch.int32))
+
+
+def test_the_sign_of_zero(backend: Any) -> None:
+    def infinities(x: Tensor) -> tuple[Tensor, ...]:
+        kept = x.tanh(), x.relu(), x.clamp(min=0.0), x.clamp(-1, 0), torch.floor_divide(x, 2.0), x.abs().clamp(min=-0.0)
+        return tuple(1 / y for y in kept)
+
+    for dtype in (torch.float32, torch.float64):
+        check(backend, infinities, torch.full((40,), -0.0, dtype=dtype))
+
+
+def test_a_tensor_of_a_half_type_holds_what_that_type_does(backend: Any) -> None:
+    check(backend, lambda x: torch.full((3,), 0.1, dtype=torch.bfloat16).float() + x, torch.zeros(3))
+
+
+INTEGER, HALF, TRUE = torch.ones(3, dtype=torch.int8), torch.ones(3).half(), torch.ones(3, dtype=torch.bool)
+REFUSED = {
+    "clamp": lambda: INTEGER.clamp(max=300),
+    "where": lambda: torch.where(TRUE, INTEGER, 300),
+    "masked_fill": lambda: INTEGER.masked_fill(TRUE, 300),
+    "full_like": lambda: torch.full_like(INTEGER, 300),
+    "a half type": lambda: HALF.masked_fill(TRUE, 1e30),
+    "NaN": lambda: INTEGER.masked_fill(TRUE, float("nan")),
+    "power": lambda: INTEGER**-1,
+    "difference": lambda: HALF - TRUE,
+    "product": lambda: torch.ones(3, 3) @ torch.ones(3, 3).double(),
+}
+
+
+@pytest.mark.parametrize("function", REFUSED.values(), ids=REFUSED)
+def test_what_eager_refuses_is_refused(function: Any, backend: Any) -> None:
+    with pytest.raises(RuntimeError):
+        function()
+    with pytest.raises(RuntimeError):
+        torch.compile(lambda x: (function(), x), backend=backend)(torch.ones(3))
