@@ -83,9 +83,9 @@ def covers(loop: Loop) -> bool:
 
 
 def exact(loop: Loop) -> bool:
-    """Whether every tile is full."""
+    """Whether there are tiles and each is full."""
     length = simplify(loop.stop - loop.start) if not isinstance(loop.stop, sympy.Min) else None
-    return isinstance(length, int) and length % loop.step == 0
+    return isinstance(length, int) and length > 0 and length % loop.step == 0
 
 
 def limit_of(loop: Loop) -> Size:

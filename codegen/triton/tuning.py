@@ -6,6 +6,7 @@ versions of all that compiles it, so that later processes neither time nor diffe
 
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -245,17 +246,23 @@ class TunedKernel:
         self.name, self.source = built.name, built.source
         self._tune: Callable[[Sequence[Tensor]], Candidate] | None = partial(tuner.tune, region, kernel, built)
         self._best: Any = built
+        self._turn = threading.Lock()
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """As ``TritonKernel``. While a CUDA graph is recorded nothing can be timed."""
         if self._tune is not None and not (buffers[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            try:
-                with current(buffers[0].device):
-                    self._best = self._tune(buffers)
-            except BuildError as reason:
-                self._best = _Refused(self.source, reason)
-            self._tune, self.source = None, self._best.source
+            with self._turn, current(buffers[0].device):
+                self._choose(buffers)
         self._best(buffers, symbols)
+
+    def _choose(self, buffers: Sequence[Tensor]) -> None:
+        if self._tune is None:
+            return  # another thread was here first
+        try:
+            self._best = self._tune(buffers)
+        except BuildError as reason:
+            self._best = _Refused(self.source, reason)
+        self._tune, self.source = None, self._best.source
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,18 @@ def test_functions_in_float16(function):
         assert outcome.ok, outcome
 
 
+@pytest.mark.parametrize("width", [0, 16])
+def test_sums_over_nothing(width):
+    def sums(x, w):
+        return x.sum(-1) + 1, x.amin(0) * 2, F.linear(x, w).relu()
+
+    regions = kernel_regions(trace(sums, [torch.randn(3, width), torch.randn(20, width)], symbolic=False))
+    assert len(regions) > 1
+    for region in regions:
+        outcome = check_region(region, chips=["sm_80"])
+        assert outcome.ok, outcome
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_a_kernel_writes_in_place_is_compared(wrong, monkeypatch):
     def count(counter, x):
