@@ -15,6 +15,7 @@ from fusec.analysis.kinds import Shape
 from fusec.analysis.machine import Machine
 from fusec.codegen.choice import Choice
 from fusec.codegen.schedule.products import MATRIX_ROWS, Products, multiplied, power_of_two
+from fusec.codegen.schedule.split_reductions import may_split, side_by_side
 from fusec.ir.types import F64, accumulation, estimate, product
 
 _STAGES, _STAGES_OF_FEW = 3, 5
@@ -31,6 +32,11 @@ _DEPTHS = {2: 128, 4: 32, 8: 32}
 """Elements along what is summed in one block for a matrix unit, by bytes of an element."""
 _SPLITS = (1, 2, 4, 8)
 _PARTS_OF_KEYS = (*_SPLITS, 16, 32)
+_PARTS_OF_SUMS = tuple(1 << n for n in range(17))
+_MOST_BLOCKS = 128
+"""Blocks of a part at most: errors of rounding grow with the number of additions in a row."""
+_ROWS = 32
+"""Rows of a block that is reduced, where they lie side by side."""
 _LEAST_BLOCKS = 2
 """Blocks along the sum, or of keys, that a part has at least."""
 _LATENCY = 1e-6
@@ -66,7 +72,7 @@ def default_choice(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Ch
     if shape.kind == "contraction":
         products = Products(nest, shape)
         return _few_rows(products, machine) if products.few else _many_rows(products, machine)
-    return Choice(columns=lanes)
+    return _long_reductions(nest, shape, machine, lanes) if may_split(nest, shape) else Choice(columns=lanes)
 
 
 def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -> tuple[Choice, ...]:
@@ -78,7 +84,36 @@ def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -
         found = _near_products(Products(nest, shape), machine, default)
     else:
         found = (replace(default, warps=warps) for warps in (4, 8, 16))
+        if default.splits > 1:
+            parts = (replace(default, splits=int(default.splits * by)) for by in (2, 0.5) if default.splits * by > 1)
+            found = itertools.chain(parts, [Choice(columns=default.columns)], found)
     return tuple(itertools.islice(dict.fromkeys(c for c in found if c != default), _OTHERS))
+
+
+def _long_reductions(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
+    """Rows that have programs of their own; or parts of them too, where that is predicted to pay for another launch."""
+    bound = shape.reductions[0].bound
+    count, length = (estimate(product(tuple(a.size for a in axes))) for axes in (shape.rows, bound))
+    loads = [i for i in nest.walk() if i.kind == "load"]
+    bytes_ = float(sum(estimate(product(tuple(a.size for a in i.axes))) * i.dtype.bytes for i in loads))
+    rows = 1 if side_by_side(nest, shape) else min(_ROWS, power_of_two(count))
+    block = Choice(rows, lanes, min(lanes, power_of_two(length)) if rows == 1 else max(1, lanes // rows))
+    size = max((i.dtype.bytes for i in loads), default=1)
+
+    def seconds(splits: int) -> float:
+        if splits == 1:  # a program has a row, or some columns, and loads them one block of lanes after the other
+            programs, taken = (count, min(length, lanes)) if rows == 1 else (-(-count // lanes), lanes)
+            return _reading(machine, bytes_, programs, 2, taken * size)
+        again = 2 * splits * count * size / machine.bandwidth(cached=True)
+        programs = -(-count // rows) * splits
+        return (
+            machine.launch_us * 1e-6 + again + _reading(machine, bytes_, programs, 2, block.rows * block.depth * size)
+        )
+
+    blocks = length // block.depth
+    long = [n for n in _PARTS_OF_SUMS if n * _LEAST_BLOCKS <= blocks <= n * _MOST_BLOCKS]
+    splits = min((1, *long), key=seconds)
+    return replace(block, splits=splits) if splits > 1 else Choice(columns=lanes)
 
 
 def _stages(machine: Machine, stages: int = _STAGES) -> int:

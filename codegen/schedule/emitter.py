@@ -414,6 +414,13 @@ def block_range(start: sympy.Expr, length: int, stop: Size) -> tuple[sympy.Expr,
     return start, start + length if whole else sympy.Min(start + length, stop)
 
 
+def part_range(part: sympy.Expr, parts: int, block: int, size: Size) -> tuple[sympy.Expr, Size]:
+    """Where one of the parts of a size begins and ends, in whole blocks; it is empty where blocks are too few."""
+    span = -(-size // (block * parts)) * block
+    start = part * span
+    return start, start + span if span * parts == size else sympy.Min(start + span, size)
+
+
 def storage_numel(type: TensorType) -> Size:
     """Elements from the first to the last that a tensor of this type touches."""
     out: Size = 1

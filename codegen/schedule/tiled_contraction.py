@@ -34,7 +34,7 @@ from fusec.codegen.kernel import (
     index_symbol,
 )
 from fusec.codegen.schedule.descriptors import described
-from fusec.codegen.schedule.emitter import Emitter, block_range, grid
+from fusec.codegen.schedule.emitter import Emitter, block_range, grid, part_range
 from fusec.codegen.schedule.products import Products, length, multiplied
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, contiguous_strides, product, simplify
 
@@ -192,11 +192,8 @@ class _TiledContraction:
             emitter.define(one, total)
 
     def _part(self, bound: tuple[Axis, ...]) -> tuple[Size, Size]:
-        """The range of one part of a sum, in whole blocks; nothing, where there are fewer blocks than parts."""
-        size, depth, splits = length(bound), self.choice.depth, self.choice.splits
-        span = -(-size // (depth * splits)) * depth
-        start = _PART * span
-        return start, start + span if span * splits == size else sympy.Min(start + span, size)
+        """The range of one part of a sum."""
+        return part_range(_PART, self.choice.splits, self.choice.depth, length(bound))
 
     def _size_of_part(self, columns: tuple[Axis, ...]) -> Size:
         """How many sums of one product there are."""

@@ -114,7 +114,7 @@ def _div(low: Lowering, call: Call) -> Value:
         return low.pointwise("div", a, b, dtype=_arithmetic_dtype(call, a, b))
     _never_zero(b, dtype)
     if mode == "floor":
-        return low.pointwise("floor_divide", a, b, dtype=dtype)
+        return low.pointwise("floor_divide", a, b, dtype=_arithmetic_dtype(call, a, b))
     if dtype.is_float:
         return low.emit("trunc", low.pointwise("div", a, b, dtype=wide(dtype)))
     x, y = low.operand(a, dtype), low.operand(b, dtype)
@@ -134,9 +134,12 @@ def _binary(low: Lowering, call: Call) -> Value:
     op = BINARY[call.target.split(".")[1]]
     if call.out.dtype == BOOL:
         op = {"maximum": "or", "minimum": "and"}.get(op, op)
+    a, b, dtype = call["self"], call["other"], call.out.dtype
     if op in ("floor_divide", "remainder", "fmod"):
-        _never_zero(call["other"], call.out.dtype)
-    return low.pointwise(op, call["self"], call["other"], dtype=call.out.dtype)
+        _never_zero(b, dtype)
+        b = b if op == "floor_divide" else rounded(b, dtype)
+        dtype = _arithmetic_dtype(call, a, b) if op == "floor_divide" else dtype
+    return low.pointwise(op, a, b, dtype=dtype)
 
 
 for _name in BINARY:

@@ -216,3 +216,12 @@ def test_what_eager_refuses_is_refused(function: Any, backend: Any) -> None:
         function()
     with pytest.raises(RuntimeError):
         torch.compile(lambda x: (function(), x), backend=backend)(torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_divisions_of_half_types_by_other_numbers(dtype: torch.dtype, backend: Any) -> None:
+    def divisions(x: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        floors = x // number, x // 0.7, torch.div(x, number, rounding_mode="trunc")
+        return *floors, x % 0.7, torch.fmod(x, 0.7), x % number, 7.7 % x
+
+    check(backend, divisions, torch.tensor([100, -7, 3.5, 1000, 12.3] * 4, dtype=dtype), torch.tensor(0.7))

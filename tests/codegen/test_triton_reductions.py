@@ -1,0 +1,93 @@
+"""Long reductions whose parts have programs of their own: right at every edge, in either direction, on every chip."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusec.analysis.machine import chip as machine
+from fusec.codegen.choice import Choice
+from fusec.codegen.schedule import choices
+from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.check import check_region
+from fusec.codegen.triton.compile import CHIPS, compile_for
+from fusec.codegen.triton.grids import grids
+from fusec.codegen.triton.signature import launches
+from tests.codegen.triton_regions import regions_of
+
+LANES = TritonTarget().lanes
+
+
+def everything(x: Tensor) -> Tensor:
+    return (x * x).mean() + 1
+
+
+def rows(x: Tensor) -> tuple[Tensor, ...]:
+    return x.flatten(1).sum(-1) * 2, x.flatten(1).amax(-1)
+
+
+def columns(x: Tensor) -> tuple[Tensor, ...]:
+    return x.flatten(0, -2).sum(0) * 2, x.flatten(0, -2).amin(0) + 1
+
+
+def middle(x: Tensor) -> Tensor:
+    return x.sum(1).exp()
+
+
+def around(x: Tensor) -> Tensor:
+    return x.sum((0, 2)) * 2
+
+
+def count(x: Tensor) -> Tensor:
+    return (x > 0.5).sum(0) + 1
+
+
+FUNCTIONS = [everything, rows, columns, middle, around, count]
+
+
+@pytest.mark.parametrize(
+    "choice", [Choice(1, LANES, 64, 3), Choice(4, LANES, 32, 8), Choice(64, LANES, 16, 5)], ids=str
+)
+@pytest.mark.parametrize("shape", [(3, 37, 5), (2, 24, 16), (1, 1, 33), (5, 2, 1)], ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_every_edge(function: Any, shape: tuple[int, ...], choice: Choice) -> None:
+    for dtype in (torch.float32, torch.float16):
+        torch.manual_seed(0)
+        x = torch.randn(shape, dtype=dtype)
+        for region in regions_of(function, [x]):
+            if any(node.op.name in ("sum", "max", "min") for node in region.body):
+                outcome = check_region(region, chips=(), choice=choice)
+                assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
+
+
+def test_what_is_not_a_number_or_nowhere_stays_so() -> None:
+    x = torch.rand(4, 40)
+    x[0, 3], x[1, 39], x[2] = torch.nan, torch.inf, -torch.inf
+    for region in regions_of(lambda x: (x.amax(-1), x.sum(-1)), [x]):
+        assert check_region(region, chips=(), inputs=[x], choice=Choice(1, LANES, 4, 4)).ok
+
+
+LARGE: dict[str, Any] = {
+    "everything": (everything, (4096, 4096)), "rows": (rows, (4, 2048, 1024)), "columns": (columns, (32, 128, 768)),
+    "tall": (columns, (65536, 64)), "middle": (middle, (4, 8192, 64)),
+    "around": (around, (64, 16, 16384)), "huge": (rows, (2, 1 << 16, 1 << 15)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_ones_keep_a_gpu_busy(name: str) -> None:
+    function, shape = LARGE[name]
+    for region in regions_of(function, [torch.empty(shape, device="meta")]):
+        for chip in CHIPS:
+            kernel = TritonTarget().schedule(region, name, machine(chip))
+            first, _ = grids(kernel)
+            assert launches(first) >= machine(chip).threads
+            assert compile_for(kernel, chip).ok
+
+
+def test_what_has_rows_enough_or_is_soon_done_stays_one_grid() -> None:
+    for function, shape in ((rows, (8192, 1, 1024)), (everything, (1000,)), (columns, (64, 65536))):
+        for region in regions_of(function, [torch.empty(shape, device="meta")]):
+            default, *others = choices(region, machine("h100"), LANES)
+            assert default.splits == 1 and all(other.splits == 1 for other in others)
