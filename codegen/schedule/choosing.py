@@ -111,8 +111,8 @@ def _long_reductions(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> 
         )
 
     blocks = length // block.depth
-    long = [n for n in _PARTS_OF_SUMS if n * _LEAST_BLOCKS <= blocks <= n * _MOST_BLOCKS]
-    splits = min((1, *long), key=seconds)
+    many = [n for n in _PARTS_OF_SUMS[1:] if n * _LEAST_BLOCKS <= blocks <= n * _MOST_BLOCKS]
+    splits = min((1, *many), key=seconds) if many else 1
     return replace(block, splits=splits) if splits > 1 else Choice(columns=lanes)
 
 
