@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 import torch
 
-from fusec.codegen.program_text import ProgramText
+from fusec.codegen.program_text import ProgramText, same_layout
 from fusec.codegen.sizes import PYTHON
 from fusec.ir.graph import Node, Value
 from fusec.ir.types import OtherType, ScalarType, TensorType
@@ -38,8 +38,8 @@ def write_call(text: ProgramText, node: Node) -> None:
 def _operand(text: ProgramText, value: Value, required: Any, written: bool) -> str:
     if not isinstance(value.type, TensorType) or not isinstance(required, TensorType) or written:
         return text.names[value]
-    if text.layouts[value] is None:
-        return text.names[value]  # what a call gave or the caller passed is as eager would pass it on
+    if text.layouts[value] is None and same_layout(value.shape, value.type.strides, required.strides):
+        return text.names[value]  # as a call gave it or the caller passed it; a copy that is none here is made now
     return text.tensor(value, required.strides)
 
 

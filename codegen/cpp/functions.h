@@ -343,7 +343,7 @@ template <class T> FN T minimum(T a, T b) { return a <= b || a != a ? a : b; }
 // ---------------------------------------------------------------------------------------------- division, shifts
 
 // torch's meanings: floor_divide rounds down, remainder has the sign of the divisor, fmod that of the dividend. An
-// integer division by zero, where eager raises, gives 0 (the processor would trap).
+// integer division by zero gives 0, as the processor would trap; the importer leaves one that may occur to ATen.
 template <class T> FN T fmod(T a, T b) {
   if constexpr (same_type<T, float>::value) return fmodf(a, b);
   else if constexpr (is_float<T>) return ::fmod(a, b);

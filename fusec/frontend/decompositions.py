@@ -14,7 +14,7 @@ KEPT_WHOLE = (
     _aten.matmul.default,
     _aten.scaled_dot_product_attention.default,
 )
-"""Composite operations whose meaning the importer wants to see, at inference."""
+"""Composite operations whose meaning the importer wants to see, at inference where nobody differentiates them."""
 
 _NAMES = """
 _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp

@@ -225,3 +225,13 @@ def test_divisions_of_half_types_by_other_numbers(dtype: torch.dtype, backend: A
         return *floors, x % 0.7, torch.fmod(x, 0.7), x % number, 7.7 % x
 
     check(backend, divisions, torch.tensor([100, -7, 3.5, 1000, 12.3] * 4, dtype=dtype), torch.tensor(0.7))
+
+
+def test_a_call_is_given_memory_as_eager_lays_it_out(backend: Any) -> None:
+    def bags(table: Tensor, places: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
+        each = nn.functional.embedding_bag(places.view(-1, 1), table, mode="mean")
+        return each, nn.functional.embedding_bag(places, table, starts, mode="max")
+
+    table, places = torch.arange(10.0).view(5, 2), torch.tensor([[0, 1], [0, 4], [0, 2]])
+    given = table, places[:, 1], torch.tensor([[0, 9], [2, 9]])[:, 0]
+    torch.testing.assert_close(torch.compile(bags, backend=backend)(*given), bags(*given))
