@@ -19,6 +19,8 @@ from fusec.verify.layout import copied
 PASS_NAME = "cuda-graphs"
 MOST = 16
 """Sets of sizes that one program is recorded for: each recording holds memory for what its launches make."""
+MOVES = 3
+"""Calls in a row that find an input elsewhere before it is told that nothing will ever be replayed so."""
 
 
 class Recorder(Protocol):
@@ -55,6 +57,8 @@ class _Recording:
     """What the program keeps from call to call, which its launches read, too."""
     buffers: dict[int, Tensor]
     """Memory of the other inputs, by position."""
+    moves: int = 0
+    """How often in a row one of them lay elsewhere before anything was replayed."""
     replay: Callable[[], None] | None = None
     outputs: list[Any] = field(default_factory=list)
 
@@ -113,12 +117,10 @@ class Recordings:
         kept = self.frozen(tuple(args[i] for i in self.weights)) if self.weights else ()
         warm = recording is not None and recording.marks == marks and recording.kept is kept
         if recording is None or not warm:
-            if recording is not None and recording.replay is not None:
-                self.recorder.settle()
-                self._tell("analysis", "recorded again, since an input that keeps its place lies elsewhere or changed")
+            moves = self._moved(recording) if recording else 0
             with torch.inference_mode(False):
                 buffers = {i: torch.empty_like(args[i]) for i in self.copied}
-            recording = self.found[sizes] = _Recording(marks, kept, buffers)
+            recording = self.found[sizes] = _Recording(marks, kept, buffers, moves)
         for i, buffer in recording.buffers.items():
             buffer.copy_(args[i])
         if not warm or recording.replay is None:
@@ -130,6 +132,18 @@ class Recordings:
         assert recording.replay is not None
         recording.replay()
         return [copied(x, x.stride()) if isinstance(x, Tensor) else x for x in recording.outputs]
+
+    def _moved(self, recording: _Recording) -> int:
+        """An input lies elsewhere than the recording expects; gives how often in a row."""
+        if recording.replay is not None:
+            self.recorder.settle()
+            self._tell("analysis", "recorded again, since an input that keeps its place lies elsewhere or changed")
+            return 1
+        if recording.moves + 1 == MOVES:
+            reason = "a weight, or what the call writes to, lies elsewhere or changed at each call"
+            fix = "write to memory that stays where it is, such as a static cache, or call without CUDA graphs"
+            self._tell("missed", "launches are not replayed", reason=reason, suggestion=fix)
+        return recording.moves + 1
 
     def _marks(self, args: Sequence[Any]) -> _Marks:
         """Addresses, and what a program asks its inputs at each call, as it may change without Dynamo's knowledge."""

@@ -153,6 +153,24 @@ def test_what_is_written_to_is_the_caller_s(recorder: TapeRecorder) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("moves", [2, 8])
+def test_what_is_written_to_and_lies_elsewhere_at_each_call_is_told(on_cpp: TapeRecorder, moves: int) -> None:
+    """It is right, but nothing is ever replayed; a cache that is made anew now and then is nothing to tell."""
+    model, fast = Counting(), compiled(Counting())
+    for _ in range(3):
+        held = [(torch.zeros(20, 8), torch.zeros(1, dtype=torch.int64)) for _ in range(2 * moves)]
+        for ours, theirs in zip(held[::2], held[1::2], strict=True):
+            x = torch.randn(1, 8)
+            torch.testing.assert_close(fast(x, *ours), model(x, *theirs))
+            torch.testing.assert_close(ours, theirs)
+        for _ in range(3):
+            fast(x, *ours)
+    missed = [r for r in remarks() if r.kind == "missed"]
+    assert [r.message for r in missed] == ["launches are not replayed"] * (moves > recordings.MOVES)
+    assert on_cpp.replays > 2 and all("static cache" in str(r.suggestion) for r in missed)
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_llama_decodes_with_a_static_cache(recorder: TapeRecorder) -> None:
