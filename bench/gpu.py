@@ -5,12 +5,14 @@
 models under compute-sanitizer, *launching* asks whether recorded launches replay right and what a launch costs,
 *rows* holds operations on rows alone against the numeric rule and then times them, *models* does so with every model,
 *compile* times the compile in fresh processes with empty caches. What is found is written after every step, so that
-nothing is lost where time runs out.
+nothing is lost where time runs out, and ``--continue`` goes on from there: runs of the same code on the same chip add
+up until nothing is missing.
 
 ``--toy`` runs all of it without a GPU, in Triton's interpreter at toy sizes: to see that the command runs.
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -20,8 +22,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
@@ -39,7 +40,7 @@ from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workl
 from bench.harness import BASELINE, OURS, Measurement, console, measure, report
 from bench.numerics import Float64, default_type, in_float64
 from bench.peers import peer
-from bench.record import write_result
+from bench.record import RESULTS, provenance, write_result
 from bench.triton_kernels import by_descriptors, graphs_of, regions_of
 from bench.workloads import described
 from fusec.codegen.choice import Choice
@@ -47,6 +48,7 @@ from fusec.codegen.recordings import PASS_NAME as RECORDING
 from fusec.config import Config
 from fusec.ir.graph import Node
 from fusec.ir.structure import structure
+from fusec.provenance import own_code
 from fusec.verify.contract import compare_outputs
 
 STAGES = {"kernels": 0.35, "sanitizer": 0.45, "launching": 0.5, "rows": 0.6, "models": 0.85, "compile": 1.0}
@@ -63,6 +65,8 @@ SANITIZER = "compute-sanitizer"
 SANITIZED_S = 100
 """Seconds that it may take."""
 TOO_LATE = "time ran out"
+DONE = "done"
+"""What an earlier run came to the end of; ``--continue`` does not begin it again."""
 
 
 @dataclass
@@ -77,6 +81,8 @@ class Run:
     """What of ours is wrong or does not run."""
     lost: str = ""
     """What left the device in a state in which nothing runs any more."""
+    earlier_s: float = 0
+    """Seconds of the runs that this one continues."""
 
     @property
     def modes(self) -> list[str]:
@@ -107,6 +113,26 @@ class Run:
         """Those that ``--only`` names."""
         return [one for one in given if self.options.only.lower() in one.title.lower()]
 
+    def part(self, what: str, seconds: float, do: Callable[[], object]) -> None:
+        """Do one thing that takes about so long, unless an earlier run did, or too little time is left.
+
+        What fails within is a failure, and the command goes on.
+        """
+        done, missing = self.found.setdefault(DONE, []), self.found.setdefault("not measured", {})
+        if what in done or self.late(what, seconds):
+            return
+        self.step(what)
+        missed = len(missing)
+        try:
+            do()
+        except Exception as problem:
+            traceback.print_exc()
+            self.fails(what, described(problem))
+        if len(missing) == missed:
+            done.append(what)
+        self.device.clear()
+        self.write()
+
     def step(self, what: str) -> None:
         """Say what is done next."""
         console.print(f"{self.budget.spent:6.1f} s  {what}", style="dim", highlight=False)
@@ -124,19 +150,51 @@ class Run:
 
     def fails(self, what: str, why: str) -> None:
         """Something of ours is wrong."""
-        self.failures.append(f"{what}: {why}")
+        if (failure := f"{what}: {why}") not in self.failures:
+            self.failures.append(failure)
         self.lost = self.lost or ("" if self.device.lives() else what)
         console.print(f"[red]FAIL[/] {what}: {why}", highlight=False, soft_wrap=True)
 
     def write(self) -> Path:
         """Everything so far."""
         content = {
-            **self.device.facts(), "toy": isinstance(self.device, Toy), "small": self.options.small,
-            "layers": "all" if self.options.whole else "some stand in for all", "seconds": round(self.budget.spent),
-            **self.found, "failures": self.failures, CLAIM: self.claims,
+            **self.setting(), "seconds": round(self.earlier_s + self.budget.spent), **self.found,
+            "failures": self.failures, CLAIM: self.claims,
         }  # fmt: skip
-        question = "gpu_toy" if isinstance(self.device, Toy) else "gpu"
-        return write_result(question, self.options.seed, content, self.options.json)
+        return write_result(self.question, self.options.seed, content, self.options.json)
+
+    @property
+    def question(self) -> str:
+        """What the file is called."""
+        return "gpu_toy" if isinstance(self.device, Toy) else "gpu"
+
+    def setting(self) -> dict[str, Any]:
+        """What all figures of a file have in common."""
+        return {
+            **self.device.facts(), "code": own_code(), "toy": isinstance(self.device, Toy), "small": self.options.small,
+            "layers": "all" if self.options.whole else "some stand in for all", "modes": self.modes,
+            "peers": self.peers, "rounds": self.options.rounds,
+        }  # fmt: skip
+
+    def goes_on(self) -> None:
+        """Take up what an earlier run wrote.
+
+        Raises:
+            SystemExit: it measured something else, or with something else.
+        """
+        file = Path(self.options.json) if self.options.json else RESULTS / f"{self.question}.json"
+        if not file.exists():
+            return
+        earlier = json.loads(file.read_text())
+        asked = json.loads(json.dumps(provenance(self.options.seed) | self.setting()))
+        for name in ("seed", "versions", *self.setting()):
+            if (was := earlier.get(name)) != (now := asked[name]) or not asked["code"]:
+                raise SystemExit(
+                    f"bench.gpu cannot continue {file}: {name} was {was!r} and is {now!r}\n"
+                    "  fix:   leave --continue out to begin anew, or write to another file with --json"
+                )
+        self.found = {name: earlier[name] for name in (*STAGES, DONE) if name in earlier}
+        self.failures, self.earlier_s = earlier["failures"], earlier["seconds"]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -151,6 +209,8 @@ def main(words: list[str] | None = None) -> int:
             "  fix:   run it on a machine with one and a CUDA build of torch, or give --toy to see that it runs"
         )
     run = Run(options, Toy() if options.toy else Gpu(), Budget(options.budget))
+    if options.goes_on:
+        run.goes_on()
     stages = dict(zip(STAGES, (_kernels, _sanitizer, _launching, _rows, _models, _compile), strict=True))
     with run.device.compiling(), torch.no_grad():
         for name in options.stages.split(","):
@@ -180,21 +240,16 @@ def _kernels(run: Run) -> None:
 
     Products run a second time with blocks by tensor descriptors, where the device has such.
     """
-    rows = run.found["kernels"] = []
+    rows = run.found.setdefault("kernels", [])
     seen = set[Any]()
     for workload in run.chosen((*workloads(run.small), *ragged(run.small))):
-        if run.late(f"kernels of {workload.title}", 10):
-            continue
-        run.step(f"kernels of {workload.title}")
-        with _reported(run, f"kernels of {workload.title}"):
-            _kernels_of(run, workload, seen, rows)
-        run.device.clear()
-        run.write()
+        run.part(f"kernels of {workload.title}", 10, partial(_kernels_of, run, workload, seen, rows))
 
 
 def _kernels_of(run: Run, workload: Workload, seen: set[Any], rows: list[dict[str, Any]]) -> None:
     from fusec.codegen.triton import TritonTarget
 
+    rows[:] = [row for row in rows if row["in"] != workload.title]  # an earlier run left them unfinished
     few = replace(workload, layers=min(workload.layers, CHECKED_LAYERS))
     model = few.build(run.device.device, run.options.seed)
     turn = Turn(few, model, run.options.seed)
@@ -233,14 +288,11 @@ def _kernel(region: Node, inputs: list[Any], choice: Choice | None) -> dict[str,
 def _sanitizer(run: Run) -> None:
     """The kernels of small models once more, in a process whose every access to memory is looked at."""
     tool = shutil.which(SANITIZER)
-    found = run.found["sanitizer"] = {"tool": tool or "not present", "said": ""}
+    found = run.found.setdefault("sanitizer", {"tool": tool or "not present", "said": ""})
     if tool is None or run.options.toy:
         found["said"] = "not present" if tool is None else "there is no GPU"
-    elif not run.late(SANITIZER, 60):
-        try:
-            found["said"] = _sanitized(run, tool, min(SANITIZED_S, run.budget.left))
-        except subprocess.TimeoutExpired as late:
-            found["said"] = f"not finished within {late.timeout:.0f} s"
+    else:
+        run.part(SANITIZER, 60, lambda: found.update(said=_sanitized(run, tool, min(SANITIZED_S, run.budget.left))))
     run.step(f"{SANITIZER}: {found['said']}")
 
 
@@ -254,20 +306,26 @@ def _sanitized(run: Run, tool: str, seconds: float) -> str:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
         return f"status {done.returncode}: {(done.stdout + done.stderr)[-600:]}" if done.returncode else ""
 
-    if refused := said("-c", "import torch; torch.ones(8, device='cuda').sum().item()"):
-        return f"does not work here: {refused}"
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--stages", "kernels", "--modes", run.options.modes, "--json", str(Path(folder) / "kernels.json")]
-        if wrong := said("-m", "bench.gpu", "--small", *options):
-            run.fails(SANITIZER, wrong)
+    try:
+        if refused := said("-c", "import torch; torch.ones(8, device='cuda').sum().item()"):
+            return f"does not work here: {refused}"
+        with tempfile.TemporaryDirectory() as folder:
+            options = ["--stages", "kernels", "--modes", run.options.modes, "--json", f"{folder}/kernels.json"]
+            if wrong := said("-m", "bench.gpu", "--small", *options):
+                run.fails(SANITIZER, wrong)
+    except subprocess.TimeoutExpired as late:
+        return f"not finished within {late.timeout:.0f} s"
     return wrong or "no error"
 
 
 def _launching(run: Run) -> None:
     """Recorded launches on data that moves, streams, memory; then what a launch costs in each way."""
+    if not isinstance(run.device, Toy):  # on a CPU nothing is recorded
+        run.part("launching", 30, partial(_launches, run))
+
+
+def _launches(run: Run) -> None:
     found = run.found["launching"] = {"problems": {}}
-    if isinstance(run.device, Toy) or run.late("launching", 30):  # on a CPU nothing is recorded
-        return
     for what, problem in launching.problems(run.device.device):
         found["problems"][what] = problem
         if problem:
@@ -280,24 +338,18 @@ def _launching(run: Run) -> None:
 
 def _models(run: Run) -> None:
     """Every model: candidates compiled, held against the rule, then timed side by side."""
-    rows = run.found["models"] = {}
+    rows = run.found.setdefault("models", {})
     for workload in run.chosen(workloads(run.small, run.options.whole)):
-        if run.late(workload.title, 45):
-            continue
-        run.step(workload.title)
-        with _reported(run, workload.title):
-            row = rows[workload.title] = {
-                "layers": workload.layers, "depth": workload.depth, "batch": workload.batch, "length": workload.length,
-                "least": workload.least, "aim": workload.aim, "candidates": {},
-            }  # fmt: skip
-            _model(run, workload, row)
+        run.part(workload.title, 45, partial(_model, run, workload, rows))
         torch._dynamo.reset()
-        run.device.clear()
-        run.write()
 
 
-def _model(run: Run, workload: Workload, row: dict[str, Any]) -> None:
+def _model(run: Run, workload: Workload, rows: dict[str, Any]) -> None:
     seed = run.options.seed
+    row = rows[workload.title] = {
+        "layers": workload.layers, "depth": workload.depth, "batch": workload.batch, "length": workload.length,
+        "least": workload.least, "aim": workload.aim, "candidates": {},
+    }  # fmt: skip
     model = workload.build(run.device.device, seed)
     prepared = workload.prepare(model, seed)
     exact = in_float64(model)
@@ -396,18 +448,12 @@ def _figures(prepared: Any, measurement: Measurement, ours: Sequence[str]) -> di
 
 def _rows(run: Run) -> None:
     """Operations on rows by themselves, beside a copy that moves as many bytes in the same rounds."""
-    found = run.found["rows"] = {}
+    found, traffic = run.found.setdefault("rows", {}), 12 << 10 if run.small else TRAFFIC
     for rows in run.chosen(ROWS):
-        if run.late(rows.title, 15):
-            continue
-        run.step(rows.title)
-        with _reported(run, rows.title):
-            found[rows.title] = _row_kernel(run, rows, 12 << 10 if run.small else TRAFFIC)
-        run.device.clear()
-        run.write()
+        run.part(f"{rows.title} rows", 15, partial(_row_kernel, run, rows, traffic, found))
 
 
-def _row_kernel(run: Run, rows: Rows, traffic: int) -> dict[str, Any]:
+def _row_kernel(run: Run, rows: Rows, traffic: int, kernels: dict[str, Any]) -> None:
     draw = torch.Generator(run.device.device).manual_seed(run.options.seed)
     columns = 96 if traffic < TRAFFIC else rows.columns
     rows = replace(rows, columns=columns)
@@ -415,7 +461,7 @@ def _row_kernel(run: Run, rows: Rows, traffic: int) -> dict[str, Any]:
     sets = [rows.inputs(count, run.device.device, draw) for _ in range(SETS)]
     names, function = [OURS, *(name for name in run.peers if " " not in name)], cast(Any, rows.function)
     runners: dict[str, Callable[..., Any]] = {BASELINE: function} | {name: peer(name, function) for name in names}
-    found: dict[str, Any] = {"rows": count, "columns": columns, "least": 0.85, "aim": 0.92}
+    found = kernels[rows.title] = {"rows": count, "columns": columns, "least": 0.85, "aim": 0.92}
     for taken in (1, 37, count):
         torch._dynamo.reset()  # each number of rows is compiled as it is
         some = [x[:taken] if x.ndim > 1 else x for x in sets[0]]
@@ -426,7 +472,7 @@ def _row_kernel(run: Run, rows: Rows, traffic: int) -> dict[str, Any]:
         comparison = compare_outputs([function(*some)], [mine], [exact], DTYPE)
         if not comparison.passed:
             run.fails(f"{rows.title}, {taken} rows", str(comparison))
-            return found
+            return
     del some, mine, exact
     halves = [
         [torch.ones(traffic // 2, dtype=torch.uint8, device=run.device.device) for _ in "ab"] for _ in range(SETS)
@@ -436,7 +482,7 @@ def _row_kernel(run: Run, rows: Rows, traffic: int) -> dict[str, Any]:
     measurement = measure(candidates, run.options.rounds, 5.0, clock=run.device.clock)
     ours, copied = measurement.row(OURS).milliseconds, measurement.row("copy").milliseconds
     found |= {"share": copied / ours, "gb_s": traffic / ours / 1e6, "copy_gb_s": traffic / copied / 1e6}
-    return found | {"measurement": measurement.to_json()}
+    found["measurement"] = measurement.to_json()
 
 
 def _in_turn(function: Callable[..., Any], sets: Sequence[Sequence[Tensor]]) -> Callable[[], object]:
@@ -448,31 +494,23 @@ def _in_turn(function: Callable[..., Any], sets: Sequence[Sequence[Tensor]]) -> 
 def _compile(run: Run) -> None:
     """A first call in a fresh process with empty caches, Dynamo's part taken off: what the backend alone takes."""
     layers, hidden = (1, 64) if run.small else (12, 1024)
-    found = run.found["compile"] = {"layers": layers, "hidden": hidden, "least": 2.0, "aim": 5.0}
+    found = run.found.setdefault("compile", {"layers": layers, "hidden": hidden, "least": 2.0, "aim": 5.0})
     for name in (OURS, *run.peers[:1]):
-        if run.late(f"compile time of {name}", 45):
-            return
-        run.step(f"{name}, cold")
-        with tempfile.TemporaryDirectory() as folder:
-            device, seconds = run.device.device.type, min(150, run.budget.left)
-            try:
-                found[name] = in_fresh_process(name, layers, folder, hidden, run.options.seed, device, seconds)
-            except subprocess.TimeoutExpired:
-                run.leaves_out(f"compile time of {name}")
-        run.write()
+        run.part(f"compile time of {name}", 45, partial(_cold, run, name, found))
+
+
+def _cold(run: Run, name: str, found: dict[str, Any]) -> None:
+    device, seconds = run.device.device.type, min(150, run.budget.left)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found[name] = in_fresh_process(
+                name, found["layers"], folder, found["hidden"], run.options.seed, device, seconds
+            )
+        except subprocess.TimeoutExpired:
+            run.leaves_out(f"compile time of {name}")
 
 
 # ---------------------------------------------------------------------- the rest
-
-
-@contextmanager
-def _reported(run: Run, what: str) -> Iterator[None]:
-    """What fails within is a failure, and the command goes on."""
-    try:
-        yield
-    except Exception as problem:
-        traceback.print_exc()
-        run.fails(what, described(problem))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -483,6 +521,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", default="", metavar="NAME", help="a part of the name of what is checked and measured")
     add("--stages", default=",".join(STAGES), metavar="A,B", help=f"of {', '.join(STAGES)}")
     add("--budget", type=float, default=460, metavar="SECONDS", help="what is not begun by then is left out, and said")
+    add("--continue", dest="goes_on", action="store_true", help="measure what the file has not yet, of the same code")
     add("--modes", default="default,max-autotune", metavar="A,B", help="of fusec")
     add("--peers", default=",".join(PEERS), metavar="A,B", help="a mode behind a name or none")
     add("--whole", action="store_true", help="all layers of every model; otherwise 8 of 32 stand in for Llama 8B")

@@ -141,6 +141,28 @@ def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     assert found["not measured"]["8B decode 1"] == gpu.TOO_LATE
 
 
+def test_a_run_goes_on_where_another_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured, or failed, stays; what there was no time for is measured now."""
+    late, options = gpu.Run.late, ["--stages", "models", "--only", "BERT-base"]
+    with monkeypatch.context() as patched:
+        patched.setattr(gpu.Run, "late", lambda run, what, seconds: "32" in what and late(run, what, 1e9))
+        _, first = run(tmp_path, *options)
+    assert list(first["models"]) == ["BERT-base 1×128"] == first["done"]
+    assert first["not measured"] == {"BERT-base 32×128": gpu.TOO_LATE}
+    _, second = run(tmp_path, *options, "--continue")
+    assert list(second["models"]) == ["BERT-base 1×128", "BERT-base 32×128"] == second["done"]
+    assert second["models"]["BERT-base 1×128"] == first["models"]["BERT-base 1×128"]
+    assert not second["not measured"] and second["seconds"] >= first["seconds"]
+
+
+def test_nothing_goes_on_with_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, "--stages", "launching")
+    run(tmp_path, "--stages", "launching", "--continue")
+    monkeypatch.setattr(gpu, "own_code", lambda: "another")
+    with pytest.raises(SystemExit, match=r"cannot continue .*: code was '\w+' and is 'another'"):
+        run(tmp_path, "--stages", "launching", "--continue")
+
+
 def test_no_stage_takes_the_time_of_those_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is told to end before all of it has passed, but for the last one."""
     left: dict[str, float] = {}
