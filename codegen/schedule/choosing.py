@@ -24,7 +24,8 @@ _WARPS_OF_FEW = 4
 """More of them have nothing left to multiply in a block of 16 rows and as many columns, and were seen to spill."""
 _REGISTERS = 255
 """All that there are, which NVIDIA's assembler is to use before it spills. Left alone it was seen to spill one of 49 or
-81 for another program's sake, where memory is what everyone waits for, and two of 156 of an attention for sm_120."""
+81 for another program's sake, where memory is what everyone waits for, and two of 156 of an attention of halves for
+sm_120, where one of float32 takes 80 if left alone and was seen to spill if not."""
 _TILE = 8192
 """Elements of the weights that a program for few rows has at hand."""
 _DEPTH_OF_ONE = 512
@@ -77,9 +78,11 @@ def default_choice(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Ch
 
 def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -> tuple[Choice, ...]:
     """Few others, those nearest to the default first."""
+    found: Iterator[Choice]
     if shape.attention is not None:
         few = shape.attention.rows <= FEW_QUERIES
-        found = _near(default, **{"splits" if few else "rows": (2, 0.5)}, depth=(2, 0.5))
+        near = _near(default, **{"splits" if few else "rows": (2, 0.5)}, depth=(2, 0.5))
+        found = (c for c in near if few or _keys_copied(shape.attention, c) <= machine.shared_bytes)
     elif shape.kind == "contraction":
         found = _near_products(Products(nest, shape), machine, default)
     else:
@@ -191,19 +194,30 @@ def _depth(products: Products, most: int) -> int:
 
 def _attention(attention: Attention, machine: Machine) -> Choice:
     """Blocks of which registers hold the sums; few queries are one."""
-    rows, keys = _QUERIES[max(attention.weights.dtype.bytes, attention.value.dtype.bytes)]
+    bytes_ = max(attention.weights.dtype.bytes, attention.value.dtype.bytes)
+    rows, keys = _QUERIES[bytes_]
     sizes = [axis.size for axis in (attention.columns, attention.depth)]
     widest = max(_WIDTH, *(power_of_two(size) for size in sizes if isinstance(size, int)))
     least = 1 if accumulation(attention.product.dtype) == F64 else MATRIX_ROWS
     rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
     if attention.rows > FEW_QUERIES:
-        registers = _REGISTERS if machine.code == "sm_120" else 0
-        return Choice(rows, depth=keys, stages=_stages(machine), registers=registers)
+        registers = _REGISTERS if machine.code == "sm_120" and bytes_ == 2 else 0
+        choice = Choice(rows, depth=keys, stages=_stages(machine), registers=registers)
+        while choice.stages > 1 and _keys_copied(attention, choice) > machine.shared_bytes:
+            choice = replace(choice, stages=choice.stages - 1)
+        return choice
     rows = max(least, power_of_two(attention.rows))
     choice = Choice(rows, depth=keys, stages=_stages(machine), registers=_registers_of_few(machine))
     blocks = estimate(attention.keys.size) // keys
     splits = (n for n in _PARTS_OF_KEYS if n * _LEAST_BLOCKS <= blocks or n == 1)
     return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_keys(attention, machine, c))
+
+
+def _keys_copied(attention: Attention, choice: Choice) -> int:
+    """Bytes of shared memory that the queries of a block take, and keys and values on their way, as was seen."""
+    depth, columns = (power_of_two(estimate(axis.size)) for axis in (attention.depth, attention.columns))
+    keys, values = depth * attention.key.dtype.bytes, columns * attention.value.dtype.bytes
+    return choice.rows * keys + (choice.stages - 1) * choice.depth * (keys + values)
 
 
 def _time_of_keys(attention: Attention, machine: Machine, choice: Choice) -> float:

@@ -130,7 +130,7 @@ def test_a_sanitizer_is_believed_only_where_it_works(
     tool.write_text(f'#!/bin/sh\nfor word; do [ "$word" = -c ] && exit {probe}; done\nexit {kernels}\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    one = gpu.Run(gpu._parser().parse_args([]), Toy(), Budget(1000))
+    one = gpu.Run(gpu._parser().parse_args(["--json", str(tmp_path / "gpu.json")]), Toy(), Budget(1000))
     gpu._sanitizer(one)
     assert said in one.found["sanitizer"]["said"] and bool(one.failures) == wrong
 

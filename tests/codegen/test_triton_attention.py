@@ -283,3 +283,11 @@ def test_keys_and_values_are_on_their_way_before_they_are_needed(chip: str) -> N
     report = compile_for(kernel, chip)
     tile = 32 * 128 * 2 // 16 // (32 * num_warps(kernel))  # copies of 16 bytes that each thread makes of one tile
     assert report.asynchronous_copies >= 2 * tile * 2, report  # of both, in the loop and ahead of it
+
+
+@pytest.mark.parametrize(("chip", "width"), [("sm_120", 128), ("sm_89", 512), ("gfx942", 512)])
+def test_those_of_float32_fit_into_shared_memory_and_registers(chip: str, width: int) -> None:
+    """Wide heads leave no room for blocks of keys that are on their way while one is multiplied."""
+    q, k = torch.empty(1, 2, 300, width), torch.empty(1, 2, 300, width)
+    report = compile_for(kernel_of(grouped, (q, k, k), chip), chip)
+    assert report.ok, report
