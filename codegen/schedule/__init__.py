@@ -12,7 +12,7 @@ from fusec.codegen.schedule.choosing import default_choice, other_choices
 from fusec.codegen.schedule.contraction import schedule_contraction
 from fusec.codegen.schedule.emitter import Emitter, region_symbols
 from fusec.codegen.schedule.rows import Tiling, schedule_rows
-from fusec.codegen.schedule.split_reductions import schedule_split_reductions
+from fusec.codegen.schedule.split_rows import schedule_split_rows
 from fusec.codegen.schedule.tiled_attention import schedule_tiled_attention
 from fusec.codegen.schedule.tiled_contraction import schedule_tiled_contraction
 from fusec.errors import ScheduleError
@@ -74,7 +74,7 @@ def schedule_region(
     elif shape.kind == "contraction" and whole_row:
         statements = schedule_tiled_contraction(emitter, nest, shape, choice)
     elif choice.splits > 1:
-        statements = schedule_split_reductions(emitter, nest, shape, choice)
+        statements = schedule_split_rows(emitter, nest, shape, choice)
     else:
         schedule = schedule_contraction if shape.kind == "contraction" else schedule_rows
         statements = schedule(emitter, nest, shape, tiling)

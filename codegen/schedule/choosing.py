@@ -15,7 +15,8 @@ from fusec.analysis.kinds import Shape
 from fusec.analysis.machine import Machine
 from fusec.codegen.choice import Choice
 from fusec.codegen.schedule.products import MATRIX_ROWS, Products, multiplied, power_of_two
-from fusec.codegen.schedule.split_reductions import may_split, side_by_side
+from fusec.codegen.schedule.rows import MAX_TILE
+from fusec.codegen.schedule.split_rows import levels, may_split, side_by_side
 from fusec.ir.types import F64, accumulation, estimate, product
 
 _STAGES, _STAGES_OF_FEW = 3, 5
@@ -73,7 +74,7 @@ def default_choice(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Ch
     if shape.kind == "contraction":
         products = Products(nest, shape)
         return _few_rows(products, machine) if products.few else _many_rows(products, machine)
-    return _long_reductions(nest, shape, machine, lanes) if may_split(nest, shape) else Choice(columns=lanes)
+    return _long_rows(nest, shape, machine, lanes) if may_split(nest, shape) else Choice(columns=lanes)
 
 
 def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -> tuple[Choice, ...]:
@@ -93,8 +94,8 @@ def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -
     return tuple(itertools.islice(dict.fromkeys(c for c in found if c != default), _OTHERS))
 
 
-def _long_reductions(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
-    """Rows that have programs of their own; or parts of them too, where that is predicted to pay for another launch."""
+def _long_rows(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
+    """Rows that have programs of their own; or parts of them too, where that is predicted to pay for more launches."""
     bound = shape.reductions[0].bound
     count, length = (estimate(product(tuple(a.size for a in axes))) for axes in (shape.rows, bound))
     loads = [i for i in nest.walk() if i.kind == "load"]
@@ -102,16 +103,20 @@ def _long_reductions(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> 
     rows = 1 if side_by_side(nest, shape) else min(_ROWS, power_of_two(count))
     block = Choice(rows, lanes, min(lanes, power_of_two(length)) if rows == 1 else max(1, lanes // rows))
     size = max((i.dtype.bytes for i in loads), default=1)
+    long = any(o.axes.intersection(bound) for o in nest.outputs)
+    passes = len(levels(shape)) + long
 
     def seconds(splits: int) -> float:
         if splits == 1:  # a program has a row, or some columns, and loads them one block of lanes after the other
-            programs, taken = (count, min(length, lanes)) if rows == 1 else (-(-count // lanes), lanes)
-            return _reading(machine, bytes_, programs, 2, taken * size)
-        again = 2 * splits * count * size / machine.bandwidth(cached=True)
+            held = MAX_TILE if len(bound) == 1 else lanes
+            programs, taken = (count, min(length, held)) if rows == 1 else (-(-count // lanes), lanes)
+            times = 1 if rows == 1 and length <= held else passes
+            return times * _reading(machine, bytes_, programs, 2, taken * size)
+        launches = passes - 1 if long else passes
+        again = 2 * launches * splits * count * size / machine.bandwidth(cached=True)
         programs = -(-count // rows) * splits
-        return (
-            machine.launch_us * 1e-6 + again + _reading(machine, bytes_, programs, 2, block.rows * block.depth * size)
-        )
+        reading = _reading(machine, bytes_, programs, 2, block.rows * block.depth * size)
+        return launches * machine.launch_us * 1e-6 + again + passes * reading
 
     blocks = length // block.depth
     many = [n for n in _PARTS_OF_SUMS[1:] if n * _LEAST_BLOCKS <= blocks <= n * _MOST_BLOCKS]

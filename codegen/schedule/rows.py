@@ -20,8 +20,8 @@ from fusec.ir.types import DType, Size, TensorType, accumulation
 # Recomputing something dearer than this in a second loop over the row costs more than keeping it in the cache.
 _DEAR = 8
 _MAX_SCRATCH = 16384
-# The longest row that a Triton program holds without spilling registers (sm_80, sm_90 and gfx942).
-_MAX_TILE = 16384
+MAX_TILE = 16384
+"""The longest row that a Triton program holds without spilling registers (sm_80, sm_90 and gfx942)."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Rows:
         if len(bounds) != 1 or len(next(iter(bounds))) != 1:
             return False
         size = next(iter(bounds))[0].size
-        return isinstance(size, int) and size <= _MAX_TILE
+        return isinstance(size, int) and size <= MAX_TILE
 
     def _whole_row(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> None:
         """One tile holds the row: everything is loaded once and reduced in place."""
@@ -327,7 +327,7 @@ class Rows:
         (axis,) = axes
         if not isinstance(axis.size, int):
             return self.tiling.lanes
-        limit = _MAX_TILE if self.shape.kind == "row" else self.tiling.lanes
+        limit = MAX_TILE if self.shape.kind == "row" else self.tiling.lanes
         return min(1 << (axis.size - 1).bit_length(), limit)
 
 

@@ -1,4 +1,4 @@
-"""Long reductions whose parts have programs of their own: right at every edge, in either direction, on every chip."""
+"""Long rows whose parts have programs of their own: right at every edge, in either direction, on every chip."""
 
 from typing import Any
 
@@ -43,14 +43,33 @@ def count(x: Tensor) -> Tensor:
     return (x > 0.5).sum(0) + 1
 
 
-FUNCTIONS = [everything, rows, columns, middle, around, count]
+def softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def softmax_of_columns(x: Tensor) -> Tensor:
+    return x.softmax(0)
+
+
+def normalised(x: Tensor) -> tuple[Tensor, ...]:
+    """Both as long as the rows, and a number of each."""
+    mean = x.mean((1, 2), keepdim=True)
+    deviation = ((x - mean) ** 2).mean((1, 2), keepdim=True).sqrt()
+    return (x - mean) / (deviation + 1e-3), mean, deviation
+
+
+GRIDS = {
+    everything: 2, rows: 2, columns: 2, middle: 2, around: 2, count: 2, softmax: 3, softmax_of_columns: 3,
+    normalised: 4,
+}  # fmt: skip
+"""How many each takes: one for each level of reductions, and for results of each length."""
 
 
 @pytest.mark.parametrize(
     "choice", [Choice(1, LANES, 64, 3), Choice(4, LANES, 32, 8), Choice(64, LANES, 16, 5)], ids=str
 )
 @pytest.mark.parametrize("shape", [(3, 37, 5), (2, 24, 16), (1, 1, 33), (5, 2, 1)], ids=str)
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", GRIDS, ids=lambda f: f.__name__)
 def test_every_edge(function: Any, shape: tuple[int, ...], choice: Choice) -> None:
     for dtype in (torch.float32, torch.float16):
         torch.manual_seed(0)
@@ -58,20 +77,22 @@ def test_every_edge(function: Any, shape: tuple[int, ...], choice: Choice) -> No
         for region in regions_of(function, [x]):
             if any(node.op.name in ("sum", "max", "min") for node in region.body):
                 outcome = check_region(region, chips=(), choice=choice)
-                assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
+                assert outcome.ok and len(grids(outcome.kernel)) == GRIDS[function], outcome
 
 
 def test_what_is_not_a_number_or_nowhere_stays_so() -> None:
     x = torch.rand(4, 40)
     x[0, 3], x[1, 39], x[2] = torch.nan, torch.inf, -torch.inf
-    for region in regions_of(lambda x: (x.amax(-1), x.sum(-1)), [x]):
-        assert check_region(region, chips=(), inputs=[x], choice=Choice(1, LANES, 4, 4)).ok
+    for function in (lambda x: (x.amax(-1), x.sum(-1)), softmax):
+        for region in regions_of(function, [x]):
+            assert check_region(region, chips=(), inputs=[x], choice=Choice(1, LANES, 4, 4)).ok
 
 
 LARGE: dict[str, Any] = {
     "everything": (everything, (4096, 4096)), "rows": (rows, (4, 2048, 1024)), "columns": (columns, (32, 128, 768)),
     "tall": (columns, (65536, 64)), "middle": (middle, (4, 8192, 64)),
     "around": (around, (64, 16, 16384)), "huge": (rows, (2, 1 << 16, 1 << 15)),
+    "alike": (softmax, (8, 1, 1 << 19)), "pictures": (normalised, (2, 128, 4096)),
 }  # fmt: skip
 
 
@@ -81,13 +102,15 @@ def test_large_ones_keep_a_gpu_busy(name: str) -> None:
     for region in regions_of(function, [torch.empty(shape, device="meta")]):
         for chip in CHIPS:
             kernel = TritonTarget().schedule(region, name, machine(chip))
-            first, _ = grids(kernel)
+            first, *_, last = grids(kernel)
             assert launches(first) >= machine(chip).threads
+            assert function is not softmax or launches(last) == launches(first)
             assert compile_for(kernel, chip).ok
 
 
 def test_what_has_rows_enough_or_is_soon_done_stays_one_grid() -> None:
-    for function, shape in ((rows, (8192, 1, 1024)), (everything, (1000,)), (columns, (64, 65536))):
+    few = ((everything, (1000,)), (softmax, (1, 16384)), (softmax, (4096, 4096)))
+    for function, shape in ((rows, (8192, 1, 1024)), (columns, (64, 65536)), *few):
         for region in regions_of(function, [torch.empty(shape, device="meta")]):
             default, *others = choices(region, machine("h100"), LANES)
             assert default.splits == 1 and all(other.splits == 1 for other in others)
