@@ -113,7 +113,8 @@ def _long_rows(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice
             times = 1 if rows == 1 and length <= held else passes
             return times * _reading(machine, bytes_, programs, 2, taken * size)
         launches = passes - 1 if long else passes
-        again = 2 * launches * splits * count * size / machine.bandwidth(cached=True)
+        joined = (passes - 1) * splits or 1  # every program of a grid joins all parts of its rows
+        again = (1 + joined) * launches * splits * count * size / machine.bandwidth(cached=True)
         programs = -(-count // rows) * splits
         reading = _reading(machine, bytes_, programs, 2, block.rows * block.depth * size)
         return launches * machine.launch_us * 1e-6 + again + passes * reading
