@@ -30,7 +30,8 @@ class Access:
 def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) -> list[Access]:
     """The loads and stores that are not certain to stay within ``0 … numel - 1``; empty is what is wanted.
 
-    A lane of a tile counts only where it lies within the range of its loop: the others are masked.
+    A lane of a tile counts only where it lies within the range of its loop: the others are masked. What is loaded from
+    a kernel's own memory before anything is stored there is among them.
 
     Args:
         kernel: the tile program.
@@ -47,7 +48,14 @@ def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) 
         offset = space.expression(access.statement.offset)
         return space.never_negative(offset) and space.never_negative(space.expression(access.numel) - 1 - offset)
 
-    return [access for access in accesses(kernel) if not stays_inside(access)]
+    empty = {buffer.name for buffer in kernel.buffers if buffer.role in ("scratch", "shared")}
+
+    def finds_something(access: Access) -> bool:
+        if isinstance(access.statement, Store):
+            empty.discard(access.statement.buffer)
+        return access.statement.buffer not in empty
+
+    return [access for access in accesses(kernel) if not (finds_something(access) and stays_inside(access))]
 
 
 def size_limits(body: Graph) -> dict[str, Size]:

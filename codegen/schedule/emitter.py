@@ -298,12 +298,13 @@ class Emitter:
         if self.checks_where_found:
             return ()
         opened, self.levels = self.levels, [_Level(frozenset())]
+        kept, self.kept = self.kept, {}  # nothing lies in scratch yet
         for place in {(p.value, p.length): p for p in reversed(list(places))}.values():
             with ExitStack() as loops:
                 for axis in sorted(place.value.axes, key=lambda a: a.serial):
                     loops.enter_context(self.loop(axis, "serial"))
                 self.inner.append(Check(self.emit(place.value), place.length, self.numbers[place.node]))
-        statements, self.levels = tuple(self.inner), opened
+        statements, self.levels, self.kept = tuple(self.inner), opened, kept
         return statements
 
     def _lookup(self, item: Located, place: indexing.Place) -> str:

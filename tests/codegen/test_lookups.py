@@ -54,6 +54,26 @@ def test_rows_that_are_looked_up_are_normed_and_multiplied(target: str) -> None:
 
 
 @both
+def test_places_that_are_dear_to_find_are_checked_before_they_lie_in_scratch(target: str) -> None:
+    """As T5's buckets of relative positions, in the kernel of a softmax."""
+    text = """graph biased(%x: f32[3, 20], %w: f32[32]) {
+      %log: f32[3, 20] = log(%x)
+      %many: f32[3, 20] = mul(%log, 8.0)
+      %at: i64[3, 20] = cast(%many) {dtype=i64}
+      %e: f32[3, 20] = take(%w, %at) {dim=-1}
+      %top: f32[3, 1] = max(%e) {dims=(-1,)}
+      %d: f32[3, 20] = sub(%e, %top)
+      %p: f32[3, 20] = exp(%d)
+      %t: f32[3, 1] = sum(%p) {dims=(-1,)}
+      %y: f32[3, 20] = div(%p, %t)
+      return %y
+    }"""
+    made = agrees(text, torch.rand(3, 20) * 19 + 1, torch.randn(32), kinds=["kernel"], target=target)
+    (kernel,) = made.kernels.values()
+    assert unproven_accesses(kernel) == []
+
+
+@both
 @pytest.mark.parametrize("wrong", [-1, 50, 2**40])
 def test_a_lookup_out_of_range_raises(wrong: int, target: str) -> None:
     inputs = torch.randn(50, 40), torch.randn(16, 40), IDS.clone(), torch.randn(40)
