@@ -80,7 +80,7 @@ class Frozen:
 
 @cache
 def _count_fused_steps() -> None:
-    """From now on have the changes counted that fused optimizers make, which torch (2.11 to 2.13) does not."""
+    """From now on have the changes counted that fused optimizers make, which torch (2.11 to 2.14) does not."""
 
     def count(optimizer: Optimizer, *_: object) -> None:
         if not torch.compiler.is_compiling():

@@ -13,9 +13,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from bench import gpu
+from bench import gpu, gpu_run
 from bench.devices import Budget, Toy
 from bench.gpu_report import CLAIM, claims, draw, readme
+from bench.gpu_run import TOO_LATE, Run
 from bench.gpu_workloads import Turn, workloads
 from fusec.analysis.machine import chip
 from fusec.codegen.triton import TritonTarget, check
@@ -130,7 +131,7 @@ def test_a_sanitizer_is_believed_only_where_it_works(
     tool.write_text(f'#!/bin/sh\nfor word; do [ "$word" = -c ] && exit {probe}; done\nexit {kernels}\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    one = gpu.Run(gpu._parser().parse_args(["--json", str(tmp_path / "gpu.json")]), Toy(), Budget(1000))
+    one = Run(gpu._parser().parse_args(["--json", str(tmp_path / "gpu.json")]), Toy(), Budget(1000))
     gpu._sanitizer(one)
     assert said in one.found["sanitizer"]["said"] and bool(one.failures) == wrong
 
@@ -138,17 +139,17 @@ def test_a_sanitizer_is_believed_only_where_it_works(
 def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     status, found = run(tmp_path, "--budget", "0")
     assert status == 0 and not found["models"] and not found["kernels"]
-    assert found["not measured"]["8B decode 1"] == gpu.TOO_LATE
+    assert found["not measured"]["8B decode 1"] == TOO_LATE
 
 
 def test_a_run_goes_on_where_another_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured, or failed, stays; what there was no time for is measured now."""
-    late, options = gpu.Run.late, ["--stages", "models", "--only", "BERT-base"]
+    late, options = Run.late, ["--stages", "models", "--only", "BERT-base"]
     with monkeypatch.context() as patched:
-        patched.setattr(gpu.Run, "late", lambda run, what, seconds: "32" in what and late(run, what, 1e9))
+        patched.setattr(Run, "late", lambda run, what, seconds: "32" in what and late(run, what, 1e9))
         _, first = run(tmp_path, *options)
     assert list(first["models"]) == ["BERT-base 1×128"] == first["done"]
-    assert first["not measured"] == {"BERT-base 32×128": gpu.TOO_LATE}
+    assert first["not measured"] == {"BERT-base 32×128": TOO_LATE}
     _, second = run(tmp_path, *options, "--continue")
     assert list(second["models"]) == ["BERT-base 1×128", "BERT-base 32×128"] == second["done"]
     assert second["models"]["BERT-base 1×128"] == first["models"]["BERT-base 1×128"]
@@ -158,7 +159,7 @@ def test_a_run_goes_on_where_another_one_ended(tmp_path: Path, monkeypatch: pyte
 def test_nothing_goes_on_with_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, "--stages", "launching")
     run(tmp_path, "--stages", "launching", "--continue")
-    monkeypatch.setattr(gpu, "own_code", lambda: "another")
+    monkeypatch.setattr(gpu_run, "own_code", lambda: "another")
     with pytest.raises(SystemExit, match=r"cannot continue .*: code was '\w+' and is 'another'"):
         run(tmp_path, "--stages", "launching", "--continue")
 
@@ -182,7 +183,7 @@ def test_a_peer_s_compile_that_takes_too_long_is_not_measured(tmp_path: Path, mo
     monkeypatch.setattr(gpu, "in_fresh_process", endless)
     status, found = run(tmp_path, "--stages", "compile", "--peers", "inductor")
     assert (status, found["failures"]) == (0, []) and "inductor" not in found["compile"]
-    assert found["not measured"] == {"compile time of inductor": gpu.TOO_LATE}
+    assert found["not measured"] == {"compile time of inductor": TOO_LATE}
 
 
 def test_a_compile_that_has_begun_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ def test_a_compile_that_has_begun_is_interrupted(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(gpu, "peer", endless)
     _, found = run(tmp_path, "--stages", "models", "--only", "BERT-base 1", "--peers", "inductor")
-    assert found["not measured"] == {"BERT-base 1×128, inductor": gpu.TOO_LATE}
+    assert found["not measured"] == {"BERT-base 1×128, inductor": TOO_LATE}
     (model,) = found["models"].values()
     assert "problem" not in model["candidates"]["inductor"]
     assert {row["name"] for row in model["measurement"]["rows"]} == {"eager", "eager again", "fusec"}

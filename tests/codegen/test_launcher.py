@@ -62,6 +62,7 @@ class Driver:
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: {"max_shared_mem": 232448},
             load_binary=lambda name, kernel, shared, device: (object(), object(), 0, 0, 1024),
+            unload_module=lambda module: None,  # since Triton 3.8
         )
 
     def get_current_target(self) -> GPUTarget:
@@ -86,10 +87,15 @@ class Driver:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    stand_in = Driver()
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    yield from standing_in(Driver(), monkeypatch)
+
+
+def standing_in(stand_in: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """For Triton's driver, as long as any kernel lives that it has loaded: it is asked to unload them."""
     monkeypatch.setattr(type(driver), "active", stand_in)
-    return stand_in
+    yield stand_in
+    gc.collect()
 
 
 def refuse_to_compile(heard: Driver, patch: pytest.MonkeyPatch, kernel: TritonKernel) -> None:
