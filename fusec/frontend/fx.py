@@ -14,6 +14,7 @@ from fusec.errors import FusecError, ImportFailure
 from fusec.frontend import contractions, convolutions, pointwise, reductions, views
 from fusec.frontend.caches import CacheWrites
 from fusec.frontend.calling import Imported, Output, View
+from fusec.frontend.checkpointing import without_states
 from fusec.frontend.dtypes import tensor_type, to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template
@@ -62,6 +63,7 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collect
         names: what the inputs of the Dynamo graph before it are called.
         weights: which of them are to be frozen.
     """
+    without_states(gm)
     settle_lengths(gm.graph)
     return Importer(gm, names=names, weights=weights).run(aliases=True)
 

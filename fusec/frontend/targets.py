@@ -61,12 +61,12 @@ def defines_symbol(node: Node) -> bool:
 def keeps_its_place(node: Node) -> bool:
     """Whether a call must stay where it is: random numbers, collectives, checks, numbers read off tensors."""
     target: Any = node.target
-    random = torch.Tag.nondeterministic_seeded in target.tags and not _without_dropout(node)
-    return random or target.namespace in _COLLECTIVES or not target._schema.returns or (
+    return draws(node) or target.namespace in _COLLECTIVES or not target._schema.returns or (
         isinstance(node.meta.get("val"), NUMBERS)
     )  # fmt: skip
 
 
-def _without_dropout(node: Node) -> bool:
-    """Whether an operation is random only by its dropout, and drops nothing."""
-    return bool(arguments(node).get("dropout_p", 1.0) == 0.0)
+def draws(node: Node) -> bool:
+    """Whether an operation draws random numbers; one that is random only by its dropout may drop nothing."""
+    target: Any = node.target
+    return torch.Tag.nondeterministic_seeded in target.tags and arguments(node).get("dropout_p", 1.0) != 0.0

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from fusec import dynamo
 from tests.backend.agreement import Block, check
 
 
@@ -128,3 +130,31 @@ def test_running_statistics(backend: Any) -> None:
         expected.square().sum().backward()
     torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
     torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_checkpointed_attention(dropout: float, backend: Any) -> None:
+    """It is computed again for the gradients; only where it drops something does that take the generator's state."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = nn.Linear(8, 24)
+
+        def attend(self, x: Tensor) -> Tensor:
+            q, k, v = self.projection(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.attend, x.sin(), use_reentrant=False)
+
+    model = Attention()
+    fast = torch.compile(model, backend=backend, dynamic=True)
+    for length in (5, 9):
+        x, found = torch.randn(3, length, 8, requires_grad=True), []
+        for run in (fast, model):
+            torch.manual_seed(length)
+            found.append(torch.autograd.grad(run(x).square().sum(), (x, *model.parameters())))
+        torch.testing.assert_close(*found)
+    assert bool(dynamo.fallbacks()) == bool(dropout)
+    dynamo.reset()
