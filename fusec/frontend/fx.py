@@ -18,7 +18,7 @@ from fusec.frontend.checkpointing import without_states
 from fusec.frontend.dtypes import tensor_type, to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template
-from fusec.frontend.sizes import Real, settle_lengths, to_plain, to_size
+from fusec.frontend.sizes import Real, settle_lengths, settle_numbers, to_plain, to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import (
     CHECKS,
@@ -65,6 +65,7 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collect
     """
     without_states(gm)
     settle_lengths(gm.graph)
+    settle_numbers(gm.graph)
     return Importer(gm, names=names, weights=weights).run(aliases=True)
 
 

@@ -68,6 +68,20 @@ def settle_lengths(graph: torch.fx.Graph) -> None:
                     bool(a == b)
 
 
+def settle_numbers(graph: torch.fx.Graph) -> None:
+    """Let the numbers that a call is given be positive, as symbols of the IR are, or known to be 0: a guard says which.
+
+    A negative one stays unknown: there may be many of them, and each would be compiled for itself.
+    """
+    for node in graph.find_nodes(op="placeholder"):
+        number = node.meta.get("val")
+        if isinstance(number, torch.SymInt) and number.node.has_hint():
+            if number.node.hint == 0:
+                int(number)
+            elif number.node.hint > 0:
+                bool(number > 0)
+
+
 def to_size(value: Any) -> Size:
     """An int or a symbolic int as a size: replacements of the shape environment applied, torch's functions gone."""
     if isinstance(value, (int, float)):

@@ -132,7 +132,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_may_be_negative(name: str, backend: Any) -> None:
-    """A symbol is positive: other numbers are ATen's, which is told, also where the first is one."""
+    """A symbol is positive: negative numbers are ATen's, which is told, also where the first is one."""
     for numbers in ((3, -3, 4), (-3, 3, -2)):
         torch._dynamo.reset()
         dynamo.reset()
@@ -144,6 +144,19 @@ def test_numbers_may_be_negative(name: str, backend: Any) -> None:
         told = [reason for reason in dynamo.fallbacks() if "not positive" in reason]
         assert len(told) == len(dynamo.fallbacks())
     dynamo.reset()
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_may_be_0(name: str, backend: Any) -> None:
+    """It is compiled as such, whether it comes first or later."""
+    for numbers in ((3, 0, 4, 0), (0, 3, 0)):
+        torch._dynamo.reset()
+        compiled = torch.compile(NUMBERS[name], backend=backend, dynamic=True)
+        for k in numbers:
+            x = torch.randn(4, 9)
+            with torch.no_grad():
+                same(compiled(x, k), NUMBERS[name](x, k))
+    assert not dynamo.fallbacks()
 
 
 def test_a_number_that_is_not_positive_is_counted(backend: Any) -> None:
