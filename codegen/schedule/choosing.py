@@ -83,6 +83,8 @@ def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -
     if shape.attention is not None:
         few = shape.attention.rows <= FEW_QUERIES
         near = _near(default, **{"splits" if few else "rows": (2, 0.5)}, depth=(2, 0.5))
+        least = min(default.rows, default.depth, MATRIX_ROWS)
+        near = (c for c in near if min(c.rows, c.depth) >= least)
         found = (c for c in near if few or _keys_copied(shape.attention, c) <= machine.shared_bytes)
     elif shape.kind == "contraction":
         found = _near_products(Products(nest, shape), machine, default)

@@ -291,3 +291,10 @@ def test_those_of_float32_fit_into_shared_memory_and_registers(chip: str, width:
     q, k = torch.empty(1, 2, 300, width), torch.empty(1, 2, 300, width)
     report = compile_for(kernel_of(grouped, (q, k, k), chip), chip)
     assert report.ok, report
+
+
+@pytest.mark.parametrize("queries", [4, 512])
+def test_no_candidate_has_blocks_too_small_for_a_matrix_unit(queries: int) -> None:
+    q, k = torch.empty(1, 2, queries, 256).bfloat16(), torch.empty(1, 2, 512, 256).bfloat16()
+    found = choices(region_of(grouped, (q, k, k)), machine("h100"), 1024)
+    assert len(found) > 3 and all(min(choice.rows, choice.depth) >= 16 for choice in found)
