@@ -7,7 +7,7 @@ from itertools import takewhile
 import sympy
 
 from fusec.analysis.affine import at_least, divide
-from fusec.codegen.kernel import Check, Kernel, Load, Loop, Place, Statement, Store, When, walk
+from fusec.codegen.kernel import Check, Dot, Kernel, Load, Loop, Place, Statement, Store, When, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 
@@ -48,14 +48,20 @@ def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) 
         offset = space.expression(access.statement.offset)
         return space.never_negative(offset) and space.never_negative(space.expression(access.numel) - 1 - offset)
 
+    hollow = _loads_of_nothing(kernel)
+    return [a for a in accesses(kernel) if a.statement in hollow or not stays_inside(a)]
+
+
+def _loads_of_nothing(kernel: Kernel) -> list[Load]:
+    """Those from a kernel's own memory ahead of all that stores there."""
     empty = {buffer.name for buffer in kernel.buffers if buffer.role in ("scratch", "shared")}
-
-    def finds_something(access: Access) -> bool:
-        if isinstance(access.statement, Store):
-            empty.discard(access.statement.buffer)
-        return access.statement.buffer not in empty
-
-    return [access for access in accesses(kernel) if not (finds_something(access) and stays_inside(access))]
+    found = []
+    for statement in walk(kernel.body):
+        if isinstance(statement, Load) and statement.buffer in empty:
+            found.append(statement)
+        elif isinstance(statement, (Store, Dot)):
+            empty.discard(statement.buffer if isinstance(statement, Store) else statement.target.buffer)
+    return found
 
 
 def size_limits(body: Graph) -> dict[str, Size]:

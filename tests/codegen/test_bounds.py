@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from fusec.codegen.bounds import size_limits, unproven_accesses
-from fusec.codegen.kernel import Buffer, Kernel, Load, Loop
+from fusec.codegen.kernel import Buffer, Constant, Kernel, Load, Loop, Store
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType
 from tests.codegen.tile_programs import (
@@ -158,3 +158,13 @@ def test_quotients_that_may_be_negative_are_bounded_too():
 
 def test_a_quotient_of_an_axis_without_a_known_end_is_not_claimed():
     assert unproven_accesses(loads(sympy.floor(ROW / 2), S, ("i", 0, S, "grid")))
+
+
+def test_nothing_is_loaded_from_memory_of_the_kernel_s_own_that_is_empty():
+    kernel = loads(ROW, S, ("i", 0, S, "grid"))
+    assert not unproven_accesses(kernel)
+    own = replace(kernel, buffers=tuple(replace(buffer, role="scratch") for buffer in kernel.buffers))
+    (load,) = unproven_accesses(own)
+    stored = Store(load.statement.buffer, sympy.Integer(0), Constant(1.0))
+    assert not unproven_accesses(replace(own, body=(stored, *own.body)))
+    assert unproven_accesses(replace(own, body=(*own.body, stored)))
