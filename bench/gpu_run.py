@@ -141,7 +141,7 @@ class Run:
         earlier = json.loads(file.read_text())
         asked = json.loads(json.dumps(provenance(self.options.seed) | self.setting()))
         for name in ("seed", "versions", *self.setting()):
-            if (was := earlier.get(name)) != (now := asked[name]) or not asked["code"]:
+            if (was := earlier.get(name)) != (now := asked[name]) or now == "":
                 raise SystemExit(
                     f"bench.gpu cannot continue {file}: {name} was {was!r} and is {now!r}\n"
                     "  fix:   leave --continue out to begin anew, or write to another file with --json"

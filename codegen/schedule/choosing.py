@@ -105,8 +105,8 @@ def _long_rows(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice
     rows = 1 if side_by_side(nest, shape) else min(_ROWS, power_of_two(count))
     block = Choice(rows, lanes, min(lanes, power_of_two(length)) if rows == 1 else max(1, lanes // rows))
     size = max((i.dtype.bytes for i in loads), default=1)
-    long = any(o.axes.intersection(bound) for o in nest.outputs)
-    passes = len(levels(shape)) + long
+    lengths = {bool(o.axes.intersection(bound)) for o in nest.outputs}  # of results: rows are read again for long ones
+    passes, launches = len(levels(shape)) + (True in lengths), len(levels(shape)) + len(lengths) - 1
 
     def seconds(splits: int) -> float:
         if splits == 1:  # a program has a row, or some columns, and loads them one block of lanes after the other
@@ -114,7 +114,6 @@ def _long_rows(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice
             programs, taken = (count, min(length, held)) if rows == 1 else (-(-count // lanes), lanes)
             times = 1 if rows == 1 and length <= held else passes
             return times * _reading(machine, bytes_, programs, 2, taken * size)
-        launches = passes - 1 if long else passes
         joined = (passes - 1) * splits or 1  # every program of a grid joins all parts of its rows
         again = (1 + joined) * launches * splits * count * size / machine.bandwidth(cached=True)
         programs = -(-count // rows) * splits
