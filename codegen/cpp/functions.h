@@ -56,18 +56,20 @@ template <class T, int N> FN Vec<T, N> trunc(Vec<T, N> a) {
 
 // ---------------------------------------------------------------------------------------------- exponential
 
-// 2^n for |n| up to twice the exponent range, as two factors so that denormal results round once.
-template <int N> FN F<N> scale(F<N> x, Vec<int32_t, N> n) {
-  typename Vec<int32_t, N>::raw half = n.v >> 1, rest = n.v - half;
-  F<N> a = from_bits<float, N>((half + 127) << 23), b = from_bits<float, N>((rest + 127) << 23);
+// x·2^n for whole n of up to twice the exponent range. Denormal results round once: 2^n is two factors, where there is
+// no instruction.
+template <int N> FN F<N> scale(F<N> x, F<N> n) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (N == 16) return F<N>(__builtin_ia32_scalefps512_mask(x.v, n.v, x.v, -1, 4));
+#endif
+  typename Vec<int32_t, N>::raw all = __builtin_convertvector(n.v, typename Vec<int32_t, N>::raw), half = all >> 1;
+  F<N> a = from_bits<float, N>((half + 127) << 23), b = from_bits<float, N>((all - half + 127) << 23);
   return x * a * b;
 }
-// n = nearest integer to t, as float and int.
-template <int N> FN F<N> split(F<N> t, Vec<int32_t, N>& n) {
+// The nearest integer.
+template <int N> FN F<N> nearest(F<N> t) {
   F<N> magic(12582912.0f);
-  F<N> shifted = t + magic;
-  n = Vec<int32_t, N>(to_bits(shifted) - to_bits(magic));
-  return shifted - magic;
+  return t + magic - magic;
 }
 // (e^r - 1 - r) / r² for |r| <= ln2/2.
 template <int N> FN F<N> exp_tail(F<N> r) {
@@ -82,31 +84,27 @@ template <int N> FN F<N> reduce_ln2(F<N> x, F<N> n) {
   F<N> r = fma(n, F<N>(-0.693359375f), x);
   return fma(n, F<N>(2.12194440e-4f), r);
 }
-template <int N> FN F<N> clamp(F<N> x, float low, float high) {
-  x = select(x > F<N>(high), F<N>(high), x);
-  return select(x < F<N>(low), F<N>(low), x);
+template <int N> FN F<N> clamp(F<N> x, float low, float high) {  // NaN stays
+  x = F<N>(smaller_raw<float, N>(F<N>(high).v, x.v));
+  return F<N>(larger_raw<float, N>(F<N>(low).v, x.v));
 }
 
 template <int N> FN F<N> exp(F<N> x) {
   x = clamp(x, -105.0f, 89.0f);
-  Vec<int32_t, N> n;
-  F<N> r = reduce_ln2(x, split(x * F<N>(1.44269504088896341f), n));
+  F<N> n = nearest(x * F<N>(1.44269504088896341f)), r = reduce_ln2(x, n);
   F<N> one(1.0f), high = one + r, low = (one - high) + r;  // 1 + r exactly, so that only the last sum rounds
   return scale(high + fma(exp_tail(r), r * r, low), n);
 }
 template <int N> FN F<N> exp2(F<N> x) {
   x = clamp(x, -151.0f, 129.0f);
-  Vec<int32_t, N> n;
-  F<N> r = (x - split(x, n)) * F<N>(0.693147180559945f);
+  F<N> n = nearest(x), r = (x - n) * F<N>(0.693147180559945f);
   return scale(fma(exp_tail(r), r * r, r) + F<N>(1.0f), n);
 }
 // 2^n·(e^r - 1) + (2^n - 1), at half scale so that n = 128 is finite on the way.
 template <int N> FN F<N> expm1(F<N> a) {
   F<N> x = clamp(a, -30.0f, 89.0f);
-  Vec<int32_t, N> n;
-  F<N> r = reduce_ln2(x, split(x * F<N>(1.44269504088896341f), n));
-  F<N> p = fma(exp_tail(r), r * r, r);
-  F<N> s = from_bits<float, N>((n.v + 126) << 23);
+  F<N> n = nearest(x * F<N>(1.44269504088896341f)), r = reduce_ln2(x, n);
+  F<N> p = fma(exp_tail(r), r * r, r), s = scale(F<N>(0.5f), n);
   F<N> y = fma(s, p, s - F<N>(0.5f));
   return select(abs(a) < F<N>(1e-8f), a, y + y);
 }

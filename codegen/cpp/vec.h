@@ -154,6 +154,27 @@ template <class T, int N> FN typename Raw<T, N>::type sqrt_raw(typename Raw<T, N
 #endif
 }
 
+// a > b ? a : b, and a < b ? a : b: one instruction, which gives b where they are equal or either is NaN; GCC does not
+// find it by itself.
+template <class T, int N> FN typename Raw<T, N>::type larger_raw(typename Raw<T, N>::type a, typename Raw<T, N>::type b) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (N == 16 && same_type<T, float>::value) return __builtin_ia32_maxps512_mask(a, b, b, -1, 4);
+#endif
+#if defined(__AVX__) && !defined(__clang__)
+  if constexpr (N == 8 && same_type<T, float>::value) return __builtin_ia32_maxps256(a, b);
+#endif
+  return a > b ? a : b;
+}
+template <class T, int N> FN typename Raw<T, N>::type smaller_raw(typename Raw<T, N>::type a, typename Raw<T, N>::type b) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (N == 16 && same_type<T, float>::value) return __builtin_ia32_minps512_mask(a, b, b, -1, 4);
+#endif
+#if defined(__AVX__) && !defined(__clang__)
+  if constexpr (N == 8 && same_type<T, float>::value) return __builtin_ia32_minps256(a, b);
+#endif
+  return a < b ? a : b;
+}
+
 template <class T, int N> struct Vec {
   typedef typename Raw<T, N>::type raw;
   typedef typename Raw<typename IntOf<sizeof(T)>::type, N>::type bits;
@@ -181,12 +202,14 @@ template <class T, int N> struct Vec {
   friend LANEWISE inline Mask<N> operator>=(Vec a, Vec b) { return mask_of<N>(a.v >= b.v); }
   // NaN if either is NaN, the first of two zeros, as torch has it.
   friend LANEWISE inline Vec maximum(Vec a, Vec b) {
-    if constexpr (is_float<T>) return Vec(((a.v >= b.v) | (a.v != a.v)) ? a.v : b.v);
-    else return Vec(a.v > b.v ? a.v : b.v);
+    const raw larger = larger_raw<T, N>(b.v, a.v);
+    if constexpr (is_float<T>) return Vec(b.v != b.v ? b.v : larger);
+    else return Vec(larger);
   }
   friend LANEWISE inline Vec minimum(Vec a, Vec b) {
-    if constexpr (is_float<T>) return Vec(((a.v <= b.v) | (a.v != a.v)) ? a.v : b.v);
-    else return Vec(a.v < b.v ? a.v : b.v);
+    const raw smaller = smaller_raw<T, N>(b.v, a.v);
+    if constexpr (is_float<T>) return Vec(b.v != b.v ? b.v : smaller);
+    else return Vec(smaller);
   }
   // Rounds once.
   friend LANEWISE inline Vec fma(Vec a, Vec b, Vec c) { return Vec(fma_raw<T, N>(a.v, b.v, c.v)); }
