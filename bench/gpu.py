@@ -12,6 +12,7 @@ up until nothing is missing.
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -34,7 +36,7 @@ from bench import launching
 from bench.compile_time import in_fresh_process
 from bench.devices import Budget, Gpu, TooLate, Toy
 from bench.gpu_report import PEERS, draw, tables
-from bench.gpu_run import STAGES, Run
+from bench.gpu_run import BUDGET_S, STAGES, Run
 from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workloads
 from bench.harness import BASELINE, OURS, Measurement, console, measure, report
 from bench.numerics import Float64, default_type, in_float64
@@ -59,6 +61,8 @@ SETS = 3
 SANITIZER = "compute-sanitizer"
 SANITIZED_S = 100
 """Seconds that it may take."""
+SANITIZED_SHARE = 0.7
+"""Of them, in which kernels are begun: starting torch takes long in it, too."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -77,10 +81,10 @@ def main(words: list[str] | None = None) -> int:
         run.goes_on()
     stages = dict(zip(STAGES, (_kernels, _sanitizer, _launching, _rows, _models, _compile), strict=True))
     with run.device.compiling(), torch.no_grad():
-        for name in options.stages.split(","):
+        for name, end in run.ends.items():
             run.step(name)
             try:
-                with run.budget.part(STAGES[name]):
+                with run.budget.part(end):
                     stages[name](run)
             except Exception as problem:  # what the next stages find is not lost for it
                 traceback.print_exc()
@@ -107,7 +111,9 @@ def _kernels(run: Run) -> None:
     rows = run.found.setdefault("kernels", [])
     seen = set[Any]()
     for workload in run.chosen((*workloads(run.small), *ragged(run.small))):
-        run.part(f"kernels of {workload.title}", 10, partial(_kernels_of, run, workload, seen, rows))
+        run.part(
+            f"kernels of {workload.title}", STAGES["kernels"].least, partial(_kernels_of, run, workload, seen, rows)
+        )
 
 
 def _kernels_of(run: Run, workload: Workload, seen: set[Any], rows: list[dict[str, Any]]) -> None:
@@ -156,36 +162,41 @@ def _sanitizer(run: Run) -> None:
     if tool is None or run.options.toy:
         found["said"] = "not present" if tool is None else "there is no GPU"
     else:
-        run.part(SANITIZER, 60, lambda: found.update(said=_sanitized(run, tool, min(SANITIZED_S, run.budget.left))))
+        seconds = min(SANITIZED_S, run.budget.left)
+        run.part(SANITIZER, STAGES["sanitizer"].least, lambda: found.update(said=_sanitized(run, tool, seconds)))
     run.step(f"{SANITIZER}: {found['said']}")
 
 
 def _sanitized(run: Run, tool: str, seconds: float) -> str:
     """What the sanitizer says, if it works here at all: on some machines it may not look at the GPU."""
+    end = time.monotonic() + seconds
 
     def said(*words: str) -> str:
         command = [tool, "--tool", "memcheck", "--error-exitcode", "86", sys.executable, *words]
         # Without torch's cache of memory every tensor has a place of its own; what lies beyond it is nobody's.
         environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+        left = end - time.monotonic()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=left, check=False)
         return f"status {done.returncode}: {(done.stdout + done.stderr)[-600:]}" if done.returncode else ""
 
     try:
         if refused := said("-c", "import torch; torch.ones(8, device='cuda').sum().item()"):
             return f"does not work here: {refused}"
         with tempfile.TemporaryDirectory() as folder:
-            options = ["--stages", "kernels", "--modes", run.options.modes, "--json", f"{folder}/kernels.json"]
-            if wrong := said("-m", "bench.gpu", "--small", *options):
+            file, budget = Path(folder) / "kernels.json", f"{SANITIZED_SHARE * (end - time.monotonic()):.0f}"
+            options = ["--modes", run.options.modes, "--budget", budget, "--json", str(file)]
+            if wrong := said("-m", "bench.gpu", "--small", "--stages", "kernels", *options):
                 run.fails(SANITIZER, wrong)
-    except subprocess.TimeoutExpired as late:
-        return f"not finished within {late.timeout:.0f} s"
-    return wrong or "no error"
+                return wrong
+            return f"no error in {len(json.loads(file.read_text())['kernels'])} kernels"
+    except subprocess.TimeoutExpired:
+        return f"not finished within {seconds:.0f} s"
 
 
 def _launching(run: Run) -> None:
     """Recorded launches on data that moves, streams, memory; then what a launch costs in each way."""
     if not isinstance(run.device, Toy):  # on a CPU nothing is recorded
-        run.part("launching", 30, partial(_launches, run))
+        run.part("launching", STAGES["launching"].least, partial(_launches, run))
 
 
 def _launches(run: Run) -> None:
@@ -204,7 +215,7 @@ def _models(run: Run) -> None:
     """Every model: candidates compiled, held against the rule, then timed side by side."""
     rows = run.found.setdefault("models", {})
     for workload in run.chosen(workloads(run.small, run.options.whole)):
-        run.part(workload.title, 45, partial(_model, run, workload, rows))
+        run.part(workload.title, STAGES["models"].least, partial(_model, run, workload, rows))
         torch._dynamo.reset()
 
 
@@ -314,7 +325,7 @@ def _rows(run: Run) -> None:
     """Operations on rows by themselves, beside a copy that moves as many bytes in the same rounds."""
     found, traffic = run.found.setdefault("rows", {}), 12 << 10 if run.small else TRAFFIC
     for rows in run.chosen(ROWS):
-        run.part(f"{rows.title} rows", 15, partial(_row_kernel, run, rows, traffic, found))
+        run.part(f"{rows.title} rows", STAGES["rows"].least, partial(_row_kernel, run, rows, traffic, found))
 
 
 def _row_kernel(run: Run, rows: Rows, traffic: int, kernels: dict[str, Any]) -> None:
@@ -360,7 +371,7 @@ def _compile(run: Run) -> None:
     layers, hidden = (1, 64) if run.small else (12, 1024)
     found = run.found.setdefault("compile", {"layers": layers, "hidden": hidden, "least": 2.0, "aim": 5.0})
     for name in (OURS, *run.peers[:1]):
-        run.part(f"compile time of {name}", 45, partial(_cold, run, name, found))
+        run.part(f"compile time of {name}", STAGES["compile"].least, partial(_cold, run, name, found))
 
 
 def _cold(run: Run, name: str, found: dict[str, Any]) -> None:
@@ -384,7 +395,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--only", default="", metavar="NAME", help="a part of the name of what is checked and measured")
     add("--stages", default=",".join(STAGES), metavar="A,B", help=f"of {', '.join(STAGES)}")
-    add("--budget", type=float, default=460, metavar="SECONDS", help="what is not begun by then is left out, and said")
+    add(
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help="what is not begun by then is left out, and said",
+    )
     add("--continue", dest="goes_on", action="store_true", help="measure what the file has not yet, of the same code")
     add("--modes", default="default,max-autotune", metavar="A,B", help="of fusec")
     add("--peers", default=",".join(PEERS), metavar="A,B", help="a mode behind a name or none")

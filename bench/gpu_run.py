@@ -5,6 +5,7 @@ import json
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,24 @@ from bench.record import RESULTS, provenance, write_result
 from bench.workloads import described
 from fusec.provenance import own_code
 
-STAGES = {"kernels": 0.35, "sanitizer": 0.45, "launching": 0.5, "rows": 0.6, "models": 0.85, "compile": 1.0}
-"""By which part of the time each has to end: none takes that of those behind it."""
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the command."""
+
+    share: float
+    """Of the time of all; it takes none of those behind it."""
+    least: float
+    """Seconds without which nothing of it is begun."""
+
+
+STAGES = {
+    "kernels": Stage(0.28, 10), "sanitizer": Stage(0.14, 60), "launching": Stage(0.07, 30), "rows": Stage(0.08, 15),
+    "models": Stage(0.26, 45), "compile": Stage(0.17, 45),
+}  # fmt: skip
+"""In order. Each has time to begin, however long those before it took."""
+BUDGET_S = 460
+"""Seconds of the command, by default."""
 TOO_LATE = "time ran out"
 DONE = "done"
 """What an earlier run came to the end of; ``--continue`` does not begin it again."""
@@ -61,6 +78,13 @@ class Run:
     def claims(self) -> list[Claim]:
         """What is asked, with what is found so far; of toy sizes nothing is said."""
         return claims({} if self.small else self.found, self.ours)
+
+    @property
+    def ends(self) -> dict[str, float]:
+        """The stages that are asked for, and by which part of the time each has to end."""
+        names = self.options.stages.split(",")
+        shares = [STAGES[name].share for name in names]
+        return {name: total / sum(shares) for name, total in zip(names, accumulate(shares), strict=True)}
 
     def chosen(self, given: Sequence[Any]) -> list[Any]:
         """Those that ``--only`` names."""
