@@ -20,6 +20,8 @@ CACHED = 2048
 SHORT = 512
 """Tokens in it: fewer than a sliding window has."""
 LAYERS = 2
+MOST_DECODED = 64
+"""Sequences of which one more token is made."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +152,13 @@ PUBLISHED = {
 
 
 def steps(model: Published, rows: list[int]) -> list[Step]:
-    """What a model is asked: up to 16 rows are one more token of so many sequences, more are whole ones.
+    """What a model is asked: up to ``MOST_DECODED`` rows are one more token of so many sequences, more are whole ones.
 
     An encoder, which makes no more tokens, is given one short sequence.
     """
     found = []
     for n in rows:
-        if n > 16:
+        if n > MOST_DECODED:
             found += [Step("prefill", n), Step("padded", n)]
         elif model.decodes:
             found += [Step("decode", n), Step("generate", n)]

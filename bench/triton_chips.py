@@ -24,7 +24,7 @@ from rich.table import Table
 from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
 from bench.numerics import DTYPES
-from bench.published import PUBLISHED, Step, capture, steps
+from bench.published import MOST_DECODED, PUBLISHED, Step, capture, steps
 from bench.record import write_result
 from fusec.analysis.cost import region_cost
 from fusec.analysis.machine import Machine
@@ -41,7 +41,7 @@ MACHINES = {
     "sm_80": "a100", "sm_89": "rtx4090", "sm_90": "h100", "sm_100": "b200", "sm_120": "rtx5090", "gfx942": "mi300x",
 }  # fmt: skip
 """The chip that has the figures of each."""
-ROWS = "1,8,512,4096"
+ROWS = "1,8,32,512,4096"
 
 Question: TypeAlias = tuple[str, Step, str, tuple[str, ...], str, bool]
 """A model, what it is asked, its element type, the chips, the mode of the compile, and whether it is about candidates
@@ -319,7 +319,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", default=",".join(PUBLISHED), metavar="A,B")
     add("--dtypes", default="bfloat16,float16", metavar="A,B")
-    add("--rows", default=ROWS, metavar="M,N", help="up to 16 are tokens of so many sequences, more are whole ones")
+    add(
+        "--rows",
+        default=ROWS,
+        metavar="M,N",
+        help=f"up to {MOST_DECODED} are tokens of so many sequences, more are whole ones",
+    )
     add("--chips", default=",".join(MACHINES), metavar="A,B")
     add("--mode", default="default", choices=list(MODES), help="`max-autotune` generates products of many rows")
     add("--candidates", action="store_true", help="not the default of each kernel, but all others that are timed")

@@ -3,7 +3,7 @@
 import sympy
 
 from fusec.analysis.indexing import Nest, locate, made, placing
-from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits, Shape, classify
+from fusec.analysis.kinds import FEW_ROWS, FEW_ROWS_OF_GPU, HALVES, MULTIPLIED, Limits, Shape, classify
 from fusec.analysis.machine import Machine, chip
 from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import MAX_CHECKS, Kernel
@@ -129,5 +129,5 @@ def _gpu(machine: Machine | None) -> Machine:
 
 def _classified(nest: Nest, whole_row: bool) -> Shape:
     """Grouping has chosen already: whatever has a schedule is scheduled."""
-    many = MULTIPLIED | HALVES if whole_row else MULTIPLIED
-    return classify(nest, Limits(_ANY, many, in_order=not whole_row, any_layout=whole_row))
+    few, many = (FEW_ROWS_OF_GPU, MULTIPLIED | HALVES) if whole_row else (FEW_ROWS, MULTIPLIED)
+    return classify(nest, Limits(_ANY, many, in_order=not whole_row, any_layout=whole_row, few=few))

@@ -13,6 +13,9 @@ from fusec.ir.types import BF16, F16, F32, DType, product
 
 FEW_ROWS = 16
 """Rows up to which every thread keeps the whole left operand of a product in its cache."""
+FEW_ROWS_OF_GPU = 2 * FEW_ROWS
+"""Rows up to which they are one block on a GPU. Every program reads it: of more it would be as large as what a program
+reads of a weight."""
 SOME_ROWS = 256
 """Rows up to which a call of the library costs more than its products take, seen in 32 to 512 of them."""
 MULTIPLIED = frozenset({F32, BF16, F16})
@@ -37,6 +40,8 @@ class Limits:
     """Whether loops inside the grid run in order, lanes and all; see ``check_updates``."""
     any_layout: bool = False
     """Whether operands of many rows may lie any way, as where tiles of them are loaded."""
+    few: int = FEW_ROWS
+    """Rows up to which there is a schedule that takes them at once."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def _contraction(
         if narrow.intersection(walk([output.root])):
             raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
     count = product(tuple(axis.size for axis in rows))
-    few = isinstance(count, int) and count <= FEW_ROWS
+    few = isinstance(count, int) and count <= limits.few
     many = limits.many if isinstance(count, int) and count > SOME_ROWS else limits.many | limits.some
     why = next(_objections_to_many(nest, contractions, replace(limits, many=many)), "")
     if not (few or why):

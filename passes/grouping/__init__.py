@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits
+from fusec.analysis.kinds import FEW_ROWS, FEW_ROWS_OF_GPU, HALVES, MULTIPLIED, Limits
 from fusec.ir.graph import Graph, Node
 from fusec.ir.regions import open_regions
 from fusec.ir.writes import read_where_written
@@ -21,7 +21,8 @@ class Group:
 
     name: ClassVar[str] = "group"
     small_m: int = 16
-    """Largest number of rows of a matrix product that is generated rather than left to the vendor."""
+    """Largest number of rows of a matrix product that is generated rather than left to the vendor; twice that on a GPU,
+    whose matrix units take more of them at once."""
     cpu: bool = True
     """Whether kernels are a CPU's: they may rely on the order of their iterations, and multiply many rows, where the
     machine's profile says that it is quick. A GPU's multiply many rows under the option `autotune`, which
@@ -37,7 +38,8 @@ class Group:
             some = frozenset(d for d in MULTIPLIED if context.machine.multiplies(d.name, ENOUGH_OF_SOME_ROWS))
         else:
             many = some = HALVES if context.config.autotune else frozenset()
-        limits = Limits(self.small_m, many, some, in_order=self.cpu, any_layout=not self.cpu)
+        few = FEW_ROWS if self.cpu else FEW_ROWS_OF_GPU
+        limits = Limits(self.small_m * few // FEW_ROWS, many, some, in_order=self.cpu, any_layout=not self.cpu, few=few)
         grouping = Grouping(graph, context, labels, limits)
         grouping.join()
         left: dict[Node, str] = {}

@@ -58,7 +58,7 @@ def test_a_model_with_products_of_many_rows_runs_on_triton() -> None:
     """Those that take something along are generated, the others stay the library's."""
     torch._dynamo.reset()
     model, _ = MODELS["llama"]
-    inputs = sample_tokens(100, 2, 10), padded_mask(2, 10, "left")
+    inputs = sample_tokens(100, 2, 20), padded_mask(2, 20, "left")
     options: dict[str, Any] = {"strict": True, "target": "triton", "machine": "h200", "mode": "max-autotune"}
     fast = torch.compile(model.bfloat16().eval(), backend=backend, options=options)
     with torch.no_grad():

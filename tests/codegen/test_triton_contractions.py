@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusec.analysis.kinds import FEW_ROWS_OF_GPU
 from fusec.analysis.machine import chip as machine
 from fusec.codegen.bounds import unproven_accesses
 from fusec.codegen.kernel import DotTiles, Kernel, Loop, walk
@@ -21,10 +22,13 @@ from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.tiles import spans, tile_axes
-from tests.codegen.triton_regions import regions_of, regions_with_products
+from fusec.config import Config
+from fusec.frontend import trace
+from tests.codegen.triton_regions import kernel_regions, regions_of, regions_with_products
 
-ROWS = [(1, 1), (3, 1), (2, 5), (1, 16)]
-"""Batch and length: one row, fewer than a block of them, such as lie apart, all that are generated."""
+ROWS = [(1, 1), (3, 1), (2, 5), (1, 16), (2, 13), (1, FEW_ROWS_OF_GPU)]
+"""Batch and length: one row, fewer than a block of them, such as lie apart, a block; more than the least one, and all
+that are generated."""
 
 
 def plain(x: Tensor, w: Tensor) -> Tensor:
@@ -97,7 +101,7 @@ FUNCTIONS = [plain, transposed_weight, layer_norm, gated, projections, square, f
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_every_edge(function: Callable[..., Any], rows: tuple[int, int]) -> None:
-    dtype = torch.bfloat16 if rows in ROWS[1:3] else torch.float32
+    dtype = torch.bfloat16 if rows in ROWS[1::2] else torch.float32
     regions = regions_of(function, sample(function, *rows, dtype))
     kinds = []
     for region in regions:
@@ -105,6 +109,13 @@ def test_every_edge(function: Callable[..., Any], rows: tuple[int, int]) -> None
         assert outcome.ok, outcome
         kinds.append(outcome.kernel.kind)
     assert "contraction" in kinds
+
+
+@pytest.mark.parametrize(("small_m", "most"), [(16, FEW_ROWS_OF_GPU), (8, 16), (0, 0)])
+def test_more_rows_are_the_librarys(small_m: int, most: int) -> None:
+    for rows in (max(1, most), most + 1):
+        graph = trace(plain, sample(plain, 1, rows, torch.bfloat16), symbolic=False)
+        assert bool(kernel_regions(graph, Config(small_m=small_m))) == (rows <= most), rows
 
 
 @pytest.mark.parametrize("splits", [1, 2])
