@@ -79,7 +79,7 @@ def inductor_frozen(model: nn.Module, dynamic: bool | None = None) -> Runner:
 
 def openvino(model: nn.Module, dynamic: bool | None = None) -> Runner:
     """OpenVINO's backend, held to float32 where the model is: by itself it computes in bfloat16 where it can."""
-    import openvino.torch  # type: ignore[import-not-found]  # noqa: F401
+    import openvino.torch  # noqa: F401
 
     return compiled_with(model, "openvino", dynamic, {"config": {"INFERENCE_PRECISION_HINT": "f32"}})
 
