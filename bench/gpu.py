@@ -41,7 +41,7 @@ from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workl
 from bench.harness import BASELINE, OURS, Measurement, console, measure, report
 from bench.numerics import Float64, default_type, in_float64
 from bench.peers import peer
-from bench.triton_kernels import by_descriptors, graphs_of, regions_of
+from bench.triton_kernels import graphs_of, other_forms, regions_of
 from bench.workloads import described
 from fusec.codegen.choice import Choice
 from fusec.codegen.recordings import PASS_NAME as RECORDING
@@ -132,7 +132,8 @@ def _kernels_of(run: Run, workload: Workload, seen: set[Any], rows: list[dict[st
                 if (key := structure(region.body)) in seen:
                     continue
                 seen.add(key)
-                for choice in dict.fromkeys((None, by_descriptors(region, TritonTarget().machine(Config())))):
+                forms = other_forms(region, TritonTarget().machine(Config()))
+                for choice in (None, *[form for form in forms if form.descriptors][:1]):
                     row = {"in": workload.title, "mode": mode, "choice": str(choice or "default")}
                     what = f"kernel {region.attributes['label']} of {workload.title}, {mode}, {row['choice']}"
                     if run.late(what, 3):

@@ -96,3 +96,8 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def in_mode(question: str, mode: str) -> str:
+    """What a question is called that was asked of a mode of compiling."""
+    return question if mode == "default" else f"{question}_{mode.replace('-', '_')}"

@@ -25,7 +25,7 @@ from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
 from bench.numerics import DTYPES
 from bench.published import MOST_DECODED, PUBLISHED, Step, capture, steps
-from bench.record import write_result
+from bench.record import in_mode, write_result
 from fusec.analysis.cost import region_cost
 from fusec.analysis.machine import Machine
 from fusec.codegen.kernel import Kernel
@@ -115,8 +115,7 @@ def main(words: list[str] | None = None) -> int:
         "kernels": [asdict(row) | {"passed": row.passed} for row in rows],
         "passed": bool(rows) and all(row.passed for row in rows),
     }
-    question = "triton_chips" if options.mode == "default" else f"triton_chips_{options.mode.replace('-', '_')}"
-    question += "_candidates" if options.candidates else ""
+    question = in_mode("triton_chips", options.mode) + ("_candidates" if options.candidates else "")
     console.print(f"written to {write_result(question, 0, content, options.json)}", style="dim")
     return int(not content["passed"])
 

@@ -1,10 +1,11 @@
 """Are the Triton kernels of whole models right, and do they compile for real chips without spills? No GPU is needed.
 
-``python -m bench.triton_kernels [--full]``: every kernel of the models, each structure once, on what it gets in the
-model: the numeric rule in Triton's interpreter, its bounds proved, and compiled for NVIDIA's and AMD's chips, where
-products of half types have to show up as instructions of the matrix unit. One token, few and more rows than a
-generated product takes, one more token with a static cache; no size is that of a block. ``bench.triton_chips`` has
-the sizes of real models.
+``python -m bench.triton_kernels [--full] [--mode MODE]``: every kernel of the models, each structure once, on what it
+gets in the model: the numeric rule in Triton's interpreter, its bounds proved, and compiled for NVIDIA's and AMD's
+chips, where products of half types have to show up as instructions of the matrix unit. One token, few and more rows
+than a generated product takes, one more token with a static cache; no size is that of a block. Under ``max-autotune``
+products of many rows are ours too, and each runs once in every form that would be timed on ``MACHINE``.
+``bench.triton_chips`` has the sizes of real models.
 """
 
 import argparse
@@ -23,10 +24,10 @@ from bench.families import FAMILIES, Family, Sizes, chosen
 from bench.generate import MODELS as GENERATING
 from bench.harness import progress, report
 from bench.numerics import DTYPES, cast_inputs, cast_parameters
-from bench.record import write_result
-from fusec.analysis.machine import Machine
+from bench.record import in_mode, write_result
+from fusec.analysis.machine import Machine, chip
 from fusec.codegen.choice import Choice
-from fusec.config import Config
+from fusec.config import MODES, Config
 from fusec.dynamo import backend_with, interpreted
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
@@ -36,8 +37,10 @@ from fusec.verify.interpreter import evaluate
 
 SAMPLE = "llama,gemma3,gpt2,bert"
 """Between them: both norms, gated and plain activations, rotary embedding, learned positions."""
-SHAPES = "1x1,2x5,2x9,1+6,2+20"
+SHAPES = "1x1,2x9,2x17,1+6,2+20"
 """Tokens of the samples: Triton's interpreter runs program by program. ``2+20`` is one after 20, for two sequences."""
+MACHINE = "h200"
+"""The GPU whose candidates run, where candidates are: it has every form of them."""
 ROOM = 40
 """Tokens that a static cache has room for."""
 
@@ -55,6 +58,8 @@ class Row:
     """How often it occurs in them."""
     ratio: float = 0.0
     problem: str = ""
+    forms: list[str] = field(default_factory=list)
+    """Other choices with which it ran."""
     chips: dict[str, dict[str, int]] = field(default_factory=dict)
     """Registers, spills, shared memory and uses of the matrix unit by chip."""
 
@@ -73,7 +78,7 @@ def main(words: list[str] | None = None) -> int:
     options = _parser().parse_args(words)
     warnings.filterwarnings("ignore", module="torch._dynamo")
     families = chosen("" if options.full else options.models)
-    rows = run(families, options)
+    rows, question = run(families, options), in_mode("triton_kernels", options.mode)
     console = report(options.width)
     console.print(_table(rows))
     for row in (row for row in rows if not row.passed):
@@ -83,10 +88,11 @@ def main(words: list[str] | None = None) -> int:
         "chips": options.chips.split(","),
         "shapes": options.shapes.split(","),
         "hidden": options.hidden,
+        "mode": options.mode,
         "kernels": [asdict(row) | {"passed": row.passed} for row in rows],
         "passed": all(row.passed for row in rows) and bool(rows),
     }
-    console.print(f"written to {write_result('triton_kernels', options.seed, content, options.json)}", style="dim")
+    console.print(f"written to {write_result(question, options.seed, content, options.json)}", style="dim")
     return int(not content["passed"])
 
 
@@ -112,13 +118,14 @@ def run(families: list[Family], options: argparse.Namespace) -> list[Row]:
     return [row for row, *_ in found.values()]
 
 
-def kernel_regions(
-    family: Family, dtype: torch.dtype, shape: str, hidden: int, seed: int = 0
-) -> list[tuple[Node, list[Any]]]:
+def kernel_regions(family: Family, dtype: torch.dtype, shape: str, options: Any) -> list[tuple[Node, list[Any]]]:
     """The kernels that the pipeline makes of a model, with what they get at inference."""
-    model = cast_parameters(family.build(Sizes(hidden), seed=seed), dtype)
-    captured = [one for inputs in _inputs(family, model, dtype, shape, seed) for one in graphs_of(model, inputs)]
-    return [found for graph, arguments in captured for found in regions_of(graph, arguments)]
+    model = cast_parameters(family.build(Sizes(options.hidden), seed=options.seed), dtype)
+    captured = [
+        one for inputs in _inputs(family, model, dtype, shape, options.seed) for one in graphs_of(model, inputs)
+    ]
+    config = Config(mode=options.mode, machine=MACHINE if options.mode != "default" else "")
+    return [found for graph, arguments in captured for found in regions_of(graph, arguments, config)]
 
 
 def regions_of(graph: Graph, arguments: list[Any], config: Config | None = None) -> list[tuple[Node, list[Any]]]:
@@ -136,16 +143,26 @@ def regions_of(graph: Graph, arguments: list[Any], config: Config | None = None)
     return [(region, [numbers[v] for v in region.operands]) for region in regions]
 
 
-def by_descriptors(region: Node, machine: Machine) -> Choice | None:
-    """The first choice of tensor descriptors for a region; only products on chips that have them have one."""
+def other_forms(region: Node, machine: Machine) -> list[Choice]:
+    """One choice for a product of every form that its default has not: the other way around, in parts, by descriptors.
+
+    Those that are tried for the machine at all.
+    """
     from fusec.codegen.schedule import choices
     from fusec.codegen.triton import TritonTarget
 
     try:
-        offered = choices(region, machine, TritonTarget().lanes)
+        default, *others = choices(region, machine, TritonTarget().lanes)
     except ScheduleError:
-        return None
-    return next((choice for choice in offered if choice.descriptors), None)
+        return []
+    forms: dict[tuple[bool, bool, bool], Choice] = {_form(default): default}
+    for choice in others:
+        forms.setdefault(_form(choice), choice)
+    return list(forms.values())[1:]
+
+
+def _form(choice: Choice) -> tuple[bool, bool, bool]:
+    return choice.turned, choice.splits > 1, choice.descriptors
 
 
 def _inputs(family: Family, model: nn.Module, dtype: torch.dtype, shape: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -184,7 +201,7 @@ def graphs_of(model: nn.Module, inputs: dict[str, Any]) -> list[tuple[Graph, lis
 
 def _gather(family: Family, dtype: str, options: argparse.Namespace, found: Found) -> None:
     for shape in options.shapes.split(","):
-        for region, inputs in kernel_regions(family, DTYPES[dtype], shape, options.hidden, options.seed):
+        for region, inputs in kernel_regions(family, DTYPES[dtype], shape, options):
             key = structure(region.body)
             row, *_ = found.setdefault(key, (Row(str(region.attributes["label"]), dtype, [], "", 0), region, inputs))
             row.places += 1
@@ -194,19 +211,22 @@ def _gather(family: Family, dtype: str, options: argparse.Namespace, found: Foun
 def _check(row: Row, region: Node, inputs: list[Any], options: argparse.Namespace) -> None:
     from fusec.codegen.triton.check import check_region
 
-    name = "".join(c if c.isalnum() else "_" for c in row.label)
+    name, machine = "".join(c if c.isalnum() else "_" for c in row.label), chip(MACHINE)
+    forms = other_forms(region, machine) if options.mode != "default" else []
     try:
         outcome = check_region(region, name, options.chips.split(","), inputs=inputs)
+        others = [check_region(region, name, (), inputs=inputs, choice=form, machine=machine) for form in forms]
     except Exception as reason:  # one kernel that fails must not hide the others
         row.problem = " ".join(f"{type(reason).__name__}: {reason}".split())[:400]
         return
-    row.ratio, row.kind = outcome.comparison.ratio, outcome.kernel.kind
+    row.ratio, row.kind = max(o.comparison.ratio for o in (outcome, *others)), outcome.kernel.kind
+    row.forms = list(map(str, forms))
     row.chips = {
         r.chip: {"registers": r.registers, "spills": r.spills, "shared": r.shared, "matrix": sum(units.values())}
         for r in outcome.reports
         for units in (r.matrix_instructions,)
     }
-    row.problem = "" if outcome.ok else str(outcome)
+    row.problem = "; ".join(str(o) for o in (outcome, *others) if not o.ok)
 
 
 def _table(rows: list[Row]) -> Table:
@@ -227,10 +247,10 @@ def _cells(rows: list[Row]) -> list[str]:
     verdict = "[green]pass[/]" if all(row.passed for row in rows) else "[red]FAIL[/]"
     most: dict[str, int] = {}
     for row in rows:
-        for chip, taken in row.chips.items():
-            most[chip] = max(most.get(chip, 0), taken["registers"])
+        for code, taken in row.chips.items():
+            most[code] = max(most.get(code, 0), taken["registers"])
     spills = sum(taken["spills"] for row in rows for taken in row.chips.values())
-    registers = ", ".join(f"{chip} {count}" for chip, count in most.items())
+    registers = ", ".join(f"{code} {count}" for code, count in most.items())
     on_units = sum(any(taken["matrix"] for taken in row.chips.values()) for row in rows)
     return [verdict, str(len(rows)), str(on_units), f"{max(row.ratio for row in rows):.3f}", registers, str(spills)]
 
@@ -247,9 +267,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtypes", default=",".join(DTYPES), metavar="A,B")
     add("--shapes", default=SHAPES, metavar="BxL,B+L", help="batches and lengths of the samples; + for one more token")
     add("--chips", default=",".join(CHIPS), metavar="A,B", help="what to compile for")
+    add("--mode", default="default", choices=list(MODES), help="`max-autotune` generates products of many rows")
     add("--hidden", type=int, default=112, help="width of the models, with four heads")
     add("--seed", type=int, default=0)
-    add("--json", default="", metavar="FILE", help="by default bench/results/triton_kernels.json")
+    add("--json", default="", metavar="FILE", help="by default one for each mode in bench/results")
     add("--width", type=int, default=None, help="of the table")
     return parser
 

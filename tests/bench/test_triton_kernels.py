@@ -38,3 +38,22 @@ def test_a_wrong_kernel_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     status, content = found(tmp_path)
     assert status == 1 and not content["passed"]
     assert "FAIL" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_candidates_of_products_are_right(tmp_path: Path) -> None:
+    words = [
+        "--mode",
+        "max-autotune",
+        "--models",
+        "gpt2",
+        "--dtypes",
+        "bfloat16",
+        "--shapes",
+        "2x20",
+        "--hidden",
+        "112",
+    ]
+    status, content = found(tmp_path, *words)
+    forms = [form for row in content["kernels"] for form in row["forms"]]
+    assert status == 0 and content["mode"] == "max-autotune" and any("descriptors" in form for form in forms)
