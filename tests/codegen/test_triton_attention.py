@@ -37,6 +37,7 @@ from tests.codegen.test_attention import (
     check_that_lengths_share_a_kernel,
     check_that_nothing_is_seen,
     filled,
+    linear_bias,
     one_more,
     only_sinks,
     passes,
@@ -44,6 +45,7 @@ from tests.codegen.test_attention import (
     sinks_first,
     soft_capped,
     triangle,
+    window,
     with_large_sinks,
     with_sinks,
 )
@@ -167,7 +169,7 @@ def test_the_loop_over_keys_ends_at_a_position_that_is_loaded(
     check_that_a_position_ends_the_loop(spelling, dtype, queries, each, 150, {"target": "triton"}, 32)
 
 
-@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize("queries", [1, 512])
 def test_a_loop_that_ends_at_a_position_compiles(queries: int, chip: str) -> None:
     q, k = torch.empty(1, 2, queries, 64).bfloat16(), torch.empty(1, 2, 512, 64).bfloat16()
@@ -263,7 +265,18 @@ def test_a_program_runs_it() -> None:
     assert passes(by_hand, result, inputs)
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("spelling", [linear_bias, window, with_sinks], ids=lambda f: f.__name__)
+def test_what_is_done_to_scores_compiles(spelling: Spelling, chip: str) -> None:
+    """For many queries and for few."""
+    for queries in (512, 4):
+        q, k = torch.empty(1, 2, queries, 128), torch.empty(1, 2, 512, 128)
+        inputs = tuple(x.bfloat16() for x in (q, k, k, torch.empty(1, 1, queries, 512)))
+        report = compile_for(kernel_of(spelling, inputs, chip), chip)
+        assert report.ok and report.matrix_instructions, report
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize("width", [128, 256])
 def test_large_ones_compile_to_what_a_chip_should_run(width: int, chip: str) -> None:
     """The dearest scores there are, for many queries and for few."""

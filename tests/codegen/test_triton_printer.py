@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.launch import InterpretedKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.errors import ScheduleError
+from fusec.ir.graph import Source
 from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, symbol
 from tests.codegen.tile_programs import (
     J,
@@ -425,3 +427,10 @@ def test_what_triton_cannot_hold_is_refused():
     part = Loop("j", 0, 20, 8, "tile", (Load("x", "a", J), Fold("r", "max", "x", F32)))
     with pytest.raises(ScheduleError, match="several tiles"):
         print_kernel(Kernel("k", "row", (Buffer("a", F32, 20, "input"),), (), (part,)))
+
+
+def test_a_kernel_says_what_it_computes_and_where_that_is_written() -> None:
+    source = Source(file="model.py", line=12, module="layers.0.mlp")
+    kernel = replace(softmax(), sources=(source, source))
+    head, _ = print_kernel(kernel).split("@triton.jit")
+    assert f"# {kernel.formula}\n" in head and head.count("layers.0.mlp, model.py:12") == 1
