@@ -51,6 +51,8 @@ def _print_argument(text: ProgramText, template: Any, names: list[str], again: C
             return text.constant(getattr(torch, name), name)
         case ("device", str(name)):
             return text.device(name)
+        case ("complex", float(real), float(imaginary)):
+            return f"complex({again(real)}, {again(imaginary)})"
         case ("list", tuple(items)):
             return f"[{', '.join(map(again, items))}]"
         case tuple():

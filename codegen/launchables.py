@@ -10,7 +10,7 @@ from fusec.codegen.freezing import NOTHING, Decided, mark
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.target import Launchable, Target
 from fusec.errors import BuildError, FusecError
-from fusec.ir.graph import Graph, Node
+from fusec.ir.graph import Graph, Node, is_written
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 from fusec.ir.types import TensorType
@@ -87,7 +87,7 @@ def _settle_layouts(region: Node) -> None:
     """Give results memory without gaps or overlaps: what a kernel writes is an array of its own."""
     for result, inner in zip(region.results, region.body.outputs, strict=True):
         if isinstance(inner.type, TensorType) and inner not in region.body.inputs:
-            if inner.producer is None or not inner.producer.writes:
+            if not is_written(inner):
                 inner.type = dense(inner.type)
         result.type = inner.type
 

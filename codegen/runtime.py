@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fusec.ir.graph import Graph, storage
+from fusec.ir.graph import Graph, is_written, storage
 from fusec.verify.interpreter import evaluate
 
 LARGEST_SPARE = 16 << 20
@@ -54,6 +54,6 @@ def interpret(body: Graph, operands: list[Any], symbols: dict[str, int]) -> list
     fresh = (not isinstance(x, torch.Tensor) or x.untyped_storage().data_ptr() not in taken for x in results)
     results = [x if own else x.clone() for x, own in zip(results, fresh, strict=True)]
     for i, value in enumerate(body.outputs):
-        if value.producer is not None and value.producer.written:
+        if is_written(value):
             results[i] = operands[body.inputs.index(storage(value))].copy_(results[i])
     return results

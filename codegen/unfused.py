@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fusec.codegen.runtime import interpret
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph, Value, is_written
 from fusec.ir.types import evaluate_sizes
 
 
@@ -42,8 +42,3 @@ def as_typed(buffers: Sequence[Tensor], values: Sequence[Value], symbols: Mappin
     """Memory as the tensors that these values are: regions of other shapes may share a kernel."""
     sizes = [(evaluate_sizes(v.tensor.shape, symbols), evaluate_sizes(v.tensor.strides, symbols)) for v in values]
     return [buffer.as_strided(*size) for buffer, size in zip(buffers, sizes, strict=False)]
-
-
-def is_written(value: Value) -> bool:
-    """Whether an output is an input that the kernel changes."""
-    return value.producer is not None and bool(value.producer.written)

@@ -28,7 +28,7 @@ from fusec.codegen.kernel import (
     walk,
 )
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Graph, Node, Value, storage
+from fusec.ir.graph import Graph, Node, Value, is_written, storage
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, product, same_size
 
 _FAR = 2**40
@@ -69,7 +69,7 @@ class Emitter:
             v: _buffer(f"in{i}", v, "update" if v in written else "input") for i, v in enumerate(body.inputs)
         }
         self.outputs = [
-            self.buffers[storage(v)] if storage(v) in written else _buffer(f"out{i}", v, "output")
+            self.buffers[storage(v)] if is_written(v) else _buffer(f"out{i}", v, "output")
             for i, v in enumerate(body.outputs)
         ]
         self.output_types = [v.tensor for v in body.outputs]

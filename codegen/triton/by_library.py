@@ -6,8 +6,8 @@ from typing import Any
 
 from fusec.codegen.program import build_program
 from fusec.codegen.target import Target
-from fusec.codegen.unfused import as_typed, is_written
-from fusec.ir.graph import Graph
+from fusec.codegen.unfused import as_typed
+from fusec.ir.graph import Graph, is_written
 from fusec.pipeline import Context
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fusec.analysis.machine import Machine
 from fusec.codegen.kernel import Kernel
-from fusec.codegen.unfused import as_typed, is_written
-from fusec.ir.graph import Graph, storage
+from fusec.codegen.unfused import as_typed
+from fusec.ir.graph import Graph, is_written, storage
 
 logger = logging.getLogger(__name__)
 

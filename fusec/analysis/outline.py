@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fusec.analysis.strides import dense
 from fusec.analysis.uses import Uses
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, is_written
 from fusec.ir.structure import structure_of_piece
 
 
@@ -27,7 +27,7 @@ class Outline:
         to = {value: body.add_input(value.type, value.name) for value in self.inputs}
         body.splice(self.nodes, to)
         for value in self.outputs:
-            if value.producer is None or not value.producer.writes:
+            if not is_written(value):
                 to[value].type = dense(value.tensor)
         body.set_outputs([to[value] for value in self.outputs])
         return body

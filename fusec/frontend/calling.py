@@ -28,6 +28,10 @@ class View:
     """In bytes, from the other's own offset."""
     dtype: torch.dtype | None = None
     """Of its elements, where it has others than the tensor that it is of."""
+    conjugated: bool = False
+    """It is the conjugate of what it looks at."""
+    negated: bool = False
+    """It is the negative of what it looks at."""
 
     @classmethod
     def between(cls, of: Literal["input", "output"], index: int, owner: torch.Tensor, view: torch.Tensor) -> "View":
@@ -35,8 +39,11 @@ class View:
         shape, strides = tuple(map(to_size, view.shape)), tuple(map(to_size, view.stride()))
         offset = to_size(view.storage_offset()) * view.itemsize - to_size(owner.storage_offset()) * owner.itemsize
         same = tuple(map(to_size, owner.shape)) == shape and tuple(map(to_size, owner.stride())) == strides
-        whole = same and offset == 0 and owner.dtype == view.dtype
-        return cls(of, index, whole, shape, strides, offset, None if owner.dtype == view.dtype else view.dtype)
+        alike = owner.dtype == view.dtype
+        conjugated = view.is_conj() != (alike and owner.is_conj())
+        negated = view.is_neg() != (alike and owner.is_neg())
+        whole = same and offset == 0 and alike and not (conjugated or negated)
+        return cls(of, index, whole, shape, strides, offset, None if alike else view.dtype, conjugated, negated)
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,9 @@ def _restore(output: Output, results: Sequence[Any], inputs: dict[int, Any], siz
     shape, strides = ([_value(n, sizes) for n in part] for part in (view.shape, view.strides))
     start = owner.storage_offset() * owner.itemsize + _value(view.offset, sizes)
     if view.dtype is None:
-        return owner.as_strided(shape, strides, start // owner.itemsize)
-    other = torch.empty(0, dtype=view.dtype, device=owner.device)
-    return other.set_(owner.untyped_storage(), start // view.dtype.itemsize, shape, strides)
+        found = owner.as_strided(shape, strides, start // owner.itemsize)
+    else:
+        other = torch.empty(0, dtype=view.dtype, device=owner.device)
+        found = other.set_(owner.untyped_storage(), start // view.dtype.itemsize, shape, strides)
+    found = torch._conj(found) if view.conjugated else found
+    return torch._neg_view(found) if view.negated else found

@@ -128,7 +128,23 @@ class Importer:
         if isinstance(fake, (bool, int, torch.SymInt)):
             self.values[node] = to_size(fake)
         else:
-            self.values[node] = None if fake is None else value
+            given = self._plain(node, value) if isinstance(fake, torch.Tensor) else value
+            self.values[node] = None if fake is None else given
+
+    def _plain(self, node: Node, value: Value) -> Value:
+        """An input as memory holds it: a copy of one that torch has only marked as negative.
+
+        Raises:
+            ImportFailure: where the graph changes such a one.
+        """
+        if not node.meta["val"].is_neg():
+            return value
+        if any(is_mutable(user) for user in node.users):
+            raise ImportFailure(
+                f"the graph changes {value.name}", why="it is a view that negates what lies in memory",
+                fix="give it as torch.resolve_neg(…)",
+            )  # fmt: skip
+        return self._clone(value)
 
     def _note_changes(self, output: Node) -> None:
         """Find the inputs that the graph changes: whoever wants their old value needs it before."""

@@ -32,6 +32,8 @@ class Template:
             return ("torch", str(argument).removeprefix("torch."))
         if isinstance(argument, torch.device):
             return ("device", str(argument))
+        if isinstance(argument, complex):
+            return ("complex", argument.real, argument.imag)
         if argument is None or isinstance(argument, (bool, int, float, str, sympy.Expr)):
             return argument
         raise ImportFailure(

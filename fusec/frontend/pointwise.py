@@ -27,6 +27,12 @@ for _name in UNARY:
     lowers(f"aten.{_name}.default")(_unary)
 
 
+@lowers("aten._neg_view.default")
+def _neg_view(low: Lowering, call: Call) -> Value:
+    """The imaginary part of a conjugate: torch marks it as negative, and leaves memory as it is."""
+    return low.emit("neg", low.operand(call["self"], call.out.dtype))
+
+
 @lowers("aten.round.default")
 def _round(low: Lowering, call: Call) -> Value:
     return _unary(low, call)
@@ -266,6 +272,9 @@ def _require_device(x: Any, device: str) -> None:
         "aten.lift_fresh.default", "aten.lift_fresh_copy.default", "prims.view_of.default")  # fmt: skip
 def _identity(low: Lowering, call: Call) -> Value:
     x: Value = call["self"] if "self" in call.arguments else call["a"]
+    (given, *_), (made, *_) = call.fakes.values(), call.fake_results
+    if given.is_conj() != made.is_conj():
+        raise ImportFailure("a copy of a conjugate", why="memory holds what it is the conjugate of")
     return x
 
 

@@ -384,13 +384,18 @@ def storage(value: Value) -> Value:
     return value
 
 
+def is_written(value: Value) -> bool:
+    """Whether it is what a write gives, or a region that ends in one: its operand, changed. A view of such is not."""
+    return value.producer is not None and bool(value.producer.written)
+
+
 def updated(node: Node, index: int) -> Value | None:
     """The operand that a result of a region is, after the region has written to it; None for one of its own."""
     if not node.has(Trait.REGION):
         return None
     body = node.body
     made = body.outputs[index]
-    if made.producer is None or not made.producer.writes:
+    if not is_written(made):
         return None
     inner = storage(made)
     return node.operands[body.inputs.index(inner)] if inner in body.inputs else None

@@ -79,6 +79,8 @@ def _decode_tuple(template: tuple[Any, ...], operands: Sequence[Any], decode: An
             return dtype if dtype is not None and is_float else constant
         case ("device", str(name)):
             return torch.device(name)
+        case ("complex", float(real), float(imaginary)):
+            return complex(real, imaginary)
         case ("list", tuple(items)):
             return [decode(item) for item in items]
     return tuple(decode(item) for item in template)

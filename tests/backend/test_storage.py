@@ -36,6 +36,46 @@ def test_the_old_value_survives_a_change(backend: Any) -> None:
     check(backend, step, torch.randn(3, 4))
 
 
+def heads_repeated(x: Tensor) -> Tensor:
+    return x[:, None].expand(2, 2, 6, 8).reshape(4, 6, 8)
+
+
+def replaced(x: Tensor) -> tuple[Tensor, ...]:
+    x.copy_(x * 3)
+    return heads_repeated(x).sort(1)[0], heads_repeated(x), x.transpose(1, 2).reshape(2, 48)
+
+
+def tripled(x: Tensor) -> Tensor:
+    x.copy_(x * 3)
+    return heads_repeated(x).sort(1)[0]
+
+
+def replaced_by_another_order(x: Tensor) -> Tensor:
+    x.copy_(x.sort(1)[0])
+    return heads_repeated(x).sort(1)[0]
+
+
+def replaced_in_part(x: Tensor) -> Tensor:
+    x[:, 1].copy_(x[:, 0].exp())
+    return heads_repeated(x).cumsum(1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "step", [replaced, tripled, replaced_by_another_order, replaced_in_part], ids=lambda f: f.__name__
+)
+def test_what_is_made_of_a_changed_input_lies_elsewhere(backend: Any, step: Any, dynamic: bool) -> None:
+    """Repeated or turned it has other elements, or more of them, than the input has place for."""
+    around = torch.zeros(1000)
+    x = around[400:496].view(2, 6, 8).normal_()
+    mine, before = x.clone(), around.clone()
+    wanted = step(mine)
+    with torch.no_grad():
+        found = torch.compile(step, backend=backend, dynamic=dynamic)(x)
+    torch.testing.assert_close((found, x), (wanted, mine))
+    same((around[:400], around[496:]), (before[:400], before[496:]))
+
+
 def test_a_copy_does_not_share_storage(backend: Any) -> None:
     compiled = torch.compile(lambda x: (x.clone(), x.contiguous().clone(), x * 1.0), backend=backend)
     x = torch.randn(3, 4)
