@@ -59,7 +59,8 @@ class Config:
     record: bool = _option(False, "keep the text of the graph before and after every pass")
     strict: bool = _option(False, "raise where fusec would otherwise fall back to ATen")
     small_m: int = _option(
-        16, "largest number of rows for which fusec generates its own matrix product; on a GPU twice as many"
+        16,
+        "largest number of rows for which fusec generates its own matrix product; on a GPU twice as many of half types",
     )
     freeze: bool = _option(
         False,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from fusec.analysis.affine import Affine, Axis
 from fusec.analysis.indexing import Located, Nest, Output, above, walk
-from fusec.analysis.kinds import FEW_ROWS_OF_GPU, Shape
+from fusec.analysis.kinds import FEW_ROWS_OF_GPU, Shape, rows_at_once
 from fusec.codegen.choice import Choice
 from fusec.errors import ScheduleError
 from fusec.ir.types import F64, DType, accumulation, estimate, product
@@ -48,7 +48,8 @@ class Products:
         """The axes of the rows that are taken in blocks, as one; the others are the grid's."""
         self.count = product(tuple(axis.size for axis in self.taken))
         """Rows that are taken in blocks."""
-        self.few = isinstance(self.count, int) and self.count <= FEW_ROWS_OF_GPU
+        at_once = rows_at_once(shape.contractions, FEW_ROWS_OF_GPU)
+        self.few = isinstance(self.count, int) and self.count <= at_once
 
     def columns(self, output: Output) -> tuple[Axis, ...]:
         """The axes of an output besides the rows, as they follow each other in it."""

@@ -1,6 +1,6 @@
 """Which kind of kernel a located region is, and whether it is one at all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,8 +14,8 @@ from fusec.ir.types import BF16, F16, F32, DType, product
 FEW_ROWS = 16
 """Rows up to which every thread keeps the whole left operand of a product in its cache."""
 FEW_ROWS_OF_GPU = 2 * FEW_ROWS
-"""Rows up to which they are one block on a GPU. Every program reads it: of more it would be as large as what a program
-reads of a weight."""
+"""Rows of half types up to which they are one block on a GPU. Every program reads it: of more it would be as large as
+what a program reads of a weight; sums of so many of float32, which are added up lane by lane, were seen to spill."""
 SOME_ROWS = 256
 """Rows up to which a call of the library costs more than its products take, seen in 32 to 512 of them."""
 MULTIPLIED = frozenset({F32, BF16, F16})
@@ -41,7 +41,8 @@ class Limits:
     any_layout: bool = False
     """Whether operands of many rows may lie any way, as where tiles of them are loaded."""
     few: int = FEW_ROWS
-    """Rows up to which there is a schedule that takes them at once."""
+    """Rows of half types up to which there is a schedule that takes them at once; of others it is ``FEW_ROWS``, and
+    ``small_m`` is less to that extent."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,22 @@ def _contraction(
         if narrow.intersection(walk([output.root])):
             raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
     count = product(tuple(axis.size for axis in rows))
-    few = isinstance(count, int) and count <= limits.few
+    at_once = rows_at_once(contractions, limits.few)
+    most = limits.small_m * at_once // limits.few
+    few = isinstance(count, int) and count <= at_once
     many = limits.many if isinstance(count, int) and count > SOME_ROWS else limits.many | limits.some
     why = next(_objections_to_many(nest, contractions, replace(limits, many=many)), "")
     if not (few or why):
         return Shape("contraction", ordered(nest, rows), contractions, reductions, many=True)
-    if not isinstance(count, int) or count > limits.small_m:
+    if not isinstance(count, int) or count > most:
         why = f"; in blocks: {why}" if limits.many | limits.some else ""
-        raise ScheduleError(
-            "too many rows for a generated matrix product", why=f"{count} of at most {limits.small_m}{why}"
-        )
+        raise ScheduleError("too many rows for a generated matrix product", why=f"{count} of at most {most}{why}")
     return Shape("contraction", ordered(nest, rows), contractions, reductions)
+
+
+def rows_at_once(contractions: Iterable[Located], halves: int) -> int:
+    """Rows up to which products have a schedule for few, which of half types are so many."""
+    return halves if all(c.operands[1].dtype in HALVES for c in contractions) else FEW_ROWS
 
 
 def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], limits: Limits) -> Iterator[str]:

@@ -21,8 +21,8 @@ class Group:
 
     name: ClassVar[str] = "group"
     small_m: int = 16
-    """Largest number of rows of a matrix product that is generated rather than left to the vendor; twice that on a GPU,
-    whose matrix units take more of them at once."""
+    """Largest number of rows of a matrix product that is generated rather than left to the vendor; twice that of
+    half types on a GPU, whose matrix units take more of them at once."""
     cpu: bool = True
     """Whether kernels are a CPU's: they may rely on the order of their iterations, and multiply many rows, where the
     machine's profile says that it is quick. A GPU's multiply many rows under the option `autotune`, which
