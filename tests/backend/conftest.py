@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fusec import dynamo
+from fusec.codegen.bounds import unproven_accesses
 from tests.backend.agreement import interpret
 
 
@@ -16,4 +17,7 @@ def backend(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     yield dynamo.backend if request.param == "compiler" else dynamo.backend_with(interpret)
     assert dynamo.fallbacks() == []
+    programs = [compiled.program for compiled in dynamo.compiled_graphs()]
+    kernels = [kernel for program in programs for kernel in getattr(program, "kernels", {}).values()]
+    assert [a for kernel in kernels if not kernel.symbols for a in unproven_accesses(kernel)] == []
     torch._dynamo.reset()
