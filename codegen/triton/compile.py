@@ -152,7 +152,8 @@ def _amd(name: str, chip: str, compiled: Any) -> Report:
         found = re.search(rf"\.{key}:\s*(\d+)", text)
         return int(found[1]) if found else 0
 
-    spills = field("vgpr_spill_count") + field("sgpr_spill_count")
+    # Scalar registers go to lanes of vector registers, which is no memory, unless the kernel has scratch memory.
+    spills = field("vgpr_spill_count") + (field("sgpr_spill_count") if field("private_segment_fixed_size") else 0)
     matrix = dict(Counter(_MATRIX.findall(text)))
     registers, traps = field("vgpr_count"), text.count("s_trap")
     return Report(name, chip, registers, spills, compiled.metadata.shared, len(text), matrix, assertions=traps)
