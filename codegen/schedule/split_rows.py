@@ -27,7 +27,7 @@ def may_split(nest: Nest, shape: Shape) -> bool:
     if shape.kind != "row":
         return False
     bound, rows = shape.reductions[0].bound, frozenset(shape.rows)
-    alike = all(r.bound == bound and r.dtype != BOOL for r in shape.reductions)
+    alike = all(r.bound == bound for r in shape.reductions)
     whole = all(o.axes in (rows, rows.union(bound)) and o.destination is None for o in nest.outputs)
     return alike and whole and all(isinstance(a.size, int) for a in (*shape.rows, *bound))
 

@@ -100,7 +100,7 @@ def test_functions_in_float16(function):
 
 
 def test_scalars_kept_in_lanes_of_vector_registers_are_no_spill():
-    """AMD's compiler calls it one; where vector registers do not fit, it is. Not so here: sixteen steps are unrolled."""
+    """AMD's compiler calls it one, but nothing goes to memory: here, where it unrolls sixteen steps."""
     inputs = [torch.randn(2, 8, 112).half() for _ in range(2)]
     (region,) = kernel_regions(trace(clamp_if_any_overflows, inputs, symbolic=False))
     assert check_region(region, "clamp", ["gfx942"]).ok

@@ -43,6 +43,15 @@ def count(x: Tensor) -> Tensor:
     return (x > 0.5).sum(0) + 1
 
 
+def bounded(x: Tensor) -> Tensor:
+    """What T5 does to float16: a truth about everything decides what each becomes."""
+    return x.clamp(max=torch.where(torch.isinf(x).any(), 1.0, 2.0))
+
+
+def truths(x: Tensor) -> tuple[Tensor, ...]:
+    return (x > 0.5).any(1), (x > -2).all(1)
+
+
 def softmax(x: Tensor) -> Tensor:
     return x.softmax(-1)
 
@@ -59,8 +68,8 @@ def normalised(x: Tensor) -> tuple[Tensor, ...]:
 
 
 GRIDS = {
-    everything: 2, rows: 2, columns: 2, middle: 2, around: 2, count: 2, softmax: 3, softmax_of_columns: 3,
-    normalised: 4,
+    everything: 2, rows: 2, columns: 2, middle: 2, around: 2, count: 2, bounded: 2, truths: 2, softmax: 3,
+    softmax_of_columns: 3, normalised: 4,
 }  # fmt: skip
 """How many each takes: one for each level of reductions, and for results of each length."""
 
@@ -74,6 +83,7 @@ def test_every_edge(function: Any, shape: tuple[int, ...], choice: Choice) -> No
     for dtype in (torch.float32, torch.float16):
         torch.manual_seed(0)
         x = torch.randn(shape, dtype=dtype)
+        x.view(-1)[-1] = torch.inf if function is bounded else 0.3
         for region in regions_of(function, [x]):
             if any(node.op.name in ("sum", "max", "min") for node in region.body):
                 outcome = check_region(region, chips=(), choice=choice)
@@ -92,7 +102,7 @@ LARGE: dict[str, Any] = {
     "everything": (everything, (4096, 4096)), "rows": (rows, (4, 2048, 1024)), "columns": (columns, (32, 128, 768)),
     "tall": (columns, (65536, 64)), "middle": (middle, (4, 8192, 64)),
     "around": (around, (64, 16, 16384)), "huge": (rows, (2, 1 << 16, 1 << 15)),
-    "alike": (softmax, (8, 1, 1 << 19)), "pictures": (normalised, (2, 128, 4096)),
+    "bounded": (bounded, (4, 512, 768)), "alike": (softmax, (8, 1, 1 << 19)), "pictures": (normalised, (2, 128, 4096)),
 }  # fmt: skip
 
 
