@@ -53,7 +53,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		"bench.spellings --each" \
 		bench.mutants \
 		"bench.triton_kernels --full" \
-		"bench.triton_kernels --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16" \
+		"bench.triton_kernels --full --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16,float32" \
 		bench.triton_chips \
 		"bench.triton_chips --mode max-autotune" \
 		"bench.triton_chips --mode max-autotune --candidates --chips sm_90 --dtypes bfloat16" \

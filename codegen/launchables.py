@@ -1,8 +1,9 @@
 """The kernels of a graph: each distinct one is scheduled and built once, and what has none is reported."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from fusec.analysis.strides import dense
@@ -33,7 +34,7 @@ def build_kernels(
     """
     scheduled: dict[Node, Kernel] = {}
     kernels: dict[tuple[Any, ...], Kernel] = {}
-    names: dict[str, int] = {}
+    names: set[str] = set()
     equal: dict[tuple[Any, ...], Kernel] = {}
     for node in graph.nodes:
         if not node.has(Trait.REGION) or node.attributes["kind"] == "vendor" or node in decided.once:
@@ -51,8 +52,9 @@ def build_kernels(
             continue
         tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work, kernel.choice)
         if tile_program not in kernels:
-            count = names[kernel.name] = names.get(kernel.name, 0) + 1
-            kernels[tile_program] = kernel if count == 1 else replace(kernel, name=f"{kernel.name}_{count}")
+            name = next(n for n in _numbered(kernel.name) if n not in names)
+            names.add(name)
+            kernels[tile_program] = replace(kernel, name=name)
         scheduled[node] = equal[key] = kernels[tile_program]
     distinct = list(kernels.values())
     launchables = _launchables(distinct, target, context)
@@ -90,6 +92,11 @@ def _settle_layouts(region: Node) -> None:
             if not is_written(inner):
                 inner.type = dense(inner.type)
         result.type = inner.type
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{i}" for i in count(2))
 
 
 def kernel_name(region: Node) -> str:

@@ -50,7 +50,9 @@ def abbreviations() -> Callable[[Node | Value], Hashable]:
 
 
 def _exactly(value: object) -> Hashable:
-    """1, 1.0, True, 0.0 and -0.0 are different constants; one NaN is as good as another."""
+    """1, 1.0, True, 0.0 and -0.0 are different, in tuples too; one NaN is as good as another."""
+    if isinstance(value, tuple):
+        return tuple(map(_exactly, value))
     if isinstance(value, float | int):
         return (type(value).__name__, repr(value))
     assert isinstance(value, Hashable)

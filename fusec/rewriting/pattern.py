@@ -123,7 +123,7 @@ class PatternLibrary:
             DeclarationError: where the declaration cannot be a pattern at all.
         """
         function = spellings(declared)[spelling]
-        key = (declared.name, function, dtype, present, batch, tuple(REWRITES))
+        key = (dtype, present, batch, function, _stated(declared), *map(_stated, _of_users()))
         if key not in self.made:
             graph, samples = self.traced(declared, function, dtype, present, batch)
             self.made[key] = self.settle(declared, spelling, graph, samples)
@@ -179,6 +179,18 @@ def spellings(declared: Declaration) -> dict[str, Callable[..., Any]]:
     if isinstance(declared, Rewrite):
         return {"before": declared.before}
     return declared.spellings
+
+
+def _of_users() -> list[Declaration]:
+    """What may be declared, changed and declared anew between two compiles."""
+    declared: list[Declaration] = [*REWRITES.values(), *FUSIONS.values()]
+    return [d for d in declared if not d.module.startswith("fusec.")]
+
+
+def _stated(declared: Declaration) -> tuple[Any, ...]:
+    """All that a declaration says, and a pattern of it or with it depends on."""
+    sides = (declared.before, declared.after) if isinstance(declared, Rewrite) else declared.spellings.values()
+    return (declared.name, *sides, *(clause.predicate for clause in declared.clauses))
 
 
 def choices(parameters: Sequence[Parameter]) -> Iterator[tuple[str, ...]]:

@@ -97,6 +97,23 @@ def test_results_have_the_same_bits(dtype: torch.dtype, plain: Config) -> None:
     assert figures()["bytes"] == sum(v.nbytes for v in kept()) > 0
 
 
+def test_numbers_that_only_equal_each_other_are_not_the_same(plain: Config) -> None:
+    weight, x = torch.nn.Parameter(torch.randn(8, 8)), torch.randn(8, 8)
+
+    class Signs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x * torch.copysign(self.weight, 0.0), x * torch.copysign(self.weight, -0.0)
+
+    model = Signs()
+    call = frozen(model, plain)
+    for _ in range(2):
+        assert all(map(torch.equal, call(x), model(x)))
+
+
 @pytest.mark.parametrize(("family", "dtype"), [("llama", torch.bfloat16), ("bert", torch.float32),
                                                ("gemma3", torch.float32)], ids=str)  # fmt: skip
 def test_models_give_the_same_bits(family: str, dtype: torch.dtype, plain: Config) -> None:

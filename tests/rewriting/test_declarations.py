@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from fusec import passes
+from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.errors import DeclarationError
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
-from fusec.ir.types import TensorType
+from fusec.ir.types import F32, TensorType
 from fusec.passes.canonicalize import normalize
 from fusec.passes.patterns import trace_types
 from fusec.pipeline import Context
@@ -161,6 +162,26 @@ def test_a_user_fusion_builds_on_the_built_in_ones() -> None:
     assert regions_named(region.body, "rms_norm")
 
 
+def test_the_second_kernel_of_a_name_does_not_take_anothers() -> None:
+    @fusion
+    def gate(x: Rows, y: Rows) -> Tensor:
+        """x·tanh(y) + sin(x)"""
+        return x * torch.tanh(y) + torch.sin(x)
+
+    @fusion
+    def gate_2(x: Rows, y: Rows) -> Tensor:
+        """x·cos(y) - eˣ"""
+        return x * torch.cos(y) - torch.exp(x)
+
+    def model(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        return gate(a, b), gate(c, d), gate_2(c, d)
+
+    inputs = [*torch.randn(2, 4, 32), *torch.randn(2, 8, 33)]
+    program = compile_graph(trace(model, inputs, symbolic=False), Config(strict=True)).program
+    assert list(program.kernels) == ["gate", "gate_2", "gate_2_2"]
+    torch.testing.assert_close(program(list(inputs)), list(model(*inputs)))
+
+
 def test_a_fusion_may_have_the_name_of_the_function_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     @fusion
     def sin(x: Rows) -> Tensor:
@@ -185,6 +206,35 @@ def test_an_identity_is_applied_from_left_to_right() -> None:
     graph = normal(lambda a, b: torch.exp(a) * torch.exp(b), torch.randn(3, 5), torch.randn(3, 5))
     assert apply_declared([exponential_of_sum], graph, library()) == 1
     assert [n.op.name for n in graph.nodes] == ["add", "exp"]
+
+
+def test_what_is_declared_later_counts_from_then_on() -> None:
+    @rewrite
+    def doubled(x: Rows) -> Tensor:
+        """x + x = 2·x"""
+        return x + x
+
+    @doubled.to
+    def _(x: Rows) -> Tensor:
+        return x * 2.0
+
+    @fusion
+    def doubled_sine(x: Rows) -> Tensor:
+        """sin(x) + sin(x)"""
+        return torch.sin(x) + torch.sin(x)
+
+    kept = library()
+
+    def operations() -> list[str]:
+        graph = normal(doubled_sine.function, torch.randn(3, 5))
+        apply_declared([REWRITES["doubled"]], graph, kept)
+        return [n.op.name for n in graph.nodes if n.op.name != "constant"]
+
+    assert operations() == ["sin", "mul"] and list(kept.patterns(doubled_sine, F32))
+    doubled.where(lambda x: x.shape[-1] == 7)
+    assert operations() == ["sin", "add"]
+    (within,) = kept.patterns(doubled_sine, F32)
+    assert "mul" not in {n.op.name for n in within.graph.nodes}
 
 
 def test_what_is_declared_wrongly_is_refused() -> None:
