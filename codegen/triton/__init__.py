@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fusec.analysis.machine import CHIPS, USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip
+from fusec.analysis.machine import CHIPS, USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip, known_chip
 from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import schedule_region
@@ -28,13 +28,12 @@ class TritonTarget:
     whole_row: bool = True
 
     def machine(self, config: Config) -> Machine:
-        """The GPU that is asked for, or there, by its datasheet; one that has none here is like others of its kind."""
+        """The GPU that is asked for, by its datasheet; or the one that is there."""
         import torch
 
-        usual = USUAL_CHIP_OF_AMD if torch.version.hip else USUAL_CHIP
         if config.machine or not torch.cuda.is_available():
-            return chip(config.machine, usual)
-        return chip(torch.cuda.get_device_name(), _like(torch.cuda.get_device_properties(), usual))
+            return chip(config.machine, USUAL_CHIP_OF_AMD if torch.version.hip else USUAL_CHIP)
+        return _described(torch.cuda.get_device_properties(), nvidia=torch.version.hip is None)
 
     def schedule(self, region: Node, name: str, machine: Machine | None = None, choice: Choice | None = None) -> Kernel:
         """The tile program of a kernel region.
@@ -114,18 +113,26 @@ _GENERATIONS = {
 """GPUs of NVIDIA's by the least capability of their kind."""
 
 
-def _like(properties: Any, usual: Machine) -> Machine:
-    """A GPU by what its driver tells, and for the rest one of its generation, or the usual one."""
+def _described(properties: Any, nvidia: bool) -> Machine:
+    """A GPU by what its driver tells, and for the rest by its datasheet, or by that of one of its generation.
+
+    Of many chips there are smaller editions, and parts (MIG): what one computes goes by its processors.
+    """
     has = (properties.major, properties.minor)
     kinds = [least for least in _GENERATIONS if (properties.major, 0) <= least <= has]
-    known = _GENERATIONS[max(kinds)] if kinds and usual is not USUAL_CHIP_OF_AMD else usual
+    akin = USUAL_CHIP_OF_AMD if not nvidia else _GENERATIONS[max(kinds)] if kinds else USUAL_CHIP
+    known = known_chip(properties.name)
+    like = known or replace(akin, cache_gb_s=0.0)
+    part = properties.multi_processor_count / like.threads
     return replace(
-        known,
+        like,
         name=properties.name,
-        cache_bytes=properties.L2_cache_size,
-        cache_gb_s=0.0,
+        peaks={unit: rate * part for unit, rate in like.peaks.items()},
+        # What lies behind the L2 of AMD's is in no driver.
+        cache_bytes=like.cache_bytes if known and not nvidia else properties.L2_cache_size,
+        cache_gb_s=like.cache_gb_s * part,
         threads=properties.multi_processor_count,
-        shared_bytes=getattr(properties, "shared_memory_per_block_optin", 0) or known.shared_bytes,
+        shared_bytes=getattr(properties, "shared_memory_per_block_optin", 0) or like.shared_bytes,
     )
 
 

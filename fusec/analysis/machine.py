@@ -1,10 +1,12 @@
 """What a machine can do at best: the figures that predicted times are made of, known, measured or assumed."""
 
 import functools
+import itertools
 import json
 import math
 import os
 import platform
+import re
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -157,12 +159,15 @@ def assumed_cpu(threads: int = 1) -> Machine:
 
 
 def chip(name: str, usual: Machine = USUAL_CHIP) -> Machine:
-    """The GPU that an option, a driver or code for it names (``h100``, ``NVIDIA H100 80GB HBM3``, ``sm_90``).
+    """The GPU that an option, a driver or code for it names, or the usual one where none is known under the name."""
+    return known_chip(name) or usual
 
-    Where none is known under the name it is the usual one.
-    """
-    known = (machine for key, machine in CHIPS.items() if key in name.lower() or machine.code == name)
-    return next(known, usual)
+
+def known_chip(name: str) -> Machine | None:
+    """The GPU that goes by a name: ``h100``, ``NVIDIA H100 80GB HBM3``, ``NVIDIA GeForce RTX 4090``, ``sm_90``."""
+    words = re.findall(r"[a-z0-9]+", name.lower())  # an RTX A1000 is no A100
+    parts = {*words, *map("".join, itertools.pairwise(words))}
+    return next((machine for key, machine in CHIPS.items() if key in parts or machine.code == name), None)
 
 
 def cpu_machine(config: Config, threads: int) -> Machine:

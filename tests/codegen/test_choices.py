@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusec.analysis.machine import CHIPS, Machine, chip
+from fusec.analysis.machine import CHIPS, Machine, chip, known_chip
 from fusec.codegen.choice import Choice
 from fusec.codegen.schedule import choices
 from fusec.codegen.triton import TritonTarget
@@ -88,18 +88,37 @@ def test_no_register_of_few_rows_is_given_away_for_another_program() -> None:
 def test_a_gpu_that_nobody_knows_is_like_one_of_its_generation(
     monkeypatch: pytest.MonkeyPatch, hip: str | None, capability: tuple[int, int], code: str
 ) -> None:
-    told = SimpleNamespace(
-        name="one of next year", major=capability[0], minor=capability[1],
-        L2_cache_size=24 << 20, multi_processor_count=78,
+    machine = told(monkeypatch, "one of next year", hip, capability)
+    assert (machine.name, machine.code, machine.threads) == ("one of next year", code, 78)
+    assert (machine.cache_bytes, machine.shared_bytes) == (24 << 20, 65_536 if hip else 101_376)
+
+
+@pytest.mark.parametrize(
+    ("name", "hip", "known"),
+    [("NVIDIA RTX A1000 Laptop GPU", None, ""), ("NVIDIA A100-SXM4-40GB", None, "a100"),
+     ("NVIDIA GeForce RTX 4090 D", None, "rtx4090"), ("NVIDIA H100 PCIe", None, "h100"),
+     ("AMD Instinct MI300X VF", "6.4", "mi300x"), ("NVIDIA GH200 480GB", None, "")],
+)  # fmt: skip
+def test_a_gpu_has_the_processors_and_the_memory_that_its_driver_tells(
+    monkeypatch: pytest.MonkeyPatch, name: str, hip: str | None, known: str
+) -> None:
+    machine, like = told(monkeypatch, name, hip, (8, 6)), CHIPS[known or "a100"]
+    assert (known_chip(name) is like) == bool(known) and machine.code == like.code
+    assert (machine.threads, machine.shared_bytes) == (78, 65_536 if hip else 101_376)
+    assert machine.cache_bytes == (like.cache_bytes if hip else 24 << 20)
+    assert machine.peak("matrix", "bf16") == pytest.approx(like.peak("matrix", "bf16") * 78 / like.threads)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, name: str, hip: str | None, capability: tuple[int, int]) -> Machine:
+    """The machine that a driver describes."""
+    properties = SimpleNamespace(
+        name=name, major=capability[0], minor=capability[1], L2_cache_size=24 << 20, multi_processor_count=78,
         **({} if hip else {"shared_memory_per_block_optin": 101_376}),
     )  # fmt: skip
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: told.name)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: told)
-    machine = TritonTarget().machine(Config())
-    assert (machine.name, machine.code, machine.threads, machine.cache_bytes) == (told.name, code, 78, 24 << 20)
-    assert machine.shared_bytes == (65_536 if hip else 101_376)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    return TritonTarget().machine(Config())
 
 
 @pytest.mark.parametrize("code", ["sm_80", "sm_89", "sm_120"])

@@ -107,7 +107,6 @@ def test_the_gpu_of_a_graph_is_the_one_that_is_compiled_for(monkeypatch: pytest.
     for name, function in {
         "is_available": lambda: True,
         "device": device,
-        "get_device_name": lambda: f"a GPU at {now[-1]}",
         "get_device_properties": lambda: SimpleNamespace(**vars(told), name=f"a GPU at {now[-1]}"),
         "get_device_capability": lambda: (9, 0),
     }.items():
