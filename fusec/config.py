@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec.errors import OptionError, suggestion
+from fusec.selector import Selector
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -79,6 +80,9 @@ class Config:
             raise OptionError(f"unknown target {self.target!r}", fix="use 'cpp' or 'triton'")
         if self.machine not in ("", *CHIPS):
             raise OptionError(f"unknown machine {self.machine!r}", fix=suggestion(self.machine, CHIPS))
+        if self.small_m < 0:
+            raise OptionError(f"option 'small_m' is {self.small_m}", why="it counts rows", fix="use 0 or more")
+        Selector.parse(self.apply)
         for option in MODES[self.mode]:
             object.__setattr__(self, option, True)
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 import fusec.artifacts  # noqa: F401  whoever loads artifacts has named the backend, and nothing more
 from fusec.config import Config
-from fusec.errors import FusecError
+from fusec.errors import FusecError, ImportFailure, OptionError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_for_call
 from fusec.frontend.sources import input_names, input_weights
@@ -152,16 +152,19 @@ def _compile_aten(
         return _fall_back(config, reason, _run_module(gm))
     try:
         compiled = compile_graph(imported.graph, config)
+    except OptionError:
+        raise
     except Exception as reason:
         again = import_for_call(gm)
-        return _fall_back(config, reason, again.callable(interpreted(again.graph)))
+        program = _fall_back(config, reason, again.callable(interpreted(again.graph)))
+        return _for_positive_numbers(program, again.graph, gm, config)
     getattr(compiled, "remarks", [])[:0] = imported.remarks
     _compiled.append(compiled)
     program = imported.callable(_recorded(compiled, gm, static) if config.cuda_graphs else compiled.program)
-    return _for_positive_numbers(program, imported.graph, gm)
+    return _for_positive_numbers(program, imported.graph, gm, config)
 
 
-def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule) -> Boxed:
+def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule, config: Config) -> Boxed:
     """A program that is called where the numbers it is given are positive, as symbols of the IR are; else ATen is."""
     numbers = [v for v in graph.inputs if isinstance(v.type, ScalarType) and isinstance(v.type.expr, sympy.Symbol)]
     if not numbers:
@@ -171,10 +174,17 @@ def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule) -> Boxe
     def run(args: list[Any]) -> list[Any]:
         if all(args[i] > 0 for i in places):
             return program(args)
+        found = ", ".join(f"{v.name}={args[v.index]}" for v in numbers if args[v.index] < 1)
+        if config.strict:
+            raise ImportFailure(
+                f"a graph is called with a number that is not positive: {found}",
+                why="a symbol stands for a positive number, and without `strict` ATen would run the graph",
+                fix="compile with dynamic=False, or hand it over as a tensor",
+            )
         if not told:
-            told.extend(f"{v.name}={args[v.index]}" for v in numbers if args[v.index] < 1)
-            _fallbacks.append(f"a number that is not positive: {', '.join(told)}")
-            logger.warning("fusec runs a graph through ATen where a number is not positive: %s", ", ".join(told))
+            told.append(found)
+            _fallbacks.append(f"a number that is not positive: {found}")
+            logger.warning("fusec runs a graph through ATen where a number is not positive: %s", found)
         return instead(args)
 
     return run

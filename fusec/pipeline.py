@@ -12,6 +12,7 @@ from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph, Node, Source
 from fusec.remarks import Remarks
 from fusec.rewriting.match import MatchFailure, word
+from fusec.selector import Selector
 
 
 class Pass(Protocol):
@@ -41,37 +42,6 @@ class PassRecord:
     """How many rewrites it made."""
     verified: int = 0
     """Of how many both sides were run and compared."""
-
-
-@dataclass(frozen=True)
-class Selector:
-    """Which applications are made: ``0..41,!17`` is 0 to 41 without 17; only exclusions means all others."""
-
-    wanted: tuple[tuple[int, int], ...] = ()
-    unwanted: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> "Selector":
-        """Read the text form.
-
-        Raises:
-            OptionError: where it is none.
-        """
-        chosen: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-        for part in filter(None, (p.strip() for p in text.split(","))):
-            found = re.fullmatch(r"(!?)(\d+)(?:\.\.(\d*))?", part)
-            if found is None:
-                raise OptionError(f"{part!r} selects no applications", fix="write it like '0..41,!17'")
-            no, first, last = found.groups()
-            end = int(first) if last is None else (int(last) if last else 2**63)
-            chosen[bool(no)].append((int(first), end))
-        return cls(tuple(chosen[0]), tuple(chosen[1]))
-
-    def allows(self, number: int) -> bool:
-        """Whether the application of that number is made."""
-        if any(a <= number <= b for a, b in self.unwanted):
-            return False
-        return not self.wanted or any(a <= number <= b for a, b in self.wanted)
 
 
 @dataclass

@@ -11,17 +11,19 @@ from typing import Any
 
 from fusec.cache import open_cache
 from fusec.config import Config
+from fusec.errors import OptionError, suggestion
 from fusec.passes import fusion, raising
 from fusec.passes.attention import SpellAttention
 from fusec.passes.biased_products import BiasedProducts
-from fusec.passes.canonicalize import Canonicalize, normalize
+from fusec.passes.canonicalize import RULES, Canonicalize, normalize
 from fusec.passes.declared import ApplyDeclared
 from fusec.passes.grouping import Group
 from fusec.passes.patterns import trace_types
 from fusec.passes.traces import Traces
 from fusec.pipeline import Pass, Pipeline
-from fusec.rewriting.fusion import declared_in
+from fusec.rewriting.fusion import FUSIONS, declared_in
 from fusec.rewriting.pattern import PatternLibrary
+from fusec.rewriting.rule import REWRITES
 
 MEANINGS = tuple(f for family in raising.FAMILIES for f in declared_in(family))
 """What `raise` looks for, after rewrites."""
@@ -44,7 +46,11 @@ def kept_traces(config: Config) -> AbstractContextManager[None]:
 
 
 def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]:
-    """What makes each pass from its options, by name."""
+    """What makes each pass from its options, by name.
+
+    Raises:
+        OptionError: where ``disable`` names neither a pass nor a fusion or rewrite.
+    """
     config = config or Config()
     library = pattern_library(config.disabled)
     order = tuple(library.order())
@@ -57,6 +63,10 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
         "group": partial(Group, config.small_m),
         "bias": BiasedProducts,
     }
+    names = {*made, *FUSIONS, *REWRITES, *(rule.name for rule in RULES)}
+    for unknown in sorted(config.disabled - names):
+        why = "no pass, fusion or rewrite is called so"
+        raise OptionError(f"option 'disable' names {unknown!r}", why=why, fix=suggestion(unknown, names))
     return made
 
 

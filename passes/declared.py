@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context
 from fusec.rewriting.application import apply_declared
@@ -26,11 +27,13 @@ class ApplyDeclared:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.purpose)
+        known = [d.name for d in self.declarations]
+        for name in set(self._wanted).difference(known):
+            raise OptionError(f"pass {self.name!r} looks for no {name!r}", fix=suggestion(name, known))
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Apply the declarations in order; after the last stage, tell what nearly matched and what is no pattern."""
-        wanted = self.only.split("+") if self.only else [d.name for d in self.declarations]
-        chosen = (d for d in self.declarations if d.name in wanted and context.enabled(d.name))
+        chosen = (d for d in self.declarations if d.name in self._wanted and context.enabled(d.name))
         apply_declared(chosen, graph, self.library, context)
         if not self.is_last:
             return
@@ -38,3 +41,7 @@ class ApplyDeclared:
         for (name, spelling), reason in self.library.broken.items():
             message = f"spelling {spelling} of {name} is no pattern"
             context.remarks.add("failure", self.name, message, subject=name, reason=reason)
+
+    @property
+    def _wanted(self) -> list[str]:
+        return self.only.split("+") if self.only else [d.name for d in self.declarations]

@@ -10,7 +10,8 @@ from fusec.config import Config
 from fusec.errors import OptionError
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType, contiguous_strides
-from fusec.pipeline import Context, Pipeline, Selector
+from fusec.pipeline import Context, Pipeline
+from fusec.selector import Selector
 
 
 def small_graph() -> Graph:
@@ -116,7 +117,19 @@ def test_selectors(text: str, allowed: list[int]) -> None:
 
 def test_a_wrong_selector_is_refused() -> None:
     with pytest.raises(OptionError, match="selects no"):
-        Context(Config(apply="1-4"))
+        Config(apply="1-4")
+
+
+@pytest.mark.parametrize("name", ["canonicalize", "group", "silu", "times-one", "attention"])
+def test_what_may_be_left_out_is_known(name: str) -> None:
+    passes.known_passes(Config(disable=name))
+    with pytest.raises(OptionError, match=f"did you mean.*{name}"):
+        passes.known_passes(Config(disable=f"group,{name[:-1]}"))
+
+
+def test_what_alone_is_looked_for_is_known() -> None:
+    with pytest.raises(OptionError, match=r"did you mean.*rms_norm"):
+        Pipeline.parse("raise{only=rms_nrm}", passes.known_passes())
 
 
 def test_a_pass_that_raises_is_undone_and_reported() -> None:

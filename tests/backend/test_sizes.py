@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fusec import dynamo
+from fusec.errors import ImportFailure
 from fusec.remarks import Remarks
 from tests.backend.agreement import Block, same
 
@@ -167,6 +168,14 @@ def test_a_number_that_is_not_positive_is_counted(backend: Any) -> None:
             assert compiled(torch.zeros(2), k)[0] == abs(k)
     assert dynamo.fallbacks() == ["a number that is not positive: k=-3"]
     dynamo.reset()
+
+
+def test_a_number_that_is_not_positive_is_refused_where_nothing_may_fall_back(backend: Any) -> None:
+    compiled = torch.compile(lambda x, k: x + abs(k), backend=backend, dynamic=True, options={"strict": True})
+    with torch.no_grad():
+        assert compiled(torch.zeros(2), 3)[0] == 3
+        with pytest.raises(ImportFailure, match="k=-3"):
+            compiled(torch.zeros(2), -3)
 
 
 def test_a_truth_value_of_sizes_is_left_to_aten(backend: Any) -> None:
