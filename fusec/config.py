@@ -70,8 +70,11 @@ class Config:
     )
     cache: bool = _option(True, "keep built kernels, and what passes made of graphs, on disk for the next process")
     cache_dir: str = _option("", "where; by default the user's cache directory")
-    machine: str = _option("", "GPU that times are predicted for: " + ", ".join(f"`{n}`" for n in CHIPS) + "; "
-                           "by default this machine, as `fusec machine measure` found it")  # fmt: skip
+    machine: str = _option(
+        "",
+        f"GPU that times are predicted for, and by these what is joined: {', '.join(f'`{n}`' for n in CHIPS)}; "
+        "by default this machine, as `fusec machine measure` found it",
+    )
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

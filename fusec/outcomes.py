@@ -73,8 +73,13 @@ class Outcome:
             "records": list(map(asdict, context.records)),
             "next_number": context.next_number,
         }
+        try:
+            content = zlib.compress(json.dumps(found).encode(), 1)
+        except (TypeError, ValueError) as reason:  # nor must what a remark says cost the kernels
+            logger.warning("what the passes made of %s is not kept: %s", graph.name, reason)
+            return
         with contextlib.suppress(OSError):  # later processes then run the passes
-            self.cache.publish(self.key, SUFFIX, zlib.compress(json.dumps(found).encode(), 1))
+            self.cache.publish(self.key, SUFFIX, content)
             carry(self.cache, self.key, SUFFIX)
 
 

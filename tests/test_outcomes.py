@@ -220,6 +220,14 @@ def test_what_text_cannot_say_is_not_taken(tmp_path: Path) -> None:
     assert not outcome.recall(graph)
 
 
+def test_what_a_remark_cannot_say_is_not_kept(tmp_path: Path, known_code: None) -> None:
+    graph, context = a_graph(), Context(Config(cache_dir=str(tmp_path)))
+    outcome = outcomes.Outcome(Pipeline(()), graph, context)
+    context.remarks.add("analysis", "group", "a size", figures={"rows": object()})  # type: ignore[dict-item]
+    outcome.keep(graph)
+    assert not outcome.recall(graph) and not list(tmp_path.glob("*.passes"))
+
+
 def test_a_text_that_reads_as_another_graph_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = a_graph()
     outcome = outcomes.Outcome(Pipeline(()), graph, Context(Config(cache_dir=str(tmp_path))))

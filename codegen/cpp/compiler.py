@@ -89,22 +89,25 @@ def find_compiler() -> Compiler:
     """The compiler of ``$CXX``, or c++, g++ or clang++; asked once in a process.
 
     Raises:
-        BuildError: where there is none.
+        BuildError: where there is none, or none that works.
     """
     chosen = compiler_command()
-    for candidate in [chosen] if chosen else [("c++",), ("g++",), ("clang++",)]:
-        path = shutil.which(candidate[0])
-        if path is not None:
-            return _ask((path, *candidate[1:]))
-    raise BuildError(
+    reason = BuildError(
         "no C++ compiler was found",
         why=f"$CXX names {chosen[0]}, which is not there" if chosen else "none of c++, g++ and clang++ is on the path",
         fix="install g++ (Debian, Ubuntu: apt install g++), or name a compiler in $CXX",
     )
+    for candidate in [chosen] if chosen else [("c++",), ("g++",), ("clang++",)]:
+        path = shutil.which(candidate[0])
+        answer = _ask((path, *candidate[1:])) if path is not None else reason
+        if isinstance(answer, Compiler):
+            return answer
+        reason = answer
+    raise reason
 
 
 @functools.cache
-def _ask(command: tuple[str, ...]) -> Compiler:
+def _ask(command: tuple[str, ...]) -> Compiler | BuildError:
     reason = BuildError("the C++ compiler did not run", where=command[0])
     for machine_flags in (("-march=native",), ("-mcpu=native",), ()):
         try:
@@ -113,4 +116,4 @@ def _ask(command: tuple[str, ...]) -> Compiler:
             reason = error
             continue
         return Compiler(command, machine_flags, identity)
-    raise reason
+    return reason

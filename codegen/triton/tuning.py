@@ -4,6 +4,7 @@ Only ``autotune`` does that. What was chosen is kept in the cache, for the kerne
 versions of all that compiles it, so that later processes neither time nor differ.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from fusec.analysis.machine import Machine
 from fusec.artifacts import carry
-from fusec.cache import Cache, key_of, open_cache
+from fusec.cache import Cache, open_cache
 from fusec.codegen.choice import Choice
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import choices, schedule_region
@@ -45,7 +46,7 @@ from fusec.codegen.vendor_attention import with_one_call
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.pipeline import Context
-from fusec.provenance import own_code
+from fusec.provenance import key_of_derived
 from fusec.remarks import Remarks
 from fusec.verify.contract import compare_outputs
 from fusec.verify.interpreter import evaluate
@@ -104,10 +105,11 @@ class Tuner:
 
     def _recorded(self, region: Node, kernel: Kernel) -> tuple[Kernel, Candidate] | None:
         """What was chosen before; None where nothing was, or nothing that still is a choice."""
-        record = self.cache.read(self.key(kernel), _SUFFIX)
+        key = self.key(kernel)
+        record = self.cache.read(key, _SUFFIX) if key else None
         if record is None:
             return None
-        carry(self.cache, self.key(kernel), _SUFFIX)
+        carry(self.cache, key, _SUFFIX)
         try:
             chosen = json.loads(record)["chosen"]
             if chosen is None:
@@ -119,9 +121,9 @@ class Tuner:
         return other, TritonKernel(other, self.dependent)
 
     def key(self, kernel: Kernel) -> str:
-        """Under which name the choice for a kernel is recorded."""
+        """Under which name the choice for a kernel is recorded; empty where it is not to be."""
         types = ", ".join(f"{b.dtype.name} {b.role}" for b in kernel.buffers)
-        return key_of(("choice", own_code(), _code(replace(kernel, name="kernel")), types, self.device, *self.versions))
+        return key_of_derived("choice", _code(replace(kernel, name="kernel")), types, self.device, *self.versions)
 
     def candidates(self, region: Node, kernel: Kernel) -> dict[str, tuple[Choice | None, Candidate]]:
         """What is timed against the default, by name; the vendor's library has no choice."""
@@ -167,8 +169,10 @@ class Tuner:
         best = min(seconds, key=seconds.__getitem__)
         chosen, winner = found[best]
         record = {"chosen": None if chosen is None else asdict(chosen), "seconds": seconds, "kernel": kernel.name}
-        self.cache.publish(self.key(kernel), _SUFFIX, json.dumps(record).encode())
-        carry(self.cache, self.key(kernel), _SUFFIX)
+        if key := self.key(kernel):
+            with contextlib.suppress(OSError):  # later processes then find it out anew
+                self.cache.publish(key, _SUFFIX, json.dumps(record).encode())
+                carry(self.cache, key, _SUFFIX)
         self.remarks.add(
             "analysis", PASS_NAME, f"{kernel.name} runs as {best}", subject=kernel.name,
             reason=f"the quickest of {len(seconds)} on {self.device}",

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli.models import load
-from fusec.cli.terminal import note, write_json, write_text
+from fusec.cli.terminal import UsageError, note, write_json, write_text
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, or hf:llama")]
 
@@ -28,6 +28,8 @@ def capture(
     from fusec.debug.capture import capture as capture_graphs
     from fusec.ir.printer import print_graph
 
+    if as_json and output == "-":
+        raise UsageError("--json needs -o", why="standard output takes the graph or what is said of it, not both")
     loaded = load(model, batch, length)
     graphs = capture_graphs(loaded.model, *loaded.inputs, dynamic=dynamic, train=train, **loaded.keywords)
     written = []
@@ -36,8 +38,7 @@ def capture(
         if output == "-" and i > 0:
             note(f"{len(graphs)} graphs; the first is on standard output, -o FILE writes them all")
             break
-        if not (as_json and path == "-"):
-            write_text(path, print_graph(graph, sources=sources))
+        write_text(path, print_graph(graph, sources=sources))
         written.append({"file": path, "graph": graph.name, "nodes": len(graph), "inputs": len(graph.inputs)})
     if as_json:
         write_json({"model": loaded.title, "graphs": written})

@@ -115,6 +115,9 @@ def compiled_model(
             time=time,
         )
         return CompiledModel(loaded.title, found, loaded.model)
+    if train or dynamic:
+        why = "--train and --dynamic say how a model is captured"
+        raise UsageError("a graph is captured already", why=why, fix="give the model")
     graph = read_graph(spec)
     title = graph.name if spec == "-" else Path(spec).stem
     if subject_of(graph).is_grouped:

@@ -19,7 +19,7 @@ def view(
     train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
     batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
     length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
-    graph: Annotated[int, typer.Option(help="this graph alone, where there are several")] = -1,
+    graph: Annotated[int | None, typer.Option(help="this graph alone, where there are several")] = None,
     time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
@@ -32,9 +32,9 @@ def view(
     config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
     compiled = compiled_model(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
     found = compiled.subjects
-    if graph >= len(found):
-        raise UsageError(f"there is no graph {graph}", fix=f"0 to {len(found) - 1}")
-    if graph >= 0:
+    if graph is not None:
+        if not 0 <= graph < len(found):
+            raise UsageError(f"there is no graph {graph}", fix=f"0 to {len(found) - 1}")
         found = [found[graph]]
     write_text(output, render(explain_subjects(found, compiled.title)))
     if output != "-":

@@ -52,7 +52,7 @@ def capture(
 
     with _kept_log():
         _run(model, backend_with(keep), inputs, keywords, dynamic, train)
-    return _checked(found)
+        return _checked(found)
 
 
 def compile_model(
@@ -111,10 +111,21 @@ def _run(
     if train:
         loss = sum(x.float().square().mean() for x in _floats(out))
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
-            loss.backward()
-            if isinstance(model, torch.nn.Module):
-                model.zero_grad(set_to_none=True)
+            torch.autograd.grad(loss, list(_leaves(loss)))  # unlike backward() it leaves every .grad as it is
     return None
+
+
+def _leaves(loss: Any) -> Iterator[Any]:
+    """The tensors that a gradient arrives at."""
+    pending, seen = [loss.grad_fn], set()
+    while pending:
+        step = pending.pop()
+        if step is None or step in seen:
+            continue
+        seen.add(step)
+        pending += [before for before, _ in step.next_functions]
+        if hasattr(step, "variable"):
+            yield step.variable
 
 
 @contextmanager
@@ -131,14 +142,14 @@ def _mode(model: Any, train: bool) -> Iterator[None]:
 
 @contextmanager
 def _kept_log() -> Iterator[None]:
-    """Leave the list of compiles of this process as it is: a capture is none."""
+    """Leave what this process has compiled, and what it could not, as it is: a capture is no compile."""
     from fusec import dynamo
 
-    kept = list(dynamo._compiled)
+    compiled, fallen = list(dynamo._compiled), list(dynamo._fallbacks)
     try:
         yield
     finally:
-        dynamo._compiled[:] = kept
+        dynamo._compiled[:], dynamo._fallbacks[:] = compiled, fallen
 
 
 def _floats(out: Any) -> Iterator[Any]:

@@ -299,6 +299,19 @@ def test_a_record_that_is_no_choice_is_left_alone(bench: Bench) -> None:
     assert len(bench.remarks.of("failure")) == 3
 
 
+def test_code_that_nobody_knows_and_a_full_disk_leave_no_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fusec.provenance.own_code", str)
+        assert bench.runs(region_of()) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Cache, "publish", full)
+        assert bench.runs(region_of()) is not None
+    assert not list(bench.folder.glob("*.choice"))
+
+
 def test_equal_kernels_are_timed_once(bench: Bench) -> None:
     """Also where both were built before either ran."""
     first, second = (bench.settled(region_of())[1] for _ in range(2))

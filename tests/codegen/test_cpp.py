@@ -1,5 +1,6 @@
 """The C++ printer on hand-written tile programs: each kernel is built and compared with torch."""
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import sympy
 import torch
 
 from fusec.codegen.cpp.build import CppKernel, build
-from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, find_compiler
+from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, _ask, find_compiler
 from fusec.codegen.cpp.expressions import print_constant
 from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
 from fusec.codegen.kernel import PARTS, Buffer, Compute, Constant, Fold, Index, Init, Kernel, Load, Loop, Store, Update
@@ -311,3 +312,19 @@ def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(BuildError, match="no C\\+\\+ compiler") as caught:
         find_compiler()
     assert "CXX" in str(caught.value)
+
+
+def test_a_compiler_that_does_not_work_does_not_hide_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    working = find_compiler()
+    monkeypatch.delenv("CXX", raising=False)
+    for name, text in (("c++", "exit 1"), ("g++", f'exec {working.command[0]} "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert find_compiler().command == (str(tmp_path / "g++"),)
+    (tmp_path / "g++").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "clang++").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "clang++").chmod(0o755)
+    _ask.cache_clear()
+    with pytest.raises(BuildError, match=r"refused|did not run"):
+        find_compiler()

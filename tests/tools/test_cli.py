@@ -65,6 +65,17 @@ def test_captured_training_has_two_graphs(script: str, tmp_path: Path) -> None:
     assert len(rows) == 2 and all(Path(row["file"]).exists() for row in rows)
 
 
+def test_options_without_effect_are_refused(script: str, graph: str, tmp_path: Path) -> None:
+    for words, said in (
+        (("capture", script, "--json"), "needs -o"), (("explain", graph, "--train"), "captured already"),
+        (("explain", graph, "--dynamic"), "captured already"),
+        (("view", script, "--graph", "-2", "-o", str(tmp_path / "v.html")), "no graph -2"),
+        (("opt", graph, "--disable", "sofmax"), "did you mean softmax"),
+    ):  # fmt: skip
+        result = run(*words)
+        assert result.exit_code == 2 and said in " ".join(result.stderr.split()), (words, result.stderr)
+
+
 def test_captured_sizes_are_symbols_when_dynamic(script: str) -> None:
     assert "s" in run("capture", script, "--dynamic", "--no-sources").stdout.partition("f32[")[2][:3]
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import fusec
+from fusec import dynamo
+from fusec.debug.capture import NothingCaptured
 from fusec.errors import OptionError, VerificationError
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
@@ -92,3 +94,27 @@ def test_what_is_known_and_left_to_aten_says_why() -> None:
     assert fallback.name == "aten.max.dim" and "positions" in fallback.reason
     (remark,) = [r for r in explanation.remarks if r.pass_name == "import"]
     assert remark.sources and "test_python.py" in remark.sources[0]
+
+
+def test_gradients_stay_as_they_were() -> None:
+    """Those of a module, of its inputs, and of what a function has at hand."""
+    layer, x, scale = nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return layer(x) * scale
+
+    scaled(x).sum().backward()
+    tensors = [*layer.parameters(), x, scale]
+    before = [(t.grad, t.grad.clone()) for t in tensors if t.grad is not None]
+    for model in (layer, scaled):
+        assert len(fusec.capture(model, x, train=True)) == 2
+    assert len(before) == len(tensors)
+    assert all(t.grad is was and torch.equal(was, copy) for t, (was, copy) in zip(tensors, before, strict=True))
+
+
+def test_a_capture_is_no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.dynamo.import_for_call", lambda *_: 1 / 0)
+    compiled, fallen = dynamo.compiled_graphs(), dynamo.fallbacks()
+    with pytest.raises(NothingCaptured, match="division"):
+        fusec.capture(lambda x: x + 1, torch.randn(3))
+    assert (dynamo.compiled_graphs(), dynamo.fallbacks()) == (compiled, fallen)
