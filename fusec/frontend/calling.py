@@ -12,6 +12,7 @@ from fusec.frontend.sizes import to_size
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType, Size, TensorType
 from fusec.remarks import Remarks
+from fusec.verify.sizes import as_number
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Imported:
 
 
 def _read_number(index: int, args: list[Any]) -> int:
-    return int(args[index])
+    return as_number(args[index])
 
 
 def _read_length(index: int, dim: int, args: list[Any]) -> int:
@@ -130,6 +131,8 @@ def _sizes(output: Output) -> bool:
 def _value(size: Any, sizes: dict[sympy.Symbol, int]) -> Any:
     if not isinstance(size, sympy.Expr):
         return size
+    if size in sizes:
+        return sizes[size]
     number = size.subs(sizes)
     return int(number) if number.is_integer else float(number)
 

@@ -1,7 +1,7 @@
 """Symbols of sizes get their values from the inputs of a call."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import sympy
 
@@ -35,11 +35,18 @@ def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
     return symbols
 
 
+def as_number(argument: Any) -> int:
+    """A number that a graph is called with; the ragged length of a nested tensor is a symbol that has none."""
+    import torch
+
+    return cast("int", argument) if isinstance(argument, torch.SymInt) else int(argument)
+
+
 def _facts(graph: Graph, inputs: Sequence[Any]) -> Iterator[tuple[Size, int, bool]]:
     """Expressions with the values they have here, shapes before strides; the last tells whether they must agree."""
     for value, datum in zip(graph.inputs, inputs, strict=True):
         if isinstance(value.type, ScalarType) and value.type.expr is not None:
-            yield value.type.expr, int(datum), True
+            yield value.type.expr, as_number(datum), True
         elif isinstance(value.type, TensorType) and value.type.rank:
             shape = tuple(datum.shape)
             fixed = [(n, m) for n, m in zip(value.type.shape, shape, strict=False) if isinstance(n, int)]
