@@ -10,6 +10,7 @@ import fusec.provenance  # noqa: F401  it notes when the rest is loaded
 
 if TYPE_CHECKING:
     from fusec.config import Config
+    from fusec.debug.bisect import bisect
     from fusec.debug.capture import capture
     from fusec.debug.explain import explain
     from fusec.debug.optimize import opt
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from fusec.viz.html import view
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Dims", "backend", "capture", "explain", "fusion", "opt", "rewrite", "view"]
+__all__ = ["Config", "Dims", "backend", "bisect", "capture", "explain", "fusion", "opt", "rewrite", "view"]
 
 _HOMES = {
     "Config": "fusec.config",
     "Dims": "fusec.rewriting.fusion",
     "backend": "fusec.dynamo",
+    "bisect": "fusec.debug.bisect",
     "capture": "fusec.debug.capture",
     "explain": "fusec.debug.explain",
     "fusion": "fusec.rewriting.fusion",

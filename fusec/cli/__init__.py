@@ -1,7 +1,8 @@
-"""The command line: ``fusec capture | opt | explain | view | env | machine | cache``."""
+"""The command line: ``fusec capture | opt | explain | view | bisect | env | machine | cache``."""
 
 import typer
 
+from fusec.cli.bisect import bisect
 from fusec.cli.cache import cache
 from fusec.cli.capture import capture
 from fusec.cli.environment import env
@@ -22,7 +23,7 @@ app = typer.Typer(
     "refused, 4 a crash.",
     pretty_exceptions_enable=False,
 )
-for command in (capture, opt, explain, view, env):
+for command in (capture, opt, explain, view, bisect, env):
     app.command()(reports(command))
 app.add_typer(machine, name="machine")
 app.add_typer(cache, name="cache")

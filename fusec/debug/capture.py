@@ -32,26 +32,40 @@ def capture(
     Raises:
         NothingCaptured: where there is none.
     """
+    return [graph for graph, _ in captured_calls(model, inputs, keywords, dynamic=dynamic, train=train)]
+
+
+def captured_calls(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any],
+    *,
+    dynamic: bool = False,
+    train: bool = False,
+) -> list[tuple[Graph, list[Any]]]:
+    """The same, each with what it is called with.
+
+    Raises:
+        NothingCaptured: where there is none.
+    """
     from fusec.dynamo import backend_with
     from fusec.verify.interpreter import evaluate
 
-    found: list[Graph] = []
+    found: list[tuple[Graph, list[Any]]] = []
 
     class Kept:
         def __init__(self, graph: Graph) -> None:
-            self.graph = graph
+            self.graph, self.given = graph, list[Any]()
+            found.append((graph.copy(), self.given))
 
         def program(self, args: list[Any]) -> list[Any]:
             given = list(args)
             args.clear()
+            self.given[:] = self.given or given
             return evaluate(self.graph, given)
 
-    def keep(graph: Graph, config: Config) -> Kept:
-        found.append(graph.copy())
-        return Kept(graph)
-
     with _kept_log():
-        _run(model, backend_with(keep), inputs, keywords, dynamic, train)
+        _run(model, backend_with(lambda graph, config: Kept(graph)), inputs, keywords, dynamic, train)
         return _checked(found)
 
 

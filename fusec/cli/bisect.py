@@ -1,0 +1,41 @@
+"""``fusec bisect``: which application of a rewrite makes a model wrong."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from fusec.cli.models import load
+from fusec.cli.terminal import CHECK_FAILED, note, write_json
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, or hf:llama")]
+
+
+def bisect(
+    model: Model,
+    target: Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")] = "",
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")] = False,
+    train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
+    batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
+    length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
+    disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
+) -> None:
+    """Hold a compiled model against eager and float64; where it is wrong, search for the application that makes it so.
+
+    Exits with 1 where it is wrong.
+    """
+    from fusec.debug.bisect import bisect as search
+
+    loaded = load(model, batch, length)
+    found = search(
+        loaded.model, *loaded.inputs, dynamic=dynamic, train=train, options={"target": target, "disable": disable},
+        progress=note, **loaded.keywords,
+    )  # fmt: skip
+    if as_json:
+        write_json({"model": loaded.title, "graphs": [asdict(finding) for finding in found]})
+    else:
+        for finding in found:
+            typer.echo(str(finding))
+    if any(finding.wrong for finding in found):
+        raise typer.Exit(CHECK_FAILED)

@@ -1,0 +1,150 @@
+"""Which application of a rewrite makes a model wrong: half of what is left is made, until one is left.
+
+Where joining operations into kernels does, each kernel is held against what it stands for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fusec.config import Config
+from fusec.debug.capture import captured_calls
+from fusec.ir.graph import Graph
+from fusec.remarks import Remark
+
+NONE = "!0.."
+"""Selects no application."""
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known about one graph of a model."""
+
+    graph: str
+    applications: int
+    """How many are made."""
+    wrong: str = ""
+    """In which way its program is wrong; empty where it is right."""
+    culprit: Remark | None = None
+    """The first application with which it is."""
+    alone: bool = False
+    """Whether it is right without that one."""
+    kernels: tuple[str, ...] = ()
+    """Those that are wrong by themselves, where the culprit is what made kernels."""
+
+    def __str__(self) -> str:
+        if not self.wrong:
+            return f"{self.graph}: right, with {self.applications} applications of rewrites and passes"
+        if self.culprit is None:
+            return f"{self.graph}: {self.wrong}\n  cause: no rewrite and no generated kernel, it is wrong without any"
+        number = self.culprit.application
+        mend = f"options={{'apply': '!{number}'}}" if self.alone else f"none: it is wrong without number {number}, too"
+        kernels = f" ({', '.join(self.kernels)})" if self.kernels else ""
+        return f"{self.graph}: {self.wrong}\n  cause: {self.culprit}{kernels}\n  fix:   {mend}"
+
+
+def bisect(
+    model: Callable[..., Any],
+    *inputs: Any,
+    dynamic: bool = False,
+    train: bool = False,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    **keywords: Any,
+) -> list[Finding]:
+    """Hold every graph of a model against eager, and search for what makes it wrong.
+
+    A program is right where its results, and what it leaves in its inputs, are no farther from float64 than the
+    numeric rule allows, on what the graph gets in the model.
+
+    Args:
+        model: a module or function of tensors; it is called once on ``inputs`` and ``keywords``.
+        inputs: sample inputs.
+        dynamic: whether sizes become symbols.
+        train: whether backward graphs are looked at too.
+        options: those of ``torch.compile(..., backend="fusec")``.
+        progress: is told of each trial.
+        keywords: further sample inputs, by name.
+
+    Raises:
+        NothingCaptured: where the model leaves no graph.
+        OptionError: for an unknown option.
+    """
+    config = Config.from_options(None, options)
+    calls = captured_calls(model, inputs, keywords, dynamic=dynamic, train=train)
+    return [_search(_Trial(graph, arguments, config, progress)) for graph, arguments in calls]
+
+
+class _Trial:
+    """One graph on what it gets, and what eager makes of it."""
+
+    def __init__(self, graph: Graph, arguments: Sequence[Any], config: Config, progress: Callable[[str], None]) -> None:
+        import torch
+
+        from fusec.verify.interpreter import evaluate
+
+        self.graph, self.arguments, self.config, self.progress = graph, arguments, config, progress
+        self.eager = self.run(lambda given: evaluate(graph, given, mutate=True))
+        wide = self.run(lambda given: evaluate(graph, given, dtype=torch.float64))
+        self.reference = [*wide[: len(graph.outputs)], *self.eager[len(graph.outputs) :]]
+
+    def run(self, function: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Results, and the inputs as they are left."""
+        import torch
+
+        from fusec.verify.contract import copy_arguments
+
+        given = copy_arguments(self.arguments)
+        torch.manual_seed(SEED)
+        return [*function(list(given)), *given]
+
+    def wrong(self, **changes: Any) -> tuple[str, Sequence[Remark]]:
+        """In which way a program is wrong, and the remarks of its compile."""
+        from fusec.compiler import compile_graph
+        from fusec.verify.contract import compare_outputs
+
+        self.progress(f"{self.graph.name}: {changes or 'everything'}")
+        remarks: Sequence[Remark] = ()
+        try:
+            compiled = compile_graph(self.graph, replace(self.config, **changes))
+            remarks = compiled.remarks
+            comparison = compare_outputs(self.eager, self.run(compiled.program), self.reference)
+        except Exception as reason:
+            return f"{type(reason).__name__}: {reason}", remarks
+        return "" if comparison.passed else str(comparison), remarks
+
+
+def _search(trial: _Trial) -> Finding:
+    wrong, remarks = trial.wrong()
+    made = {r.application: r for r in remarks if r.kind == "passed" and r.application is not None}
+    finding = Finding(trial.graph.name, len(made), wrong)
+    if not wrong or trial.wrong(apply=NONE)[0]:
+        return finding
+    right, bad = -1, max(made, default=0)  # right with those up to the one number, wrong with those up to the other
+    while bad - right > 1:
+        middle = (right + bad) // 2
+        if trial.wrong(apply=f"0..{middle}")[0]:
+            bad = middle
+        else:
+            right = middle
+    culprit, alone = made.get(bad), not trial.wrong(apply=f"!{bad}")[0]
+    kernels = _wrong_kernels(trial) if culprit is not None and culprit.subject == "group" else ()
+    return replace(finding, culprit=culprit, alone=alone, kernels=kernels)
+
+
+def _wrong_kernels(trial: _Trial) -> tuple[str, ...]:
+    from fusec.compiler import compile_graph
+    from fusec.verify.interpreter import evaluate
+
+    graph = compile_graph(trial.graph, trial.config).graph
+    regions = [node for node in graph if node.is_op("region")]
+    graph.set_outputs(list(dict.fromkeys(v for region in regions for v in region.operands)))
+    known = dict(zip(graph.outputs, evaluate(graph, trial.arguments), strict=True))
+    alone = replace(trial.config, disable="canonicalize,raise,fuse,attention,bias")
+    found = []
+    for region in regions:
+        label, given = str(region.attributes["label"]), [known[v] for v in region.operands]
+        if _Trial(region.body, given, alone, trial.progress).wrong()[0]:
+            found.append(label)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,138 @@
+"""A search for the application of a rewrite that makes a model wrong."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import fusec
+from fusec.cli import app
+from fusec.codegen.cpp import printer
+from fusec.debug import bisect as module
+from fusec.rewriting.fusion import FUSIONS, Dims
+from fusec.rewriting.rule import REWRITES, rewrite
+
+Rows = Annotated[Tensor, Dims("*batch cols")]
+
+
+@pytest.fixture
+def wrong_rewrite() -> Any:
+    """sin(x)·sin(x) becomes sin(x) wherever it stands."""
+
+    @rewrite
+    def squared_sine(x: Rows) -> Tensor:
+        """sin²"""
+        return torch.sin(x) * torch.sin(x)
+
+    @squared_sine.to
+    def _(x: Rows) -> Tensor:
+        return torch.sin(x)
+
+    yield
+    REWRITES.pop("squared_sine")
+
+
+class Layers(nn.Module):
+    """Much that is rewritten around the one place that is wrongly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.silu(self.first(x)).softmax(-1) + x
+        x = torch.sin(x) * torch.sin(x)
+        return nn.functional.rms_norm(nn.functional.gelu(self.second(x)) + x, (16,))
+
+
+def test_a_right_model_is_right() -> None:
+    (found,) = fusec.bisect(Layers(), torch.randn(4, 16))
+    assert not found.wrong and found.culprit is None and found.applications > 0
+    assert str(found).endswith(f"right, with {found.applications} applications of rewrites and passes")
+
+
+@pytest.mark.parametrize("options", [{}, {"target": "triton"}], ids=str)
+def test_the_application_is_found_and_named(wrong_rewrite: None, options: dict[str, str]) -> None:
+    trials: list[str] = []
+    (found,) = fusec.bisect(Layers(), torch.randn(4, 16), options=options, progress=trials.append)
+    assert found.wrong and found.culprit is not None and found.alone
+    assert found.culprit.subject == "squared_sine" and "test_bisect.py" in found.culprit.sources[0]
+    assert found.culprit.application in range(1, found.applications)
+    assert f"'apply': '!{found.culprit.application}'" in str(found)
+    assert len(trials) <= 3 + found.applications.bit_length()
+
+
+def test_both_graphs_of_training_are_looked_at(wrong_rewrite: None) -> None:
+    forward, backward = fusec.bisect(Layers(), torch.randn(4, 16), train=True)
+    assert forward.culprit is not None and forward.culprit.subject == "squared_sine"
+    assert not backward.wrong
+
+
+def test_two_wrong_ones_are_told_from_one(wrong_rewrite: None) -> None:
+    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(x) * torch.sin(x), torch.sin(x + 1) * torch.sin(x + 1)
+
+    (found,) = fusec.bisect(twice, torch.randn(4, 16))
+    assert found.culprit is not None and not found.alone and "fix:   none" in str(found)
+
+
+def test_a_kernel_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    print_kernel = printer.print_kernel
+    monkeypatch.setattr("fusec.codegen.cpp.target.print_kernel", lambda k: print_kernel(k).replace("sin(", "cos("))
+
+    def model(x: Tensor) -> Tensor:
+        return (torch.sin(x) + x) @ torch.exp(x.softmax(0)).T
+
+    (found,) = fusec.bisect(model, torch.randn(4, 16), options={"cache": False, "small_m": 0})
+    assert found.culprit is not None and found.culprit.subject == "group" and found.alone
+    (name,) = found.kernels
+    assert "sin" in name and name in str(found)
+
+
+def test_what_is_wrong_without_rewrites_and_kernels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = module._Trial.run
+
+    def run(self: Any, function: Any) -> list[Any]:
+        found = evaluate(self, function)
+        return [found[0] + 1, *found[1:]] if function.__class__.__name__ == "Program" else found
+
+    monkeypatch.setattr(module._Trial, "run", run)
+    (found,) = fusec.bisect(lambda x: x.cumsum(0), torch.randn(4, 16))
+    assert found.wrong and found.culprit is None and "wrong without any" in str(found)
+
+
+def test_inputs_that_are_written_are_held_against_eager_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x.sum()
+
+    x = torch.randn(4, 16)
+    before = x.clone()
+    (found,) = fusec.bisect(write, x)
+    assert not found.wrong
+    run = module._Trial.run
+    monkeypatch.setattr(
+        module._Trial,
+        "run",
+        lambda self, f: [*run(self, f)[:-1], before] if f.__class__.__name__ == "Program" else run(self, f),
+    )
+    (found,) = fusec.bisect(write, before.clone())
+    assert found.wrong
+
+
+def test_the_command(tmp_path: Path, wrong_rewrite: None) -> None:
+    script = tmp_path / "model.py"
+    script.write_text(
+        "import torch\ndef model(x): return torch.sin(x) * torch.sin(x) + 1\ninputs = [torch.randn(4, 16)]\n"
+    )
+    result = CliRunner().invoke(app, ["bisect", str(script)])
+    assert result.exit_code == 1 and "squared_sine" in result.stdout and "model.py:2" in result.stdout
+    (graph,) = json.loads(CliRunner().invoke(app, ["bisect", str(script), "--json"]).stdout)["graphs"]
+    assert graph["culprit"]["subject"] == "squared_sine" and graph["alone"]
+    REWRITES["squared_sine"].where(lambda x: False)
+    assert CliRunner().invoke(app, ["bisect", str(script)]).exit_code == 0
+    assert "squared_sine" not in FUSIONS
