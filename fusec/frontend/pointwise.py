@@ -244,9 +244,10 @@ def _clamp(low: Lowering, call: Call) -> Value:
 def _addcmul(low: Lowering, call: Call) -> Value:
     dtype = wide(call.out.dtype)
     op = "mul" if "addcmul" in call.target else "div"
-    term = low.pointwise(op, call["tensor1"], call["tensor2"], dtype=dtype)
-    if call["value"] != 1:
+    term = call["tensor1"]
+    if call["value"] != 1:  # first, as in ATen: the product of the tensors may overflow
         term = low.pointwise("mul", term, call["value"], dtype=dtype)
+    term = low.pointwise(op, term, call["tensor2"], dtype=dtype)
     return low.pointwise("add", call["self"], term, dtype=dtype)
 
 
