@@ -1,17 +1,19 @@
 """Every launch held against the limits of the machine: what bounds it, how long it should take, how long it does."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from fusec.analysis.cost import region_cost
+import sympy
+
+from fusec.analysis.cost import Cost, compute_bound_from, node_cost, region_cost
 from fusec.analysis.machine import Machine
 from fusec.analysis.memory import touched_bytes
 from fusec.debug.subject import Subject
 from fusec.ir.graph import Graph, Node, Value, base
-from fusec.ir.types import estimate
+from fusec.ir.types import ASSUMED_SIZE, estimate
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Roofline:
     """What the machine's limits alone would take."""
     predicted_us: float
     measured_us: float | None = None
+    turns: dict[str, float] = field(default_factory=dict, hash=False)
+    """By size that is a symbol, from which value on arithmetic takes longer than memory, the others as they are."""
 
     @property
     def us(self) -> float:
@@ -97,7 +101,20 @@ class Rooflines:
             float(cost.limit(machine)) * 1e6,
             float(cost.time(machine)) * 1e6,
             None if seconds is None else seconds * 1e6,
+            dict(self._turns(node)),
         )
+
+    def _turns(self, node: Node) -> Iterator[tuple[str, float]]:
+        cost = node_cost(node)
+        free = {s for n in (cost.bytes, *cost.work.values()) if isinstance(n, sympy.Expr) for s in n.free_symbols}
+        for size in sorted(free, key=str):
+            others = {s: self.sizes.get(s.name, ASSUMED_SIZE) for s in free - {size}}
+            alone = Cost(
+                sympy.sympify(cost.bytes).subs(others),
+                {unit: sympy.sympify(n).subs(others) for unit, n in cost.work.items()},
+            )
+            if (turn := compute_bound_from(alone, self.subject.machine, size)) is not None:
+                yield size.name, turn
 
 
 def mean(launches: Sequence[Roofline]) -> Roofline:
@@ -110,6 +127,7 @@ def mean(launches: Sequence[Roofline]) -> Roofline:
         fmean(r.limit_us for r in launches),
         fmean(r.predicted_us for r in launches),
         fmean(measured) if measured else None,
+        launches[0].turns,
     )
 
 

@@ -1,5 +1,6 @@
 """An explanation as tables on a terminal."""
 
+import math
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -98,7 +99,8 @@ def roofline_table(e: Explanation, most: int) -> Table:
             amount(r.bytes, "B"),
             amount(r.flops),
         ]
-        cells += [f"{r.intensity:.3g}", r.bound, duration(r.predicted_us)]
+        turns = "".join(f", compute from {size} = {math.ceil(turn)}" for size, turn in r.turns.items() if turn > 1)
+        cells += [f"{r.intensity:.3g}", r.bound + turns, duration(r.predicted_us)]
         if timed:
             unknown = r.measured_us is None
             cells += ["-"] * 3 if unknown else [duration(r.us), f"{r.gb_s:.3g}", f"{r.gflop_s:.3g}"]

@@ -1,6 +1,7 @@
 """Kernels against the limits of the machine: predicted and measured times, as data, as tables, on the command line."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,19 @@ def test_a_timed_model_has_measured_times_beside_the_predicted() -> None:
     text = as_text(roofline_view(found))
     for word in ("measured", "GB/s", "of the limit", "%", "Together: predicted", "looks at the clock"):
         assert word in text
+
+
+def test_it_is_told_from_which_size_on_arithmetic_decides(tmp_path: Path) -> None:
+    """For n rows a dense layer moves 4·(4096² + 2·4096·n) bytes and carries out 2·4096²·n operations."""
+    script = tmp_path / "layer.py"
+    script.write_text("import torch\nmodel = torch.nn.Linear(4096, 4096)\ninputs = [torch.randn(40, 4096)]\n")
+    asked = ("explain", str(script), "--dynamic", "--machine", "a100")
+    (layer,) = json.loads(run(*asked, "--json"))["kernels"]
+    ((name, turn),) = layer["roofline"]["turns"].items()
+    assert turn == pytest.approx((4 / 2039) / (2 / 156_000 - 8 / (4096 * 2039)), rel=0.01)
+    assert f"compute from {name} = {math.ceil(turn)}" in " ".join(run(*asked, "--roofline").split())
+    static = json.loads(run("explain", str(script), "--json"))["kernels"]
+    assert all(not kernel["roofline"]["turns"] for kernel in static)
 
 
 def test_the_command_shows_and_times(tmp_path: Path) -> None:
