@@ -242,3 +242,35 @@ def test_a_growing_cache_is_read_where_it_is_put_together(masked: bool) -> None:
 @pytest.mark.parametrize("queries", [1, 5, 70])
 def test_nothing_is_seen_at_all(queries: int) -> None:
     check_that_nothing_is_seen(compiled, queries, 600)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("drafts", [2, 7, 16])
+def test_drafts_of_a_tree_are_one_kernel(drafts: int, dtype: torch.dtype) -> None:
+    """Speculative decoding: each draft sees the cache up to a place, its ancestors in the tree, and itself."""
+    q, k, v, _ = sample(drafts, 100, dtype)
+    parents = [max(0, (i - 1) // 2) for i in range(drafts)]
+    tree = torch.eye(drafts, dtype=torch.bool)
+    for draft, parent in enumerate(parents):
+        tree[draft] |= tree[parent]
+    mask = torch.zeros(2, 1, drafts, 100, dtype=torch.bool)
+    mask[..., :60], mask[..., 60 : 60 + drafts] = True, tree
+    inputs = (q, k, v, mask)
+    result = compiled(call_shared, inputs)
+    assert kernels(result) == ["attention"] and passes(call_shared, result, inputs)
+
+
+def test_pages_of_a_cache_are_gathered_by_kernels() -> None:
+    """A table says which page of the pool holds which keys: they are put together, and no call of ATen is needed."""
+
+    def paged(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor) -> Tensor:
+        k = keys[table].flatten(0, 1).transpose(0, 1)[None]
+        v = values[table].flatten(0, 1).transpose(0, 1)[None]
+        mask = (torch.arange(k.shape[2]) < length)[None, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+    q, keys, values = torch.randn(1, 8, 1, 32), torch.randn(20, 16, 2, 32), torch.randn(20, 16, 2, 32)
+    inputs = (q, keys, values, torch.tensor([3, 7, 1, 9]), torch.tensor(50))
+    result = compiled(paged, inputs)
+    assert {step.kind for step in result.program.steps} == {"kernel"} and "attention" in kernels(result)
+    assert passes(paged, result, inputs)
