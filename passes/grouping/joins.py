@@ -229,7 +229,16 @@ class Grouping:
             reason = self.candidates.verdict(group)
             if reason:
                 self.uses.pass_through(*views)
+            else:
+                self._let_in(views, group)
         return reason
+
+    def _let_in(self, views: list[Node], group: set[Node]) -> None:
+        """Let those that need not stay outside be free again, the nearest first: they may repeat keys and values."""
+        for view in reversed(self.uses.ordered(views)):
+            self.uses.pass_through(view)
+            if self.candidates.verdict(group):
+                self.uses.stop_at(view)
 
     def _views_into(self, group: set[Node]) -> list[Node]:
         """The reshapes through which a group reads what others compute."""

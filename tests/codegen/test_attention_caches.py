@@ -274,3 +274,22 @@ def test_pages_of_a_cache_are_gathered_by_kernels() -> None:
     result = compiled(paged, inputs)
     assert {step.kind for step in result.program.steps} == {"kernel"} and "attention" in kernels(result)
     assert passes(paged, result, inputs)
+
+
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: x.softmax(-1)], ids=["given", "computed"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_heads_are_not_repeated_in_memory_where_keys_were_flattened(made: Callable[..., Tensor], turned: bool) -> None:
+    """The view that a loop cannot follow stays outside, and those that repeat heads do not."""
+
+    def shared(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        k, v = made(keys), made(values)
+        if turned:
+            k, v = k.flatten(0, 1).transpose(0, 1)[None], v.flatten(0, 1).transpose(0, 1)[None]
+        else:
+            k, v = k.reshape(1, 2, 64, 32), v.reshape(1, 2, 64, 32)
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    inputs = (torch.randn(1, 8, 5, 32), torch.randn(4, 16, 2, 32), torch.randn(4, 16, 2, 32))
+    result = compiled(shared, inputs)
+    assert {step.kind for step in result.program.steps} == {"kernel"} and kernels(result).count("attention") == 1
+    assert passes(shared, result, inputs)
