@@ -31,7 +31,7 @@ class Finding:
     alone: bool = False
     """Whether it is right without that one."""
     kernels: tuple[str, ...] = ()
-    """Those that are wrong by themselves, where the culprit is what made kernels."""
+    """Those that are wrong by themselves, where the culprit is what made kernels, and sizes are known."""
 
     def __str__(self) -> str:
         if not self.wrong:
@@ -129,11 +129,13 @@ def _search(trial: _Trial) -> Finding:
         else:
             right = middle
     culprit, alone = made.get(bad), not trial.wrong(apply=f"!{bad}")[0]
-    kernels = _wrong_kernels(trial) if culprit is not None and culprit.subject == "group" else ()
+    one_by_one = culprit is not None and culprit.subject == "group" and not trial.graph.symbols()
+    kernels = _wrong_kernels(trial) if one_by_one else ()
     return replace(finding, culprit=culprit, alone=alone, kernels=kernels)
 
 
 def _wrong_kernels(trial: _Trial) -> tuple[str, ...]:
+    """Those of a graph of known sizes: what a kernel is told of others, its own inputs need not say."""
     from fusec.compiler import compile_graph
     from fusec.verify.interpreter import evaluate
 
