@@ -6,8 +6,9 @@ from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context
 from fusec.rewriting.application import apply_declared
+from fusec.rewriting.fusion import FUSIONS
 from fusec.rewriting.pattern import PatternLibrary
-from fusec.rewriting.rule import Declaration
+from fusec.rewriting.rule import REWRITES, Declaration
 
 _FIXED = {"option": False}
 
@@ -27,9 +28,9 @@ class ApplyDeclared:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.purpose)
-        known = [d.name for d in self.declarations]
-        for name in set(self._wanted).difference(known):
-            raise OptionError(f"pass {self.name!r} looks for no {name!r}", fix=suggestion(name, known))
+        known = {*FUSIONS, *REWRITES, *(d.name for d in self.declarations)}  # one list of names may serve all stages
+        for name in sorted(set(self._wanted) - known):
+            raise OptionError(f"no fusion or rewrite is called {name!r}", fix=suggestion(name, known))
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Apply the declarations in order; after the last stage, tell what nearly matched and what is no pattern."""
