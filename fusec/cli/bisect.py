@@ -6,18 +6,17 @@ from typing import Annotated
 import typer
 
 from fusec.cli.models import load
+from fusec.cli.options import Batch, Dynamic, Length, Model, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, note, write_json
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, or hf:llama")]
 
 
 def bisect(
     model: Model,
-    target: Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")] = "",
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")] = False,
-    train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
-    batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
-    length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
+    target: Target = "",
+    dynamic: Dynamic = False,
+    train: Train = False,
+    batch: Batch = 2,
+    length: Length = 16,
     disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
 ) -> None:

@@ -6,19 +6,18 @@ from typing import Annotated
 import typer
 
 from fusec.cli.models import load
+from fusec.cli.options import Batch, Dynamic, Length, Model, Train
 from fusec.cli.terminal import UsageError, note, write_json, write_text
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, or hf:llama")]
 
 
 def capture(
     model: Model,
     output: Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")] = "-",
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")] = False,
-    train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
+    dynamic: Dynamic = False,
+    train: Train = False,
     sources: Annotated[bool, typer.Option(help="end each line with its place in the model")] = True,
-    batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
-    length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
+    batch: Batch = 2,
+    length: Length = 16,
     as_json: Annotated[bool, typer.Option("--json", help="say what was captured as JSON; needs -o")] = False,
 ) -> None:
     """Write the graph of a model as imported, before any pass.

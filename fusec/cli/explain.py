@@ -5,21 +5,18 @@ from typing import Annotated
 import typer
 
 from fusec.cli.models import compiled_model, is_graph_file
+from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, UsageError, note, show, write_json
 from fusec.config import CHIPS, Config
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, hf:llama, GRAPH.fir, or - for a graph")
-]
-
 
 def explain(
-    model: Model,
-    target: Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")] = "",
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")] = False,
-    train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
-    batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
-    length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
+    model: ModelOrGraph,
+    target: Target = "",
+    dynamic: Dynamic = False,
+    train: Train = False,
+    batch: Batch = 2,
+    length: Length = 16,
     everything: Annotated[bool, typer.Option("--all", help="every row of every table")] = False,
     sites: Annotated[
         bool, typer.Option("--sites", help="where a fusion could be expected, and what became of it")

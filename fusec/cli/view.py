@@ -6,19 +6,19 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli.explain import Model
 from fusec.cli.models import compiled_model
+from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import note, write_text
 
 
 def view(
-    model: Model,
+    model: ModelOrGraph,
     output: Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")] = "fusec.html",
-    target: Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")] = "",
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")] = False,
-    train: Annotated[bool, typer.Option("--train", help="forward and backward graphs")] = False,
-    batch: Annotated[int, typer.Option(help="batch of the sample inputs")] = 2,
-    length: Annotated[int, typer.Option(help="tokens of the sample inputs")] = 16,
+    target: Target = "",
+    dynamic: Dynamic = False,
+    train: Train = False,
+    batch: Batch = 2,
+    length: Length = 16,
     graph: Annotated[int | None, typer.Option(help="this graph alone, where there are several")] = None,
     time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,

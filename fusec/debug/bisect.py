@@ -63,7 +63,7 @@ def bisect(
         inputs: sample inputs.
         dynamic: whether sizes become symbols.
         train: whether backward graphs are looked at too.
-        options: those of ``torch.compile(..., backend="fusec")``.
+        options: those of ``torch.compile(..., backend="fusec")``; ``apply`` is what the search itself chooses.
         progress: is told of each trial.
         keywords: further sample inputs, by name.
 
@@ -71,7 +71,7 @@ def bisect(
         NothingCaptured: where the model leaves no graph.
         OptionError: for an unknown option.
     """
-    config = Config.from_options(None, options)
+    config = replace(Config.from_options(None, options), apply="")
     calls = captured_calls(model, inputs, keywords, dynamic=dynamic, train=train)
     return [_search(_Trial(graph, arguments, config, progress)) for graph, arguments in calls]
 

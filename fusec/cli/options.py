@@ -1,0 +1,15 @@
+"""Arguments that several commands share: which model, and how it is captured."""
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, or hf:llama")]
+ModelOrGraph = Annotated[
+    str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, hf:llama, GRAPH.fir, or - for a graph")
+]
+Target = Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")]
+Dynamic = Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")]
+Train = Annotated[bool, typer.Option("--train", help="forward and backward graphs")]
+Batch = Annotated[int, typer.Option(help="batch of the sample inputs")]
+Length = Annotated[int, typer.Option(help="tokens of the sample inputs")]
