@@ -6,6 +6,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from fusec.analysis.machine import Machine
 from fusec.analysis.strides import dense
 from fusec.codegen.freezing import NOTHING, Decided, mark
 from fusec.codegen.kernel import Kernel
@@ -21,8 +22,45 @@ from fusec.remarks import LAUNCH
 PASS_NAME = "program"
 
 
+class Schedules:
+    """Schedule regions for a target, each distinct one once: grouping asks for the kernels that are built later."""
+
+    def __init__(self, target: Target, machine: Machine) -> None:
+        self.target, self.machine = target, machine
+        self._found: dict[tuple[Any, ...], Kernel | FusecError] = {}
+
+    def kernel(self, region: Node) -> Kernel:
+        """Return the tile program of a region.
+
+        Raises:
+            FusecError: where the target has none.
+        """
+        key, name = structure(region.body), kernel_name(region)
+        if key not in self._found:
+            try:
+                self._found[key] = self.target.schedule(region, name, self.machine)
+            except FusecError as reason:
+                self._found[key] = reason
+        found = self._found[key]
+        if isinstance(found, FusecError):
+            raise found
+        return replace(found, name=name, sources=region.sources)
+
+    def refusal(self, region: Node) -> str:
+        """Return why a region has no tile program; "" where it has one."""
+        try:
+            self.kernel(region)
+        except FusecError as reason:
+            return reason.reason
+        return ""
+
+
 def build_kernels(
-    graph: Graph, target: Target, context: Context, decided: Decided = NOTHING
+    graph: Graph,
+    target: Target,
+    context: Context,
+    decided: Decided = NOTHING,
+    schedules: Schedules | None = None,
 ) -> dict[Node, tuple[Kernel, Launchable]]:
     """The kernel of every region that calls launch and that has one; the others are reported and will be interpreted.
 
@@ -31,7 +69,9 @@ def build_kernels(
         target: what the kernels run on.
         context: takes the remarks.
         decided: what weights decide, to be taken as frozen.
+        schedules: what grouping has scheduled already.
     """
+    schedules = schedules or Schedules(target, context.machine)
     scheduled: dict[Node, Kernel] = {}
     kernels: dict[tuple[Any, ...], Kernel] = {}
     names: set[str] = set()
@@ -46,7 +86,7 @@ def build_kernels(
             scheduled[node] = equal[key]
             continue
         try:
-            kernel = target.schedule(node, kernel_name(node), context.machine)
+            kernel = schedules.kernel(node)
         except FusecError as reason:
             _report(context, node, "has no kernel and runs through ATen", reason)
             continue

@@ -9,7 +9,7 @@ import torch
 
 from fusec.codegen.freezing import Decided, Keeping
 from fusec.codegen.kernel import Kernel
-from fusec.codegen.launchables import build_kernels
+from fusec.codegen.launchables import Schedules, build_kernels
 from fusec.codegen.program_text import ProgramText, Step
 from fusec.codegen.program_writer import ProgramWriter
 from fusec.codegen.stretches import LONGEST
@@ -58,10 +58,10 @@ class Program:
         return replace(self, run=_function(source, constants, "probed"), source=source, constants=constants)
 
 
-def build_program(graph: Graph, target: Target, context: Context) -> Program:
+def build_program(graph: Graph, target: Target, context: Context, schedules: Schedules | None = None) -> Program:
     """Schedule, print and build the kernels of a grouped graph, and write the function that runs it."""
     decided = Decided.by_weights(graph)
-    built = build_kernels(graph, target, context, decided)
+    built = build_kernels(graph, target, context, decided, schedules)
     keeping = Keeping(graph, decided, built, lambda piece: build_program(piece, target, context))
 
     def written(longest: int) -> ProgramText:

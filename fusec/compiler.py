@@ -45,6 +45,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
+    from fusec.codegen.launchables import Schedules
     from fusec.codegen.program import build_program
     from fusec.codegen.target import current
     from fusec.outcomes import Outcome
@@ -54,7 +55,9 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     work = graph.copy()
     with current(kernel_device(graph)):
         target = target_for(work, config)
-        context = Context(config, machine=target.machine(config), library=library_pipeline(config))
+        machine = target.machine(config)
+        schedules = Schedules(target, machine)
+        context = Context(config, machine=machine, unschedulable=schedules.refusal, library=library_pipeline(config))
         start = time.perf_counter()
         pipeline = default_pipeline(config, target.name)
         outcome = Outcome(pipeline, graph, context)
@@ -63,7 +66,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
                 pipeline.run(work, context)
             outcome.keep(work)
         passed = time.perf_counter()
-        program = build_program(work, target, context)
+        program = build_program(work, target, context, schedules)
     if config.freeze:
         program.keeping.remark(work, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}

@@ -61,6 +61,8 @@ class Context:
     """For each telling node that a pattern looked at, the attempt that came furthest."""
     machine: Machine = field(default_factory=assumed_cpu)
     """What predicted times are those of."""
+    unschedulable: Callable[[Node], str] = lambda region: ""
+    """Return why the target has no schedule for a region; "" where it has one."""
     library: "Pipeline" = field(default_factory=lambda: Pipeline(()))
     """What groups the rest of a kernel whose products are the library's, to time that as well; without any passes it
     runs operation by operation."""

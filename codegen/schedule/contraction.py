@@ -133,12 +133,19 @@ class _Contraction:
                 offset = self.emitter.offset(left.index, left.value.tensor)
                 lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
                 continue
-            output, place = self._scratch_output(left, bound, self._left_dtype(contraction))
+            output, place = self._left_output(left, bound, self._left_dtype(contraction))
             pending.append(output)
             lefts[left] = place
+        statistics = {r: self._scratch_output(r, self.rows, accumulation(r.dtype), "row") for r in self._read_again()}
         if pending:
-            self._rows(pending)
+            self._rows([*pending, *(output for output, _ in statistics.values())])
+        self.emitter.kept |= {r: (self.emitter.outputs[o.position], offset) for r, (o, offset) in statistics.items()}
         return lefts
+
+    def _read_again(self) -> list[Located]:
+        """Return the reductions of the prologue that the epilogue reads as well, such as the mean of a norm."""
+        behind = set(walk((o.root for o in self.results), lambda item: item.kind != "contraction"))
+        return [r for r in self.shape.reductions if r in behind and self.rows]  # of a single row they are in scope
 
     def _left_dtype(self, contraction: Located) -> DType:
         """What the left operand is kept as: bfloat16 where the machine multiplies it, else the type of the sums."""
@@ -148,18 +155,22 @@ class _Contraction:
             return BF16
         return accumulation(left.dtype)
 
-    def _scratch_output(self, left: Located, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
+    def _left_output(self, left: Located, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
         """The left operand as one more output: a matrix in scratch, the contracted axes in a row."""
-        axes = (*self.rows, *bound)
+        output, offset = self._scratch_output(left, (*self.rows, *bound), dtype, "left")
+        row_stride = math.prod(static_size(a) for a in bound)
+        return output, _Left(self.emitter.outputs[output.position].name, self._joined(offset, bound), row_stride)
+
+    def _scratch_output(
+        self, item: Located, axes: tuple[Axis, ...], dtype: DType, hint: str
+    ) -> tuple[Output, sympy.Expr]:
+        """A value as one more output: an array in scratch over these axes, and the offset of an element in it."""
         sizes = tuple(static_size(a) for a in axes)
         type = TensorType(dtype, sizes, contiguous_strides(sizes))
-        buffer = self.emitter.add_scratch(type.dtype, type.numel, "left")
-        self.emitter.outputs.append(buffer)
+        self.emitter.outputs.append(self.emitter.add_scratch(type.dtype, type.numel, hint))
         self.emitter.output_types.append(type)
         index = tuple(Affine.of([(a, 1)]) for a in axes)
-        offset = self._joined(self.emitter.offset(index, type), bound)
-        stride_ = type.numel // self._row_count() if isinstance(type.numel, int) else 0
-        return Output(len(self.emitter.outputs) - 1, left, index), _Left(buffer.name, offset, stride_)
+        return Output(len(self.emitter.outputs) - 1, item, index), self.emitter.offset(index, type)
 
     def _row_stride(self, left: Located) -> Size:
         """What one row adds, for rows that lie evenly."""
@@ -338,12 +349,6 @@ class _Contraction:
         steps = (rows.offset, *(step for axis, step in rows.terms if axis is not n))
         whole = rows.coefficient(n) == 1 and static_size(n) % width == 0
         return whole and all(isinstance(step, int) and step % width == 0 for step in (*steps, total))
-
-    def _row_count(self) -> int:
-        count = 1
-        for axis in self.rows:
-            count *= static_size(axis)
-        return count
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,10 @@ class Judgement:
     """Whether it has products of many rows."""
 
 
-def judge(body: Graph, limits: Limits, machine: Machine) -> Judgement:
-    """Judge a group by the graph that it would be."""
+def judge(body: Graph, limits: Limits, machine: Machine, refused: str = "") -> Judgement:
+    """Judge a group by the graph that it would be; ``refused`` is why the target does not schedule it."""
+    if refused:
+        return Judgement(refused, _apart(body, machine))
     try:
         nest = locate(body)
         shape = classify(nest, limits)

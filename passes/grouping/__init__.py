@@ -1,5 +1,6 @@
 """Grouping: primitives are joined into kernels wherever one loop nest serves both and memory traffic is saved."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,13 +41,17 @@ class Group:
             many = some = HALVES if context.config.autotune else frozenset()
         few = FEW_ROWS if self.cpu else FEW_ROWS_OF_GPU
         limits = Limits(self.small_m * few // FEW_ROWS, many, some, in_order=self.cpu, any_layout=not self.cpu, few=few)
-        grouping = Grouping(graph, context, labels, limits)
-        grouping.join()
         left: dict[Node, str] = {}
-        while not self.cpu and (slower := grouping.quicker_apart()):
-            left |= slower
-            grouping = Grouping(graph, context, labels, limits, left=left)
+        refused: dict[Hashable, str] = {}
+        while True:
+            grouping = Grouping(graph, context, labels, limits, left=left, refused=refused)
             grouping.join()
+            if not self.cpu and (slower := grouping.quicker_apart()):
+                left |= slower
+            elif unscheduled := grouping.unscheduled():
+                refused |= unscheduled
+            else:
+                break
         for node, reason in left.items():
             sources = tuple(map(str, node.sources[:1]))
             message = "a product of many rows is the library's"

@@ -1,6 +1,6 @@
 """What groups of nodes would be as kernels, and what they gain: each question is asked once for all equal groups."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 
 from fusec.analysis.devices import devices
@@ -10,7 +10,7 @@ from fusec.analysis.machine import Machine
 from fusec.analysis.outline import Outline, outline
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Node, storage
-from fusec.ir.structure import abbreviations
+from fusec.ir.structure import abbreviations, spelling
 
 GENERATED = 0.8
 """The share of the library's speed that a generated product of many rows is taken to have on a GPU where it will not be
@@ -20,8 +20,8 @@ timed, as its sizes are not known: a guess, since none has been timed there."""
 class Candidates:
     """Judges groups by the bodies that they would have."""
 
-    def __init__(self, uses: Uses, limits: Limits, machine: Machine) -> None:
-        self.uses, self.limits, self.machine = uses, limits, machine
+    def __init__(self, uses: Uses, limits: Limits, machine: Machine, refused: Mapping[Hashable, str]) -> None:
+        self.uses, self.limits, self.machine, self.refused = uses, limits, machine, refused
         self.spell = abbreviations()
         self.judgements: dict[tuple[object, ...], Judgement] = {}
         """By structure."""
@@ -39,7 +39,8 @@ class Candidates:
             return Judgement(f"its tensors lie on {' and '.join(places)}")
         key = candidate.structure(self.spell)
         if key not in self.judgements:
-            self.judgements[key] = judge(candidate.build(), self.limits, self.machine)
+            refused = self.refused.get(candidate.structure(spelling), "") if self.refused else ""
+            self.judgements[key] = judge(candidate.build(), self.limits, self.machine, refused)
         return self.judgements[key]
 
     def verdict(self, group: set[Node]) -> str:

@@ -1,11 +1,13 @@
 """Which nodes share a kernel: producers and readers are joined greedily, wherever that is one loop nest and saves."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from fusec.analysis.attention import attention_groups, is_layer
 from fusec.analysis.devices import devices, kernel_device, kind
 from fusec.analysis.kinds import Limits
+from fusec.analysis.outline import outline
 from fusec.analysis.positions import is_of_positions
 from fusec.analysis.ranges import loops, ranges
 from fusec.analysis.strides import dense, view_layout
@@ -13,6 +15,7 @@ from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
+from fusec.ir.structure import spelling
 from fusec.ir.types import TensorType, contiguous_strides
 from fusec.passes.grouping.candidates import Candidates
 from fusec.passes.grouping.kernel_regions import make_kernels
@@ -36,6 +39,7 @@ class Grouping:
         labels: dict[Node, str],
         limits: Limits,
         left: Collection[Node] = (),
+        refused: Mapping[Hashable, str] = MappingProxyType({}),
     ) -> None:
         """What there is to join.
 
@@ -45,6 +49,7 @@ class Grouping:
             labels: the declared fusions that nodes come from.
             limits: what kernels may be.
             left: products that are the library's, whatever kernels may be.
+            refused: groups that the target does not schedule, by structure, and why.
         """
         self.graph, self.context, self.labels = graph, context, labels
         self.device = kind(kernel_device(graph))
@@ -52,7 +57,7 @@ class Grouping:
         """Why a producer and its reader stay apart, as it was found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if self._is_free(n)))
         """A kernel takes index maps, numbers, wider types and numbers for truth values along at no cost."""
-        self.candidates = Candidates(self.uses, limits, context.machine)
+        self.candidates = Candidates(self.uses, limits, context.machine, refused)
         self.units = Units(self.uses)
         """The groups of the nodes that compute."""
         for node in graph.nodes:
@@ -97,6 +102,16 @@ class Grouping:
             if products and self.candidates.judged(unit).many:
                 reason = self.candidates.no_gain_over_library(unit, products)
                 found |= dict.fromkeys(self.uses.ordered(products), reason) if reason else {}
+        return found
+
+    def unscheduled(self) -> dict[Hashable, str]:
+        """Return the groups of several nodes that the target does not schedule, by structure, and why."""
+        found: dict[Hashable, str] = {}
+        for unit in self.units.distinct():
+            if len(unit) > 1:
+                piece = outline(unit, self.uses)
+                if reason := self.context.unschedulable(piece.region()):
+                    found[piece.structure(spelling)] = f"its kernel has no schedule: {reason}"
         return found
 
     def make(self) -> None:

@@ -33,6 +33,15 @@ FEW: dict[str, Case] = {
         lambda x, w: ((s := x.square().mean(-1, keepdim=True)), F.linear(x * torch.rsqrt(s + 1e-6), w)),
         ((4, 32), (40, 32)),
     ),
+    "an epilogue that reads the norm": (
+        lambda x, w, b: F.linear(n := F.layer_norm(x, (32,)), w, b) + n, ((2, 32), (32, 32), (32,))
+    ),
+    "a gate of the norm": (
+        lambda x, w: F.linear(n := F.rms_norm(x, (32,)), w) * torch.sigmoid(n), ((2, 5, 32), (32, 32))
+    ),
+    "an epilogue that reads the sum of the row": (
+        lambda x, w: F.linear(x * (s := x.square().sum(-1, keepdim=True)), w) / s, ((10, 32), (48, 32))
+    ),
     "columns in two dims": (
         lambda x, w, a, b: F.linear(torch.tanh(x), w).view(3, 6, 16) * a + b.transpose(0, 1),
         ((3, 32), (96, 32), (6, 1), (16, 6)),

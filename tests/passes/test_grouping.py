@@ -39,9 +39,9 @@ class Model(Graph):
         total = self.do("sum", self.do("mul", x, x), dims=(-1,))
         return self.do("mul", x, self.do("rsqrt", total))
 
-    def group(self, *outputs: Value, machine: Machine | None = None) -> list[Node]:
+    def group(self, *outputs: Value, machine: Machine | None = None, **context: Any) -> list[Node]:
         self.set_outputs(outputs)
-        self.context = Context(machine=machine or assumed_cpu())
+        self.context = Context(machine=machine or assumed_cpu(), **context)
         Group().apply(self, self.context)
         verify_graph(self)
         return [n for n in self.nodes if n.has(Trait.REGION)]
@@ -64,6 +64,21 @@ def test_few_rows_take_norm_products_and_gate_into_one_kernel() -> None:
     g, u = (m.do("contraction", normed, w, spec="az,bz->ab") for w in (gate, up))
     (region,) = m.group(m.do("mul", m.do("sigmoid", g), u))
     assert sum(n.is_op("contraction") for n in region.body.nodes) == 2
+
+
+def test_what_the_target_does_not_schedule_is_split_until_it_does() -> None:
+    m = Model()
+    normed = m.norm(m.tensor(2, 64))
+    product = m.do("contraction", normed, m.tensor(64, 64), spec="az,bz->ab")
+
+    def unschedulable(region: Node) -> str:
+        names = {n.op.name for n in region.body.nodes}
+        return "a planted refusal" if {"sum", "contraction"} <= names or len(names) > 3 else ""
+
+    regions = m.group(m.do("add", product, normed), unschedulable=unschedulable)
+    assert not any(map(unschedulable, regions)) and len(regions) == len(m.nodes)
+    assert {n.op.name for r in regions for n in r.body.nodes} >= {"sum", "mul", "rsqrt", "contraction", "add"}
+    assert "its kernel has no schedule: a planted refusal" in m.reasons()
 
 
 @pytest.mark.parametrize(("shape", "spec"), [((100, 64), "az,bz->ab"), ((4, 25, 64), "abz,cz->abc")])
