@@ -78,7 +78,8 @@ def size_limits(body: Graph) -> dict[str, Size]:
 def accesses(kernel: Kernel) -> Iterator[Access]:
     """Every load and store of a kernel; a place counts as one more loop around.
 
-    It does where one of its length was checked before any store, or it is checked itself, right where it is found.
+    It is clamped to its length; it must also be checked, so that what is out of range is reported: one of its length
+    before any store, or its own value right before it is used.
     """
     first = takewhile(lambda s: not isinstance(s, Store), walk(kernel.body))
     checked = {s.length for s in first if isinstance(s, Check)}
@@ -86,7 +87,7 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
     found = [
         s
         for s in walk(kernel.body)
-        if isinstance(s, Place) and (s.length in checked or (s.dst, s.length) in themselves)
+        if isinstance(s, Place) and (s.length in checked or (s.value, s.length) in themselves)
     ]
     places = tuple(Loop(s.dst, 0, s.length, 1, "serial", ()) for s in found)
     lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}

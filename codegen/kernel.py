@@ -215,7 +215,7 @@ class Check:
     """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
 
     On a CPU checks come before the grid: a kernel that has anything to report has not stored anything. On a GPU each
-    comes right behind its place, and ends the program with the device's assertion, as those of eager's kernels do.
+    comes right before its place, and ends the program with the device's assertion, as those of eager's kernels do.
     """
 
     value: Operand
@@ -225,7 +225,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Place:
-    """``dst`` = an i64 ``value`` that a check finds to be at least 0 and below ``length``, for use in offsets."""
+    """``dst`` = an integer ``value`` as i64, clamped to ``0 <= dst < length``, for use in offsets.
+
+    A check reports a value that is out of range. It may have computed the value in another loop, where floats are
+    rounded differently, so the index that is used is clamped as well: no access leaves the tensor.
+    """
 
     dst: str
     value: Operand

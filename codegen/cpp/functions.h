@@ -338,6 +338,12 @@ template <class T> FN bool isinf(T x) {
 template <class T> FN T maximum(T a, T b) { return a >= b || a != a ? a : b; }
 template <class T> FN T minimum(T a, T b) { return a <= b || a != a ? a : b; }
 
+// An index that is used in offsets: no access leaves a dimension of this length, whatever was computed.
+FN int64_t clamp_index(int64_t index, int64_t length) { return minimum(maximum(index, int64_t(0)), length - 1); }
+template <int N> FN Vec<int64_t, N> clamp_index(Vec<int64_t, N> index, int64_t length) {
+  return minimum(maximum(index, Vec<int64_t, N>(0)), Vec<int64_t, N>(length - 1));
+}
+
 // ---------------------------------------------------------------------------------------------- division, shifts
 
 // torch's meanings: floor_divide rounds down, remainder has the sign of the divisor, fmod that of the dividend. An

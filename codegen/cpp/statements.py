@@ -130,8 +130,8 @@ class Straight:
         self.line(f"if (uint64_t({value}) >= uint64_t({length})) return out_of_range({value}, {s.number});")
 
     def _place(self, s: Place) -> None:
-        lanes = self.lanes_of(s.value)
-        self.line(f"const {self._define(s.dst, t.I64, lanes)} = {self._operand(s.value, t.I64)};")
+        value, length = self._operand(s.value, t.I64), CPP.print(s.length)
+        self.line(f"const {self._define(s.dst, t.I64, self.lanes_of(s.value))} = clamp_index({value}, {length});")
 
     def _load(self, s: Load) -> None:
         buffer = self.buffers[s.buffer]

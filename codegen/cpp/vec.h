@@ -448,15 +448,31 @@ template <class E> struct Scratch {
 
 // ---------------------------------------------------------------------------------------------- casts
 
+// A float becomes an integer of 32 bits, or of 64 (for int64_t and uint8_t): NaN and what is out of range become its
+// least number, as x86 converts, and eager with it. In C++ they are undefined, and GCC takes them not to occur. A
+// smaller type keeps the low bits.
+template <class T> struct Convert {
+  typedef typename IntOf<same_type<T, int64_t>::value || same_type<T, uint8_t>::value ? 8 : 4>::type type;
+  static constexpr double past = sizeof(type) == 8 ? 9223372036854775808.0 : 2147483648.0;
+  static constexpr type least = type(1) << (8 * sizeof(type) - 1);
+};
+template <class T, class U> constexpr bool is_float_to_int = is_float<U> && !is_float<T> && !same_type<T, bool>::value;
+
 template <class T, class U, int N> FN Vec<T, N> cast(Vec<U, N> a) {
   if constexpr (same_type<T, U>::value) return a;
-  else if constexpr (is_float<U> && !is_float<T> && sizeof(T) < 4) return cast<T>(cast<int32_t>(a));
-  else return Vec<T, N>(__builtin_convertvector(a.v, typename Raw<T, N>::type));
+  else if constexpr (is_float_to_int<T, U>) {
+    typedef typename Convert<T>::type I;
+    Mask<N> inside = (a > Vec<U, N>(U(-Convert<T>::past - 1))) & (a < Vec<U, N>(U(Convert<T>::past)));
+    Vec<I, N> whole(__builtin_convertvector(select(inside, a, Vec<U, N>(U(0))).v, typename Raw<I, N>::type));
+    return cast<T>(select(inside, whole, Vec<I, N>(Convert<T>::least)));
+  } else return Vec<T, N>(__builtin_convertvector(a.v, typename Raw<T, N>::type));
 }
 template <class T, int N> FN Vec<T, N> cast(Mask<N> m) { return select(m, Vec<T, N>(T(1)), Vec<T, N>(T(0))); }
 template <class T, class U> FN T cast(U a) {
-  if constexpr (is_float<U> && !is_float<T> && !same_type<T, bool>::value && sizeof(T) < 4) return T(int32_t(a));
-  else return T(a);
+  if constexpr (is_float_to_int<T, U>) {
+    typedef typename Convert<T>::type I;
+    return T(a > U(-Convert<T>::past - 1) && a < U(Convert<T>::past) ? I(a) : Convert<T>::least);
+  } else return T(a);
 }
 template <class U, int N> FN Mask<N> to_bool(Vec<U, N> a) { return a != Vec<U, N>(U(0)); }
 template <int N> FN Mask<N> to_bool(Mask<N> a) { return a; }

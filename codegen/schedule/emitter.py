@@ -278,9 +278,9 @@ class Emitter:
         level = self.levels[self._level(place.value, (value,))]
         if (value, place.length) not in level.places:
             name = level.places[value, place.length] = self.fresh("place")
-            level.statements.append(Place(name, value, place.length))
             if self.checks_where_found:
-                level.statements.append(Check(name, place.length, self.numbers[place.node]))
+                level.statements.append(Check(value, place.length, self.numbers[place.node]))
+            level.statements.append(Place(name, value, place.length))
         return index_symbol(level.places[value, place.length])
 
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:

@@ -14,7 +14,7 @@ NAMES: dict[str, str] = {
 """Triton's name of each element type."""
 
 _INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shift_left": "<<", "shift_right": ">>",
+    "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
 _LIBRARY = {
@@ -160,6 +160,20 @@ class _Expression:
 
     def _fmod(self, x: Operand, y: Operand) -> str:
         return f"{self.typed(x)} % {self.typed(y)}"
+
+    def _shift_left(self, x: Operand, y: Operand) -> str:
+        return self._shift("<<", x, y)
+
+    def _shift_right(self, x: Operand, y: Operand) -> str:
+        return self._shift(">>", x, y)
+
+    def _shift(self, operator: str, x: Operand, y: Operand) -> str:
+        """By 0 to bits - 1, as LLVM defines no other; the result of the others is eager's: no bit, or the sign."""
+        bits = 8 * self.dtype.bytes
+        if isinstance(y, Constant) and y.value in range(bits):
+            return f"{self.typed(x)} {operator} {self.typed(y)}"
+        name = "shift_left" if operator == "<<" else "shift_right"
+        return f"{name}({self.typed(x)}, {self.typed(y)}, {bits})"
 
     def _pow(self, x: Operand, y: Operand) -> str:
         if isinstance(y, Constant) and float(y.value) in (0.5, -0.5, -1.0) and self.dtype.is_float:

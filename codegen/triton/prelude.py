@@ -151,6 +151,16 @@ def remainder(x, y):
     m = x % y
     return tl.where((m != 0) & ((y < 0) != (m < 0)), m + y, m)
 
+def shift_left(x, y, bits):
+    """x * 2**y, by 0 to bits - 1; any other y leaves no bit."""
+    inside = (y >= 0) & (y < bits)
+    return tl.where(inside, x << tl.where(inside, y, 0), 0).to(x.dtype)
+
+def shift_right(x, y, bits):
+    """floor(x / 2**y), by 0 to bits - 1; any other y leaves the sign alone."""
+    inside = (y >= 0) & (y < bits)
+    return tl.where(inside, x >> tl.where(inside, y, 0), tl.where(x < 0, -1, 0)).to(x.dtype)
+
 def floor_divide_int(x, y):
     """floor(x / y)."""
     q = x // y

@@ -350,7 +350,7 @@ class _Printer:
 
     def _check(self, check: Check, tiles: tuple[_Tile, ...]) -> str:
         """Eager's kernels, too, end with an assertion of the device, which the next call that waits for it reports."""
-        place, length = identifier(str(check.value)), TRITON.print(check.length, True)
+        place, length = self._integer(check.value), TRITON.print(check.length, True)
         message = f"kernel {self.kernel.name}: index out of bounds for a dimension of size {length}"
         valid = self._valid_lanes(self._axes_of(check.value), tiles)
         mask = f", mask={valid}" if valid else ""
@@ -360,9 +360,11 @@ class _Printer:
         self._mark(place.dst, self._axes_of(place.value))
         self.tiles.setdefault(place.dst, ())
         self.places.add(place.dst)
-        found = place.value
-        value = filled(found.value, I64) if isinstance(found, Constant) else f"{identifier(found)}.to(tl.int64)"
-        return f"{identifier(place.dst)} = {value}"
+        last = f"{TRITON.print(place.length, True)} - 1"
+        return f"{identifier(place.dst)} = tl.minimum(tl.maximum({self._integer(place.value)}, 0), {last})"
+
+    def _integer(self, value: Operand) -> str:
+        return filled(value.value, I64) if isinstance(value, Constant) else f"{identifier(value)}.to(tl.int64)"
 
     def _index(self, index: Index, tiles: tuple[_Tile, ...]) -> str:
         value = sympy.sympify(index.value)

@@ -241,3 +241,14 @@ def test_a_call_is_given_memory_as_eager_lays_it_out(backend: Any) -> None:
     table, places = torch.arange(10.0).view(5, 2), torch.tensor([[0, 1], [0, 4], [0, 2]])
     given = table, places[:, 1], torch.tensor([[0, 9], [2, 9]])[:, 0]
     torch.testing.assert_close(torch.compile(bags, backend=backend)(*given), bags(*given))
+
+
+def test_floats_that_no_integer_holds_index_as_in_eager(backend: Any) -> None:
+    """Squared they are positive: a conversion that is undefined drops the correction of the remainder."""
+    whole = torch.tensor([float("inf"), 1e20, 3.0, float("nan"), -1e20, *range(12)])
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        v = x + 2 * y
+        return y[(v * v).long() % y.shape[0]]
+
+    check(backend, function, torch.randn(33, 17), whole, dynamic=True)

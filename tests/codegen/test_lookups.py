@@ -73,6 +73,35 @@ def test_places_that_are_dear_to_find_are_checked_before_they_lie_in_scratch(tar
     assert unproven_accesses(kernel) == []
 
 
+ROUNDED = {
+    "exp": ("%f: f32[64] = exp(%x)", 5.2257466316223145, 186),
+    "sigmoid": ("%s: f32[64] = sigmoid(%x) %f: f32[64] = mul(%s, 64.0)", 1.4, 52),
+}
+"""Floats that give an index close to the end: rounded the one way they are inside, the other way they are not."""
+
+
+@both
+@pytest.mark.parametrize(("spelled", "x", "length"), ROUNDED.values(), ids=ROUNDED)
+@pytest.mark.parametrize("use", ["%e: f32[64] = take(%t, %at) {{dim=-1}} return %e",
+                                 "%n: f32[64] = neg(%x) %w: f32[{0}] = write(%t, %n, %at) {{dim=-1}} return %w"])  # fmt: skip
+def test_an_index_of_floats_stays_inside_however_it_is_rounded(
+    spelled: str, x: float, length: int, use: str, target: str
+) -> None:
+    """e^5.2257466 is 185.99998 in the loop that checks, and 186 in the vectors of the loop that loads or stores."""
+    source = f"graph g(%x: f32[64], %t: f32[{length}]) {{{{ {spelled} %at: i64[64] = cast(%f) {{{{dtype=i64}}}} {use} }}}}"
+    made = program(source.format(length), target)
+    (kernel,) = made.kernels.values()
+    assert unproven_accesses(kernel) == []
+    storage = torch.arange(float(length + 8))
+    try:
+        (result,) = made([torch.full((64,), x), storage[:length]])
+    except IndexError:
+        return
+    finally:
+        assert storage[length:].equal(torch.arange(float(length), length + 8))
+    assert result.eq(length - 1).all() or "write" in use
+
+
 @both
 @pytest.mark.parametrize("wrong", [-1, 50, 2**40])
 def test_a_lookup_out_of_range_raises(wrong: int, target: str) -> None:

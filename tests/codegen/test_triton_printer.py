@@ -173,10 +173,11 @@ def test_unary_integer_operations_are_exact(op, dtype):
     assert torch.equal(y, expected)
 
 
-def test_shifts_and_powers_of_integers_are_exact():
-    a, b = sampled(I64), torch.randint(0, 6, (100,))
+@pytest.mark.parametrize("dtype", [I64, I32, I8, U8], ids=str)
+def test_shifts_of_integers_are_defined_for_any_count(dtype):
+    a, b = sampled(dtype), torch.randint(-3, 70, (100,)).to(TORCH[dtype])
     for op, expected in (("shift_left", a << b), ("shift_right", a >> b)):
-        (y,) = run(one(op, ["a", "b"], I64), a, b)
+        (y,) = run(one(op, ["a", "b"], dtype), a, b)
         assert torch.equal(y, expected), op
 
 
