@@ -16,7 +16,10 @@ def _reduce(low: Lowering, op: str, x: Value, dims: tuple[int, ...]) -> Value:
 def _plain(low: Lowering, call: Call) -> Value:
     op = call.target.split(".")[1].removeprefix("a")
     x = low.cast(call["self"], call.out.dtype)
-    return low.reshape(_reduce(low, op, x, negative_dims(call.get("dim"), len(x.shape))), call.out.shape)
+    dims = negative_dims(call.get("dim"), len(x.shape))
+    if op in ("max", "min") and 0 in (x.shape[d] for d in dims):
+        raise ImportFailure(f"the {op} of no elements", why="it has no identity: ATen raises when it is called")
+    return low.reshape(_reduce(low, op, x, dims), call.out.shape)
 
 
 @lowers("aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims")
