@@ -41,8 +41,8 @@ def judge(body: Graph, limits: Limits, machine: Machine, refused: str = "") -> J
     try:
         nest = locate(body)
         shape = classify(nest, limits)
-    except ScheduleError as refused:
-        return Judgement(refused.reason, _apart(body, machine))
+    except ScheduleError as reason:
+        return Judgement(reason.reason, _apart(body, machine))
     counts = evaluations(nest)
     repeated, again = _repeated(counts)
     return Judgement("", kernel_cost(body, counts, machine), repeated, again, shape.many)
