@@ -122,10 +122,11 @@ def layer_norm_by_formula(x: Tensor, shape: Any, weight: Any = None, bias: Any =
 
 
 @synonym("layer_norm")
-def layer_norm_by_variance(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    """The same with torch's variance, and a division."""
+def layer_norm_by_division(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """The same with a division by the deviation."""
     wide = x.float() if x.dtype != torch.float64 else x
-    y = (wide - wide.mean(-1, keepdim=True)) / torch.sqrt(wide.var(-1, keepdim=True, unbiased=False) + eps)
+    mean = wide.mean(-1, keepdim=True)
+    y = (wide - mean) / torch.sqrt((wide - mean).square().mean(-1, keepdim=True) + eps)
     y = y.to(x.dtype) if weight is None else y.to(x.dtype) * weight
     return y if bias is None else y + bias
 

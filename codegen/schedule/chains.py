@@ -25,7 +25,7 @@ class Run:
     """Whether what runs inside is summed on its own, and then added."""
 
 
-def chained(nest: Sequence[tuple[Axis, int]], cuts: int = 2) -> list[Run]:
+def chained(nest: Sequence[tuple[Axis, int]], cuts: int = 4) -> list[Run]:
     """The loops of a reduction, outer first, such that no chain of additions is long.
 
     Args:

@@ -4,7 +4,7 @@ from fusec.analysis.affine import at_least
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers, negative_dims, wide
 from fusec.ir.graph import Value
-from fusec.ir.types import BOOL, DType, product
+from fusec.ir.types import BOOL, F64, DType, product
 
 
 def _reduce(low: Lowering, op: str, x: Value, dims: tuple[int, ...]) -> Value:
@@ -62,15 +62,15 @@ def _mean_of(low: Lowering, x: Value, dims: tuple[int, ...], correction: Argumen
 
 @lowers("aten.var.correction", "aten.std.correction", "aten.var_mean.correction", "prims.var.default")
 def _variance(low: Lowering, call: Call) -> "Value | list[Value | None]":
+    """In float64, as eager's: it neither cancels, where the mean is far from 0, nor overflows."""
     x: Value = call["self"] if "self" in call.arguments else call["inp"]
     dims = negative_dims(call.get("dim", call.get("dims")), len(x.shape))
     correction = 1 if call["correction"] is None else call["correction"]
     out = call.out
-    dtype = wide(out.dtype)
-    x = low.cast(x, dtype)
-    mean = _mean_of(low, x, dims, 0, dtype)
+    x = low.cast(x, F64)
+    mean = _mean_of(low, x, dims, 0, F64)
     centred = low.emit("sub", x, mean)
-    variance = _mean_of(low, low.emit("mul", centred, centred), dims, correction, dtype)
+    variance = _mean_of(low, low.emit("mul", centred, centred), dims, correction, F64)
     if ".std." in call.target:
         variance = low.emit("sqrt", variance)
     result = low.cast(low.reshape(variance, out.shape), out.dtype)

@@ -259,12 +259,15 @@ def single_terms(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("contraction", exact=False)
 def single_columns(graph: Graph, node: Node) -> Value | None:
-    """A batch of products whose results have one column, as scores of a single key, is one of sums of products."""
+    """A batch of products whose results have one column, as scores of a single key, is one of sums of products.
+
+    So is a dot product: libraries multiply a matrix of one row by one column with a single accumulator.
+    """
     terms, out = split_spec(node.attributes["spec"])
-    sizes, batch = _label_sizes(node, terms), set(out).intersection(*terms)
-    if not batch or out[-1] in batch:
+    sizes, batch, last = _label_sizes(node, terms), set(out).intersection(*terms), out[-1:]
+    if (out and not batch) or last in batch:
         return None
-    columns = set(out).difference(batch, *(term for term in terms if out[-1] not in term))
+    columns = set(out).difference(batch, *(term for term in terms if last not in term))
     if any(sizes[label] != 1 for label in columns):
         return None
     bound = "".join(label for label in sizes if label not in out)

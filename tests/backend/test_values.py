@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusec import dynamo
 from fusec.remarks import Remarks
+from fusec.verify.contract import compare_outputs
 from tests.backend.agreement import Block, check, interpret, same
 
 
@@ -259,3 +260,29 @@ def test_floats_that_no_integer_holds_index_as_in_eager(backend: Any) -> None:
 def test_what_has_no_identity_raises_of_no_elements(backend: Any, op: str, shape: tuple[int, ...]) -> None:
     with pytest.raises((RuntimeError, IndexError), match=r"zero-size|xpected reduction dim"):
         torch.compile(lambda x: getattr(x * 2, op)(), backend=backend)(torch.empty(shape))
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(1e3, 1), (1e5, 1), (1e8, 1), (0, 1e19), (-3, 1e-30)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_variances_are_as_exact_as_eagers(backend: Any, mean: float, deviation: float, dtype: torch.dtype) -> None:
+    """Eager's are computed in float64: they neither cancel nor overflow."""
+    x = (torch.randn(8, 1000) * deviation + mean).to(dtype)
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (x.var(-1), x.std(0), *torch.var_mean(x, 1, correction=0), x.std())
+
+    found = torch.compile(function, backend=backend)(x)
+    exact = [y.double() for y in function(x.double())]
+    assert compare_outputs(list(function(x)), list(found), exact, dtype).passed
+
+
+@pytest.mark.parametrize("count", [170, 2000, 20_000])
+@pytest.mark.parametrize("spell", [torch.dot, lambda x, y: nn.functional.linear(x[None], y[None])[0, 0]])
+def test_dot_products_are_as_exact_as_eagers(backend: Any, spell: Any, count: int) -> None:
+    """Libraries sum a product of one row and one column in a single chain."""
+    draws = [(torch.rand(count) + 0.5, torch.rand(count) + 0.5) for _ in range(20)]
+    compiled = torch.compile(lambda x, y: spell(x, y) * 0.2, backend=backend)
+    exact = torch.stack([torch.dot(x.double(), y.double()) * 0.2 for x, y in draws])
+    found = torch.stack([compiled(x, y) for x, y in draws])
+    expected = torch.stack([torch.dot(x, y) * 0.2 for x, y in draws])
+    assert compare_outputs([expected], [found], [exact], torch.float32).passed

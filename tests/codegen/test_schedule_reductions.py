@@ -45,7 +45,8 @@ def longest_chain(loops: list[Run]) -> int:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(7,), (32,), (33,), (1000,), (30000,), (8, 1024), (1024, 8), (4, 16, 40), (40, 40, 40), (0, 5), (5, 0)]
+    "sizes",
+    [(7,), (32,), (33,), (1000,), (30000,), (10**7,), (8, 1024), (1024, 8), (4, 16, 40), (40, 40, 40), (0, 5), (5, 0)],
 )
 def test_no_chain_is_long(sizes: tuple[int, ...]) -> None:
     loops = chained([(Axis(n), 1) for n in sizes])
@@ -57,17 +58,17 @@ def test_tiles_have_longer_chains_and_unknown_sizes_are_cut() -> None:
     axis = Axis(2048)
     assert chained([(axis, 16)]) == [Run(axis, 16)]
     assert longest_chain(chained([(Axis(1 << 18), 16)])) <= 128
-    assert sum(loop.ends_chain for loop in chained([(Axis(symbol("s0")), 1)])) == 2
+    assert sum(loop.ends_chain for loop in chained([(Axis(symbol("s0")), 1)])) == 4
     assert sum(loop.ends_chain for loop in chained([(Axis(symbol("s0")), 1)], cuts=1)) == 1
 
 
-@pytest.mark.parametrize("shape", [(5000, 24), (3, 2000, 24), (2000, 3, 24)], ids=str)
+@pytest.mark.parametrize("shape", [(5000, 24), (2_000_000, 2), (3, 2000, 24), (2000, 3, 24)], ids=str)
 @pytest.mark.parametrize("rows", [None, symbol("s0")], ids=["static", "symbolic"])
 def test_sums_over_many_rows_are_as_exact_as_eagers(shape: tuple[int, ...], rows: Size | None) -> None:
     body = Body()
     x = body.tensor(*(rows if rows is not None and n > 24 else n for n in shape))
     total = body.do("sum", body.do("mul", x, x), dims=tuple(range(-len(shape), -1)))
-    values = torch.randn(shape)
+    values = torch.rand(shape)
     found = compiled(body, total).program([values])
     dims = tuple(range(len(shape) - 1))
     expected, exact = ((v * v).sum(dims, keepdim=True) for v in (values, values.double()))
