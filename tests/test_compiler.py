@@ -13,7 +13,7 @@ from fusec.ir.types import ScalarType, evaluate_size
 from fusec.verify.contract import compare_outputs
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
-from tests.random_graphs import random_graph
+from bench.fuzz.graphs import random_graph
 
 
 def inputs_of(graph: Graph, rows: int) -> list[torch.Tensor | int]:

@@ -24,7 +24,7 @@ from fusec.ir.graph import Graph
 from fusec.passes import known_passes
 from fusec.pipeline import Context, Pipeline
 from fusec.rewriting.fusion import Dims, fusion
-from tests.random_graphs import random_graph
+from bench.fuzz.graphs import random_graph
 
 
 @pytest.fixture(autouse=True)

@@ -80,7 +80,7 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 def _leaves(outputs: Any) -> list[Any]:
     """Tensors and numbers, without gradients; complex numbers as pairs."""
     tensors = [x.detach() if isinstance(x, Tensor) else x for x in pytree.tree_leaves(outputs) if x is not None]
-    return [torch.view_as_real(x) if isinstance(x, Tensor) and x.is_complex() else x for x in tensors]
+    return [torch.view_as_real(x.resolve_conj()) if isinstance(x, Tensor) and x.is_complex() else x for x in tensors]
 
 
 def _compare(index: int, eager: Any, compiled: Any, reference: Any, dtype: torch.dtype | None) -> OutputComparison:

@@ -24,7 +24,7 @@ from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
 from fusec.verify.samples import float_inputs
 from tests.machines import cpu
-from tests.random_graphs import random_graph
+from bench.fuzz.graphs import random_graph
 
 S = symbol("s0")
 

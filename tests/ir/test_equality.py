@@ -6,7 +6,7 @@ from hypothesis import given
 from fusec.ir.equality import difference, equal_graphs
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
-from tests.random_graphs import graphs
+from bench.fuzz.graphs import graphs
 
 BASE = """graph g(%x: f32[4, 4], %y: f32[4, 4]) {
   %a: f32[4, 4] = exp(%x)

@@ -11,7 +11,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import BF16, F32, TensorType
 from fusec.ir.verifier import verify_graph
-from tests.random_graphs import graphs
+from bench.fuzz.graphs import graphs
 
 TEXT = """graph g(%x: f32[4, 4], %w: f32[4]) {
   %a: f32[4, 4] = mul(%x, %w)

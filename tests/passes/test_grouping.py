@@ -19,7 +19,7 @@ from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.remarks import Remark
 from tests.machines import cpu
-from tests.random_graphs import graphs
+from bench.fuzz.graphs import graphs
 
 
 class Model(Graph):

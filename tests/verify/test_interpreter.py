@@ -12,7 +12,7 @@ from fusec.ir.types import ScalarType, TensorType, evaluate_size
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import POINTWISE, bind_symbols, evaluate
 from fusec.verify.samples import float_inputs
-from tests.random_graphs import graphs
+from bench.fuzz.graphs import graphs
 
 RMS_NORM = """graph rms_norm(%x: {t}[s0, 64], %w: {t}[64]) {{
   %0: {t}[s0, 64] = pow(%x, 2)

@@ -8,7 +8,7 @@ from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.verify.rewrites import check_rewrite
 from tests.passes.canonicalize.rule_cases import row
-from tests.random_graphs import graphs
+from bench.fuzz.graphs import graphs
 
 
 @given(graphs(effects=False))

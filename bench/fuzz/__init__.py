@@ -1,0 +1,1 @@
+"""Random graphs through passes and kernels, held against what they mean."""

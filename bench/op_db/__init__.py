@@ -1,0 +1,1 @@
+"""Every operator of PyTorch's operator database through the backend, held against eager."""

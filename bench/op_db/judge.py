@@ -1,0 +1,217 @@
+"""One function through the backend, held against eager: values, types, strides, aliases, randomness, exceptions."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from bench.op_db.cases import Arguments, Call, requires_grad, widened
+from fusec import dynamo
+from fusec.codegen.bounds import unproven_accesses
+from fusec.verify.contract import Observation, compare_outputs, contract_breaches, copy_arguments, observe
+
+Function = Callable[..., Any]
+DRAWS = 16
+"""Runs over which the numeric rule is held together where one run breaks it; see ``bench.numerics``."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Calls of an operator as one function, and how it is compiled."""
+
+    function: Function
+    samples: Sequence[Arguments]
+    dynamic: bool = False
+    gradients: bool = False
+    undefined: bool = False
+    """What the values are is not defined; everything else is compared."""
+
+    @classmethod
+    def of(cls, call: Call, samples: Sequence[Arguments], variant: str, undefined: bool = False) -> "Subject":
+        """A variant of a call; see ``cases.VARIANTS``."""
+        named = variant == "embedded"
+
+        def function(samples: Sequence[Arguments], zero: Tensor) -> list[Any]:
+            more = {"zero": zero} if named else {}
+            return [call(x, *args, **kwargs, **more) for x, args, kwargs in samples]
+
+        return cls(function, samples, variant == "dynamic", variant == "gradients", undefined)
+
+    @property
+    def arguments(self) -> list[Any]:
+        """What the function is called with."""
+        return [self.samples, torch.zeros(())]
+
+    def called(self, function: Function) -> Function:
+        """The function, or some other that computes the same, with its gradients where these are asked for."""
+        return _with_gradients(function) if self.gradients else function
+
+
+@dataclass
+class Verdict:
+    """What became of a function."""
+
+    outcome: str
+    """``right``, ``fallback``, ``refused`` by Dynamo, ``torch`` (aot_eager differs as well), ``wrong`` or ``raised``."""
+    detail: str = ""
+    steps: Counter[str] = field(default_factory=Counter)
+    """What the programs do, by kind of step."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """An observed call, or the exception that it raised."""
+
+    function: Function
+    seen: Observation | None
+    error: Exception | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether Dynamo finds no whole graph."""
+        return isinstance(self.error, torch._dynamo.exc.Unsupported | torch._dynamo.exc.UserError)
+
+    @property
+    def failure(self) -> str:
+        """The exception in one line."""
+        lines = str(self.error).strip().splitlines() if self.error else []
+        return f"{type(self.error).__name__}: {''.join(lines[:1])[:200]}" if self.error else "nothing"
+
+
+def judge(subject: Subject) -> Verdict:
+    """Hold the compiled function against eager, and where it differs aot_eager too."""
+    eager = run(subject.called(subject.function), subject)
+    dynamo.reset()
+    compiled = run(_through(dynamo.backend, subject), subject)
+    if compiled.refused:
+        return Verdict("refused", compiled.failure)
+    steps, fallbacks = _steps(), dynamo.fallbacks()
+    found = _flaws() + differences(subject, eager, compiled)
+    if not found:
+        return Verdict("fallback", fallbacks[0][:300], steps) if fallbacks else Verdict("right", "", steps)
+    theirs = differences(subject, eager, run(_through("aot_eager", subject), subject))
+    if set(map(_kind, found)) <= set(map(_kind, theirs)):
+        return Verdict("torch", "; ".join(found)[:400], steps)
+    return Verdict("raised" if compiled.error and not eager.error else "wrong", "; ".join(found)[:600], steps)
+
+
+def _kind(difference: str) -> str:
+    return difference.partition(" (")[0]
+
+
+def run(function: Function, subject: Subject) -> Ran:
+    """Observe a call."""
+    try:
+        return Ran(function, observe(function, subject.arguments))
+    except Exception as error:
+        return Ran(function, None, error)
+
+
+def _through(backend: Any, subject: Subject) -> Function:
+    torch._dynamo.reset()
+    return subject.called(
+        torch.compile(subject.function, backend=backend, fullgraph=True, dynamic=subject.dynamic)
+    )
+
+
+def _with_gradients(function: Function) -> Function:
+    def called(samples: Sequence[Arguments], zero: Tensor) -> Any:
+        outputs = function(samples, zero)
+        inputs = [x for x in tree_leaves(samples) if requires_grad(x)]
+        leaves = [x for x in tree_leaves(outputs) if requires_grad(x)]
+        draw = torch.Generator().manual_seed(0)
+        weights = [torch.randn(x.shape, generator=draw, dtype=torch.float64).to(x.dtype) for x in leaves]
+        return outputs, torch.autograd.grad(leaves, inputs, weights, allow_unused=True) if leaves else ()
+
+    return called
+
+
+def _steps() -> Counter[str]:
+    return Counter(step.kind for graph in dynamo.compiled_graphs() for step in graph.program.steps)
+
+
+def _flaws() -> list[str]:
+    """What fusec says of itself, or its kernels of themselves, that must not be."""
+    graphs = dynamo.compiled_graphs()
+    found = [f"a compile fails ({remark})" for graph in graphs for remark in graph.remarks.of("failure")]
+    kernels = [k for graph in graphs for k in graph.program.kernels.values() if not k.symbols]
+    return found + [f"unproven access ({access})" for kernel in kernels for access in unproven_accesses(kernel)]
+
+
+def differences(subject: Subject, eager: Ran, compiled: Ran) -> list[str]:
+    """Where a compiled call is not what the eager one is; what may differ from run to run stands in parentheses."""
+    if eager.seen is None or compiled.seen is None:
+        same = eager.error is not None and isinstance(compiled.error, type(eager.error))
+        said = f"raises {type(compiled.error).__name__} ({compiled.failure}, not {eager.failure})"
+        return [] if same else [said]
+    found = [f"{breach.partition(' is ')[0]} ({breach})" for breach in _breaches(eager.seen, compiled.seen)]
+    return found or ([] if subject.undefined else _wrong_values(subject, eager, compiled))
+
+
+def _breaches(eager: Observation, compiled: Observation) -> list[str]:
+    found = [b for b in contract_breaches(eager, compiled) if not b.endswith("left with other values")]
+    if not found and _partners(eager) != _partners(compiled):
+        found.append(f"shared storage of outputs is {_partners(compiled)}, not {_partners(eager)}")
+    return found
+
+
+def _partners(seen: Observation) -> list[int | None]:
+    """For each output with elements, the first that has the same storage."""
+    first: dict[int, int] = {}
+    found: list[int | None] = []
+    for i, x in enumerate(seen.outputs):
+        strided = isinstance(x, Tensor) and x.layout == torch.strided and x.numel() > 0
+        found.append(first.setdefault(x.untyped_storage().data_ptr(), i) if strided else None)
+    return found
+
+
+# -- values -----------------------------------------------------------------------------------------------------
+
+
+def _wrong_values(subject: Subject, eager: Ran, compiled: Ran) -> list[str]:
+    """The outputs, and inputs after the call, that break the numeric rule, in one run and in many together."""
+    runs = [_values(subject, subject.arguments, eager, compiled)]
+    suspects = [i for i, row in enumerate(runs[0]) if not compare_outputs(*([x] for x in row)).passed]
+    if not suspects:
+        return []
+    runs += [_values(subject, _moved(subject.arguments, seed), eager, compiled) for seed in range(1, DRAWS)]
+    found = []
+    for i in suspects:
+        comparison = compare_outputs(*([torch.cat([run[i][k].flatten() for run in runs])] for k in range(3)))
+        if not comparison.passed:
+            found.append(f"value {i} ({comparison})")
+    return found
+
+
+def _values(subject: Subject, arguments: Sequence[Any], eager: Ran, compiled: Ran) -> list[tuple[Any, Any, Any]]:
+    """Each output, and each input after the call: of eager, of the compiled function, and in float64 where it can be."""
+    e, f = (_left(observe(ran.function, arguments)) for ran in (eager, compiled))
+    try:
+        r = _left(observe(eager.function, widened(list(arguments))))
+    except Exception:  # not every operator takes float64
+        r = e
+    known = len(r) == len(e) and all(map(_alike, r, e))
+    return list(zip(e, f, r if known else e, strict=True))
+
+
+def _left(seen: Observation) -> list[Tensor]:
+    return [x.detach().to_dense().resolve_conj() for x in [*seen.outputs, *seen.inputs] if isinstance(x, Tensor)]
+
+
+def _alike(reference: Tensor, eager: Tensor) -> bool:
+    return reference.shape == eager.shape and reference.is_complex() == eager.is_complex()
+
+
+def _moved(arguments: Sequence[Any], seed: int) -> list[Any]:
+    """Arguments of which every float that is not 0 becomes the next number up or down, by chance."""
+    copies, draw = copy_arguments(arguments), torch.Generator().manual_seed(seed)
+    for x in tree_leaves(copies):
+        if isinstance(x, Tensor) and x.is_floating_point() and not any(n == 0 for n in x.stride()):
+            up = torch.rand(x.shape, generator=draw) < 0.5
+            other = torch.nextafter(x.detach(), torch.where(up, torch.inf, -torch.inf).to(x.dtype))
+            x.detach().copy_(torch.where(x == 0, x, other))
+    return copies
