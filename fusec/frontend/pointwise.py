@@ -80,7 +80,7 @@ def _sum(low: Lowering, call: Call, a: Argument, b: Argument, op: str) -> Value:
     if op == "sub" and any(x is True or x is False or (isinstance(x, Value) and x.dtype == BOOL) for x in (a, b)):
         raise ImportFailure("a difference of truth values", why="eager raises", fix="use logical_not or logical_xor")
     if out == BOOL:
-        return low.pointwise("or", a, b, dtype=BOOL) if op == "add" else low.pointwise("xor", a, b, dtype=BOOL)
+        return low.pointwise("or", a, b if alpha else False, dtype=BOOL)
     dtype = _arithmetic_dtype(call, a, b)
     if isinstance(alpha, (int, float)) and alpha == 1:
         return low.pointwise(op, a, b, dtype=dtype)

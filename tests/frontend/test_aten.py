@@ -130,6 +130,12 @@ def test_booleans_add_and_multiply_as_logic() -> None:
     check(lambda a, b: (a + b, a * b, a & b, a | b, a ^ b, ~a, a.sum(), a.float(), torch.maximum(a, b)), a, b)
 
 
+@pytest.mark.parametrize("alpha", [True, False])
+def test_scaled_sums_of_truth_values(alpha: bool) -> None:
+    x, y = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    check(lambda x, y: torch.add(x, y, alpha=alpha), x, y)
+
+
 @pytest.mark.parametrize(("dtype", "alpha"), [(torch.float32, 0.3), (torch.bfloat16, 0.3), (torch.int64, 3)])
 def test_scaled_sums(dtype: torch.dtype, alpha: float) -> None:
     def sums(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
