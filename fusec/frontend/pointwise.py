@@ -3,6 +3,7 @@
 from typing import Any
 
 import sympy
+import torch
 
 from fusec.analysis.affine import at_least
 from fusec.errors import ImportFailure
@@ -302,7 +303,9 @@ def _full(low: Lowering, call: Call) -> Value:
 @lowers("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.empty.memory_format",
         "aten.empty_like.default", "aten.new_empty.default")  # fmt: skip
 def _zeros(low: Lowering, call: Call) -> Value:
-    # Of an empty tensor any content is right; zeros need no memory where they are only written over.
+    """Zeros for uninitialized memory as well: they need none where they are only written over."""
+    if "empty" in call.target and torch.are_deterministic_algorithms_enabled():
+        raise ImportFailure("uninitialized memory", why="torch fills it where algorithms are to be deterministic")
     return low.expand(low.number(0, call.out.dtype), call.out.shape)
 
 

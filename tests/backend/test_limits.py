@@ -1,0 +1,62 @@
+"""Where results differ from eager's on purpose: docs/limits.md says so, and these tests pin it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.backend.agreement import check
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_half_values_on_the_way_neither_round_nor_overflow() -> None:
+    def function(h: Tensor) -> Tensor:
+        return h * h / 256
+
+    h = torch.tensor([300.0, 2.0], dtype=torch.float16)
+    assert function(h)[0].isinf()
+    assert torch.equal(torch.compile(function, backend="fusec")(h), function(h.float()).half())
+
+
+def test_zeros_may_have_the_other_sign() -> None:
+    zeros, others = torch.tensor([0.0, -0.0]).repeat(32), torch.tensor([-0.0, 0.0]).repeat(32)
+    compiled = torch.compile(torch.maximum, backend="fusec")
+    assert not torch.equal(torch.maximum(zeros, others).signbit(), compiled(zeros, others).signbit())
+    assert torch.equal(torch.maximum(zeros[:2], others[:2]).signbit(), compiled(zeros[:2], others[:2]).signbit())
+
+
+def test_hidden_keys_are_not_read() -> None:
+    q, k, v = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 1024, 16), torch.randn(1, 2, 1024, 16)
+    v[:, :, 512:] = torch.nan
+    mask = (torch.arange(1024) < 512)[None]
+    with torch.no_grad():
+        assert F.scaled_dot_product_attention(q, k, v, mask).isnan().all()
+        found = torch.compile(F.scaled_dot_product_attention, backend="fusec")(q, k, v, mask)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k[:, :, :512], v[:, :, :512]))
+
+
+def test_uninitialized_memory_is_filled_where_algorithms_are_deterministic(backend: Any, deterministic: None) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.empty(3), torch.empty_like(x), x.new_empty(2, dtype=torch.int64), torch.empty(5) + x[0]
+
+    check(backend, function, torch.ones(4))
+
+
+def test_freeze_does_not_see_writes_through_data() -> None:
+    model, x = nn.Linear(64, 64).eval(), torch.randn(2, 64)
+    compiled = torch.compile(lambda x: model(x), backend="fusec", options={"freeze": True})
+    with torch.no_grad():
+        before = compiled(x)
+        model.weight.data.mul_(2)
+        torch.testing.assert_close(compiled(x), before)
+        model.weight.data = model.weight.data.clone()
+        torch.testing.assert_close(compiled(x), model(x))
