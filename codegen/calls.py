@@ -7,10 +7,12 @@ from typing import Any
 import sympy
 import torch
 
-from fusec.codegen.program_text import ProgramText, same_layout
+from fusec.codegen.program_text import ProgramText, same_layout, sizes_text
 from fusec.codegen.sizes import PYTHON
+from fusec.errors import FusecError
 from fusec.ir.graph import Node, Value
 from fusec.ir.types import OtherType, ScalarType, TensorType
+from fusec.verify.dtypes import torch_dtype
 from fusec.verify.opaque import resolve
 
 
@@ -78,6 +80,32 @@ def _write_results(text: ProgramText, node: Node, call: str) -> None:
         if isinstance(result.type, ScalarType):
             text.line(f"{name} = {text.constant(as_number, 'as_number')}({name})")
         text.bind_symbols(result)
+        if isinstance(result.type, TensorType) and result.users:
+            _check_result(text, node, result)
+
+
+def _check_result(text: ProgramText, node: Node, result: Value) -> None:
+    """Append a check of what an operation's fake function promised: kernels read memory by it."""
+    name, type = text.names[result], result.tensor
+    dtype, shape = text.constant(torch_dtype(type.dtype), "dtype"), sizes_text(type.shape)
+    arguments = f"{name}, {dtype}, {shape}, {node.attributes['target']!r}"
+    check = text.constant(as_promised, "as_promised")
+    text.line(f"if {name}.dtype is not {dtype} or {name}.shape != {shape}: {name} = {check}({arguments})")
+
+
+def as_promised(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], target: str) -> torch.Tensor:
+    """Return the tensor with the dtype that its operation's fake function promised.
+
+    Raises:
+        FusecError: where its shape is another, since what follows was compiled for the one that was promised.
+    """
+    if tensor.shape != shape:
+        raise FusecError(
+            f"{target} returned a tensor of shape {tuple(tensor.shape)}",
+            why=f"its fake function promises {shape}, for which what follows was compiled",
+            fix="correct the fake function (torch.library.register_fake), or keep the call out of the compiled model",
+        )
+    return tensor.to(dtype)
 
 
 def _comes_in_a_list(node: Node) -> bool:

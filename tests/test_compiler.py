@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from bench.fuzz.graphs import random_graph
 from fusec import dynamo
 from fusec.compiler import compile_graph
 from fusec.config import Config
@@ -13,7 +14,6 @@ from fusec.ir.types import ScalarType, evaluate_size
 from fusec.verify.contract import compare_outputs
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
-from bench.fuzz.graphs import random_graph
 
 
 def inputs_of(graph: Graph, rows: int) -> list[torch.Tensor | int]:

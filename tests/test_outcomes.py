@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.families import FAMILIES, Sizes
+from bench.fuzz.graphs import random_graph
 from fusec import outcomes, provenance
 from fusec.analysis.machine import assumed_cpu
 from fusec.cache import Cache
@@ -24,7 +25,6 @@ from fusec.ir.graph import Graph
 from fusec.passes import known_passes
 from fusec.pipeline import Context, Pipeline
 from fusec.rewriting.fusion import Dims, fusion
-from bench.fuzz.graphs import random_graph
 
 
 @pytest.fixture(autouse=True)

@@ -113,9 +113,7 @@ def run(function: Function, subject: Subject) -> Ran:
 
 def _through(backend: Any, subject: Subject) -> Function:
     torch._dynamo.reset()
-    return subject.called(
-        torch.compile(subject.function, backend=backend, fullgraph=True, dynamic=subject.dynamic)
-    )
+    return subject.called(torch.compile(subject.function, backend=backend, fullgraph=True, dynamic=subject.dynamic))
 
 
 def _with_gradients(function: Function) -> Function:

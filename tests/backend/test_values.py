@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusec import dynamo
+from fusec.errors import FusecError
 from fusec.remarks import Remarks
 from fusec.verify.contract import compare_outputs
 from tests.backend.agreement import Block, check, interpret, same
@@ -286,3 +287,26 @@ def test_dot_products_are_as_exact_as_eagers(backend: Any, spell: Any, count: in
     found = torch.stack([compiled(x, y) for x, y in draws])
     expected = torch.stack([torch.dot(x, y) * 0.2 for x, y in draws])
     assert compare_outputs([expected], [found], [exact], torch.float32).passed
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_statistics_of_a_batch_norm_in_half_types(backend: Any, dtype: torch.dtype) -> None:
+    """Its fake function promises float32 for the statistics, and ATen returns them in the type of the input."""
+    x, norm, expected = torch.randn(4, 3, 5).to(dtype), nn.BatchNorm1d(3).to(dtype), nn.BatchNorm1d(3).to(dtype)
+    same(torch.compile(norm, backend=backend)(x).detach(), expected(x).detach())
+    same([norm.running_mean, norm.running_var], [expected.running_mean, expected.running_var])
+
+
+@torch.library.custom_op("fusec_tests::wider_than_promised", mutates_args=())
+def wider_than_promised(x: Tensor) -> Tensor:
+    return torch.cat([x, x])
+
+
+@wider_than_promised.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_fake_function_that_promises_another_shape_is_an_error(backend: Any) -> None:
+    with pytest.raises(FusecError, match=r"returned a tensor of shape \(8,\)"):
+        torch.compile(lambda x: wider_than_promised(x) * 2, backend=dynamo.backend)(torch.ones(4))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.fuzz.graphs import random_graph
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.codegen import launchables, target_named
 from fusec.codegen.kernel import Kernel
@@ -24,7 +25,6 @@ from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
 from fusec.verify.samples import float_inputs
 from tests.machines import cpu
-from bench.fuzz.graphs import random_graph
 
 S = symbol("s0")
 

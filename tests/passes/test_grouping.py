@@ -8,6 +8,7 @@ import pytest
 import sympy
 from hypothesis import given
 
+from bench.fuzz.graphs import graphs
 from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.config import Config
 from fusec.ir.graph import Graph, Node, Value
@@ -19,7 +20,6 @@ from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.remarks import Remark
 from tests.machines import cpu
-from bench.fuzz.graphs import graphs
 
 
 class Model(Graph):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from bench.fuzz.graphs import graphs
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph
 from fusec.ir.ops import OPS, Trait
@@ -12,7 +13,6 @@ from fusec.ir.types import ScalarType, TensorType, evaluate_size
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import POINTWISE, bind_symbols, evaluate
 from fusec.verify.samples import float_inputs
-from bench.fuzz.graphs import graphs
 
 RMS_NORM = """graph rms_norm(%x: {t}[s0, 64], %w: {t}[64]) {{
   %0: {t}[s0, 64] = pow(%x, 2)

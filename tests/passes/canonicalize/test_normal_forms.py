@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given
 
+from bench.fuzz.graphs import graphs
 from fusec.ir.graph import Graph, base
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.verify.rewrites import check_rewrite
 from tests.passes.canonicalize.rule_cases import row
-from bench.fuzz.graphs import graphs
 
 
 @given(graphs(effects=False))

@@ -1,0 +1,12 @@
+"""Sanitizers report a store and a load out of bounds and a conversion that is not defined, and nothing of a sound kernel."""
+
+import shutil
+
+import pytest
+
+from bench.sanitize.__main__ import main
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the sanitizers are GCC's")
+def test_planted_faults_are_reported_and_nothing_else() -> None:
+    assert main(["--graphs", "2", "--tests", "", "--json", "none"]) == 0
