@@ -7,8 +7,8 @@ from typing import Any
 import sympy
 import torch
 
-from fusec.codegen.program_text import ProgramText, same_layout, sizes_text
-from fusec.codegen.sizes import PYTHON
+from fusec.codegen.program_text import ProgramText, same_layout
+from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.errors import FusecError
 from fusec.ir.graph import Node, Value
 from fusec.ir.types import OtherType, ScalarType, TensorType

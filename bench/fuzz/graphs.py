@@ -24,6 +24,8 @@ def random_graph(rng: random.Random, size: int = 12, *, symbolic: bool = True, e
     """A graph of about ``size`` nodes that passes the verifier and that the interpreter can run.
 
     Args:
+        rng: where every choice comes from.
+        size: steps; some add no node, some several.
         symbolic: one dimension may be the symbol ``s0``.
         effects: there may be writes and opaque calls.
     """

@@ -32,7 +32,7 @@ def _called(op: Call, *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-database.wrapper_set_seed = _called
+vars(database)["wrapper_set_seed"] = _called
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sanitizers report a store and a load out of bounds and a conversion that is not defined, and nothing of a sound kernel."""
+"""Sanitizers report accesses out of bounds and conversions that are not defined, and nothing of a sound kernel."""
 
 import shutil
 
