@@ -1,25 +1,28 @@
 """A directory of built files for the next process: private, checked when read, published atomically."""
 
-import atexit
+import errno
 import hashlib
 import os
 import shutil
 import stat
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from fusec.config import Config
+from fusec.ownership import distrust, make_private, open_own
+from fusec.scratch import lasting_folder, scratch_folder
 
-ABI = 1
+ABI = 2
 """Raised whenever what lies in the cache changes its form; part of every key."""
-_MAGIC = b"fusec\x00v1"
+_MAGIC = b"fusec\x00v2"
 _TRAILER = len(_MAGIC) + hashlib.sha256().digest_size
+_MOST_BYTES = 1 << 30
+"""No entry is longer; what is was not published here."""
 _LOCK_SECONDS = 120.0
 
 
@@ -27,13 +30,13 @@ def key_of(parts: Sequence[str]) -> str:
     """The name of an entry: a digest of all that decides its content."""
     digest = hashlib.sha256()
     for part in (f"abi {ABI}", *parts):
-        data = part.encode()
+        data = part.encode(errors="surrogateescape")  # what the environment holds need not be UTF-8
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
 
 
 class Cache:
-    """Files by key. Each ends in a digest of its key and content, so that a damaged one is noticed and rebuilt."""
+    """Files by key. Each ends in a digest of its name and content, so that a damaged one is noticed and rebuilt."""
 
     def __init__(self, directory: Path, temporary: bool = False) -> None:
         self.directory, self.temporary = directory, temporary
@@ -43,22 +46,17 @@ class Cache:
         """Where an entry lies, or will."""
         return self.directory / f"{key}{suffix}"
 
-    def find(self, key: str, suffix: str) -> Path | None:
-        """The file of an entry whose content is what was published, or None."""
-        return None if self.entry(key, suffix) is None else self.path(key, suffix)
-
     def read(self, key: str, suffix: str) -> bytes | None:
-        """The content of an entry, or None where there is none or it is damaged."""
+        """Return the content of an entry; None where there is none, it is damaged, or others may have written it."""
         entry = self.entry(key, suffix)
         return None if entry is None else entry[:-_TRAILER]
 
     def entry(self, key: str, suffix: str) -> bytes | None:
-        """The same with its digest, as `admit` takes it."""
+        """Return the same with its digest, as `admit` takes it."""
         try:
-            entry = self.path(key, suffix).read_bytes()
+            return read_entry(self.path(key, suffix))
         except OSError:
             return None
-        return entry if _is_whole(key, entry) else None
 
     def admit(self, key: str, suffix: str, entry: bytes) -> bool:
         """Store an entry of another cache; whether its digest is right, without which it is left alone.
@@ -66,7 +64,7 @@ class Cache:
         Raises:
             OSError: as `publish` does.
         """
-        if not _is_whole(key, entry):
+        if not _is_whole(key + suffix, entry):
             return False
         self.publish(key, suffix, entry[:-_TRAILER])
         return True
@@ -89,31 +87,41 @@ class Cache:
         return self._store(key, suffix, content)
 
     def _store(self, key: str, suffix: str, content: bytes) -> Path:
-        descriptor, name = tempfile.mkstemp(prefix=".new-", dir=self.directory)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content + _trailer(key, content))
+        path = self.path(key, suffix)
+        with scratch_folder(self.directory) as folder:
+            with open(folder / "new", "xb") as file:
+                os.fchmod(file.fileno(), 0o600)  # whatever the umask
+                file.write(content + _trailer(path.name, content))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, self.path(key, suffix))
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        return self.path(key, suffix)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            os.replace(folder / "new", path)
+        return path
 
     @contextmanager
     def building(self, key: str) -> Iterator[None]:
         """Hold the lock of an entry, so that processes build it once; after a long wait it is built twice instead."""
-        lock = FileLock(self.path(key, ".lock"), timeout=_LOCK_SECONDS)
-        try:
+        lock = FileLock(self.path(key, ".lock"), timeout=_LOCK_SECONDS, mode=0o600)
+        with suppress(Timeout, OSError):
             lock.acquire()
-        except (Timeout, OSError):
-            yield
-            return
         try:
             yield
         finally:
             lock.release()
+
+
+def read_entry(path: Path) -> bytes:
+    """Return an entry with its digest.
+
+    Raises:
+        OSError: where there is none, it is damaged, or others may have written it.
+    """
+    with open_own(path) as file:
+        raw = file.read() if os.fstat(file.fileno()).st_size <= _MOST_BYTES else b""
+        if not _is_whole(path.name, raw):
+            raise OSError(errno.EBADMSG, "it is damaged: its digest is not that of its content", str(path))
+        return raw
 
 
 _opened: dict[str, Cache] = {}
@@ -121,61 +129,44 @@ _opened: dict[str, Cache] = {}
 
 def open_cache(config: Config) -> Cache:
     """The cache that the configuration names, or one for this process where that may not be used."""
-    name = str(config.cache_path()) if config.cache else ""
-    if name not in _opened or not _opened[name].directory.is_dir():
-        _opened[name] = _open(Path(name)) if name else Cache(_temporary(), temporary=True)
+    name = str(config.cache_path().absolute()) if config.cache else ""
+    if name not in _opened or _reason_against(_opened[name].directory):
+        _opened[name] = _open(Path(name)) if name else Cache(lasting_folder(), temporary=True)
     return _opened[name]
 
 
 def _open(directory: Path) -> Cache:
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reason = _distrust(directory)
-        if not reason:
-            directory.chmod(0o700)
-            reason = "" if os.access(directory, os.W_OK | os.X_OK) else "it is not writable"
+        make_private(directory)
+        reason = _reason_against(directory)
     except OSError as error:
         reason = str(error)
     return Cache(_instead_of(directory, reason), temporary=True) if reason else Cache(directory)
+
+
+def _reason_against(directory: Path) -> str:
+    """Return why a directory cannot be used; empty where it can."""
+    try:
+        status = directory.lstat()
+    except OSError as error:
+        return str(error)
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a symbolic link"
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a directory"
+    return distrust(status) or ("" if os.access(directory, os.W_OK | os.X_OK) else "it is not writable")
 
 
 def _instead_of(directory: Path, reason: str) -> Path:
     warnings.warn(
         f"fusec keeps its kernels in a temporary directory, as {directory} cannot be used: {reason}", stacklevel=2
     )
-    return _temporary()
+    return lasting_folder()
 
 
-def _distrust(directory: Path) -> str:
-    """Why code from this directory must not be run; empty where it may."""
-    status = directory.lstat()
-    if stat.S_ISLNK(status.st_mode):
-        return "it is a symbolic link"
-    if not stat.S_ISDIR(status.st_mode):
-        return "it is not a directory"
-    if status.st_uid != os.geteuid():
-        return "it belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "other users may write to it"
-    return ""
+def _is_whole(name: str, entry: bytes) -> bool:
+    return entry[-_TRAILER:] == _trailer(name, entry[:-_TRAILER])
 
 
-def _temporary() -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="fusec-"))
-    owner = os.getpid()
-
-    def remove() -> None:
-        # A forked child must not take its parent's kernels away.
-        if os.getpid() == owner:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(remove)
-    return directory
-
-
-def _is_whole(key: str, entry: bytes) -> bool:
-    return entry[-_TRAILER:] == _trailer(key, entry[:-_TRAILER])
-
-
-def _trailer(key: str, content: bytes) -> bytes:
-    return _MAGIC + hashlib.sha256(key.encode() + content).digest()
+def _trailer(name: str, content: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(name.encode() + content).digest()

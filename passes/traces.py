@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
@@ -13,6 +14,7 @@ from fusec.ir.parser import parse_graph
 from fusec.provenance import key_of_derived
 from fusec.rewriting.pattern import Trace
 
+logger = logging.getLogger(__name__)
 _SUFFIX = ".traces"
 
 
@@ -56,5 +58,9 @@ def _is_own(function: Callable[..., Any]) -> bool:
 
 
 def _read(cache: Cache, key: str) -> dict[str, str]:
-    found: dict[str, str] = json.loads(cache.read(key, _SUFFIX) or b"{}")
+    try:
+        found: dict[str, str] = dict(json.loads(cache.read(key, _SUFFIX) or b"{}"))
+    except (TypeError, ValueError) as reason:
+        logger.warning("the traces of the cache do not read back, and are made anew: %s", reason)
+        return {}
     return found

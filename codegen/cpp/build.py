@@ -6,35 +6,34 @@ as what is left of a kernel.
 
 import ctypes
 import functools
+import logging
 import os
 import re
 import struct
-import tempfile
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from fusec.artifacts import carry
 from fusec.cache import Cache, key_of, open_cache
-from fusec.codegen.cpp.compiler import LINK_FLAGS, Compiler, find_compiler, run_compiler
+from fusec.codegen.cpp.compiler import LINK_FLAGS, Compiler, find_compiler, run_compiler, stop_compilers
+from fusec.codegen.cpp.loading import ENTRY, load
 from fusec.codegen.target import Launch
 from fusec.config import Config
 from fusec.errors import BuildError
+from fusec.scratch import scratch_folder
 
+logger = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
-_ENTRY = "fusec_kernel"
-"""Name of the function in every library, so that kernels that differ in name alone are one."""
+_LIBRARY, _OBJECT = ".so", ".o"
 _LINKED = re.compile(r"^extern (template struct .+;)$", re.MULTILINE)
 """A line of a kernel that names an object it is linked with."""
 _loaded: dict[str, Any] = {}
-_lock = threading.Lock()
-
 
 _LAUNCHES = f"""#include "launches.h"
 extern "C" EXPORT
-int64_t {_ENTRY}(int threads, const int64_t* table, void* const* buffers, const int64_t* symbols) {{
+int64_t {ENTRY}(int threads, const int64_t* table, void* const* buffers, const int64_t* symbols) {{
   return fusec::launch_all(threads, table, buffers, symbols);
 }}
 """
@@ -106,71 +105,128 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
     Raises:
         BuildError: where there is no compiler, or it does not even build what launches kernels.
     """
-    compiler, cache = find_compiler(), open_cache(config)
-    shared = [_header_text(), *compiler.command, *compiler.flags, *LINK_FLAGS, compiler.identity]
+    builder = _Builder(find_compiler(), open_cache(config))
     texts = [*(_anonymous(name, text) for name, text in sources), _LAUNCHES]
-    keys = [key_of([*shared, text]) for text in texts]
-    *keys_of_kernels, key_of_launches = keys
-    todo = {key: text for key, text in zip(keys, texts, strict=True) if key not in _loaded}
-    missing = [text for key, text in todo.items() if cache.find(key, ".so") is None]
-    linked = dict.fromkeys(part for text in missing for part in _parts(text))
-    objects: dict[str, Future[Path]] = {}
-    failures: dict[str, BuildError] = {}
-
-    def obtain_object(text: str) -> Path:
-        return _obtain(cache, key_of([*shared, text]), ".o", lambda: _compile(text, compiler))
-
-    def obtained(part: str) -> Path:
-        return objects[part].result() if part in objects else obtain_object(part)  # of a kernel lost since it was found
-
-    def obtain(item: tuple[str, str]) -> None:
-        key, text = item
-
-        def compiled() -> bytes:
-            return _link(_compile(text, compiler), [obtained(part) for part in _parts(text)], compiler)
-
-        try:
-            function = _load(_obtain(cache, key, ".so", compiled))
-            function.restype = ctypes.c_int64
-        except OSError as error:
-            fix = "free some space, or name another directory in $TMPDIR"
-            failures[key] = BuildError("a built kernel could not be stored", why=str(error), fix=fix)
-            return
-        except BuildError as error:
-            failures[key] = error
-            return
-        with _lock:
-            _loaded.setdefault(key, function)
-
-    if todo:
-        with ThreadPoolExecutor(min(len(todo) + len(linked), os.cpu_count() or 1)) as pool:
-            objects.update((text, pool.submit(obtain_object, text)) for text in linked)  # before who waits for them
-            list(pool.map(obtain, todo.items()))
-    for key in todo:
-        carry(cache, key, ".so")
+    *keys, key_of_launches = map(builder.key, texts)
+    todo = {key: text for key, text in zip([*keys, key_of_launches], texts, strict=True) if key not in _loaded}
+    failures = builder.load_all(todo)
     if key_of_launches in failures:
         raise failures[key_of_launches]
     launch_all = _loaded[key_of_launches]
     return [
         failures[key] if key in failures else CppKernel(name, text, _loaded[key], launch_all)
-        for key, (name, text) in zip(keys_of_kernels, sources, strict=True)
+        for key, (name, text) in zip(keys, sources, strict=True)
     ]
+
+
+class _Builder:
+    """One build of several kernels, which share the objects that they are linked with."""
+
+    def __init__(self, compiler: Compiler, cache: Cache) -> None:
+        self.compiler, self.cache = compiler, cache
+        self.shared = [_header_text(), *compiler.command, *compiler.flags, *LINK_FLAGS, compiler.identity]
+        self.objects: dict[str, Future[bytes]] = {}
+        self.made: dict[str, bytes] = {}
+        """The objects that this build has compiled itself."""
+
+    def key(self, text: str) -> str:
+        """Return the name of what is built of a text."""
+        return key_of([*self.shared, text])
+
+    def load_all(self, todo: Mapping[str, str]) -> dict[str, BuildError]:
+        """Load libraries, given as text by key, side by side; return why some failed."""
+        if not todo:
+            return {}
+        found = {key: self.cache.read(key, _LIBRARY) for key in todo}
+        linked = dict.fromkeys(part for key, text in todo.items() if found[key] is None for part in _parts(text))
+        failures: dict[str, BuildError] = {}
+
+        def obtain(key: str) -> None:
+            try:
+                _loaded.setdefault(key, self.library(key, todo[key], found[key]))
+            except BuildError as error:
+                failures[key] = error
+            except OSError as error:
+                fix = "free some space, or name another directory in $TMPDIR"
+                failures[key] = BuildError("a kernel could not be built", why=str(error), fix=fix)
+
+        with ThreadPoolExecutor(min(len(todo) + len(linked), os.cpu_count() or 1)) as pool:
+            try:
+                self.objects.update(
+                    (part, pool.submit(self.object, part)) for part in linked
+                )  # before who waits for them
+                list(pool.map(obtain, todo))
+            except BaseException:  # ctrl-C
+                pool.shutdown(wait=False, cancel_futures=True)
+                stop_compilers()
+                raise
+        for key in todo.keys() - failures.keys():
+            carry(self.cache, key, _LIBRARY)
+        return failures
+
+    def library(self, key: str, text: str, found: bytes | None) -> Any:
+        """Load what was found in the cache, or else what is built now: it is published once it has loaded."""
+        if (function := _load_cached(found)) is not None:
+            return function
+        with self.cache.building(key):
+            again = self.cache.read(key, _LIBRARY)  # another process may have built it while this one waited
+            if again != found and (function := _load_cached(again)) is not None:
+                return function
+            content, function = self.build(text)
+            self.publish(key, _LIBRARY, content)
+            return function
+
+    def build(self, text: str) -> tuple[bytes, Any]:
+        """Compile, link and load a kernel; objects of the cache that do not link are compiled anew, once."""
+        unit, parts = _compile(text, self.compiler), _parts(text)
+        objects = [self.objects[part].result() if part in self.objects else self.object(part) for part in parts]
+        try:
+            library = _link(unit, objects, self.compiler)
+            return library, load(library)
+        except BuildError as error:
+            if all(part in self.made for part in parts):
+                raise
+            logger.warning("objects of the cache are compiled anew: %s", error.reason)
+        library = _link(unit, list(map(self.remake, parts)), self.compiler)
+        return library, load(library)
+
+    def object(self, part: str) -> bytes:
+        """Return what kernels are linked with, from the cache or compiled."""
+        key = self.key(part)
+        if (found := self.cache.read(key, _OBJECT)) is None:
+            with self.cache.building(key):
+                found = self.cache.read(key, _OBJECT)
+                return self.remake(part) if found is None else found
+        return found
+
+    def remake(self, part: str) -> bytes:
+        """Compile an object, unless this build has done so."""
+        if part not in self.made:
+            self.made[part] = _compile(part, self.compiler)
+            self.publish(self.key(part), _OBJECT, self.made[part])
+        return self.made[part]
+
+    def publish(self, key: str, suffix: str, content: bytes) -> None:
+        """Keep what was built for later processes; where that cannot be, this one has it all the same."""
+        try:
+            self.cache.publish(key, suffix, content)
+        except OSError as error:
+            logger.warning("a built kernel is not kept for later processes: %s", error)
 
 
 def forget_loaded() -> None:
     """Load kernels anew from the cache, as a new process would."""
-    with _lock:
-        _loaded.clear()
+    _loaded.clear()
 
 
 def _header_text() -> str:
-    return "".join(path.read_text() for path in sorted(_HERE.glob("*.h")))
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(_HERE.glob("*.h")))
 
 
 def _anonymous(name: str, text: str) -> str:
     """The text without comments and with the common entry name: what decides the machine code."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("//")]
-    return re.sub(rf"\bint64_t {re.escape(name)}\(", f"int64_t {_ENTRY}(", "\n".join(lines), count=1) + "\n"
+    return re.sub(rf"\bint64_t {re.escape(name)}\(", f"int64_t {ENTRY}(", "\n".join(lines), count=1) + "\n"
 
 
 def _parts(text: str) -> list[str]:
@@ -178,37 +234,29 @@ def _parts(text: str) -> list[str]:
     return [f'#include "dot.h"\nusing namespace fusec;\n{line}\n' for line in _LINKED.findall(text)]
 
 
-def _obtain(cache: Cache, key: str, suffix: str, make: Callable[[], bytes]) -> Path:
-    found = cache.find(key, suffix)
-    if found is not None:
-        return found
-    with cache.building(key):
-        found = cache.find(key, suffix)  # another process may have built it while this one waited
-        return found if found is not None else cache.publish(key, suffix, make())
+def _load_cached(content: bytes | None) -> Any:
+    """Load a library of the cache; None where there is none, or it does not load."""
+    if content is None:
+        return None
+    try:
+        return load(content)
+    except BuildError as error:
+        logger.warning("a kernel of the cache is built anew: %s", error.reason)
+        return None
 
 
 def _compile(text: str, compiler: Compiler) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="fusec-build-") as folder:
-        source, unit = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
-        source.write_text(text)
-        run_compiler([*compiler.command, *compiler.flags, f"-I{_HERE}", "-c", str(source), "-o", str(unit)])
+    with scratch_folder() as folder:
+        source, unit = folder / "kernel.cpp", folder / "kernel.o"
+        source.write_text(text, encoding="utf-8")
+        run_compiler(compiler.command, [*compiler.flags, f"-I{_HERE}", "-c", str(source), "-o", str(unit)])
         return unit.read_bytes()
 
 
-def _link(unit: bytes, objects: Sequence[Path], compiler: Compiler) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="fusec-build-") as folder:
-        kernel, library = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
-        kernel.write_bytes(unit)
-        run_compiler([*compiler.command, *LINK_FLAGS, *map(str, [kernel, *objects]), "-lm", "-o", str(library)])
+def _link(unit: bytes, objects: Sequence[bytes], compiler: Compiler) -> bytes:
+    with scratch_folder() as folder:
+        library, paths = folder / "kernel.so", [folder / f"{i}.o" for i in range(1 + len(objects))]
+        for path, content in zip(paths, (unit, *objects), strict=True):
+            path.write_bytes(content)
+        run_compiler(compiler.command, [*LINK_FLAGS, *map(str, paths), "-lm", "-o", str(library)])
         return library.read_bytes()
-
-
-def _load(path: Path) -> Any:
-    try:
-        # torch comes first: the OpenMP runtime that it has loaded is the one the kernel binds to.
-        import torch  # noqa: F401
-
-        function = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)[_ENTRY]
-    except (OSError, AttributeError) as error:
-        raise BuildError("a built kernel does not load", where=str(path), why=str(error)) from error
-    return function

@@ -1,13 +1,21 @@
 """The C++ compiler of this machine: where it is, what it is, and the flags kernels are compiled with."""
 
 import functools
+import os
 import shutil
+import signal
 import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fusec.config import compiler_command
 from fusec.errors import BuildError
 
+_IEEE = ("-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-rounding-math")
+"""Come after what $CXX says: fast math drops NaN, infinities and, at load, denormals for the whole process."""
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -15,7 +23,7 @@ FLAGS = (
     "-fvisibility=hidden",
     "-fno-exceptions",
     "-fno-rtti",
-    # Never -ffast-math: it drops NaN, infinities and, at load, denormals for the whole process.
+    *_IEEE,
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",
@@ -24,7 +32,10 @@ FLAGS = (
     "-fopenmp",
 )
 LINK_FLAGS = ("-shared", "-fPIC", "-nostartfiles", "-nodefaultlibs", "-Wl,-z,relro", "-Wl,-z,now")
-"""Without -fopenmp: the OpenMP symbols then resolve to the runtime that torch has loaded, so both share threads."""
+"""Without -fopenmp: the OpenMP symbols then resolve to the runtime that torch has loaded, so both share threads.
+
+Without start files: one of them, crtfastmath.o, makes the processor flush denormals to zero.
+"""
 _SECONDS = 120
 _HALF_PRODUCTS = {"bf16": ("AVXNECONVERT", "AMX_BF16"), "f16": ("AVXNECONVERT", "AVX512FP16", "AMX_FP16")}
 """What an x86 may have for products of a half type, and the library (oneDNN) uses."""
@@ -67,22 +78,69 @@ class Compiler:
         return (*self.machine_flags, *FLAGS)
 
 
-def run_compiler(arguments: list[str]) -> str:
-    """Run one command of the compiler, and return what it wrote.
+_running: set["subprocess.Popen[bytes]"] = set()
+_starting = threading.Lock()
+"""Held from the start of a compiler until it is known to run, so that `stop_compilers` misses none."""
+_timed_out: set[tuple[str, ...]] = set()
+
+
+def run_compiler(command: Sequence[str], arguments: Sequence[str]) -> str:
+    """Run a compiler, and return what it wrote; one that did not end in time is not run again in this process.
 
     Raises:
         BuildError: where it fails, with the first of its messages.
     """
+    where = " ".join((*command, *arguments))
+    fix = "find out why it hangs, or name another compiler in $CXX; then start this process anew"
+    if tuple(command) in _timed_out:
+        why = f"it did not end within {_SECONDS} s before"
+        raise BuildError("the C++ compiler is not run any more in this process", where=where, why=why, fix=fix)
     try:
-        done = subprocess.run(
-            arguments, capture_output=True, text=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError("the C++ compiler did not run", where=arguments[0], why=str(error)) from error
-    if done.returncode:
-        message = "\n".join(done.stderr.splitlines()[:12])
-        raise BuildError("the C++ compiler refused a kernel", where=" ".join(arguments), why=message)
-    return done.stdout
+        code, written, messages = _run([*command, *arguments])
+    except subprocess.TimeoutExpired as error:
+        _timed_out.add(tuple(command))
+        why = f"it did not end within {_SECONDS} s"
+        raise BuildError("the C++ compiler was stopped", where=where, why=why, fix=fix) from error
+    except OSError as error:
+        raise BuildError("the C++ compiler did not run", where=command[0], why=str(error)) from error
+    if code:
+        message = "\n".join(messages.splitlines()[:12]) or f"it ended with code {code}"
+        raise BuildError("the C++ compiler refused a kernel", where=where, why=message)
+    return written
+
+
+def stop_compilers() -> None:
+    """Stop the compilers that run, as ctrl-C in a terminal does not reach them."""
+    with _starting:
+        for process in tuple(_running):
+            _kill(process)
+
+
+def _run(command: list[str]) -> tuple[int, str, str]:
+    """Run a command and return its code, output and messages; on a time-out all of its process group ends."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
+        # Files, not pipes: a server that a compiler's wrapper starts would hold a pipe open for as long as it runs.
+        with _starting:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=messages, start_new_session=True
+            )
+            _running.add(process)
+        try:
+            code = process.wait(_SECONDS)
+        except BaseException:
+            _kill(process)
+            process.wait()
+            raise
+        finally:
+            _running.discard(process)
+        output.seek(0)
+        messages.seek(0)
+        return code, output.read().decode(errors="replace"), messages.read().decode(errors="replace")
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def find_compiler() -> Compiler:
@@ -111,7 +169,7 @@ def _ask(command: tuple[str, ...]) -> Compiler | BuildError:
     reason = BuildError("the C++ compiler did not run", where=command[0])
     for machine_flags in (("-march=native",), ("-mcpu=native",), ()):
         try:
-            identity = run_compiler([*command, *machine_flags, "-x", "c++", "-E", "-dM", "/dev/null"])
+            identity = run_compiler(command, [*machine_flags, "-x", "c++", "-E", "-dM", "/dev/null"])
         except BuildError as error:
             reason = error
             continue

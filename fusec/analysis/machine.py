@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +15,8 @@ from typing import Any
 
 from fusec.cache import key_of
 from fusec.config import Config
+from fusec.ownership import make_private, open_own
+from fusec.scratch import scratch_folder
 
 MEASURED, DATASHEET, ASSUMED = "measured", "datasheet", "assumed"
 FORM = 4
@@ -174,7 +175,8 @@ def cpu_machine(config: Config, threads: int) -> Machine:
     """This machine's profile: the stored one, or an assumed one. A compile never measures."""
     path = profile_path(config, threads)
     try:
-        return Machine.from_json(json.loads(path.read_text(encoding="utf-8")))
+        with open_own(path) as file:
+            return Machine.from_json(json.loads(file.read()))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, KeyError) as reason:
@@ -188,11 +190,11 @@ def cpu_machine(config: Config, threads: int) -> Machine:
 def store_machine(machine: Machine, config: Config) -> Path:
     """Keep a measured profile for all compiles to come; readers see all of it or nothing."""
     path = profile_path(config, machine.threads)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps(machine.to_json(), indent=1) + "\n")
-    os.replace(name, path)
+    make_private(path.parent)
+    with scratch_folder(path.parent) as folder:
+        (folder / "new").write_text(json.dumps(machine.to_json(), indent=1) + "\n", encoding="utf-8")
+        (folder / "new").chmod(0o600)  # whatever the umask
+        os.replace(folder / "new", path)
     return path
 
 

@@ -59,7 +59,7 @@ def _compiler() -> str:
 
     try:
         compiler = find_compiler()
-        version = run_compiler([*compiler.command, "--version"]).splitlines()[0]
+        version = run_compiler(compiler.command, ["--version"]).splitlines()[0]
     except BuildError as reason:
         return f"none, so that models run through ATen: {reason.what}"
     return f"{version} {' '.join((*compiler.command, *compiler.machine_flags))}"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,4 +164,11 @@ def test_a_profile_that_cannot_be_read_is_not_used(tmp_path: Path, text: str) ->
     content = json.dumps(broken[text]) if text in broken else text
     profile_path(settings, 1).write_bytes(content.encode("latin-1"))
     with pytest.warns(UserWarning, match="fusec machine"):
+        assert cpu_machine(settings, 1) == assumed_cpu(1)
+
+
+def test_a_profile_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    settings = Config(cache_dir=str(tmp_path))
+    os.mkfifo(profile_path(settings, 1))
+    with pytest.warns(UserWarning, match="not a regular file"):
         assert cpu_machine(settings, 1) == assumed_cpu(1)

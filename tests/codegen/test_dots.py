@@ -119,15 +119,18 @@ def test_panels_are_built_once_for_all_kernels(tmp_path: Path) -> None:
     assert panels.read_bytes() != b"damaged"
 
 
-def test_a_kernel_may_be_lost_while_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find, asked = Cache.find, set[str]()
-
-    def there_at_first(self: Cache, key: str, suffix: str) -> Path | None:
-        known = key in asked
-        asked.add(key)
-        return find(self, key, suffix) if known or suffix != ".so" else tmp_path / "gone"
-
+@pytest.mark.parametrize("suffixes", [(".so",), (".so", ".o")])
+def test_what_does_not_load_or_link_is_built_anew_and_replaced(tmp_path: Path, suffixes: tuple[str, ...]) -> None:
+    """Its digest is right: an earlier version kept what a compiler had made without loading it."""
+    config, cache = Config(cache_dir=str(tmp_path)), Cache(tmp_path)
+    text = ("block", print_kernel(dot("block", F32, "k", M, False)))
     forget_loaded()
-    monkeypatch.setattr(Cache, "find", there_at_first)
-    (kernel,) = build([("block", print_kernel(dot("block", F32, "k", M, False)))], Config(cache_dir=str(tmp_path)))
+    build([text], config)
+    whole = {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in suffixes}
+    assert {path.suffix for path in whole} == set(suffixes)
+    for path in whole:
+        cache.publish(path.stem, path.suffix, b"rubbish")
+    forget_loaded()
+    (kernel,) = build([text], config)
     assert not isinstance(kernel, BuildError), kernel
+    assert {path: path.read_bytes() for path in whole} == whole

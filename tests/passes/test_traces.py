@@ -163,6 +163,16 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.Mo
         library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
 
 
+@pytest.mark.parametrize("content", [b"\x87", b"{", b"[1]", b"1"])
+def test_what_does_not_read_back_is_traced_anew(tmp_path: Path, content: bytes) -> None:
+    for _ in range(2):
+        with (made := Traces(tracer := Tracer())).kept(Cache(tmp_path)):
+            library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
+        assert tracer.calls
+        (entry,) = tmp_path.glob("*.traces")
+        Cache(tmp_path).publish(entry.stem, entry.suffix, content)
+
+
 def test_sources_are_known_by_their_content(tmp_path: Path) -> None:
     for name in ("own/a.py", "own/text", "own/inner/b.py", "beside/c.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

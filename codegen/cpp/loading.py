@@ -1,0 +1,69 @@
+"""Bytes of a shared object to its function: what was checked is what is loaded, wherever files may not be run."""
+
+import ctypes
+import itertools
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fusec.errors import BuildError
+from fusec.scratch import scratch_folder
+
+ENTRY = "fusec_kernel"
+"""Name of the function in every library, so that kernels that differ in name alone are one."""
+_counter = itertools.count(1)
+
+
+def load(content: bytes) -> Any:
+    """Load a library from a private copy, in memory or else in a file, and return its function.
+
+    The copy makes no difference between a cache whose file system may be executed (mount option ``noexec``) and one
+    whose may not, nor does it matter who writes to the file in the cache later.
+
+    Raises:
+        BuildError: where it does not load, or has no such function.
+    """
+    _check_complete(content)
+    # torch comes first: the OpenMP runtime that it has loaded is the one the kernel binds to.
+    import torch  # noqa: F401
+
+    reasons = []
+    for copy in (_in_memory, _in_file):
+        try:
+            with copy(content) as path:
+                function = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)[ENTRY]
+        except (OSError, AttributeError) as error:
+            reasons.append(str(error))
+            continue
+        function.restype = ctypes.c_int64
+        return function
+    raise BuildError("a built kernel does not load", why="; ".join(reasons))
+
+
+def _check_complete(content: bytes) -> None:
+    """Refuse a file that was cut, which the linker would map, and the process die where it reads beyond the end."""
+    header = struct.Struct("<6s34xQ10xHH")  # magic, class and byte order; where the table of sections is, which ends it
+    magic, table, size, number = header.unpack_from(content.ljust(header.size, b"\0"))
+    if magic == b"\x7fELF\x02\x01" and table + size * number > len(content):
+        raise BuildError("a built kernel does not load", why="its file is cut short")
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """Give the path of an anonymous file."""
+    with os.fdopen(os.memfd_create("fusec-kernel", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        if file.write(content) != len(content):
+            raise OSError("no memory for a copy of it")
+        # The linker takes equal paths for one library, and descriptors are used again: no path is spelled twice.
+        spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_counter):b}")
+        yield f"/proc/self/fd/{spelling}{file.fileno()}"
+
+
+@contextmanager
+def _in_file(content: bytes) -> Iterator[str]:
+    """Give the path of a file that only this user can reach."""
+    with scratch_folder() as folder:
+        (folder / "kernel.so").write_bytes(content)
+        yield str(folder / "kernel.so")
