@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from fusec.config import Config
 from fusec.ownership import distrust, make_private, open_own
+from fusec.pruning import LOCK, prune
 from fusec.scratch import lasting_folder, scratch_folder
 
 ABI = 2
@@ -24,6 +26,7 @@ _TRAILER = len(_MAGIC) + hashlib.sha256().digest_size
 _MOST_BYTES = 1 << 30
 """No entry is longer; what is was not published here."""
 _LOCK_SECONDS = 120.0
+_HOUR = 3600.0
 
 
 def key_of(parts: Sequence[str]) -> str:
@@ -38,8 +41,10 @@ def key_of(parts: Sequence[str]) -> str:
 class Cache:
     """Files by key. Each ends in a digest of its name and content, so that a damaged one is noticed and rebuilt."""
 
-    def __init__(self, directory: Path, temporary: bool = False) -> None:
-        self.directory, self.temporary = directory, temporary
+    def __init__(self, directory: Path, temporary: bool = False, most_bytes: int = 0) -> None:
+        self.directory, self.temporary, self.most_bytes = directory, temporary, most_bytes
+        self._room = 0
+        """Bytes that may be published before the cache is pruned again."""
         self._lock = threading.Lock()
 
     def path(self, key: str, suffix: str) -> Path:
@@ -53,10 +58,15 @@ class Cache:
 
     def entry(self, key: str, suffix: str) -> bytes | None:
         """Return the same with its digest, as `admit` takes it."""
+        path = self.path(key, suffix)
         try:
-            return read_entry(self.path(key, suffix))
+            entry = read_entry(path)
         except OSError:
             return None
+        with suppress(OSError):
+            if abs(time.time() - path.stat().st_mtime) > _HOUR:  # or the clock has gone backwards since
+                os.utime(path)  # it is used: others are pruned before it
+        return entry
 
     def admit(self, key: str, suffix: str, entry: bytes) -> bool:
         """Store an entry of another cache; whether its digest is right, without which it is left alone.
@@ -97,12 +107,16 @@ class Cache:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             os.replace(folder / "new", path)
+        self._room -= len(content)
+        if self.most_bytes and self._room < 0:
+            self._room = self.most_bytes // 16
+            prune(self.directory, self.most_bytes)
         return path
 
     @contextmanager
     def building(self, key: str) -> Iterator[None]:
         """Hold the lock of an entry, so that processes build it once; after a long wait it is built twice instead."""
-        lock = FileLock(self.path(key, ".lock"), timeout=_LOCK_SECONDS, mode=0o600)
+        lock = FileLock(self.path(key, LOCK), timeout=_LOCK_SECONDS, mode=0o600)
         with suppress(Timeout, OSError):
             lock.acquire()
         try:
@@ -130,21 +144,23 @@ _opened: dict[str, Cache] = {}
 def open_cache(config: Config) -> Cache:
     """The cache that the configuration names, or one for this process where that may not be used."""
     name = str(config.cache_path().absolute()) if config.cache else ""
-    if name not in _opened or _reason_against(_opened[name].directory):
+    if name not in _opened or reason_against(_opened[name].directory):
         _opened[name] = _open(Path(name)) if name else Cache(lasting_folder(), temporary=True)
-    return _opened[name]
+    cache = _opened[name]
+    cache.most_bytes = config.cache_mb * 1_000_000
+    return cache
 
 
 def _open(directory: Path) -> Cache:
     try:
         make_private(directory)
-        reason = _reason_against(directory)
+        reason = reason_against(directory)
     except OSError as error:
         reason = str(error)
     return Cache(_instead_of(directory, reason), temporary=True) if reason else Cache(directory)
 
 
-def _reason_against(directory: Path) -> str:
+def reason_against(directory: Path) -> str:
     """Return why a directory cannot be used; empty where it can."""
     try:
         status = directory.lstat()

@@ -70,6 +70,9 @@ class Config:
     )
     cache: bool = _option(True, "keep built kernels, and what passes made of graphs, on disk for the next process")
     cache_dir: str = _option("", "where; by default the user's cache directory")
+    cache_mb: int = _option(
+        1000, "megabytes that it may take; beyond them what was used longest ago is removed, and 0 is no limit"
+    )
     machine: str = _option(
         "",
         f"GPU that times are predicted for, and by these what is joined: {', '.join(f'`{n}`' for n in CHIPS)}; "
@@ -85,6 +88,8 @@ class Config:
             raise OptionError(f"unknown machine {self.machine!r}", fix=suggestion(self.machine, CHIPS))
         if self.small_m < 0:
             raise OptionError(f"option 'small_m' is {self.small_m}", why="it counts rows", fix="use 0 or more")
+        if self.cache_mb < 0:
+            raise OptionError(f"option 'cache_mb' is {self.cache_mb}", why="it counts megabytes", fix="use 0 or more")
         Selector.parse(self.apply)
         for option in MODES[self.mode]:
             object.__setattr__(self, option, True)

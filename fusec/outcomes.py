@@ -89,6 +89,6 @@ def _key(pipeline: Pipeline, graph: Graph, context: Context) -> str:
     modules = {d.module for d in FUSIONS.values()} | {d.module for d in REWRITES.values()}
     if config.record or config.verify or not all(m.startswith("fusec.") for m in modules):
         return ""
-    choices = repr(replace(config, cache=True, cache_dir=""))
+    choices = repr(replace(config, cache=True, cache_dir="", cache_mb=0))
     machine = json.dumps(context.machine.to_json())
     return key_of_derived("passes", choices, machine, str(pipeline), str(graph))

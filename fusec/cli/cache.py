@@ -1,55 +1,111 @@
-"""``fusec cache``: what built kernels take on disk."""
+"""``fusec cache``: what is kept on disk, whether it is whole, and how to be rid of it."""
 
-import re
-from pathlib import Path
+import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from fusec.cli.terminal import reports, write_json
+from fusec.cli.terminal import CHECK_FAILED, reports, show, write_json
 from fusec.config import Config
+from fusec.pruning import Entry, entries, prune, remove
 
-cache = typer.Typer(no_args_is_help=True, help="Look at the built kernels on disk, or remove them.")
-ENTRY = re.compile(r"[0-9a-f]{64}(\.\w+)*|\.new-\w+")
-"""Names of the files that the cache makes; nothing else is ever removed."""
+cache = typer.Typer(no_args_is_help=True, help="Look at the built kernels on disk, check them, or remove them.")
+Json = Annotated[bool, typer.Option("--json", help="plain data")]
 
 
-@cache.command()
+@cache.command(name="show")
 @reports
-def info(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
-    """Say where the cache is and what it holds."""
-    found = _info(Config.from_environment().cache_path())
+def show_cache(as_json: Json = False) -> None:
+    """Show where the cache is, what it holds, and why it is not used where it is not."""
+    from rich.table import Table
+
+    from fusec.cache import reason_against
+
+    config = Config.from_environment()
+    path = config.cache_path()
+    found, reason = entries(path), reason_against(path) if path.exists() else ""
     if as_json:
-        write_json(found)
-    else:
-        typer.echo(f"{found['path']}: {found['files']} files, {found['bytes'] / 1e6:.1f} MB")
+        kinds = {kind: _size(members) for kind, members in _kinds(found).items()}
+        content = {"path": path, "not_used": reason, "limit_mb": config.cache_mb, **_size(found), "kinds": kinds}
+        write_json(content)
+        return
+    table = Table("kind", "entries", "MB", "used last", title=str(path), title_justify="left")
+    for kind, members in _kinds(found).items():
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(members[-1].used))
+        table.add_row(kind, str(len(members)), f"{_megabytes(members):.1f}", used)
+    limit = f"of {config.cache_mb}" if config.cache_mb else "without a limit"
+    table.add_row("all", str(len(found)), f"{_megabytes(found):.1f}", limit)
+    show(table)
+    if reason:
+        typer.echo(f"not used: {reason}")
 
 
 @cache.command()
 @reports
-def clear(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
+def verify(as_json: Json = False) -> None:
+    """Check every entry: its digest, its owner, who may write to it. Those found bad are never used, but built anew."""
+    from fusec.cache import read_entry
+
+    found, bad = entries(Config.from_environment().cache_path()), {}
+    for entry in found:
+        try:
+            read_entry(entry.path)
+        except FileNotFoundError:
+            continue  # pruned since
+        except OSError as error:
+            bad[entry.path.name] = error.strerror or str(error)
+    if as_json:
+        write_json({**_size(found), "bad": bad})
+    else:
+        for name, reason in bad.items():
+            typer.echo(f"{name}: {reason}")
+        typer.echo(f"{len(bad)} of {len(found)} entries cannot be used")
+    if bad:
+        raise typer.Exit(CHECK_FAILED)
+
+
+@cache.command(name="prune")
+@reports
+def prune_cache(
+    megabytes: Annotated[int | None, typer.Option("--mb", min=0, help="what the others may take")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Remove every built kernel; they are built again when needed."""
+    """Remove the entries that were used longest ago until the others fit the limit (option `cache_mb`)."""
+    config = Config.from_environment()
+    most = config.cache_mb if megabytes is None else megabytes
+    unlimited = megabytes is None and not most
+    _say_removed([] if unlimited else prune(config.cache_path(), most * 1_000_000), as_json)
+
+
+@cache.command()
+@reports
+def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False, as_json: Json = False) -> None:
+    """Remove every entry; they are built again when needed."""
     path = Config.from_environment().cache_path()
-    found = _info(path)
-    if found["files"]:
-        if not yes:
-            typer.confirm(f"Remove {found['files']} files in {path}?", abort=True)
-        for file in _entries(path):
-            file.unlink(missing_ok=True)
+    found = entries(path)
+    if found and not yes:
+        typer.confirm(f"Remove {len(found)} entries ({_megabytes(found):.1f} MB) in {path}?", abort=True)
+    _say_removed(list(filter(remove, found)), as_json)
+
+
+def _say_removed(removed: Sequence[Entry], as_json: bool) -> None:
     if as_json:
-        write_json({"removed": found})
+        write_json({"removed": _size(removed)})
     else:
-        typer.echo(f"removed {found['files']} files, {found['bytes'] / 1e6:.1f} MB")
+        typer.echo(f"removed {len(removed)} entries, {_megabytes(removed):.1f} MB")
 
 
-def _info(path: Path) -> dict[str, Any]:
-    files = _entries(path)
-    return {"path": str(path), "files": len(files), "bytes": sum(f.stat().st_size for f in files)}
+def _kinds(found: Sequence[Entry]) -> dict[str, list[Entry]]:
+    kinds: dict[str, list[Entry]] = {}
+    for entry in found:
+        kinds.setdefault(entry.path.suffix[1:], []).append(entry)
+    return dict(sorted(kinds.items()))
 
 
-def _entries(path: Path) -> list[Path]:
-    found = path.iterdir() if path.is_dir() else iter(())
-    return [f for f in found if ENTRY.fullmatch(f.name) and f.is_file() and not f.is_symlink()]
+def _size(found: Sequence[Entry]) -> dict[str, Any]:
+    return {"entries": len(found), "bytes": sum(entry.size for entry in found)}
+
+
+def _megabytes(found: Sequence[Entry]) -> float:
+    return sum(entry.size for entry in found) / 1e6

@@ -287,6 +287,27 @@ def test_a_corrupt_kernel_is_rebuilt(tmp_path: Path) -> None:
     assert len(libraries) == 2 and all(library.stat().st_size > 1000 for library in libraries)
 
 
+def test_what_was_used_longest_ago_is_removed_first(tmp_path: Path) -> None:
+    cache, size = Cache(tmp_path, most_bytes=3500), 1000
+    for i, name in enumerate("abc"):
+        path = cache.publish(name * 64, ".so", b"x" * size)
+        os.utime(path, (i, i))
+    assert cache.read("a" * 64, ".so")  # it is used now
+    (tmp_path / ("e" * 64 + ".lock")).touch()
+    os.utime(tmp_path / ("e" * 64 + ".lock"), (0, 0))
+    cache.publish("d" * 64, ".so", b"x" * size)
+    assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["a", "c", "d"]
+
+
+def test_an_entry_beyond_the_limit_is_no_reason_to_fail(tmp_path: Path) -> None:
+    config = Config(cache_dir=str(tmp_path), cache_mb=1)
+    open_cache(config).publish("a" * 64, ".so", b"x" * 2_000_000)
+    assert list(tmp_path.iterdir()) == []
+    build.forget_loaded()
+    (kernel,) = build.build([("one", KERNEL)], config)
+    assert isinstance(kernel, build.CppKernel), kernel
+
+
 def test_what_does_not_load_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken compiler, mended afterwards, gives later processes good kernels: its name and version are the same."""
     compiler, real = tmp_path / "cxx", find_compiler().command[0]

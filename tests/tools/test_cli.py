@@ -1,11 +1,13 @@
 """The command line on small graphs and models: what it writes, and its exit codes."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from fusec.cache import Cache
 from fusec.cli import app
 from fusec.ir.printer import print_graph
 from tests.tools.sample import decoder
@@ -182,8 +184,22 @@ def test_explain_and_view_of_a_model(script: str, tmp_path: Path) -> None:
 def test_environment_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"python", "packages", "c++"} <= json.loads(run("env", "--json").stdout).keys()
     monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
-    (tmp_path / ("a" * 64 + ".so")).write_text("kernel")
+    for i, (digit, suffix) in enumerate((("a", ".so"), ("b", ".so"), ("c", ".passes"))):
+        path = Cache(tmp_path).publish(digit * 64, suffix, b"content" * 100_000)
+        os.utime(path, (i, i))
     (tmp_path / "thesis.txt").write_text("not ours")
-    assert json.loads(run("cache", "info", "--json").stdout)["files"] == 1
+    found = json.loads(run("cache", "show", "--json").stdout)
+    assert (found["entries"], found["kinds"]["so"]["entries"]) == (3, 2)
+    assert "passes" in run("cache", "show").stdout and not found["not_used"]
+    tmp_path.chmod(0o777)
+    assert "not used: other users may write to it" in run("cache", "show").stdout
+    tmp_path.chmod(0o700)
+    assert run("cache", "verify").exit_code == 0
+    (tmp_path / ("c" * 64 + ".passes")).write_text("damaged")
+    bad = run("cache", "verify", "--json")
+    assert bad.exit_code == 1 and "damaged" in json.loads(bad.stdout)["bad"]["c" * 64 + ".passes"]
+    assert json.loads(run("cache", "prune", "--json").stdout)["removed"]["entries"] == 0
+    assert json.loads(run("cache", "prune", "--mb", "1", "--json").stdout)["removed"]["entries"] == 1
+    assert not (tmp_path / ("a" * 64 + ".so")).exists() and (tmp_path / ("b" * 64 + ".so")).exists()
     assert run("cache", "clear", "--yes").exit_code == 0
     assert [f.name for f in tmp_path.iterdir()] == ["thesis.txt"]
