@@ -3,17 +3,15 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-Mark: TypeAlias = tuple[int, int, int]
-"""Which tensor, its count of changes, and where it lies: ``.data = x`` moves it, ``.data.add_(x)`` leaves no mark."""
 _version: Callable[[Tensor], int] = attrgetter("_version")
 
 
@@ -30,10 +28,14 @@ class Recipe:
 class _Found:
     """All values, and the state of all weights that they were made of."""
 
-    marks: tuple[int, ...]
+    marks: tuple[Any, ...]
     """What ``_marks`` gives."""
-    values: tuple[Tensor, ...]
-    watched: tuple["weakref.ref[Tensor]", ...]
+    values: tuple[Tensor | None, ...]
+    """None where a storage of its weights was freed."""
+    freed: set[int]
+    """Positions of weights whose storage was freed: its address may be given to another one."""
+    watched: "tuple[weakref.ref[torch.UntypedStorage], ...]"
+    """The storages. Torch refuses to swap a tensor that has weak references, and so has none."""
 
 
 class Frozen:
@@ -45,21 +47,22 @@ class Frozen:
         self._found: _Found | None = None
         self._making = threading.Lock()
 
-    def __call__(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def __call__(self, weights: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
         """The values for these weights, which are made anew where their weights are not those of last time."""
         found = self._found
-        if found is None or found.marks != _marks(weights):
+        if found is None or found.freed or found.marks != _marks(weights):
             with self._making:
                 found = self._made(weights)
         return found.values
 
     def _made(self, weights: tuple[Tensor, ...]) -> _Found:
+        storages = [weight.untyped_storage() for weight in weights]  # alive until they are watched
         marks, old = _marks(weights), self._found
-        if old is not None and old.marks == marks:
+        if old is not None and old.marks == marks and not old.freed:
             return old  # another thread was here first
         count = len(weights)
-        changed = {i for i in range(count) if old is None or old.marks[i::count] != marks[i::count]}
-        values: dict[int, Tensor] = {}
+        changed = {i for i in range(count) if old is None or i in old.freed or old.marks[i::count] != marks[i::count]}
+        values: dict[int, Tensor | None] = {}
         if old is not None:
             values = {i: v for i, v in enumerate(old.values) if changed.isdisjoint(self.recipes[i].weights)}
         self._found = old = None  # what is made anew frees its memory first
@@ -67,15 +70,17 @@ class Frozen:
             for i, recipe in enumerate(self.recipes):
                 if i not in values:
                     values[i] = recipe.make([weights[j] for j in recipe.weights])
-        watched, forget = list[weakref.ref[Tensor]](), _forgetting(self)
-        for weight in weights:
-            watched.append(weakref.ref(weight, forget))
-        found = self._found = _Found(marks, tuple(values[i] for i in range(len(values))), tuple(watched))
+        freed = set[int]()
+        watched = tuple(weakref.ref(storage, _forgetting(self, i, freed)) for i, storage in enumerate(storages))
+        found = self._found = _Found(marks, tuple(values[i] for i in range(len(values))), freed, watched)
         return found
 
-    def forget(self) -> None:
-        """Give everything up."""
-        self._found = None
+    def forget(self, weight: int) -> None:
+        """Free the values that come from a weight."""
+        found = self._found
+        if found is not None:
+            values = tuple(None if weight in r.weights else v for r, v in zip(self.recipes, found.values, strict=True))
+            self._found = replace(found, values=values) if any(v is not None for v in values) else None
 
 
 @cache
@@ -91,18 +96,23 @@ def _count_fused_steps() -> None:
     register_optimizer_step_post_hook(count)
 
 
-def _marks(weights: tuple[Tensor, ...]) -> tuple[int, ...]:
-    """Which tensors, how often each was changed, and where each lies: one after another."""
-    return (*map(id, weights), *map(_version, weights), *map(Tensor.data_ptr, weights))
+def _marks(weights: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """Which tensors, how often each was changed, and how each lies in memory: one after another.
+
+    ``.data = x`` moves a tensor or changes its strides; ``.data.add_(x)`` leaves no mark.
+    """
+    pointers, strides = map(Tensor.data_ptr, weights), map(Tensor.stride, weights)
+    return (*map(id, weights), *map(_version, weights), *pointers, *strides)
 
 
-def _forgetting(frozen: Frozen) -> Callable[[object], None]:
-    """What forgets the values when a weight dies, and keeps nobody alive."""
+def _forgetting(frozen: Frozen, weight: int, freed: set[int]) -> Callable[[object], None]:
+    """A callback for the end of a weight's storage, which keeps nobody alive."""
     known = weakref.ref(frozen)
 
     def forget(_: object) -> None:
+        freed.add(weight)
         if (still_there := known()) is not None:
-            still_there.forget()
+            still_there.forget(weight)
 
     return forget
 

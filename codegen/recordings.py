@@ -53,7 +53,7 @@ class _Recording:
 
     marks: _Marks
     """Where the inputs lie that keep their place."""
-    kept: tuple[Tensor, ...]
+    kept: tuple[Tensor | None, ...]
     """What the program keeps from call to call, which its launches read, too."""
     buffers: dict[int, Tensor]
     """Memory of the other inputs, by position."""

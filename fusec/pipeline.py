@@ -289,5 +289,5 @@ def _undo(graph: Graph, saved: Graph, context: Context, told: int) -> tuple[obje
 
 
 def _structure(graph: Graph) -> tuple[object, ...]:
-    nodes = tuple((id(n), tuple(map(id, n.operands))) for n in graph.nodes)
-    return (nodes, tuple(map(id, graph.outputs)))
+    """Nodes and outputs themselves: those that a pass erases must not lend their ids to others."""
+    return (tuple((n, n.operands) for n in graph.nodes), tuple(graph.outputs))

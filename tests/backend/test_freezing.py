@@ -205,7 +205,49 @@ def test_a_change_is_noticed(change: Callable[[Net], None], plain: Config) -> No
         torch.testing.assert_close(call(x), model(x), rtol=1e-3, atol=1e-3)
     assert not torch.allclose(model(x), before, rtol=1e-2)
     same = sum(any(old is new for old in made) for new in kept())
-    assert same == {in_place: 2, by_other_memory: 1, a_buffer: 2}.get(change, 0)
+    assert same == {in_place: 2, by_another_tensor: 1, by_other_memory: 1, a_buffer: 2}.get(change, 0)
+
+
+def test_a_weight_that_is_given_its_old_address_again_is_noticed(plain: Config) -> None:
+    """As allocators do, where an adapter is unmerged and another one merged."""
+    model, x = Net(), torch.randn(40, 48)
+    call, block = frozen(model, plain), bytearray(model.up.weight.nbytes)
+    for _ in range(3):
+        model.up.weight.data = torch.empty(112, 48)
+        block[:] = torch.randn(112, 48).numpy().tobytes()
+        model.up.weight.data = torch.frombuffer(block, dtype=torch.float32).view(112, 48)
+        torch.testing.assert_close(call(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+class Square(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.tanh())
+
+
+def test_a_weight_that_is_transposed_where_it_lies_is_noticed(plain: Config) -> None:
+    model, x = Square(), torch.randn(40, 64)
+    call = frozen(model, plain)
+    call(x)
+    with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+        model.weight.data = model.weight.data.T
+        torch.testing.assert_close(call(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+def test_tensors_may_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch swaps no tensor that somebody refers to weakly."""
+    model, x = Square(), torch.randn(40, 64)
+    compiled = torch.no_grad()(torch.compile(model, backend="fusec", options={"freeze": True}))
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
+        torch.utils.swap_tensors(model.weight, nn.Parameter(torch.randn(64, 64)))
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
+    monkeypatch.setattr("torch.__future__._swap_module_params_on_conversion", True)
+    model.double()
+    torch.testing.assert_close(compiled(x.double()), model(x.double()))
 
 
 def test_a_change_through_data_goes_unnoticed_as_is_said(plain: Config) -> None:
