@@ -21,8 +21,6 @@ class View:
 
     of: Literal["input", "output"]
     index: int
-    whole: bool
-    """It is that tensor itself."""
     shape: tuple[Size, ...] = ()
     strides: tuple[Size, ...] = ()
     offset: Size = 0
@@ -39,19 +37,23 @@ class View:
         """The view that one fake tensor is of another."""
         shape, strides = tuple(map(to_size, view.shape)), tuple(map(to_size, view.stride()))
         offset = to_size(view.storage_offset()) * view.itemsize - to_size(owner.storage_offset()) * owner.itemsize
-        same = tuple(map(to_size, owner.shape)) == shape and tuple(map(to_size, owner.stride())) == strides
         alike = owner.dtype == view.dtype
         conjugated = view.is_conj() != (alike and owner.is_conj())
         negated = view.is_neg() != (alike and owner.is_neg())
-        whole = same and offset == 0 and alike and not (conjugated or negated)
-        return cls(of, index, whole, shape, strides, offset, None if alike else view.dtype, conjugated, negated)
+        return cls(of, index, shape, strides, offset, None if alike else view.dtype, conjugated, negated)
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where one output of the torch graph comes from: an output of ours, a view, or a number (None included)."""
+    """Where one output of the torch graph comes from.
+
+    The first of these that is not None: an output of ours, an input, an earlier output of the torch graph, a view;
+    else a number, or None. Views are tensors of their own, which a caller may resize or transpose in place.
+    """
 
     index: int | None = None
+    input: int | None = None
+    repeats: int | None = None
     view: View | None = None
     number: Any = None
 
@@ -74,6 +76,7 @@ class Imported:
             return self._direct(program) if constants else program
         symbols = self.bindings() if any(_sizes(o) for o in outputs) else {}
         kept = {o.view.index for o in outputs if o.view is not None and o.view.of == "input"}
+        kept.update(o.input for o in outputs if o.input is not None)
 
         def call(args: list[Any]) -> list[Any]:
             sizes = {s: read(args) for s, read in symbols.items()}
@@ -81,7 +84,10 @@ class Imported:
             given = [*args, *constants]
             args.clear()
             results = program(given)
-            return [_restore(o, results, inputs, sizes) for o in outputs]
+            found: list[Any] = []
+            for o in outputs:
+                found.append(found[o.repeats] if o.repeats is not None else _restore(o, results, inputs, sizes))
+            return found
 
         return call
 
@@ -140,12 +146,12 @@ def _value(size: Any, sizes: dict[sympy.Symbol, int]) -> Any:
 def _restore(output: Output, results: Sequence[Any], inputs: dict[int, Any], sizes: dict[sympy.Symbol, int]) -> Any:
     if output.index is not None:
         return results[output.index]
+    if output.input is not None:
+        return inputs[output.input]
     view = output.view
     if view is None:
         return _value(output.number, sizes)
     owner = inputs[view.index] if view.of == "input" else results[view.index]
-    if view.whole:
-        return owner
     shape, strides = ([_value(n, sizes) for n in part] for part in (view.shape, view.strides))
     start = owner.storage_offset() * owner.itemsize + _value(view.offset, sizes)
     if view.dtype is None:

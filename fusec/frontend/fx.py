@@ -362,39 +362,49 @@ class Importer:
             return self.low.real(value.expr)
 
     def _outputs(self, node: Node, aliases: bool) -> tuple[Output, ...]:
-        owners = {storage_key(p.meta.get("val")): p for p in self.placeholders if storage_key(p.meta.get("val"))}
-        values: list[Value] = []
-        types: list[Type] = []
-        slots: list[Output] = []
+        inputs = {storage_key(p.meta.get("val")): p for p in self.placeholders if storage_key(p.meta.get("val"))}
         leaves = pytree.tree_leaves(node.args[0], is_leaf=lambda x: x is None)
-        shared = self._shared(leaves, set(owners)) if aliases else {}
-        placed: dict[Node, int] = {}
-        for leaf in leaves:
+        shared = self._shared(leaves, set(inputs)) if aliases else {}
+        results: dict[Node, Value] = {}
+        slots: list[Output] = []
+        first: dict[Node, int] = {}
+        for i, leaf in enumerate(leaves):
             value, fake = (self.values[leaf], leaf.meta.get("val")) if isinstance(leaf, Node) else (leaf, None)
+            key = storage_key(fake) if aliases and leaf not in self.old else None
+            owner, whole = inputs.get(key), shared.get(key)
             if not isinstance(value, Value):
                 slots.append(Output(number=simplify(to_plain(value.expr)) if isinstance(value, Real) else value))
-                continue
-            owner = owners.get(storage_key(fake)) if aliases and leaf not in self.old else None
-            if owner is not None and isinstance(fake, torch.Tensor):
-                slots.append(Output(view=View.between("input", self.placeholders[owner], owner.meta["val"], fake)))
-                continue
-            whole = shared.get(storage_key(fake)) if leaf not in self.old else None
-            if whole is not None and isinstance(fake, torch.Tensor):
-                if whole not in placed:
-                    placed[whole] = len(values)
-                    values.append(self.values[whole])
-                    types.append(tensor_type(whole.meta["val"], even_empty=True))
-                slots.append(Output(view=View.between("output", placed[whole], whole.meta["val"], fake)))
-                continue
-            value = self.old.get(leaf, value)
-            if storage_key(fake) not in self.changed.get(storage(value), {storage_key(fake)}):
-                value = self._clone(value)  # a copy of what an input has become
-            slots.append(Output(index=len(values)))
-            values.append(value)
-            ty = tensor_type(fake, even_empty=True) if isinstance(fake, torch.Tensor) else value.type
-            types.append(ty)
-        self.graph.set_outputs(values, types)
+            elif first.setdefault(leaf, i) != i:
+                slots.append(Output(repeats=first[leaf]))
+            elif owner is not None:
+                slots.append(self._of_input(leaf, owner))
+            elif whole is not None:
+                results.setdefault(whole, self.values[whole])
+                index, of = list(results).index(whole), whole.meta["val"]
+                slots.append(
+                    Output(index) if leaf is whole else Output(view=View.between("output", index, of, leaf.meta["val"]))
+                )
+            else:
+                slots.append(Output(len(results)))
+                results[leaf] = self._own(leaf, value)
+        types = [tensor_type(f, even_empty=True) if isinstance(f := leaf.meta.get("val"), torch.Tensor) else value.type
+                 for leaf, value in results.items()]  # fmt: skip
+        self.graph.set_outputs(list(results.values()), types)
         return tuple(slots)
+
+    def _of_input(self, leaf: Node, owner: Node) -> Output:
+        """An output that is an input, which an update in place gives back, or a view of one."""
+        given = leaf.args[0] if leaf.target is torch.ops.aten.copy_.default else leaf
+        if given in self.placeholders:
+            return Output(input=self.placeholders[given])  # type: ignore[index]
+        return Output(view=View.between("input", self.placeholders[owner], owner.meta["val"], leaf.meta["val"]))
+
+    def _own(self, leaf: Node, value: Value) -> Value:
+        """An output that shares its storage with nothing that the caller has."""
+        value, key = self.old.get(leaf, value), storage_key(leaf.meta.get("val"))
+        if key not in self.changed.get(storage(value), {key}):
+            return self._clone(value)  # a copy of what an input has become
+        return value
 
     def _shared(self, leaves: list[Any], inputs: set[int | None]) -> dict[int | None, Node]:
         """For each storage that several outputs look at: the node that fills it, whose views they all are."""

@@ -110,6 +110,45 @@ def test_outputs_that_are_views_of_each_other_stay_so(backend: Any) -> None:
     same(list(compiled), list(eager))
 
 
+def views_of_one(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    return y, y.view(2, 3), y[:], y, y.view(-1).view(2, 3), y.detach()
+
+
+def one_view_twice(x: Tensor) -> tuple[Tensor, ...]:
+    y = (x * 2).t()
+    return y, y, y.t()
+
+
+def whole_views_alone(x: Tensor) -> tuple[Tensor, ...]:
+    y = x + 1
+    return y.view(2, 3), y.t().t()
+
+
+def an_input(x: Tensor) -> tuple[Tensor, ...]:
+    return x, x[:], x, x.view(2, 3), x.t().t()
+
+
+def a_changed_input(x: Tensor) -> tuple[Tensor, ...]:
+    x.mul_(2)
+    return x.view(2, 3), x, x * 2
+
+
+@pytest.mark.parametrize("function", [views_of_one, one_view_twice, whole_views_alone, an_input, a_changed_input])
+def test_outputs_are_one_object_exactly_where_the_graph_returns_one(backend: Any, function: Any) -> None:
+    """A caller may resize one in place (``hidden.unsqueeze_(0)``), and the others stay as they are."""
+    objects = {}
+    for name in ("aot_eager", "ours"):
+        torch._dynamo.reset()
+        x = torch.randn(2, 3)
+        with torch.no_grad():
+            outputs = torch.compile(function, backend=backend if name == "ours" else name)(x)
+        known = [*outputs, x]
+        objects[name] = [next(i for i, other in enumerate(known) if other is y) for y in known]
+        assert len({y.untyped_storage()._cdata for y in outputs[:2]}) == 1
+    assert objects["ours"] == objects["aot_eager"]
+
+
 def test_two_outputs_of_equal_value_are_apart(backend: Any) -> None:
     with torch.no_grad():
         a, b = torch.compile(lambda x: (x + 1, x + 1), backend=backend)(torch.zeros(4))
