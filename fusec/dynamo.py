@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from fusec.frontend.sources import input_names, input_weights
 from fusec.frontend.torch_internals import (
     boxed,
     compile_through_aot,
+    is_dynamos,
     kept_whole,
     min_cut_partition,
     outside_tracing,
@@ -100,6 +101,25 @@ backend.reset = reset  # type: ignore[attr-defined]
 
 
 def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph) -> Callable[..., Any]:
+    try:
+        return _through_aot(gm, inputs, config, compile_graph)
+    except OptionError:
+        raise
+    except Exception as reason:
+        if config.strict or is_dynamos(reason):
+            raise
+        program: Callable[..., Any] = compile_through_aot(gm, inputs, fw_compiler=_as_it_came)  # may raise the same
+        _fall_back(config, reason)
+        return program
+
+
+def _as_it_came(gm: GraphModule, example_inputs: list[Any]) -> Any:
+    return boxed(_run_module(gm))
+
+
+def _through_aot(
+    gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph
+) -> Callable[..., Any]:
     trains, names = _trains(gm, inputs), input_names(gm)
     weights = input_weights(gm, inputs) if config.freeze and not trains else frozenset()
 
@@ -108,8 +128,8 @@ def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: 
         with outside_tracing(), _collector_paused():
             return boxed(_compile_aten(graph_module, names, weights, static, config, compile_graph))
 
-    def through_aot() -> Any:
-        return compile_through_aot(
+    with nullcontext() if trains else kept_whole(KEPT_WHOLE):
+        program: Callable[..., Any] = compile_through_aot(
             gm,
             inputs,
             fw_compiler=compiler,
@@ -119,11 +139,7 @@ def _compile(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: 
             partition_fn=min_cut_partition,
             keep_inference_input_mutations=True,
         )
-
-    if trains:
-        return through_aot()
-    with kept_whole(KEPT_WHOLE):
-        return through_aot()
+    return program
 
 
 def _trains(gm: GraphModule, inputs: list[Any]) -> bool:
@@ -148,20 +164,17 @@ def _compile_aten(
     """
     try:
         imported = import_for_call(gm, names, weights)
-    except Exception as reason:
-        return _fall_back(config, reason, _run_module(gm))
-    try:
         compiled = compile_graph(imported.graph, config)
+        getattr(compiled, "remarks", [])[:0] = imported.remarks
+        program = imported.callable(_recorded(compiled, gm, static) if config.cuda_graphs else compiled.program)
+        program = _for_positive_numbers(program, imported.graph, gm, config)
     except OptionError:
         raise
     except Exception as reason:
-        again = import_for_call(gm)
-        program = _fall_back(config, reason, again.callable(interpreted(again.graph)))
-        return _for_positive_numbers(program, again.graph, gm, config)
-    getattr(compiled, "remarks", [])[:0] = imported.remarks
+        _fall_back(config, reason)
+        return _run_module(gm)
     _compiled.append(compiled)
-    program = imported.callable(_recorded(compiled, gm, static) if config.cuda_graphs else compiled.program)
-    return _for_positive_numbers(program, imported.graph, gm, config)
+    return program
 
 
 def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule, config: Config) -> Boxed:
@@ -216,14 +229,14 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _fall_back(config: Config, reason: Exception, program: Boxed) -> Boxed:
+def _fall_back(config: Config, reason: Exception) -> None:
+    """Count a graph that is left to ATen, and say why; under ``strict`` raise that."""
     if config.strict:
         raise reason
     said = reason.reason if isinstance(reason, FusecError) else reason
     _fallbacks.append(f"{type(reason).__name__}: {said}")
     logger.warning("fusec could not compile a graph, which now runs through ATen: %s", reason)
     logger.debug("the compile failed here", exc_info=reason)
-    return program
 
 
 def interpreted(graph: Graph) -> Boxed:
@@ -239,6 +252,8 @@ def interpreted(graph: Graph) -> Boxed:
 
 
 def _run_module(gm: GraphModule) -> Boxed:
+    """The graph as it came."""
+
     def run(args: list[Any]) -> list[Any]:
         given = list(args)
         args.clear()

@@ -15,14 +15,17 @@ _SAVES, _RESTORES = "run_and_save_rng_state", "run_with_rng_state"
 """Torch's operations on operations: the one gives the state and the results, the other takes the state."""
 
 
-def without_states(gm: GraphModule) -> None:
-    """Call what draws nothing by itself, in place; what does draw is left as it is."""
-    found = [node for node in gm.graph.nodes if _name(node) in (_SAVES, _RESTORES)]
-    for node in found:
-        with gm.graph.inserting_before(node):
-            _call_alone(gm.graph, node)
-    if found:
-        gm.recompile()
+def without_states(gm: GraphModule) -> GraphModule:
+    """The module with what draws nothing called by itself; what does draw is left as it is."""
+    if not any(_name(node) in (_SAVES, _RESTORES) for node in gm.graph.nodes):
+        return gm
+    graph = Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for node in list(graph.nodes):
+        if _name(node) in (_SAVES, _RESTORES):
+            with graph.inserting_before(node):
+                _call_alone(graph, node)
+    return GraphModule(gm, graph)
 
 
 def _call_alone(graph: Graph, node: Node) -> None:

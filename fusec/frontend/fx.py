@@ -59,11 +59,11 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collect
     """The IR of an ATen graph, with all that is needed to call it in the module's place.
 
     Args:
-        gm: what AOTAutograd made.
+        gm: what AOTAutograd made; it is not changed.
         names: what the inputs of the Dynamo graph before it are called.
         weights: which of them are to be frozen.
     """
-    without_states(gm)
+    gm = without_states(gm)
     settle_lengths(gm.graph)
     settle_numbers(gm.graph)
     return Importer(gm, names=names, weights=weights).run(aliases=True)
@@ -279,7 +279,7 @@ class Importer:
             results = handler(self.low, call)
             values = results if isinstance(results, list) else [results]
             return [self._promised(v, ty) for v, ty in zip(values, types, strict=True)]
-        except (FusecError, ValueError, TypeError, KeyError, IndexError, AttributeError) as reason:
+        except Exception as reason:
             self._miss(node, "stays a call of ATen", reason)
             return None
 
@@ -365,31 +365,30 @@ class Importer:
         inputs = {storage_key(p.meta.get("val")): p for p in self.placeholders if storage_key(p.meta.get("val"))}
         leaves = pytree.tree_leaves(node.args[0], is_leaf=lambda x: x is None)
         shared = self._shared(leaves, set(inputs)) if aliases else {}
-        results: dict[Node, Value] = {}
+        results: list[tuple[Node, Value]] = []
         slots: list[Output] = []
-        first: dict[Node, int] = {}
+        first, placed = dict[Node, int](), dict[Node, int]()
         for i, leaf in enumerate(leaves):
             value, fake = (self.values[leaf], leaf.meta.get("val")) if isinstance(leaf, Node) else (leaf, None)
             key = storage_key(fake) if aliases and leaf not in self.old else None
             owner, whole = inputs.get(key), shared.get(key)
             if not isinstance(value, Value):
                 slots.append(Output(number=simplify(to_plain(value.expr)) if isinstance(value, Real) else value))
-            elif first.setdefault(leaf, i) != i:
+            elif aliases and first.setdefault(leaf, i) != i:
                 slots.append(Output(repeats=first[leaf]))
             elif owner is not None:
                 slots.append(self._of_input(leaf, owner))
             elif whole is not None:
-                results.setdefault(whole, self.values[whole])
-                index, of = list(results).index(whole), whole.meta["val"]
-                slots.append(
-                    Output(index) if leaf is whole else Output(view=View.between("output", index, of, leaf.meta["val"]))
-                )
+                if placed.setdefault(whole, len(results)) == len(results):
+                    results.append((whole, self.values[whole]))
+                view = View.between("output", placed[whole], whole.meta["val"], leaf.meta["val"])
+                slots.append(Output(placed[whole]) if leaf is whole else Output(view=view))
             else:
                 slots.append(Output(len(results)))
-                results[leaf] = self._own(leaf, value)
+                results.append((leaf, self._own(leaf, value)))
         types = [tensor_type(f, even_empty=True) if isinstance(f := leaf.meta.get("val"), torch.Tensor) else value.type
-                 for leaf, value in results.items()]  # fmt: skip
-        self.graph.set_outputs(list(results.values()), types)
+                 for leaf, value in results]  # fmt: skip
+        self.graph.set_outputs([value for _, value in results], types)
         return tuple(slots)
 
     def _of_input(self, leaf: Node, owner: Node) -> Output:

@@ -86,10 +86,10 @@ class Lowering:
     def emit(self, op: str, *operands: Value, **attributes: Any) -> Value:
         """Append a node with one result."""
         computes = not OPS[op].has(Trait.VIEW | Trait.WRITE)
-        if computes and any(v.dtype.kind == "other" for v in operands):
-            raise ImportFailure(
-                f"{op} of {operands[0].dtype}", why="arithmetic is on floats, integers and truth values"
-            )
+        made = [attributes["dtype"]] if "dtype" in attributes else []
+        for dtype in (*(v.dtype for v in operands), *made) if computes else ():
+            if dtype.kind == "other":
+                raise ImportFailure(f"{op} of {dtype}", why="arithmetic is on floats, integers and truth values")
         value = self.graph.add_node(op, operands, attributes, sources=self.sources).result
         self.fresh.add(value)
         return value

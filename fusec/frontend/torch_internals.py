@@ -17,12 +17,17 @@ def _decline(*args: Any, **kwargs: Any) -> Any:
 
 
 def _unless_differentiated(op: Any) -> Callable[..., Any]:
-    """What an operation is to autograd: in parts where somebody differentiates, as the whole has no gradients."""
+    """What an operation is to autograd: in parts where somebody differentiates, as the whole has no gradients.
+
+    In parts too where a tensor has a class of its own: dispatched operations are all that it has to know.
+    """
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        if transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if transformed or differentiated or any(map(is_traceable_wrapper_subclass, tensors)):
             return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)
@@ -62,6 +67,13 @@ def compile_through_aot(gm: torch.fx.GraphModule, inputs: list[Any], **compilers
     from torch._dynamo.backends.common import aot_autograd
 
     return aot_autograd(**compilers)(gm, inputs)
+
+
+def is_dynamos(error: Exception) -> bool:
+    """Whether Dynamo itself waits for an error, as to begin its analysis anew."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)
 
 
 @contextmanager

@@ -1,12 +1,14 @@
-"""Complex tensors, which stay ATen's, and what torch only marks as a conjugate or a negative in memory."""
+"""Complex tensors and others without arithmetic, which stay ATen's, and what torch only marks as a conjugate or a negative in memory."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fusec import dynamo
+from tests.backend.agreement import check
 
 
 def conjugate(c: Tensor) -> Tensor:
@@ -81,3 +83,61 @@ def test_a_conjugate_is_saved_for_the_gradient(backend: Any) -> None:
     (rotated(*wanted) * weights).sum().backward()
     torch.testing.assert_close([x.grad for x in found], [x.grad for x in wanted])
     assert not dynamo.fallbacks()
+
+
+def ones(x: Tensor) -> Tensor:
+    return torch.ones(5, dtype=torch.complex64) + x
+
+
+def filled(x: Tensor) -> Tensor:
+    return torch.full((2, 1), 1j) * x[:1]
+
+
+def padded(x: Tensor) -> Tensor:
+    return F.pad(torch.complex(x, x), (1, 1))
+
+
+def longer_transform(x: Tensor) -> Tensor:
+    return torch.fft.fftn(x, s=(8,), dim=(1,))
+
+
+def filtered(x: Tensor) -> Tensor:
+    return torch.fft.irfft(torch.fft.rfft(x) * torch.ones(3, dtype=torch.complex64))
+
+
+def chosen(x: Tensor) -> Tensor:
+    return torch.where(x > 0, torch.complex(x, x), torch.zeros((), dtype=torch.complex64))
+
+
+def joined(x: Tensor) -> Tensor:
+    return torch.cat([torch.complex(x, x), torch.zeros(4, 1, dtype=torch.complex64)], 1)
+
+
+def cached(x: Tensor) -> Tensor:
+    places = torch.tensor([1, 2, 3, 4])
+    return torch.zeros(8, 5, dtype=torch.complex64).index_copy(0, places, torch.complex(x, x))
+
+
+def unsigned(x: Tensor) -> tuple[Tensor, ...]:
+    types = torch.uint16, torch.uint32, torch.uint64
+    return tuple(torch.full((3,), 7, dtype=t).to(torch.float32) * x[0, 0] for t in types)
+
+
+def float8(x: Tensor) -> Tensor:
+    return torch.zeros(5, dtype=torch.float8_e5m2).to(torch.float32) + x.to(torch.float8_e4m3fn).to(torch.float32)
+
+
+MADE = [ones, filled, padded, longer_transform, filtered, chosen, joined, cached, unsigned, float8]
+
+
+@pytest.mark.parametrize("function", MADE, ids=lambda f: f.__name__)
+def test_numbers_of_types_without_arithmetic_are_made_by_aten(backend: Any, function: Any) -> None:
+    check(backend, function, torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("function", [lambda c: c.angle().sum(), lambda c: c.prod().abs(), lambda c: c.sgn().real.sum()])
+def test_gradients_of_functions_that_make_complex_constants(backend: Any, function: Any) -> None:
+    found, wanted = (torch.randn(4, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+    torch.compile(lambda x: function(torch.complex(x, x * 2)), backend=backend)(found).backward()
+    function(torch.complex(wanted, wanted * 2)).backward()
+    torch.testing.assert_close(found.grad, wanted.grad)
