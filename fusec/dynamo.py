@@ -31,6 +31,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType
 from fusec.verify.interpreter import bind_symbols, evaluate
 from fusec.verify.layout import settle_outputs
+from fusec.verify.opaque import forget_registered
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ def reset() -> None:
     """Forget what has been compiled; ``torch._dynamo.reset()`` calls it."""
     _compiled.clear()
     _fallbacks.clear()
+    forget_registered()
 
 
 backend.reset = reset  # type: ignore[attr-defined]

@@ -152,7 +152,8 @@ def _divmod(value: Affine, stride: Size) -> tuple[Affine, Affine]:
         factor = divide(stride, coefficient)
         if factor is not None and divide(axis.size, factor) not in (None, 1):
             raise Unaligned(axis, factor=factor)
-    raise NotAffine(f"{remainder} does not stay below {stride}")
+    known = "" if isinstance(stride, int) else ", as far as symbolic sizes are known; with dynamic=False they are"
+    raise NotAffine(f"{remainder} does not stay below {stride}{known}")
 
 
 def _divide_offset(offset: Size, stride: Size) -> tuple[Size, Size]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from fusec.frontend.targets import draws, fake_of
 
@@ -32,11 +33,14 @@ def _call_alone(graph: Graph, node: Node) -> None:
     at = int(_name(node) == _RESTORES)
     target: Any = node.args[at]
     call = graph.call_function(target, node.args[at + 1 :], node.kwargs)
+    fakes = torch.fx.node.map_arg((call.args, call.kwargs), fake_of)
+    if any(isinstance(fake, torch.Tensor) for fake in pytree.tree_leaves(fakes)):
+        call.meta = node.meta | {"val": target(*fakes[0], **fakes[1])}
     if draws(call):
+        if at:
+            node.meta = call.meta  # which the partitioner leaves out
         graph.erase_node(call)
         return
-    fakes = torch.fx.node.map_arg((call.args, call.kwargs), fake_of)
-    call.meta = node.meta | {"val": target(*fakes[0], **fakes[1])}
     if at:
         node.replace_all_uses_with(call)
     for user in list(node.users):

@@ -17,7 +17,7 @@ from fusec.frontend.calling import Imported, Output, View
 from fusec.frontend.checkpointing import without_states
 from fusec.frontend.dtypes import tensor_type, to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
-from fusec.frontend.opaque import Template
+from fusec.frontend.opaque import Template, attribute, bind
 from fusec.frontend.sizes import Real, settle_lengths, settle_numbers, to_plain, to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import (
@@ -26,6 +26,7 @@ from fusec.frontend.targets import (
     arguments,
     defines_symbol,
     fake_of,
+    fake_of_parts,
     functional,
     is_mutable,
     keeps_its_place,
@@ -161,14 +162,13 @@ class Importer:
         ).result
 
     def _attribute(self, node: Node) -> None:
-        tensor: Any = self.gm
-        for part in str(node.target).split("."):
-            tensor = getattr(tensor, part)
+        tensor = attribute(self.gm, node)
+        if isinstance(tensor, torch.nn.Module):
+            return  # which the higher-order operation that takes it is bound to
         if not isinstance(tensor, torch.Tensor):
             raise ImportFailure(
-                f"the graph holds {node.target}, which is no tensor",
-                why="operations on graphs, such as torch.cond, have no form in the IR",
-                fix="exclude the function that calls it with torch.compiler.disable",
+                f"the graph holds {node.target}, a {type(tensor).__name__}",
+                why="only tensors are values of the IR", fix="exclude its caller with torch.compiler.disable",
             )  # fmt: skip
         node.meta.setdefault("val", tensor)
         fake = type(tensor) not in (torch.Tensor, torch.nn.Parameter)
@@ -197,6 +197,8 @@ class Importer:
             self.values[node] = source[node.args[1]] if source is not None else None
         elif isinstance(fake, NUMBERS) and not defines_symbol(node):
             self.values[node] = number_of(fake)
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+            self.values[node] = self._lower(node, fake if "val" in node.meta else fake_of_parts(node))
         elif not isinstance(node.target, torch._ops.OpOverload):
             raise ImportFailure(
                 f"{node.target} is no ATen operation", where=str(source_of(node)),
@@ -208,8 +210,8 @@ class Importer:
             self.values[node] = self._lower(node, fake)
 
     def _lower(self, node: Node, fake: Any) -> Any:
-        flat = list(fake) if isinstance(fake, (list, tuple)) else [fake]
-        types = [to_type(f) for f in pytree.tree_leaves(flat)] if fake is not None else []
+        flat, structure = pytree.tree_flatten(fake)
+        types = [to_type(f) for f in flat] if fake is not None else []
         device = next((ty.device for ty in types if isinstance(ty, TensorType)), "cpu")
         source = source_of(node)
         copies_back = node.target is torch.ops.aten.copy_.default and node.args[0] in self.placeholders
@@ -236,7 +238,7 @@ class Importer:
         for value in results:
             if isinstance(value, Value) and not value.name:
                 value.name = node.name
-        return results if isinstance(fake, (list, tuple)) else (results[0] if results else None)
+        return pytree.tree_unflatten(results, structure) if results else None
 
     def _changes_own_temporary(self, node: Node) -> bool:
         """Whether an in-place operation changes a value that nobody else looks at, so that it may be a new value."""
@@ -335,11 +337,14 @@ class Importer:
         return value if keys is None or storage_key(fake) in keys else self._clone(value)
 
     def _opaque(self, node: Node, types: list[Type]) -> list[Any]:
-        """The node as a call of ATen."""
-        template = Template()
-        args = tuple(template.freeze(self._argument(a), fake_of(a)) for a in node.args)
-        kwargs = tuple((k, template.freeze(self._argument(a), fake_of(a))) for k, a in node.kwargs.items())
-        attributes: dict[str, Any] = {"target": str(node.target), "args": args, "kwargs": kwargs}
+        """The node as a call of ATen, or of a function that a higher-order operation is bound to."""
+        template, target = Template(), str(node.target)
+        given, named = list(node.args), node.kwargs
+        if not isinstance(node.target, torch._ops.OpOverload):
+            target, given, named = *bind(node, self.gm), {}
+        args = tuple(template.freeze(self._argument(a), fake_of(a)) for a in given)
+        kwargs = tuple((k, template.freeze(self._argument(a), fake_of(a))) for k, a in named.items())
+        attributes: dict[str, Any] = {"target": target, "args": args, "kwargs": kwargs}
         attributes["operand_types"] = tuple(template.operand_types)
         if (viewed := self._viewed(node, template.operands)) is not None:
             attributes["views"] = viewed

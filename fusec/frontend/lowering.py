@@ -187,7 +187,13 @@ class Lowering:
         return value if same_shape(value.shape, shape) else self.emit("reshape", value, shape=shape)
 
     def expand(self, value: Value, shape: tuple[Size, ...]) -> Value:
-        """``value`` broadcast to ``shape``."""
+        """``value`` broadcast to ``shape``; lengths other than 1 are equal, which only guards may know."""
+        if same_shape(value.shape, shape):
+            return value
+        ahead = len(shape) - len(value.shape)
+        if any(not isinstance(n, int) for n in value.shape):
+            lengths = zip(value.shape, shape[ahead:], strict=True)
+            value = self.reshape(value, tuple(n if n == 1 else wanted for n, wanted in lengths))
         return value if same_shape(value.shape, shape) else self.emit("expand", value, shape=shape)
 
     def slice(self, value: Value, dim: int, start: Size, length: Size, step: int = 1) -> Value:

@@ -1,11 +1,13 @@
 """Questions that the importer asks of one torch node."""
 
+import operator
 from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from fusec.errors import ImportFailure
 from fusec.frontend.sizes import Real, to_size
 
 NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -51,6 +53,14 @@ def fake_of(argument: Any) -> Any:
     return argument
 
 
+def fake_of_parts(node: Node) -> list[Any] | None:
+    """What a node gives whose parts alone are described, as the partitioner leaves it; None where nobody reads it."""
+    parts = {user.args[1]: user.meta.get("val") for user in node.users if user.target is operator.getitem}
+    if set(parts) != set(range(len(parts))) or len(parts) < len(node.users) or any(p is None for p in parts.values()):
+        raise ImportFailure(f"{node.target} gives results of unknown types", why="torch describes no part of them")
+    return [parts[i] for i in range(len(parts))] or None
+
+
 def defines_symbol(node: Node) -> bool:
     """Whether a number comes out of a tensor at run time."""
     return isinstance(node.target, torch._ops.OpOverload) and any(
@@ -59,8 +69,13 @@ def defines_symbol(node: Node) -> bool:
 
 
 def keeps_its_place(node: Node) -> bool:
-    """Whether a call must stay where it is: random numbers, collectives, checks, numbers read off tensors."""
+    """Whether a call must stay where it is: random numbers, collectives, checks, numbers read off tensors.
+
+    A higher-order operation may do any of that.
+    """
     target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
     return draws(node) or target.namespace in _COLLECTIVES or not target._schema.returns or (
         isinstance(node.meta.get("val"), NUMBERS)
     )  # fmt: skip

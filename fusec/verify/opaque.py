@@ -1,7 +1,8 @@
 """Runs an opaque or ordered node: the call of a torch operation that its attributes describe."""
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -56,9 +57,29 @@ def _call(node: Node, operands: Sequence[Any], symbols: Mapping[str, int], dtype
     return _as_results(node, resolve(node.attributes["target"])(*arguments, **keywords))
 
 
-@functools.lru_cache(maxsize=1024)
+_registered: dict[str, Callable[..., Any]] = {}
+_numbers = itertools.count()
+
+
+def register(name: str, function: Callable[..., Any]) -> str:
+    """A target for calls of a function that torch has no name for, in this process until ``forget_registered``."""
+    target = f"call.{name}_{next(_numbers)}"
+    _registered[target] = function
+    return target
+
+
+def forget_registered() -> None:
+    """Free the registered functions; their names are not given again."""
+    _registered.clear()
+
+
 def resolve(target: str) -> Any:
-    """The torch operation of that name: ``aten.add.Tensor``, ``torchvision.nms.default``."""
+    """The torch operation of that name: ``aten.add.Tensor``, ``torchvision.nms.default``; or what was registered."""
+    return _registered[target] if target in _registered else _resolve(target)
+
+
+@functools.lru_cache(maxsize=1024)
+def _resolve(target: str) -> Any:
     found: Any = torch.ops
     try:
         for part in target.removeprefix("torch.ops.").split("."):

@@ -103,21 +103,6 @@ def test_a_compiler_that_raises_leaves_the_model_running() -> None:
             strict(x)
 
 
-def test_a_higher_order_operation_falls_back() -> None:
-    torch._dynamo.reset()
-    dynamo.reset()
-
-    def choose(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-
-    compiled = torch.compile(choose, backend=dynamo.backend_with(interpret))
-    with torch.no_grad():
-        for x in (torch.ones(3), -torch.ones(3)):
-            torch.testing.assert_close(compiled(x), choose(x))
-    assert len(dynamo.fallbacks()) == 1
-    dynamo.reset()
-
-
 def test_a_size_known_only_at_run_time_falls_back() -> None:
     torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():

@@ -9,7 +9,7 @@ from torch import Tensor
 from fusec import dynamo
 from fusec.errors import ImportFailure
 from fusec.remarks import Remarks
-from tests.backend.agreement import Block, same
+from tests.backend.agreement import Block, check, same
 
 
 def test_dynamic_shapes_compile_once(backend: Any) -> None:
@@ -224,3 +224,14 @@ def test_variances_of_fewer_than_their_correction(correction: float, backend: An
     for n in (5, 2, 3, 4):
         x = torch.randn(2, n)
         same(compiled(x), variance(x))
+
+
+def strided_part(x: Tensor) -> Tensor:
+    x.view(2, -1)[:, ::3] -= 1
+    return x * 2
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (8, 2), (16,), (2, 8)])
+def test_sizes_that_only_guards_know_to_be_equal(shape: tuple[int, ...], backend: Any) -> None:
+    """``2 * (n // 2)`` is ``n``, as a view of two rows was asked for."""
+    check(backend, strided_part, torch.randn(shape), dynamic=True)
