@@ -133,12 +133,12 @@ class ProgramWriter:
                 if root in owned or kept or self._is_constant(root):
                     # Eager gives storage of its own (outputs that alias an input never reach the program).
                     name = self._copied(name, type)
-                elif not fits and value.type.rank:
+                elif value.type.rank and not (known is not None and all(map(same_size, known, type.strides))):
                     strides = sizes_text(type.strides)
                     if known is None:
                         name = f"{name} if {name}.stride() == {strides} else with_strides({name}, {strides})"
                     else:
-                        certain = all(isinstance(n, int) for n in (*known, *type.strides))
+                        certain = not fits and all(isinstance(n, int) for n in (*known, *type.strides))
                         name = f"{'copied' if certain else 'with_strides'}({name}, {strides})"
                 owned.add(root)
             names.append(name)

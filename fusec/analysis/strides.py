@@ -74,7 +74,7 @@ def dense(type: TensorType) -> TensorType:
     step: Size = 1
     for d in reversed(order):
         strides[d] = step
-        step = simplify(step * type.shape[d])
+        step = simplify(step * type.shape[d]) if type.shape[d] != 0 else step  # as torch, which takes 1 there
     kept = all(same_size(a, b) or n == 1 for a, b, n in zip(strides, type.strides, type.shape, strict=True))
     return TensorType(type.dtype, type.shape, tuple(strides) if kept else contiguous_strides(type.shape), type.device)
 

@@ -34,7 +34,7 @@ from fusec.frontend.targets import (
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
 from fusec.ir.graph import Graph, Value, base, storage
-from fusec.ir.types import ScalarType, TensorType, Type, same_shape, same_size, simplify
+from fusec.ir.types import ScalarType, Size, TensorType, Type, same_shape, same_size, simplify
 from fusec.remarks import Remarks
 
 PASS_NAME = "import"
@@ -339,9 +339,10 @@ class Importer:
     def _opaque(self, node: Node, types: list[Type]) -> list[Any]:
         """The node as a call of ATen, or of a function that a higher-order operation is bound to."""
         template, target = Template(), str(node.target)
-        given, named = list(node.args), node.kwargs
+        given, named = node.args, node.kwargs
         if not isinstance(node.target, torch._ops.OpOverload):
-            target, given, named = *bind(node, self.gm), {}
+            target, bound = bind(node, self.gm)
+            given, named = tuple(bound), {}
         args = tuple(template.freeze(self._argument(a), fake_of(a)) for a in given)
         kwargs = tuple((k, template.freeze(self._argument(a), fake_of(a))) for k, a in named.items())
         attributes: dict[str, Any] = {"target": target, "args": args, "kwargs": kwargs}
@@ -423,8 +424,18 @@ class Importer:
 
 
 def _fills_storage(fake: torch.Tensor) -> bool:
-    """Whether a tensor has every element of its storage once, so that whatever shares it is a view of it."""
+    """Whether a tensor begins and ends with its storage and has no element twice: what shares it is a view of it."""
     ty = to_type(fake)
     if not isinstance(ty, TensorType):
         return False
-    return dense(ty).strides == ty.strides and same_size(ty.nbytes, to_size(fake.untyped_storage().nbytes()))
+    reach: Size = 1
+    if all(isinstance(n, int) and n > 0 for n in (*ty.shape, *ty.strides)):
+        for stride, n in sorted(zip(ty.strides, ty.shape, strict=True)):
+            if n != 1 and stride < reach:
+                return False
+            reach += (n - 1) * stride
+    elif dense(ty).strides == ty.strides:
+        reach = ty.numel
+    else:
+        return False
+    return same_size(reach * fake.itemsize, to_size(fake.untyped_storage().nbytes()))
