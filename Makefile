@@ -53,6 +53,9 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		"bench.spellings --each" \
 		bench.mutants \
 		bench.cache_faults \
+		bench.injection \
+		bench.op_db \
+		bench.sanitize \
 		"bench.triton_kernels --full" \
 		"bench.triton_kernels --full --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16,float32" \
 		bench.triton_chips \

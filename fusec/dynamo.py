@@ -119,9 +119,7 @@ def _as_it_came(gm: GraphModule, example_inputs: list[Any]) -> Any:
     return boxed(_run_module(gm))
 
 
-def _through_aot(
-    gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph
-) -> Callable[..., Any]:
+def _through_aot(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph) -> Callable[..., Any]:
     trains, names = _trains(gm, inputs), input_names(gm)
     weights = input_weights(gm, inputs) if config.freeze and not trains else frozenset()
 

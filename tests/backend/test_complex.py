@@ -1,4 +1,4 @@
-"""Complex tensors and others without arithmetic, which stay ATen's, and what torch only marks as a conjugate or a negative in memory."""
+"""Types without arithmetic, complex ones first, which stay ATen's; what is only marked as a conjugate or a negative."""
 
 from typing import Any
 
@@ -135,7 +135,9 @@ def test_numbers_of_types_without_arithmetic_are_made_by_aten(backend: Any, func
     check(backend, function, torch.randn(4, 5))
 
 
-@pytest.mark.parametrize("function", [lambda c: c.angle().sum(), lambda c: c.prod().abs(), lambda c: c.sgn().real.sum()])
+@pytest.mark.parametrize(
+    "function", [lambda c: c.angle().sum(), lambda c: c.prod().abs(), lambda c: c.sgn().real.sum()]
+)
 def test_gradients_of_functions_that_make_complex_constants(backend: Any, function: Any) -> None:
     found, wanted = (torch.randn(4, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
     torch.compile(lambda x: function(torch.complex(x, x * 2)), backend=backend)(found).backward()

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fusec import dynamo
 from fusec.config import Config
@@ -101,6 +103,62 @@ def test_a_compiler_that_raises_leaves_the_model_running() -> None:
         strict = torch.compile(model, backend=dynamo.backend_with(broken), options={"strict": True})
         with pytest.raises(Exception, match="planted"):
             strict(x)
+
+
+def test_what_fails_around_a_graph_leaves_the_model_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    dynamo.reset()
+
+    def broken() -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(dynamo, "decompositions", broken)
+    model, x = Block(), torch.randn(2, 8, requires_grad=True)
+    compiled = torch.compile(model, backend=dynamo.backend)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert dynamo.fallbacks() == ["RuntimeError: planted"]
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="planted"):
+        torch.compile(model, backend=dynamo.backend, options={"strict": True})(x)
+
+
+def test_the_graph_that_falls_back_is_the_one_that_came() -> None:
+    """What the import cannot say, conjugates and operations without a state of their own included."""
+    torch._dynamo.reset()
+    dynamo.reset()
+
+    def broken(graph: Any, config: Any) -> Any:
+        raise RuntimeError("planted")
+
+    def step(x: Tensor) -> Tensor:
+        attended = checkpoint(F.scaled_dot_product_attention, x, x, x, use_reentrant=False)
+        return torch.fft.irfft(torch.fft.rfft(attended).conj() * 2)
+
+    found, wanted = (torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in "ab")
+    torch.compile(step, backend=dynamo.backend_with(broken))(found).sum().backward()
+    step(wanted).sum().backward()
+    torch.testing.assert_close(found.grad, wanted.grad)
+    assert dynamo.fallbacks() == ["RuntimeError: planted"] * 2
+    dynamo.reset()
+
+
+def test_errors_of_a_program_are_its_own() -> None:
+    torch._dynamo.reset()
+    dynamo.reset()
+
+    @torch.library.custom_op("fusec_tests::refuses", mutates_args=())
+    def refuses(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @refuses.register_fake
+    def _(x: Tensor) -> Tensor:
+        raise ValueError("no rows")
+
+    for name in ("aot_eager", "fusec"):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="no rows"):
+            torch.compile(lambda x: refuses(x + 1), backend=name, fullgraph=True)(torch.zeros(3))
+    assert dynamo.fallbacks() == []
 
 
 def test_a_size_known_only_at_run_time_falls_back() -> None:
