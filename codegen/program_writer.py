@@ -135,7 +135,9 @@ class ProgramWriter:
                     name = self._copied(name, type)
                 elif value.type.rank and not (known is not None and all(map(same_size, known, type.strides))):
                     strides = sizes_text(type.strides)
-                    if known is None:
+                    if known is None and value.producer is not None and value.producer.has(Trait.OPAQUE):
+                        pass  # as the operation laid it out, whatever its fake function promised
+                    elif known is None:
                         name = f"{name} if {name}.stride() == {strides} else with_strides({name}, {strides})"
                     else:
                         certain = not fits and all(isinstance(n, int) for n in (*known, *type.strides))
