@@ -84,8 +84,8 @@ def test_strides_and_sharing_are_aot_eagers(
         same(outputs, results[0])
 
 
-def test_what_a_call_returns_lies_as_it_came(backend: Any) -> None:
+def test_what_a_call_returns_lies_as_it_came() -> None:
     """The fake function of max_unpool2d promises contiguous memory, and ATen keeps channels last."""
     x = torch.randn(2, 2, 6, 12).to(memory_format=torch.channels_last)
     pooled, index = F.max_pool2d(x, 2, return_indices=True)
-    check(backend, lambda pooled, index: F.max_unpool2d(pooled, index, 2), pooled, index)
+    check(dynamo.backend, lambda pooled, index: F.max_unpool2d(pooled, index, 2), pooled, index)
