@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec import dynamo
-from tests.backend.agreement import check, interpret, same, sharing
+from tests.backend.agreement import check, interpret, sharing
 
 
 def test_empty_tensors(backend: Any) -> None:
@@ -63,7 +63,7 @@ STEPS = {
 def test_strides_and_sharing_are_aot_eagers(
     shape: list[int], steps: list[str], kept: list[int], order: list[int]
 ) -> None:
-    """Of some intermediate values, each an output."""
+    """Of some intermediate values, each an output; torch's fake functions guess the strides of dims of length 1."""
     torch._dynamo.reset()
     x = torch.randn(shape).permute([d for d in order if d < len(shape)])
 
@@ -81,7 +81,12 @@ def test_strides_and_sharing_are_aot_eagers(
             results.append(outputs)
             assert sharing([*outputs, x]) == sharing([*results[0], x])
     for outputs in results[1:]:
-        same(outputs, results[0])
+        assert [significant_strides(x) for x in outputs] == [significant_strides(x) for x in results[0]]
+        torch.testing.assert_close(outputs, results[0], equal_nan=True)
+
+
+def significant_strides(x: Tensor) -> list[int]:
+    return [stride for n, stride in zip(x.shape, x.stride(), strict=True) if n != 1]
 
 
 def test_what_a_call_returns_lies_as_it_came() -> None:

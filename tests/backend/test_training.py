@@ -156,5 +156,4 @@ def test_checkpointed_attention(dropout: float, backend: Any) -> None:
             torch.manual_seed(length)
             found.append(torch.autograd.grad(run(x).square().sum(), (x, *model.parameters())))
         torch.testing.assert_close(*found)
-    assert bool(dynamo.fallbacks()) == bool(dropout)
-    dynamo.reset()
+    assert dynamo.fallbacks() == []
