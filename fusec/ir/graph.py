@@ -372,16 +372,18 @@ def base(value: Value) -> Value:
 
 def storage(value: Value) -> Value:
     """The value whose storage this one has: itself, unless it is a view or what a write gives."""
-    while (node := value.producer) is not None:
-        if (of := node.viewed) is not None:
-            value = of
-        elif node.has(Trait.WRITE):
-            value = node.operands[0]
-        elif (of := updated(node, value.index)) is not None:
-            value = of
-        else:
-            break
+    while (of := viewed_or_written(value)) is not None:
+        value = of
     return value
+
+
+def viewed_or_written(value: Value) -> Value | None:
+    """The operand of its producer whose storage a value has; None where it has its own."""
+    if (node := value.producer) is None:
+        return None
+    if (of := node.viewed) is not None:
+        return of
+    return node.operands[0] if node.has(Trait.WRITE) else updated(node, value.index)
 
 
 def is_written(value: Value) -> bool:

@@ -5,12 +5,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from fusec.config import Config
 from fusec.ir.graph import Graph
+from fusec.ir.parser import parse_graph
+from fusec.ir.types import I64
+from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import RULES, normalize
 from fusec.pipeline import Context
 from fusec.rewriting.driver import Simplification, neighbourhood, simplifies, simplify_graph
+from fusec.verify.interpreter import evaluate
 from tests.passes.canonicalize.rule_cases import CASES, graph_of, row
 
 
@@ -63,3 +68,46 @@ def test_a_wrong_rule_is_told_with_both_sides_in_order() -> None:
     (failure,) = context.remarks.of("failure")
     before, after = map(float, re.findall(r"\): (\S+) and (\S+?)(?:,|$)", failure.reason)[0])
     assert before > 0 > after == -before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """graph g(%x: f32[1, 4], %y: f32[1, 4]) {
+          %old: f32[1, 4] = sum(%x) {dims=(-2,)}
+          %new: f32[1, 4] = write(%x, %y)
+          %r: bool[1, 4] = lt(%old, %new)
+          return %r
+        }""",
+        """graph g(%x: f32[1, 4], %index: i64[1]) {
+          %old: f32[1, 4] = sum(%x) {dims=(-2,)}
+          %new: f32[1, 4] = write(%x, %old, %index) {dim=-2}
+          return %new
+        }""",
+        """graph g(%x: f32[1, 4], %y: f32[1, 4]) {
+          %old: f32[1, 4] = neg(%x)
+          %new: f32[1, 4] = write(%x, %y)
+          %r: f32[1, 4] = sub(%new, %old)
+          return %r
+        }""",
+    ],
+)
+def test_what_a_write_replaces_is_not_read_behind_it(text: str) -> None:
+    graph = parse_graph(text)
+    inputs = [torch.zeros(1, dtype=torch.int64) if v.dtype == I64 else torch.randn(1, 4) for v in graph.inputs]
+    expected = evaluate(graph, [x.clone() for x in inputs], mutate=True)
+    normalize(graph)
+    verify_graph(graph)
+    for e, f in zip(expected, evaluate(graph, inputs, mutate=True), strict=True):
+        assert torch.equal(e, f)
+
+
+def test_what_a_write_replaces_may_be_read_ahead_of_it() -> None:
+    graph = parse_graph("""graph g(%x: f32[1, 4], %y: f32[1, 4]) {
+      %old: f32[1, 4] = sum(%x) {dims=(-2,)}
+      %r: f32[1, 4] = exp(%old)
+      %new: f32[1, 4] = write(%x, %y)
+      return %r, %new
+    }""")
+    normalize(graph)
+    assert [n.op.name for n in graph] == ["exp", "write"]
