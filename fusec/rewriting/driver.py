@@ -1,7 +1,7 @@
 """The worklist driver of simplifications: local rules, looked up by operation, applied until none fits."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.analysis.strides import view_layout
@@ -97,11 +97,18 @@ class _Worklist:
         return value.producer not in self.fresh and storage(value).producer is not None
 
     def is_late(self, node: Node, value: Value, added: Sequence[Node]) -> bool:
-        """Whether a value would be read by or behind a write to its storage, which the replaced node's is safe from."""
-        reads = [(n, v) for n in added for v in n.operands] + [(user, value) for user in node.result.users]
-        for reader, read in reads if self.writes else ():
+        """Whether a value would be read by or behind a write to its storage, which the replaced node's is safe from.
+
+        Outputs are read behind all writes.
+        """
+        if not self.writes:
+            return False
+        users: list[Node | None] = list(_readers(node.result))
+        users += [None] if any(base(v) is base(node.result) for v in self.graph.outputs) else []
+        reads = [(n, v) for n in added for v in n.operands] + [(user, value) for user in users]
+        for reader, read in reads:
             for write in self.writes.get(storage(read), ()):
-                if not _follows(read, write) and reader in _behind(self.graph, write):
+                if not _follows(read, write) and (reader is None or reader in _behind(self.graph, write)):
                     return True
         return False
 
@@ -150,6 +157,14 @@ def _follows(value: Value, write: Node) -> bool:
     while of is not None and of.producer is not write:
         of = viewed_or_written(of)
     return of is not None
+
+
+def _readers(value: Value) -> Iterator[Node]:
+    """What reads a value, be it through views."""
+    for user in value.users:
+        yield user
+        for view in user.results if user.viewed is value else ():
+            yield from _readers(view)
 
 
 def _behind(graph: Graph, write: Node) -> set[Node]:

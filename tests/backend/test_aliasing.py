@@ -62,9 +62,28 @@ def old_diagonal_beside_places(x: Tensor) -> Tensor:
     return old
 
 
+def old_part_of_a_concatenation(x: Tensor) -> Tensor:
+    old = torch.cat([x, x], -1)[:, 0:3:2]
+    x.fill_(1)
+    return old
+
+
+def old_sum_of_one_row(x: Tensor) -> Tensor:
+    row = x[:1]
+    old = row.sum(0, keepdim=True)
+    row.index_copy_(0, ROWS[:1], torch.ones(1, 4))
+    return old < row
+
+
+def row_of_its_own_sum(x: Tensor) -> Tensor:
+    row = x[:1]
+    row.index_copy_(0, ROWS[:1], row.sum(0, keepdim=True))
+    return row * 2
+
+
 @pytest.mark.parametrize(
     "function",
-    [old_diagonal, old_diagonal_by_einsum, old_strided_part, old_bits, old_complex_numbers, old_chunk,
+    [old_part_of_a_concatenation, old_sum_of_one_row, row_of_its_own_sum, old_diagonal, old_diagonal_by_einsum, old_strided_part, old_bits, old_complex_numbers, old_chunk,
      old_diagonal_beside_a_row, old_diagonal_beside_places],
 )  # fmt: skip
 def test_a_view_that_aten_makes_is_read_before_its_storage_changes(backend: Any, function: Any) -> None:

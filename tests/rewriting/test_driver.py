@@ -90,6 +90,12 @@ def test_a_wrong_rule_is_told_with_both_sides_in_order() -> None:
           %r: f32[1, 4] = sub(%new, %old)
           return %r
         }""",
+        """graph g(%x: f32[1, 4], %y: f32[1, 4]) {
+          %twice: f32[1, 8] = concat(%x, %x) {dim=-1}
+          %old: f32[1, 2] @(8, 2) = slice(%twice) {dim=-1, start=0, stop=4, step=2}
+          %new: f32[1, 4] = write(%x, %y)
+          return %old
+        }""",
     ],
 )
 def test_what_a_write_replaces_is_not_read_behind_it(text: str) -> None:
