@@ -386,6 +386,14 @@ def viewed_or_written(value: Value) -> Value | None:
     return node.operands[0] if node.has(Trait.WRITE) else updated(node, value.index)
 
 
+def readers(value: Value) -> Iterator[Node]:
+    """What reads a value, be it through views."""
+    for user in value.users:
+        yield user
+        for view in user.results if user.viewed is value else ():
+            yield from readers(view)
+
+
 def is_written(value: Value) -> bool:
     """Whether it is what a write gives, or a region that ends in one: its operand, changed. A view of such is not."""
     return value.producer is not None and bool(value.producer.written)

@@ -1,7 +1,7 @@
 """What is written as a whole is read where it was written: it lies in one place, not in two."""
 
 from fusec.errors import GraphError
-from fusec.ir.graph import Graph, Node, Value, storage
+from fusec.ir.graph import Graph, Node, Value, readers, storage
 
 
 def read_where_written(graph: Graph, least: int) -> int:
@@ -28,13 +28,16 @@ def read_where_written(graph: Graph, least: int) -> int:
 def _moved(graph: Graph, write: Node, value: Value) -> bool:
     if value.producer is None or value.producer.is_alias:
         return False
-    readers = [user for user in value.users if user is not write]
-    for user in readers:
+    place = storage(write.result)
+    if any(place in map(storage, node.written) for node in readers(value) if node is not write):
+        return False  # what is written there later
+    users = [user for user in value.users if user is not write]
+    for user in users:
         graph.replace_operands(user, [write.result if v is value else v for v in user.operands])
     try:
         graph.sort()
     except GraphError:  # they come before something that reads the old value
-        for user in readers:
+        for user in users:
             graph.replace_operands(user, [value if v is write.result else v for v in user.operands])
         return False
     return True

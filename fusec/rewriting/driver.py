@@ -1,11 +1,11 @@
 """The worklist driver of simplifications: local rules, looked up by operation, applied until none fits."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.analysis.strides import view_layout
-from fusec.ir.graph import Graph, Node, Value, base, storage, viewed_or_written
+from fusec.ir.graph import Graph, Node, Value, base, readers, storage, viewed_or_written
 from fusec.ir.ops import Trait
 from fusec.ir.types import same_shape
 from fusec.rewriting.journal import Journal
@@ -103,7 +103,7 @@ class _Worklist:
         """
         if not self.writes:
             return False
-        users: list[Node | None] = list(_readers(node.result))
+        users: list[Node | None] = list(readers(node.result))
         users += [None] if any(base(v) is base(node.result) for v in self.graph.outputs) else []
         reads = [(n, v) for n in added for v in n.operands] + [(user, value) for user in users]
         for reader, read in reads:
@@ -157,14 +157,6 @@ def _follows(value: Value, write: Node) -> bool:
     while of is not None and of.producer is not write:
         of = viewed_or_written(of)
     return of is not None
-
-
-def _readers(value: Value) -> Iterator[Node]:
-    """What reads a value, be it through views."""
-    for user in value.users:
-        yield user
-        for view in user.results if user.viewed is value else ():
-            yield from _readers(view)
 
 
 def _behind(graph: Graph, write: Node) -> set[Node]:

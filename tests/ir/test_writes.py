@@ -34,3 +34,25 @@ def test_readers_go_where_a_value_is_written(rest: str, moved: int) -> None:
     readers = {user.op.name for user in write.operands[1].users}
     assert (readers == {"write"}) == bool(moved or "%w: f32[8, 4] = write(%x, %e)" in rest or "%z" in rest)
     assert not read_where_written(parse_graph(BEFORE.format(rest=rest)), 32)
+
+
+@pytest.mark.parametrize("later", ["write(%w, %v)", "write(%w, %v, %i) {dim=-2}"])
+def test_what_is_written_once_more_is_not_read_where_it_was_written(later: str) -> None:
+    graph = parse_graph(f"""graph g(%x: f32[8, 8], %i: i64[8]) {{
+      %v: f32[8, 8] = exp(%x)
+      %w: f32[8, 8] = write(%x, %v)
+      %again: f32[8, 8] = {later}
+      return %again
+    }}""")
+    assert not read_where_written(graph, 1)
+
+
+def test_a_view_of_what_is_written_once_more_is_not_read_where_it_was_written() -> None:
+    graph = parse_graph("""graph g(%x: f32[8, 8]) {
+      %v: f32[8, 8] = exp(%x)
+      %t: f32[8, 8] @(1, 8) = permute(%v) {dims=(1, 0)}
+      %w: f32[8, 8] = write(%x, %v)
+      %again: f32[8, 8] = write(%w, %t)
+      return %again
+    }""")
+    assert not read_where_written(graph, 1)
