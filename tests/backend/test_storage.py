@@ -27,6 +27,35 @@ def test_a_view_of_an_input_is_changed(backend: Any) -> None:
     check(backend, step, torch.randn(3, 4))
 
 
+def cleared_and_written(x: Tensor, rows: Tensor, value: Tensor) -> Tensor:
+    x.zero_()
+    x.index_copy_(0, rows, value)
+    return x + 1
+
+
+def filled_and_written(x: Tensor, rows: Tensor, value: Tensor) -> Tensor:
+    x.fill_(3.0)
+    doubled = x * 2
+    x[rows] = value
+    return doubled
+
+
+def copied_to_another(x: Tensor, rows: Tensor, value: Tensor, other: Tensor) -> Tensor:
+    x.index_copy_(0, rows, value)
+    other.copy_(x)
+    return x * 2
+
+
+def cleared_and_copied(x: Tensor, rows: Tensor, value: Tensor, other: Tensor) -> None:
+    other.copy_(torch.zeros_like(x).index_copy(0, rows, value))
+
+
+@pytest.mark.parametrize("step", [cleared_and_written, filled_and_written, copied_to_another, cleared_and_copied])
+def test_rows_that_are_written_reach_every_input_that_takes_them(backend: Any, step: Any) -> None:
+    inputs = [torch.randn(3, 4), torch.tensor([2]), torch.randn(1, 4), torch.randn(3, 4)]
+    check(backend, step, *inputs[: step.__code__.co_argcount])
+
+
 def test_the_old_value_survives_a_change(backend: Any) -> None:
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
         old = x.clone()
