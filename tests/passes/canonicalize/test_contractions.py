@@ -135,3 +135,12 @@ def test_one_column_is_a_column(computed: tuple[str, ...]) -> None:
     graph = trace(product, [torch.randn(6, 8), torch.randn(1, 8)], symbolic=False)
     normalize(graph)
     assert [n.op.name for n in graph.nodes] == [*computed, "contraction"] and graph.outputs[0].shape == (6, 1)
+
+
+def test_a_sum_of_nothing_is_not_a_product_with_0() -> None:
+    graph = row("""%wide: f32[0, 3, 4] @(0, 4, 1) = expand(%x) {shape=(0, 3, 4)}
+      %e: f32[0, 3, 4] = exp(%wide)
+      %r: f32[3, 4] = contraction(%e, %e) {spec="abc,abc->bc"}
+      return %r""")
+    normalize(graph)
+    assert torch.equal(evaluate(graph, [torch.full((3, 4), 1e30)])[0], torch.zeros(3, 4))
