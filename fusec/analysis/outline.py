@@ -30,6 +30,8 @@ class Outline:
             if not is_written(value):
                 to[value].type = dense(value.tensor)
         body.set_outputs([to[value] for value in self.outputs])
+        if any(node.writes for node in self.nodes):
+            body.sort()  # what a free node reads is read before it is written
         return body
 
     def region(self) -> Node:
