@@ -10,6 +10,7 @@ from fusec import dynamo
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.ir.graph import Graph
+from fusec.ir.parser import parse_graph
 from fusec.ir.types import ScalarType, evaluate_size
 from fusec.verify.contract import compare_outputs
 from fusec.verify.dtypes import torch_dtype
@@ -62,3 +63,15 @@ def test_a_single_row_keeps_its_scratch() -> None:
     with torch.no_grad():
         compiled = torch.compile(lambda x: torch.softmax(x, -1), backend=dynamo.backend, options={"strict": True})
         torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
+
+
+def test_what_is_computed_again_in_a_kernel_is_read_ahead_of_what_it_writes() -> None:
+    graph = parse_graph("""graph g(%x: f32[]) {
+      %old: f64[] = cast(%x) {dtype=f64}
+      %one: f32[] = expand(1.0:f32) {shape=()}
+      %new: f32[] = write(%x, %one)
+      %r: f64[] = add(%old, %old)
+      return %r
+    }""")
+    x = torch.tensor(3.0)
+    assert compile_graph(graph, Config(strict=True)).program([x]) == [6.0] and x == 1.0

@@ -1,7 +1,7 @@
 """One function through the backend, held against eager: values, types, strides, aliases, randomness, exceptions."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 from bench.op_db.cases import Arguments, Call, requires_grad, widened
 from fusec import dynamo
 from fusec.codegen.bounds import unproven_accesses
-from fusec.verify.contract import Observation, compare_outputs, contract_breaches, copy_arguments, observe
+from fusec.verify.contract import Comparison, Observation, compare_outputs, contract_breaches, copy_arguments, observe
 
 Function = Callable[..., Any]
 LOOSE = 8
-"""Times what the numeric rule allows, where the reference is no more exact than eager: eager's own error is unknown."""
+"""Times what the numeric rule allows: of float64, and of integers that become floats, eager's own error is unknown."""
 DRAWS = 16
 """Runs over which the numeric rule is held together where one run breaks it; see ``bench.numerics``."""
 
@@ -26,11 +26,15 @@ class Subject:
     """Calls of an operator as one function, and how it is compiled."""
 
     function: Function
-    samples: Sequence[Arguments]
+    samples: Sequence[Any]
     dynamic: bool = False
     gradients: bool = False
     undefined: bool = False
     """What the values are is not defined; everything else is compared."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the backend."""
+    around: Callable[[Function], Function] = lambda function: function
+    """What is done with the function, compiled or not."""
 
     @classmethod
     def of(cls, call: Call, samples: Sequence[Arguments], variant: str, undefined: bool = False) -> "Subject":
@@ -50,7 +54,7 @@ class Subject:
 
     def called(self, function: Function) -> Function:
         """The function, or some other that computes the same, with its gradients where these are asked for."""
-        return _with_gradients(function) if self.gradients else function
+        return _with_gradients(function) if self.gradients else self.around(function)
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Verdict:
     """What became of a function."""
 
     outcome: str
-    """right, fallback, refused by Dynamo, torch (aot_eager differs as well), wrong or raised"""
+    """``right``, ``fallback``, ``refused`` by Dynamo, ``torch`` (aot_eager differs too), ``wrong`` or ``raised``."""
     detail: str = ""
     steps: Counter[str] = field(default_factory=Counter)
     """What the programs do, by kind of step."""
@@ -115,7 +119,12 @@ def run(function: Function, subject: Subject) -> Ran:
 
 def _through(backend: Any, subject: Subject) -> Function:
     torch._dynamo.reset()
-    return subject.called(torch.compile(subject.function, backend=backend, fullgraph=True, dynamic=subject.dynamic))
+    options = dict(subject.options) if backend is dynamo.backend else {}
+    return subject.called(
+        torch.compile(
+            subject.function, backend=backend, fullgraph=True, dynamic=subject.dynamic, options=options or None
+        )
+    )
 
 
 def _with_gradients(function: Function) -> Function:
@@ -173,27 +182,38 @@ def _partners(seen: Observation) -> list[int | None]:
 
 
 def _wrong_values(subject: Subject, eager: Ran, compiled: Ran) -> list[str]:
-    """The outputs, and inputs after the call, that break the numeric rule, in one run and in many together."""
-    runs = [_values(subject, subject.arguments, eager, compiled)]
-    suspects = [i for i, row in enumerate(runs[0]) if _compared([row])]
+    return wrong_values(lambda arguments: _values(subject, arguments, eager, compiled), subject.arguments)
+
+
+Values = list[tuple[Any, Any, Any]]
+"""What a call leaves behind: of eager, of what is judged, and in float64 where it can be."""
+
+
+def wrong_values(call: Callable[[Sequence[Any]], Values], arguments: Sequence[Any]) -> list[str]:
+    """The values that break the numeric rule, in one run and in many together."""
+    runs = [call(arguments)]
+    suspects = [i for i, row in enumerate(runs[0]) if not _compared(row).passed]
     if not suspects:
         return []
-    runs += [_values(subject, _moved(subject.arguments, seed), eager, compiled) for seed in range(1, DRAWS)]
-    differing = {i: _compared([run[i] for run in runs]) for i in suspects}
-    return [f"value {i} ({message})" for i, message in differing.items() if message]
+    runs += [call(_moved(arguments, seed)) for seed in range(1, DRAWS)]
+    found = []
+    for i in suspects:
+        comparison = _compared([torch.cat([run[i][k].flatten() for run in runs]) for k in range(3)])
+        if not comparison.passed:
+            found.append(f"value {i} ({comparison})")
+    return found
 
 
-def _compared(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> str:
-    """Why values of several runs break the numeric rule together; "" where they keep it."""
-    eager, found, reference = (torch.cat([x.flatten() for x in column]) for column in zip(*rows, strict=True))
-    comparison = compare_outputs([eager], [found], [reference])
-    ratio = max(max(x.max_ratio, x.rms_ratio) for x in comparison.outputs)
-    exact = reference.dtype != eager.dtype or not eager.is_floating_point()
-    return "" if comparison.passed or (not exact and ratio <= LOOSE) else str(comparison)
+def _compared(row: Sequence[Any]) -> Comparison:
+    """Hold values against the numeric rule, or several times that where the reference is no more exact than eager."""
+    comparison = compare_outputs([row[0]], [row[1]], [row[2]])
+    exact = not isinstance(row[0], Tensor) or row[0].dtype != row[2].dtype or not row[0].is_floating_point()
+    near = all(max(x.max_ratio, x.rms_ratio) <= LOOSE for x in comparison.outputs)
+    return Comparison(()) if near and not exact else comparison
 
 
-def _values(subject: Subject, arguments: Sequence[Any], eager: Ran, compiled: Ran) -> list[tuple[Any, Any, Any]]:
-    """Each output, and each input after the call: of eager, of the compiled function, in float64 where it can be."""
+def _values(subject: Subject, arguments: Sequence[Any], eager: Ran, compiled: Ran) -> Values:
+    """Each output, and each input after the call: of eager, of what is compiled, and in float64 where it can be."""
     e, f = (_left(observe(ran.function, arguments)) for ran in (eager, compiled))
     try:
         r = _left(observe(eager.function, widened(list(arguments))))

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -117,14 +117,19 @@ def _compare(kernel: Kernel, body: Graph, seed: int, given: Sequence[Tensor] | N
     if given is None:
         inputs = [_sample(value.tensor, symbols, generator) for value in body.inputs]
     else:
-        inputs = [_laid_out(x, value.tensor, symbols) for x, value in zip(given, body.inputs, strict=True)]
+        inputs = [laid_out(x, value.tensor, symbols) for x, value in zip(given, body.inputs, strict=True)]
     reference = evaluate(body, inputs, symbols, dtype=torch.float64)
     eager = evaluate(body, inputs, symbols)
+    return compare_outputs(eager, run_kernel(kernel, body, inputs, symbols), reference)
+
+
+def run_kernel(kernel: Kernel, body: Graph, inputs: Sequence[Tensor], symbols: Mapping[str, int]) -> list[Tensor]:
+    """The outputs of a region's kernel; inputs, which have the strides of the body's types, may be written to."""
     written = {v: v.producer.operands[0] for v in body.outputs if v.producer and v.producer.is_op("write")}
     own = {v: _allocate(v.tensor, symbols) for v in body.outputs if v not in written}
     TritonKernel(kernel)([*inputs, *own.values()], [symbols[name] for name in kernel.symbols])
     numbers = dict(zip(body.inputs, inputs, strict=True)) | own
-    return compare_outputs(eager, [numbers[written.get(v, v)] for v in body.outputs], reference)
+    return [numbers[written.get(v, v)] for v in body.outputs]
 
 
 def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generator) -> Tensor:
@@ -139,7 +144,7 @@ def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generato
     )
 
 
-def _laid_out(x: Tensor, type: TensorType, symbols: dict[str, int]) -> Tensor:
+def laid_out(x: Tensor, type: TensorType, symbols: Mapping[str, int]) -> Tensor:
     """A copy of a tensor with the strides of a type."""
     shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
     for dim, stride in enumerate(strides):
@@ -147,7 +152,7 @@ def _laid_out(x: Tensor, type: TensorType, symbols: dict[str, int]) -> Tensor:
     return torch.empty_strided(x.shape, strides, dtype=torch_dtype(type.dtype), device=x.device).copy_(x).expand(shape)
 
 
-def _allocate(type: TensorType, symbols: dict[str, int]) -> Tensor:
+def _allocate(type: TensorType, symbols: Mapping[str, int]) -> Tensor:
     """Memory for an output, filled with what a forgotten store would leave."""
     shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
     out = torch.empty_strided(shape, strides, dtype=torch_dtype(type.dtype), device=type.device)

@@ -290,7 +290,7 @@ def _define(traits: Trait, rule: TypeRule, arity: int | None, rows: dict[str, st
 
 
 _define(Trait.POINTWISE, _pointwise, 1, {
-    "neg": "-x", "abs": "|x|", "sign": "sign(x), NaN for NaN", "floor": "⌊x⌋", "ceil": "⌈x⌉",
+    "neg": "-x", "abs": "|x|", "sign": "sign(x), 0 for NaN", "floor": "⌊x⌋", "ceil": "⌈x⌉",
     "round": "nearest integer, halves to even", "trunc": "towards zero",
     "sqrt": ("√x", 8), "rsqrt": ("1/√x", 9), "reciprocal": ("1/x", 4),
     "exp": ("eˣ", 16), "exp2": ("2ˣ", 14), "expm1": ("eˣ-1", 20), "log": ("ln x", 20), "log1p": ("ln(1+x)", 22),

@@ -84,7 +84,11 @@ class _Worklist:
         if value is None:
             return False
         added = self.graph.newest(len(self.graph) - size)
-        if not self.may_stand(node, value) or self.is_late(node, value, added) or not self.allowed(rule, node, value, added):
+        if (
+            not self.may_stand(node, value)
+            or self.is_late(node, value, added)
+            or not self.allowed(rule, node, value, added)
+        ):
             self.graph.erase_dead(added)
             return False
         self.commit(node, value, added)

@@ -84,7 +84,14 @@ class Machine:
         return [known[v] for v in graph.outputs]
 
     def node(self, node: Node, operands: list[Datum]) -> list[Datum]:
-        """The results of one node."""
+        """The results of one node; what is computed has memory of its own where writes change memory."""
+        results = self.computed(node, operands)
+        if not self.mutate or node.is_alias or node.writes or not node.has(Trait.POINTWISE | Trait.REDUCTION):
+            return results
+        return [x.clone() if isinstance(x, Tensor) and any(x is y for y in operands) else x for x in results]
+
+    def computed(self, node: Node, operands: list[Datum]) -> list[Datum]:
+        """The results of one node, which may be its operands."""
         if node.has(Trait.REGION):
             return self.run(node.body, operands)
         if node.has(Trait.OPAQUE):
@@ -261,11 +268,6 @@ def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return lambda x: function(x) if x.is_floating_point() else x
 
 
-def _sign(x: Tensor) -> Tensor:
-    """Torch gives 0 for NaN; the meaning of the IR is NaN."""
-    return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
-
-
 def _maximum(a: Tensor, b: Tensor) -> Tensor:
     """Of two zeros the first, as eager's clamp and relu have it; its maximum gives the second in full vectors."""
     return torch.where((a >= b) | a.isnan(), a, b)
@@ -276,9 +278,10 @@ def _minimum(a: Tensor, b: Tensor) -> Tensor:
 
 
 POINTWISE: dict[str, Callable[..., Tensor]] = {
-    "neg": torch.neg, "abs": torch.abs, "sign": _sign, "floor": _rounded(torch.floor), "ceil": _rounded(torch.ceil),
-    "round": _rounded(torch.round), "trunc": _rounded(torch.trunc), "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
-    "reciprocal": torch.reciprocal, "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log": torch.log,
+    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "floor": _rounded(torch.floor),
+    "ceil": _rounded(torch.ceil), "round": _rounded(torch.round), "trunc": _rounded(torch.trunc), "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1,
+    "log": torch.log,
     "log1p": torch.log1p, "log2": torch.log2, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf,
     "sin": torch.sin, "cos": torch.cos, "not": torch.bitwise_not, "isnan": torch.isnan, "isinf": torch.isinf,
     "add": torch.add, "mul": torch.mul, "maximum": _maximum, "minimum": _minimum,

@@ -132,7 +132,9 @@ def broadcast_operand(graph: Graph, node: Node) -> Value | None:
         needless = [
             d
             for d, label in enumerate(terms[i])
-            if shape[d] == 1 and label in terms[1 - i] and value.shape[d] != 0  # 0 times infinity is no empty sum
+            if shape[d] == 1
+            and label in terms[1 - i]
+            and value.shape[d] != 0  # 0 times infinity is no empty sum
             and (d < len(shape) - len(inner.shape) or value.shape[d] != 1)
         ]
         if not needless:

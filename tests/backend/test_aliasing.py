@@ -83,7 +83,8 @@ def row_of_its_own_sum(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [old_part_of_a_concatenation, old_sum_of_one_row, row_of_its_own_sum, old_diagonal, old_diagonal_by_einsum, old_strided_part, old_bits, old_complex_numbers, old_chunk,
+    [old_part_of_a_concatenation, old_sum_of_one_row, row_of_its_own_sum, old_diagonal,
+     old_diagonal_by_einsum, old_strided_part, old_bits, old_complex_numbers, old_chunk,
      old_diagonal_beside_a_row, old_diagonal_beside_places],
 )  # fmt: skip
 def test_a_view_that_aten_makes_is_read_before_its_storage_changes(backend: Any, function: Any) -> None:

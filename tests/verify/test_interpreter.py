@@ -195,3 +195,24 @@ def test_symbols_are_bound_by_shapes_numbers_and_expressions() -> None:
         bind_symbols(clash, [torch.empty(2), torch.empty(3)])
     with pytest.raises(GraphError, match="not known"):
         evaluate_size(graph.inputs[0].shape[0], {})
+
+
+def test_the_sign_of_nan_is_that_of_torch() -> None:
+    graph = parse_graph("""graph g(%x: f32[4]) {
+      %r: f32[4] = sign(%x)
+      return %r
+    }""")
+    x = torch.tensor([torch.nan, -torch.inf, -0.0, 3.0])
+    assert torch.equal(evaluate(graph, [x])[0], x.sign())
+
+
+@pytest.mark.parametrize("op", ["cast(%x) {dtype=i64}", "floor(%x)", "sum(%x) {dims=()}"])
+def test_a_write_does_not_change_what_was_computed_before(op: str) -> None:
+    graph = parse_graph(f"""graph g(%x: i64[2]) {{
+      %old: i64[2] = {op}
+      %more: i64[2] = add(%x, 1)
+      %new: i64[2] = write(%x, %more)
+      return %old, %new
+    }}""")
+    old, new = evaluate(graph, [torch.tensor([3, 4])], mutate=True)
+    assert old.tolist() == [3, 4] and new.tolist() == [4, 5]

@@ -1,0 +1,117 @@
+"""Are random programs compiled right? Graphs of the IR, and programs of torch, shrunk where they are not.
+
+``python -m bench.fuzz --target interpreter|cpp|triton|backend --count N --seed S``: the same seed gives the same
+programs. ``interpreter`` runs what the passes make of a graph, ``cpp`` and ``triton`` its kernels, ``backend`` a
+program of torch through ``torch.compile``. Batches run in processes of their own; one that dies is a finding, and the
+rest of its batch goes on in another. ``--plant FAULT`` plants a fault in the compiler, which must then be found.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench.fuzz.faults import FAULTS
+from bench.fuzz.targets import TARGETS
+from bench.fuzz.worker import SOUND
+from bench.harness import progress, report
+from bench.record import write_result
+
+BATCH = {"interpreter": 500, "cpp": 100, "triton": 50, "backend": 25}
+"""Programs per process."""
+ROOT = Path(__file__).parents[2]
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run a campaign; the exit status is 1 where a program is not compiled right, or a planted fault is not found."""
+    options = _parser().parse_args(words)
+    fault = FAULTS[options.plant] if options.plant else None
+    last = options.first + (min(options.count, fault.within) if fault else options.count)
+    rows: list[dict[str, Any]] = []
+    begun = time.perf_counter()
+    with progress() as bar:
+        task, at = bar.add_task(f"fuzz {options.target}", total=last - options.first), options.first
+        while at < last and not (fault and _wrong(rows)):
+            new = _batch(options, at, min(last, at + BATCH[options.target]))
+            for row in _wrong(new):
+                bar.console.print(_line(row), highlight=False, soft_wrap=True, markup=False)
+            rows += new
+            at += len(new)
+            bar.update(task, completed=at - options.first)
+    content = _content(options, rows, time.perf_counter() - begun)
+    console = report(options.width)
+    outcomes = ", ".join(f"{name} {count}" for name, count in content["outcomes"].items())
+    console.print(
+        f"{len(rows)} programs for {options.target}, seed {options.seed}: {outcomes}; {content['rate']} a second"
+    )
+    if options.json != "none":
+        path = write_result(f"fuzz_{options.target}", options.seed, content, options.json)
+        console.print(f"written to {path}", style="dim", highlight=False)
+    return int(not content["passed"])
+
+
+def _batch(options: argparse.Namespace, first: int, last: int) -> list[dict[str, Any]]:
+    """Judge programs in a process of its own; if it dies, those until then, and that in which it died."""
+    with tempfile.TemporaryDirectory(prefix="fusec-fuzz-") as folder:
+        log = Path(folder) / "log.jsonl"
+        words = [options.target, *map(str, (options.seed, first, last, log, options.keep)), options.plant]
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.fuzz.worker", *words], cwd=ROOT, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    rows = [line for line in lines if "outcome" in line]
+    if done.returncode and len(lines) == 2 * len(rows):
+        raise SystemExit(f"a worker died between programs:\n{done.stderr[-2000:]}")
+    if done.returncode:
+        hung = "Timeout" in done.stderr
+        reason = f"the process ended with {done.returncode}: {done.stderr.strip()[-600:]}"
+        rows.append({"index": lines[-1]["begins"], "outcome": "hang" if hung else "crash", "detail": reason})
+    return rows
+
+
+def _wrong(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["outcome"] not in SOUND]
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{row['outcome']:8} {row['index']}: {row.get('shrunk') or row['detail']}  {row.get('file', '')}"
+
+
+def _content(options: argparse.Namespace, rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    wrong = _wrong(rows)
+    return {
+        "target": options.target,
+        "first": options.first,
+        "programs": len(rows),
+        "outcomes": dict(Counter(row["outcome"] for row in rows).most_common()),
+        "rate": round(len(rows) / seconds, 2),
+        "fault": options.plant,
+        "found": wrong,
+        "passed": bool(wrong) if options.plant else not wrong,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--target", default="interpreter", choices=[*TARGETS, "backend"])
+    add("--count", type=int, default=1000, help="programs")
+    add("--seed", type=int, default=0)
+    add("--first", type=int, default=0, help="index of the first program")
+    add("--plant", default="", choices=["", *FAULTS], metavar="FAULT", help=f"one of: {', '.join(FAULTS)}")
+    add("--keep", default=str(ROOT / "build" / "fuzz"), metavar="DIR", help="where files that show a failure go")
+    add("--json", default="", metavar="FILE", help="by default one for each target in bench/results; or none")
+    add("--width", type=int, default=None, help="of what is printed")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

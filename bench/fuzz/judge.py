@@ -1,0 +1,57 @@
+"""A graph as it is compiled, held against the interpreter on the graph as it came."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.fuzz.draws import Program
+from bench.fuzz.inputs import arguments
+from bench.fuzz.targets import TARGETS, Run
+from bench.fuzz.wide import wide_graph
+from bench.op_db.cases import widened
+from bench.op_db.judge import Values, Verdict, wrong_values
+from fusec.ir.graph import Graph
+from fusec.ir.verifier import verify_graph
+from fusec.verify.contract import copy_arguments
+from fusec.verify.interpreter import evaluate
+
+
+def judge_graph(program: Program, target: str) -> Verdict:
+    """Compile the graph of a program for a target, and compare outputs and what becomes of the inputs."""
+    graph = wide_graph(program)
+    verify_graph(graph)
+    given = arguments(graph, program[0][40:])
+    try:
+        _after(original(graph), given)
+    except (RuntimeError, IndexError) as reason:
+        return Verdict("undefined", _line(reason))
+    try:
+        run = TARGETS[target](graph)
+        found = wrong_values(lambda moved: _values(graph, run, moved), given)
+    except Exception as reason:
+        return Verdict("raised", _line(reason))
+    return Verdict("wrong", "; ".join(found)) if found else Verdict("right")
+
+
+def original(graph: Graph, dtype: torch.dtype | None = None) -> Run:
+    """A graph as it came, node by node."""
+    return lambda given: evaluate(graph, given, dtype=dtype, mutate=True)
+
+
+def _values(graph: Graph, run: Run, given: Sequence[Any]) -> Values:
+    sides = (original(graph), run)
+    eager, compiled = (_after(side, given) for side in sides)
+    return list(zip(eager, compiled, _after(original(graph, torch.float64), widened(list(given))), strict=True))
+
+
+def _after(run: Run, given: Sequence[Any]) -> list[Tensor]:
+    """The outputs of a call on copies, and these as it leaves them."""
+    copies = copy_arguments(given)
+    outputs = [x.clone() for x in run(copies)]
+    return [*outputs, *(x for x in copies if isinstance(x, Tensor))]
+
+
+def _line(reason: Exception) -> str:
+    return f"{type(reason).__name__}: {' '.join(str(reason).split())}"[:400]

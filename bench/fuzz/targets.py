@@ -1,0 +1,175 @@
+"""The ways in which a graph is compiled and run: passes alone, with C++ kernels, and with Triton's interpreted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusec.codegen import target_named
+from fusec.codegen.bounds import size_limits, unproven_accesses
+from fusec.codegen.freezing import Decided
+from fusec.codegen.kernel import Kernel
+from fusec.codegen.launchables import Schedules, build_kernels
+from fusec.codegen.program import build_program
+from fusec.config import Config
+from fusec.errors import BuildError, FusecError
+from fusec.ir.graph import Graph, Node, Value, is_written, viewed_or_written
+from fusec.ir.types import evaluate_sizes
+from fusec.passes import default_pipeline, library_pipeline
+from fusec.pipeline import Context
+from fusec.verify.interpreter import Machine, evaluate
+from fusec.verify.sizes import bind_symbols
+
+Run = Callable[[list[Any]], list[Any]]
+"""Gives the outputs for arguments, which it may write to."""
+
+
+class Unproven(FusecError):
+    """A kernel for which it is not proved that it stays within its buffers."""
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """A graph after all passes."""
+
+    graph: Graph
+    context: Context
+    schedules: Schedules
+
+
+def optimized(graph: Graph, target: str) -> Optimized:
+    """Run the passes, each of which is verified, and any of which may raise."""
+    config = Config(strict=True)
+    chosen = target_named(target)
+    machine = chosen.machine(config)
+    schedules = Schedules(chosen, machine)
+    context = Context(config, machine=machine, unschedulable=schedules.refusal, library=library_pipeline(config))
+    work = graph.copy()
+    default_pipeline(config, target).run(work, context)
+    return Optimized(work, context, schedules)
+
+
+def interpreter(graph: Graph) -> Run:
+    """What passes make of a graph, node by node."""
+    work = optimized(graph, "cpp").graph
+    return lambda given: evaluate(work, given, mutate=True)
+
+
+def cpp(graph: Graph) -> Run:
+    """A program of C++ kernels; its outputs lie as promised, in memory of their own."""
+    done = optimized(graph, "cpp")
+    program = build_program(done.graph, target_named("cpp"), done.context, done.schedules)
+    for kernel in program.kernels.values():
+        _check_bounds(kernel)
+    return lambda given: _kept_promises(graph, given, program(list(given)))
+
+
+def build_ahead(graphs: Sequence[Graph]) -> None:
+    """Build the C++ kernels of many graphs in one call, so that ``cpp`` finds them."""
+    gathering = _Gathering()
+    for graph in graphs:
+        try:
+            done = optimized(graph, "cpp")
+            build_kernels(done.graph, gathering, Context(Config()), Decided.by_weights(done.graph), done.schedules)  # type: ignore[arg-type]
+        except Exception:  # which will be found when the graph is judged
+            pass
+    target_named("cpp").build(gathering.kernels, Config())
+
+
+class _Gathering:
+    """The C++ target, which remembers what it should build."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+
+    def build(self, kernels: Sequence[Kernel], config: Config) -> list[BuildError]:
+        self.kernels += kernels
+        return [BuildError("it will be built") for _ in kernels]
+
+
+def triton(graph: Graph) -> Run:
+    """What passes make of a graph, node by node, kernels being run by Triton's interpreter."""
+    done = optimized(graph, "triton")
+    work, schedules = done.graph, done.schedules
+
+    def run(given: list[Any]) -> list[Any]:
+        machine = _TritonMachine(bind_symbols(work, given), schedules)
+        with torch.no_grad():
+            outputs = machine.run(work, given)
+            return [machine.tensor(x, v.type) for v, x in zip(work.outputs, outputs, strict=True)]
+
+    return run
+
+
+class _TritonMachine(Machine):
+    """The interpreter of the IR, with kernels for its regions."""
+
+    def __init__(self, symbols: Mapping[str, int], schedules: Schedules) -> None:
+        super().__init__(symbols, None, True)
+        self.schedules = schedules
+
+    def node(self, node: Node, operands: list[Any]) -> list[Any]:
+        """A kernel where the node is one."""
+        from fusec.codegen.triton.check import run_kernel
+
+        if not node.is_op("region") or node.attributes["kind"] != "kernel":
+            return super().node(node, operands)
+        kernel = self.schedules.kernel(node)
+        _check_bounds(kernel, node)
+        inputs = [
+            _as_typed(x, v.tensor, self.symbols)
+            for x, v in zip(self.tensors(node, operands), node.body.inputs, strict=True)
+        ]
+        found = run_kernel(kernel, node.body, inputs, self.symbols)
+        for i in node.writes:
+            if inputs[i] is not operands[i]:
+                operands[i].copy_(inputs[i])
+        return found
+
+
+def _as_typed(x: Tensor, type: Any, symbols: Mapping[str, int]) -> Tensor:
+    """The tensor itself where it has the strides of a type, else a copy that has."""
+    strides = evaluate_sizes(type.strides, symbols)
+    if _lies_so(x, strides):
+        return x
+    from fusec.codegen.triton.check import laid_out
+
+    return laid_out(x, type, symbols)
+
+
+def _check_bounds(kernel: Kernel, region: Node | None = None) -> None:
+    if region is None and kernel.symbols:
+        return
+    if found := unproven_accesses(kernel, *([size_limits(region.body)] if region is not None else [])):
+        raise Unproven(f"an access of {kernel.name} may be out of bounds", why=str(found[0]))
+
+
+def _kept_promises(graph: Graph, given: Sequence[Any], outputs: list[Any]) -> list[Any]:
+    """Outputs lie as promised, in memory of their own, but for what is written, which lies where it was written."""
+    symbols = bind_symbols(graph, given)
+    seen = {x.untyped_storage().data_ptr() for x in given if isinstance(x, Tensor)}
+    for i, (x, type, value) in enumerate(zip(outputs, graph.output_types, graph.outputs, strict=True)):
+        strides = evaluate_sizes(type.strides, symbols)  # type: ignore[union-attr]
+        if not _lies_so(x, strides):
+            raise FusecError(f"output {i} has strides {x.stride()}, not {strides}")
+        if x.numel() and not _is_of_written(value) and x.untyped_storage().data_ptr() in seen:
+            raise FusecError(f"output {i} shares memory")
+        seen.add(x.untyped_storage().data_ptr())
+    return outputs
+
+
+def _is_of_written(value: Value) -> bool:
+    """Whether it is what a write gives, or a view of that: no frontend makes it an output."""
+    of: Value | None = value
+    while of is not None and not is_written(of):
+        of = viewed_or_written(of)
+    return of is not None
+
+
+def _lies_so(x: Tensor, strides: Sequence[int]) -> bool:
+    return all(a == b or n == 1 for a, b, n in zip(x.stride(), strides, x.shape, strict=True)) or not x.numel()
+
+
+TARGETS: dict[str, Callable[[Graph], Run]] = {"interpreter": interpreter, "cpp": cpp, "triton": triton}

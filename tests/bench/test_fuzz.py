@@ -1,0 +1,91 @@
+"""Campaigns on random programs: the same seed, the same programs; planted faults are found and shrunk."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.fuzz.__main__ import main
+from bench.fuzz.draws import drawn, read, shrunk, written
+from bench.fuzz.faults import FAULTS
+from bench.fuzz.judge import judge_graph
+from bench.fuzz.programs import made, subject_of
+from bench.fuzz.wide import wide_graph
+from bench.op_db.judge import judge
+from fusec.ir.verifier import verify_graph
+
+
+def test_a_seed_gives_the_same_programs() -> None:
+    programs = drawn(5, range(20))
+    assert drawn(5, range(20)) == programs and drawn(5, [7]) == [programs[7]] and drawn(6, range(20)) != programs
+    assert [read(list(written(p))) for p in programs] == programs
+
+
+def test_graphs_are_valid_and_reach_every_operation() -> None:
+    seen, dtypes, empty = set(), set(), 0
+    for program in drawn(0, range(400)):
+        graph = wide_graph(program)
+        verify_graph(graph)
+        seen |= {node.op.name for node in graph}
+        dtypes |= {v.dtype.name for v in graph.inputs if hasattr(v.type, "dtype")}
+        empty += any(0 in node.results[0].shape for node in graph)
+    assert {"take", "gather", "write", "contraction", "convolution", "window", "concat", "cast", "floor_divide"} <= seen
+    assert dtypes == {"f32", "bf16", "f16", "f64", "i64", "i32", "i16", "i8", "u8", "bool"} and empty > 20
+
+
+@pytest.mark.parametrize(("target", "count"), [("interpreter", 60), ("cpp", 10), ("triton", 20)])
+def test_programs_are_compiled_right(target: str, count: int) -> None:
+    verdicts = [judge_graph(program, target) for program in drawn(0, range(count))]
+    assert [v.outcome for v in verdicts] == ["right"] * count
+
+
+def test_programs_of_torch_are_compiled_right() -> None:
+    assert [judge(subject_of(made(program))).outcome for program in drawn(0, range(4))] == ["right"] * 4
+
+
+@pytest.mark.parametrize("name", ["max for min", "write lost"])
+def test_a_planted_fault_is_found_and_shrunk(name: str) -> None:
+    with FAULTS[name].planted():
+        index = next(i for i, p in enumerate(drawn(0, range(60))) if judge_graph(p, "interpreter").outcome == "wrong")
+        smallest = shrunk(0, index, lambda p: judge_graph(p, "interpreter").outcome == "wrong", trials=150)
+        assert judge_graph(smallest, "interpreter").outcome == "wrong"
+    assert len(smallest[1]) <= len(drawn(0, [index])[0][1])
+    assert judge_graph(smallest, "interpreter").outcome == "right"
+
+
+def test_a_campaign_writes_what_it_finds(tmp_path: Path) -> None:
+    words = ["--target", "interpreter", "--count", "3", "--seed", "4", "--json", str(tmp_path / "out.json")]
+    assert main(words) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert (result["seed"], result["programs"], result["outcomes"]) == (4, 3, {"right": 3}) and result["rate"] > 0
+
+
+def test_a_process_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench.fuzz.__main__ as campaign
+
+    started: list[list[str]] = []
+
+    class Done:
+        returncode, stderr = -11, "Segmentation fault"
+
+    def dying(words: list[str], **options: Any) -> Done:
+        started.append(words)
+        first, last, log = words[5:8]
+        lines = [
+            {"begins": int(first)},
+            {"index": int(first), "outcome": "right", "detail": ""},
+            {"begins": int(first) + 1},
+        ]
+        if int(last) - int(first) == 1:
+            lines = lines[:2]
+        Path(log).write_text("\n".join(map(json.dumps, lines)))
+        done = Done()
+        done.returncode = -11 if len(lines) == 3 else 0
+        return done
+
+    monkeypatch.setattr(campaign, "subprocess", SimpleNamespace(run=dying, DEVNULL=None, PIPE=None))
+    path = tmp_path / "out.json"
+    assert main(["--count", "3", "--json", str(path)]) == 1
+    assert json.loads(path.read_text())["outcomes"] == {"right": 2, "crash": 1} and len(started) == 2
