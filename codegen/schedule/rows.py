@@ -142,7 +142,7 @@ class Rows:
             steps.append((lane, self._lanes((lane,))))
         loops = [Run(axis, step) for axis, step in steps]
         if any(r.node.is_op("sum") and r.dtype.is_float for r in reductions):
-            loops = chained(steps, 2) if self.tiling.whole_row else chained(steps)
+            loops = chained(steps, cuts=1) if self.tiling.whole_row else chained(steps)
         for r, name in self._accumulate(loops, lane, reductions, outputs).items():
             self.emitter.define(r, name)
 
