@@ -63,7 +63,7 @@ class Verdict:
     """What became of a function."""
 
     outcome: str
-    """``right``, ``fallback``, ``refused`` by Dynamo, ``wrong``, ``raised``, or ``torch``: aot_eager differs as well, or
+    """``right``, ``fallback``, ``refused`` by Dynamo, ``wrong``, ``raised``, or ``torch``: aot_eager differs too, or
     strides are those that torch predicts."""
     detail: str = ""
     steps: Counter[str] = field(default_factory=Counter)
