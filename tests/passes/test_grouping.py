@@ -13,7 +13,7 @@ from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.config import Config
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import OPS, Trait
-from fusec.ir.types import BF16, BOOL, F32, F64, I64, Size, TensorType, contiguous_strides
+from fusec.ir.types import BF16, BOOL, F32, I64, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
 from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
@@ -411,12 +411,3 @@ def test_a_number_that_is_replaced_leaves_no_long_loop_to_one_thread(length: int
     written = m.do("write", place, m.do("neg", place))
     regions = m.group(m.do("mul", x, written))
     assert len(regions) == kernels
-
-
-def test_what_is_computed_again_in_a_kernel_is_read_ahead_of_what_it_writes() -> None:
-    m = Model()
-    x = m.tensor()
-    old = m.do("cast", x, dtype=F64)
-    m.do("write", x, m.do("expand", m.constant(1.0, F32), shape=()))
-    (region,) = m.group(m.do("add", old, old))
-    assert [n.op.name for n in region.body if n.is_op("cast", "write")] == ["cast", "write"]
