@@ -18,6 +18,7 @@ from fusec.frontend.checkpointing import without_states
 from fusec.frontend.dtypes import tensor_type, to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template, attribute, bind
+from fusec.frontend.predictions import check_views_by_strides
 from fusec.frontend.sizes import Real, settle_lengths, settle_numbers, to_plain, to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import (
@@ -65,6 +66,7 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collect
         weights: which of them are to be frozen.
     """
     gm = without_states(gm)
+    check_views_by_strides(gm.graph)
     settle_lengths(gm.graph)
     settle_numbers(gm.graph)
     return Importer(gm, names=names, weights=weights).run(aliases=True)

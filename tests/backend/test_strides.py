@@ -94,3 +94,18 @@ def test_what_a_call_returns_lies_as_it_came() -> None:
     x = torch.randn(2, 2, 6, 12).to(memory_format=torch.channels_last)
     pooled, index = F.max_pool2d(x, 2, return_indices=True)
     check(dynamo.backend, lambda pooled, index: F.max_unpool2d(pooled, index, 2), pooled, index)
+
+
+def test_a_view_by_strides_sees_what_eager_lays_out() -> None:
+    """Of channels last torch predicts that roll gives contiguous memory, and eager keeps channels last."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.as_strided(torch.roll(x, 1, 2) * 2, (4, 5), (5, 1)) + 1
+
+    x = torch.randn(2, 3, 4, 5)
+    check(dynamo.backend, function, x)
+    assert dynamo.fallbacks() == []
+    check(dynamo.backend, function, x.to(memory_format=torch.channels_last))
+    (reason,) = dynamo.fallbacks()
+    assert "a view by strides of what aten.roll gives" in reason
+    dynamo.reset()
