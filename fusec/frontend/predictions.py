@@ -19,7 +19,11 @@ _UNPREDICTED = frozenset(
         "max_unpool3d",
     )
 )  # fmt: skip
-"""Of noncontiguous operands their results lie elsewise in eager; found by comparing both over the operator database."""
+"""Operations whose results may lie elsewise in eager where operands are not contiguous.
+
+Most were found by comparing predicted and real strides over a part of PyTorch's operator database; their relatives are
+taken to be like them.
+"""
 
 
 def check_views_by_strides(graph: Graph) -> None:
