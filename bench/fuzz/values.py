@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from bench.fuzz.draws import Draws
 from fusec.ir.graph import Graph, Value
-from fusec.ir.types import BOOL, U8, DType, Size, broadcast, symbol
+from fusec.ir.types import BOOL, F16, U8, DType, Size, broadcast, symbol
 
 MOST_DIMS = 4
 _NUMBERS = (1.0, 0.5, -2.0, 3.0, 1e-6, 0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e30)
@@ -73,7 +73,8 @@ class Values:
     def constant_for(self, dtype: DType) -> Value:
         """A number that an element type holds."""
         if dtype.is_float:
-            return self.number(self.draws.choice(_NUMBERS), dtype)
+            number = self.draws.choice(_NUMBERS)
+            return self.number(6e4 if dtype == F16 and number == 1e30 else number, dtype)
         if dtype == BOOL:
             return self.number(self.draws.chance(50), dtype)
         least, most = (0, 255) if dtype == U8 else (-(1 << 8 * dtype.bytes - 1), (1 << 8 * dtype.bytes - 1) - 1)

@@ -1,5 +1,6 @@
 """Who reads what, and what must come before what."""
 
+import heapq
 from collections.abc import Iterable
 from functools import cache
 
@@ -17,6 +18,46 @@ class Uses:
         self.readers = cache(self._readers)
         self.before = cache(self._before)
         self.taken = cache(self._taken)
+        self._settle_order()
+
+    def _settle_order(self) -> None:
+        """Order the nodes so that each follows what must come before it.
+
+        The readers of a free node have to run before its operand is overwritten. Where one of them depends on that
+        write, the node is not free: its own copy is made before the write.
+        """
+        if not any(reader in self.free for readers in self.effects.values() for reader in readers):
+            return
+        while len(order := self._topological_order()) < len(self.position):
+            stuck = self.position.keys() - set(order)
+            self.stop_at(
+                next(
+                    reader
+                    for node in self.ordered(stuck)
+                    for reader in self.effects.get(node, ())
+                    if reader in self.free and not stuck.isdisjoint(self.readers(reader))
+                )
+            )
+        self.position = {node: i for i, node in enumerate(order)}
+
+    def _topological_order(self) -> list[Node]:
+        """Return the nodes as near to their present order as dependences allow, without those on a cycle."""
+        nodes = list(self.position)
+        waiting = {node: len(self.before(node)) for node in nodes}
+        after: dict[Node, list[Node]] = {}
+        for node in nodes:
+            for earlier in self.before(node):
+                after.setdefault(earlier, []).append(node)
+        ready = [i for i, node in enumerate(nodes) if not waiting[node]]
+        order: list[Node] = []
+        while ready:
+            node = nodes[heapq.heappop(ready)]
+            order.append(node)
+            for later in after.get(node, ()):
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(ready, self.position[later])
+        return order
 
     def stop_at(self, *nodes: Node) -> None:
         """Let nodes no longer be free."""

@@ -13,7 +13,7 @@ from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.config import Config
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import OPS, Trait
-from fusec.ir.types import BF16, BOOL, F32, I64, Size, TensorType, contiguous_strides
+from fusec.ir.types import BF16, BOOL, F32, F64, I64, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
 from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
@@ -292,6 +292,26 @@ def test_what_reads_a_cache_before_its_row_is_written_stays_before_it() -> None:
     written = m.do("write", m.do("slice", cache, dim=-2, start=0, stop=1, step=1), m.do("neg", new))
     m.group(m.do("add", before, m.do("sin", written)))
     assert "a kernel between them" in m.reasons()
+
+
+def test_a_cast_of_what_is_overwritten_is_made_before_the_write() -> None:
+    """A cast to a wider type costs nothing in the kernel that reads it, but that kernel depends on the write."""
+    m = Model()
+    cache = m.tensor(8, 64)
+    wide = m.do("cast", cache, dtype=F64)
+    written = m.do("write", cache, m.do("neg", m.tensor(8, 64)))
+    m.group(m.do("add", wide, m.do("cast", m.call(written), dtype=F64)))
+
+
+def test_what_reads_a_cast_of_the_old_value_runs_before_the_write() -> None:
+    """The reader stands behind the write in the graph, and the last kernel needs both writes."""
+    m = Model()
+    number, new = m.tensor(3, 3), m.tensor(3, 3)
+    wide = m.do("cast", number, dtype=F64)
+    first = m.do("write", number, new)
+    old = m.do("add", wide, wide)
+    second = m.do("write", first, new)
+    m.group(m.do("add", second, second), old)
 
 
 @given(graphs(30, symbolic=False))
