@@ -35,6 +35,8 @@ _INTS = (I64, I32, I16, I8, U8)
 _DTYPES = (F32, F32, F32, F32, BF16, BF16, F16, F64, I64, I64, I32, I16, I8, U8, BOOL)
 _LENGTHS: tuple[Size, ...] = (3, 1, 2, 0, 5, 8, 17, 33, symbol("s0"), symbol("s0"))
 
+_FAR = 1 << 40
+
 _SMOOTH = ("exp", "tanh", "sigmoid", "erf", "expm1", "exp2")
 _OF_EXACT = ("floor", "ceil", "round", "trunc", "sign", "sqrt", "rsqrt", "log", "log2", "log1p", "reciprocal",
              "sin", "cos")  # fmt: skip
@@ -110,8 +112,8 @@ class _Wide(Moves):
             return
         op = self.draws.choice(("add", "mul", "sub", "maximum", "minimum", "div"))
         y = self.partner(x, exact=op == "div")
-        exact = None if op in ("maximum", "minimum") else False
-        self.add(op, [y, x] if op != "div" and self.draws.chance(30) else [x, y], exact)
+        # Not even a maximum is exact: it may give a zero of either sign.
+        self.add(op, [y, x] if op != "div" and self.draws.chance(30) else [x, y], False)
 
     def unary(self) -> None:
         if x := self.pick(lambda v: v.dtype.is_float):
@@ -167,6 +169,9 @@ class _Wide(Moves):
                 return
             if dtype != BOOL:
                 x = self.representable(x, dtype)
+        elif x.dtype == I64 and dtype in (F32, BF16):
+            # Whether a sum of products overflows must not depend on its order.
+            x = self.add("minimum", [self.add("maximum", [x, self.number(-_FAR, I64)]), self.number(_FAR, I64)])
         self.add("cast", [x], dtype=dtype)
 
     def representable(self, x: Value, dtype: DType) -> Value:
@@ -183,7 +188,7 @@ class _Wide(Moves):
         dims = tuple(d for d in range(-rank, 0) if d == -1 - self.draws.below(rank) or self.draws.chance(30))
         if not dims or (op in ("max", "min") and any(x.shape[d] == 0 for d in dims)):
             return
-        exact = x in self.exact and (op in ("max", "min") or not x.dtype.is_float)
+        exact = x in self.exact and not x.dtype.is_float
         found = self.add(op, [x], exact, dims=dims)
         if self.draws.chance(50):
             kept = tuple(n for d, n in enumerate(x.shape) if d - rank not in dims)
@@ -245,4 +250,6 @@ class _Wide(Moves):
             channels, length = x.shape[1:]
             if w := self.pick(lambda v: v in fitting and v.shape[1] == channels and v.shape[2] <= length):
                 stride, padding = 1 + self.draws.below(2), self.draws.below(2)
-                self.add("convolution", [x, w], False, stride=(stride,), padding=(padding,), dilation=(1,), groups=1)
+                # Whether padding times infinity is NaN depends on the algorithm that torch chooses.
+                operands = [self.representable(v, F32) for v in (x, w)]
+                self.add("convolution", operands, False, stride=(stride,), padding=(padding,), dilation=(1,), groups=1)

@@ -1,6 +1,5 @@
 """One function through the backend, held against eager: values, types, strides, aliases, randomness, exceptions."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,9 @@ from fusec.verify.contract import Comparison, Observation, compare_outputs, cont
 
 Function = Callable[..., Any]
 LOOSE = 8
-"""Times what the numeric rule allows: of float64, and of integers that become floats, eager's own error is unknown."""
+"""Times what the numeric rule allows where integers become floats, as eager's own error is unknown."""
+LOOSE_OF_FLOAT64 = 256
+"""The same for float64: it allows for long sums and for exponentials, and finds what is computed in float32."""
 DRAWS = 16
 """Runs over which the numeric rule is held together where one run breaks it; see ``bench.numerics``."""
 
@@ -209,8 +210,8 @@ Values = list[tuple[Any, Any, Any]]
 """What a call leaves behind: of eager, of what is judged, and in float64 where it can be."""
 
 
-def wrong_values(call: Callable[[Sequence[Any]], Values], arguments: Sequence[Any]) -> list[str]:
-    """The values that break the numeric rule, in one run and in many together."""
+def wrong_values(call: Callable[[Sequence[Any]], Values], arguments: Sequence[Any], allowance: float = 1) -> list[str]:
+    """The values that break so many times the numeric rule, in one run and in many together."""
     runs = [call(arguments)]
     suspects = [i for i, row in enumerate(runs[0]) if not _compared(row).passed]
     if not suspects:
@@ -219,7 +220,7 @@ def wrong_values(call: Callable[[Sequence[Any]], Values], arguments: Sequence[An
     found = []
     for i in suspects:
         comparison = _compared([torch.cat([run[i][k].flatten() for run in runs]) for k in range(3)])
-        if not (comparison.passed or _is_ill_conditioned(runs, i, comparison)):
+        if not comparison.passed and comparison.ratio > allowance:
             found.append(f"value {i} ({comparison})")
     return found
 
@@ -227,29 +228,10 @@ def wrong_values(call: Callable[[Sequence[Any]], Values], arguments: Sequence[An
 def _compared(row: Sequence[Any]) -> Comparison:
     """Hold values against the numeric rule, or several times that where the reference is no more exact than eager."""
     comparison = compare_outputs([row[0]], [row[1]], [row[2]])
-    near = all(max(x.max_ratio, x.rms_ratio) <= LOOSE for x in comparison.outputs)
-    return Comparison(()) if near and not _is_exact(row) else comparison
-
-
-def _is_exact(row: Sequence[Any]) -> bool:
-    """Return whether the reference is more exact than eager, or eager has no rounding errors."""
-    return not isinstance(row[0], Tensor) or row[0].dtype != row[2].dtype or not row[0].is_floating_point()
-
-
-def _is_ill_conditioned(runs: Sequence[Values], i: int, comparison: Comparison) -> bool:
-    """Return whether moving each input by one unit in the last place changes eager's result as much.
-
-    This is asked only where the reference is no more exact than eager: no other bound on eager's error is known.
-    """
-    if _is_exact(runs[0][i]) or not math.isfinite(comparison.ratio):
-        return False
-    finite = runs[0][i][0].isfinite()
-    moved = max(_distance(run[i][0], runs[0][i][0], finite) for run in runs)
-    return all(_distance(run[i][1], run[i][0], finite) <= LOOSE * moved for run in runs)
-
-
-def _distance(x: Tensor, y: Tensor, where: Tensor) -> float:
-    return float((x - y).abs().where(where, 0).nan_to_num(math.inf).max())
+    exact = not isinstance(row[0], Tensor) or row[0].dtype != row[2].dtype or not row[0].is_floating_point()
+    loose = LOOSE if exact or row[0].dtype != torch.float64 else LOOSE_OF_FLOAT64
+    near = all(max(x.max_ratio, x.rms_ratio) <= loose for x in comparison.outputs)
+    return Comparison(()) if near and not exact else comparison
 
 
 def _values(subject: Subject, arguments: Sequence[Any], eager: Ran, compiled: Ran) -> Values:
@@ -275,8 +257,11 @@ def _moved(arguments: Sequence[Any], seed: int) -> list[Any]:
     """Arguments of which every float that is not 0 becomes the next number up or down, by chance."""
     copies, draw = copy_arguments(arguments), torch.Generator().manual_seed(seed)
     for x in tree_leaves(copies):
-        if isinstance(x, Tensor) and x.is_floating_point() and not any(n == 0 for n in x.stride()):
-            up = torch.rand(x.shape, generator=draw) < 0.5
-            other = torch.nextafter(x.detach(), torch.where(up, torch.inf, -torch.inf).to(x.dtype))
-            x.detach().copy_(torch.where(x == 0, x, other))
+        if isinstance(x, Tensor) and x.is_floating_point():
+            own = x.detach()
+            for dim in [d for d, stride in enumerate(x.stride()) if stride == 0]:
+                own = own.narrow(dim, 0, min(1, x.shape[dim]))
+            up = torch.rand(own.shape, generator=draw) < 0.5
+            other = torch.nextafter(own, torch.where(up, torch.inf, -torch.inf).to(x.dtype))
+            own.copy_(torch.where(own == 0, own, other))
     return copies

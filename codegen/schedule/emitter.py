@@ -268,7 +268,9 @@ class Emitter:
         if output.place is not None:
             d = output.place.dim
             index = (*index[:d], Affine(), *index[d + 1 :])
-            there = self.place(output.place) * type.strides[d]
+            # The only row of a dim is row 0, whatever the stride: with stride 0 the address would not name the row, and
+            # a tile of no rows would not be masked.
+            there = self.place(output.place) * (1 if type.shape[d] == 1 else type.strides[d])
         offset = sympy.expand(self.offset(index, type) + there)
         self.inner.append(Store(self.outputs[output.position].name, offset, value))
 

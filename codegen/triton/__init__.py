@@ -10,6 +10,7 @@ from fusec.codegen.kernel import Kernel
 from fusec.codegen.schedule import schedule_region
 from fusec.codegen.target import Launchable
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.tiles import with_distinct_axes
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Node
@@ -47,7 +48,8 @@ class TritonTarget:
         Raises:
             ScheduleError: where there is none.
         """
-        return schedule_region(region, name, self.lanes, self.whole_row, machine=machine, choice=choice)
+        kernel = schedule_region(region, name, self.lanes, self.whole_row, machine=machine, choice=choice)
+        return with_distinct_axes(kernel)
 
     def print(self, kernel: Kernel) -> str:
         """Its text.

@@ -1,6 +1,8 @@
 """Which axes every name of a kernel is a tile over, in the order of its dimensions, and which lanes of it are valid."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import sympy
 
@@ -19,9 +21,33 @@ from fusec.codegen.kernel import (
     Statement,
     Update,
     When,
+    index_symbol,
     walk,
 )
 from fusec.ir.types import Size, simplify
+
+
+def with_distinct_axes(kernel: Kernel) -> Kernel:
+    """Rename serial loops over an axis that is tiled elsewhere, so that a name is a tile everywhere or nowhere."""
+    serial = {s.axis for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "serial"}
+    both = serial.intersection(_tile_loops(kernel))
+    return replace(kernel, body=_renamed(kernel.body, both, {})) if both else kernel
+
+
+def _renamed(part: Any, axes: set[str], names: Mapping[sympy.Symbol, sympy.Symbol]) -> Any:
+    """Return statements or parts of them in which serial loops over these axes have names of their own."""
+    if isinstance(part, sympy.Basic):
+        return part.xreplace(dict(names))
+    if isinstance(part, tuple):
+        return tuple(_renamed(p, axes, names) for p in part)
+    if isinstance(part, Loop) and part.axis in axes:
+        old = index_symbol(part.axis)
+        if part.kind == "serial":
+            part = replace(part, axis=f"{part.axis}_serial")
+        names = {**names, old: index_symbol(part.axis)}
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    return replace(part, **{f.name: _renamed(getattr(part, f.name), axes, names) for f in fields(part)})
 
 
 def tile_axes(kernel: Kernel) -> tuple[str, ...]:

@@ -28,9 +28,9 @@ def read_where_written(graph: Graph, least: int) -> int:
 def _moved(graph: Graph, write: Node, value: Value) -> bool:
     if value.producer is None or value.producer.is_alias:
         return False
-    place = storage(write.result)
-    if any(place in map(storage, node.written) for node in readers(value) if node is not write):
-        return False  # what is written there later
+    places = {storage(write.result), storage(value)}
+    if any(not places.isdisjoint(map(storage, node.written)) for node in readers(value) if node is not write):
+        return False  # one of the two is written later
     users = [user for user in value.users if user is not write]
     for user in users:
         graph.replace_operands(user, [write.result if v is value else v for v in user.operands])

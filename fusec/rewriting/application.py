@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.graph import Graph, Node, Source, Value, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import DType, TensorType
 from fusec.rewriting.driver import cut, erase_unread
@@ -17,6 +17,7 @@ from fusec.rewriting.journal import Journal
 from fusec.rewriting.match import Match, MatchFailure, Pattern
 from fusec.rewriting.matcher import Matcher
 from fusec.rewriting.rule import Declaration, Rewrite
+from fusec.rewriting.writes import closes_cycle
 
 if TYPE_CHECKING:
     from fusec.rewriting.pattern import PatternLibrary
@@ -39,6 +40,7 @@ class _Application:
     def __init__(self, graph: Graph, library: PatternLibrary, journal: Journal | None) -> None:
         self.graph, self.library, self.journal = graph, library, journal
         self.index, self.outputs = Index(graph), set(graph.outputs)
+        self.writes = [node for node in graph if node.written]
 
     def apply(self, declared: Declaration) -> int:
         """Replace every match of a declaration; how many there were."""
@@ -79,6 +81,9 @@ class _Application:
         else:
             results = _region(declared, match, graph, nodes, sources, self.outputs)
         added = graph.newest(len(graph) - size)
+        if self.may_close_cycle(added, results) and closes_cycle(graph, added, results):
+            graph.erase_dead(added)
+            return False
         if journal is not None and journal.verifies:
             inputs = list(dict.fromkeys(v for n in added for v in n.operands if v.producer not in added))
             exact = not isinstance(declared, Rewrite) or declared.exact
@@ -95,6 +100,13 @@ class _Application:
         self.index.add(added)
         self.index.drop(erase_unread(graph, [*nodes, *added]))
         return True
+
+    def may_close_cycle(self, added: Sequence[Node], results: Mapping[Value, Value]) -> bool:
+        """Return whether that is worth a search: it takes a write to what is read, or several results."""
+        if not self.writes:
+            return False
+        written = {storage(value) for write in self.writes for value in write.written}
+        return len(results) > 1 or any(storage(v) in written for n in added for v in n.operands)
 
 
 def _roots(pattern: Pattern, index: Index) -> Iterator[Value]:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.analysis.strides import view_layout
-from fusec.ir.graph import Graph, Node, Value, base, readers, storage, viewed_or_written
+from fusec.ir.graph import Graph, Node, Value, base, readers, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import same_shape
 from fusec.rewriting.journal import Journal
+from fusec.rewriting.writes import behind, follows, writes_by_storage
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class _Worklist:
         self.waiting = set(self.queue)
         self.fresh = {p for v in graph.outputs for of in (base(v), storage(v)) if (p := of.producer) is not None}
         """The nodes that make the storage of graph outputs."""
-        self.writes = _writes_by_storage(graph)
+        self.writes = writes_by_storage(graph)
 
     def run(self) -> bool:
         changed = False
@@ -112,7 +113,7 @@ class _Worklist:
         reads = [(n, v) for n in added for v in n.operands] + [(user, value) for user in users]
         for reader, read in reads:
             for write in self.writes.get(storage(read), ()):
-                if not _follows(read, write) and (reader is None or reader in _behind(self.graph, write)):
+                if not follows(read, write) and (reader is None or reader in behind(self.graph, [write])):
                     return True
         return False
 
@@ -145,37 +146,6 @@ class _Worklist:
             if other not in self.waiting:
                 self.waiting.add(other)
                 self.queue.append(other)
-
-
-def _writes_by_storage(graph: Graph) -> dict[Value, list[Node]]:
-    found: dict[Value, list[Node]] = {}
-    for node in graph:
-        for value in node.written:
-            found.setdefault(storage(value), []).append(node)
-    return found
-
-
-def _follows(value: Value, write: Node) -> bool:
-    """Whether a value is what a write gives, or a view of it, or what later writes make of it."""
-    of: Value | None = value
-    while of is not None and of.producer is not write:
-        of = viewed_or_written(of)
-    return of is not None
-
-
-def _behind(graph: Graph, write: Node) -> set[Node]:
-    """A write and what has to come after it: what reads its result, and later writes to what such nodes read."""
-    later: dict[Node, list[Node]] = {}
-    for node, earlier in graph.order_of_effects().items():
-        for first in earlier:
-            later.setdefault(first, []).append(node)
-    found, stack = {write}, [write]
-    while stack:
-        node = stack.pop()
-        new = [n for n in (*node.users, *later.get(node, ())) if n not in found]
-        found.update(new)
-        stack += new
-    return found
 
 
 def lie_along(value: Value) -> None:

@@ -124,7 +124,10 @@ def permuted_result(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("contraction")
 def broadcast_operand(graph: Graph, node: Node) -> Value | None:
-    """Where one operand is broadcast along a dim of the other, it needs no such dim: Σ x(a…)·expand(y)(a…) = Σ x·y."""
+    """Where one operand is broadcast along a kept dim of the other, it needs no such dim: x(a…)·expand(y)(a…) = x·y.
+
+    A summed dim stays, or a library may sum one operand by itself, where that may overflow or be rounded.
+    """
     terms, out = split_spec(node.attributes["spec"])
     for i, view in _views_among(node, "expand"):
         (inner,), value = view.operands, view.result
@@ -134,7 +137,7 @@ def broadcast_operand(graph: Graph, node: Node) -> Value | None:
             for d, label in enumerate(terms[i])
             if shape[d] == 1
             and label in terms[1 - i]
-            and value.shape[d] != 0  # 0 times infinity is no empty sum
+            and label in out
             and (d < len(shape) - len(inner.shape) or value.shape[d] != 1)
         ]
         if not needless:

@@ -14,6 +14,7 @@ from fusec.errors import ScheduleError
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
 from fusec.ir.printer import print_graph
+from fusec.ir.types import F32, I64, TensorType, symbol
 from fusec.models.gpt2 import GPT2
 from fusec.models.gpt2 import PRESETS as GPT2_PRESETS
 from fusec.models.inputs import padded_mask, sample_tokens
@@ -116,6 +117,35 @@ def test_sums_over_nothing(width):
     for region in regions:
         outcome = check_region(region, chips=["sm_80"])
         assert outcome.ok, outcome
+
+
+def test_an_axis_may_be_tiled_in_one_loop_and_serial_in_another():
+    """What is summed along a row is added to a transposed matrix, whose rows lie along the same axis."""
+
+    def shifted(x, y):
+        return x + (y.sum(-1, keepdim=True) * 2).exp()
+
+    (region,) = kernel_regions(trace(shifted, [torch.randn(3, 3).t(), torch.randn(3)], symbolic=False))
+    outcome = check_region(region, chips=["sm_80"])
+    assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("length", [0, "n"])
+def test_nothing_is_stored_where_a_write_has_no_rows(length):
+    """The destination has one row, with stride 0."""
+    n = length if length == 0 else symbol("n")
+    graph = Graph()
+    x = graph.add_input(TensorType(F32, (1,), (0,)), "x")
+    rows = graph.add_input(TensorType(F32, (n,), (1,)), "rows")
+    numbers = graph.add_input(TensorType(I64, (n,), (1,)), "numbers")
+    written = graph.add_node("write", [x, graph.add_node("exp", [rows]).result, numbers], {"dim": -1}).result
+    graph.set_outputs([written])
+    (region,) = kernel_regions(graph)
+    kernel = TritonTarget().schedule(region, "kernel")
+    number = torch.ones(1).as_strided((1,), (0,))
+    inputs = {"rows": torch.zeros(0), "x": number, "numbers": torch.zeros(0, dtype=torch.long)}
+    (found,) = check.run_kernel(kernel, region.body, [inputs[v.name] for v in region.body.inputs], {"n": 0})
+    assert found.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -56,3 +56,14 @@ def test_a_view_of_what_is_written_once_more_is_not_read_where_it_was_written() 
       return %again
     }""")
     assert not read_where_written(graph, 1)
+
+
+def test_a_destination_of_a_write_stays_where_it_is() -> None:
+    graph = parse_graph("""graph g(%x: f32[8, 8], %y: f32[8, 8], %i: i64[8]) {
+      %v: f32[8, 8] = write(%x, %y)
+      %copy: f32[8, 8] = write(%y, %v)
+      %new: f32[8, 8] = exp(%copy)
+      %again: f32[8, 8] = write(%v, %new, %i) {dim=-2}
+      return %again
+    }""")
+    assert not read_where_written(graph, 1)

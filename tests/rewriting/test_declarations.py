@@ -12,7 +12,9 @@ from fusec.config import Config
 from fusec.errors import DeclarationError
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
+from fusec.ir.parser import parse_graph
 from fusec.ir.types import F32, TensorType
+from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.passes.patterns import trace_types
 from fusec.pipeline import Context
@@ -191,6 +193,24 @@ def test_a_fusion_may_have_the_name_of_the_function_it_calls(monkeypatch: pytest
     monkeypatch.setitem(globals(), "sin", sin)
     graph = normal(lambda x: torch.sin(x) * x, torch.randn(3, 5))
     assert apply_declared([sin], graph, library()) == 1
+
+
+def test_a_fusion_does_not_span_a_write_to_what_it_reads() -> None:
+    """It would have to run before the write, for the old value, and behind it, for the new one."""
+
+    @fusion
+    def doubled_beside(x: Rows, y: Rows) -> Tensor:
+        return (x + x) * torch.sin(y)
+
+    graph = parse_graph("""graph g(%x: f32[3, 5], %y: f32[3, 5]) {
+      %a: f32[3, 5] = add(%x, %x)
+      %w: f32[3, 5] = write(%x, %y)
+      %s: f32[3, 5] = sin(%w)
+      %r: f32[3, 5] = mul(%a, %s)
+      return %r
+    }""")
+    assert apply_declared([doubled_beside], graph, library()) == 0
+    verify_graph(graph)
 
 
 def test_an_identity_is_applied_from_left_to_right() -> None:

@@ -137,6 +137,19 @@ def test_one_column_is_a_column(computed: tuple[str, ...]) -> None:
     assert [n.op.name for n in graph.nodes] == [*computed, "contraction"] and graph.outputs[0].shape == (6, 1)
 
 
+def test_a_broadcast_operand_keeps_a_dim_that_is_summed() -> None:
+    """Without it the other operand is summed by itself, which overflows here."""
+    graph = row(
+        """%wide: f32[3, 4] @(1, 0) = expand(%x) {shape=(3, 4)}
+        %r: f32[3, 5] = contraction(%wide, %y) {spec="ab,cb->ac"}
+        return %r""",
+        "%x: f32[3, 1], %y: f32[5, 4]",
+    )
+    normalize(graph)
+    (found,) = evaluate(graph, [torch.full((3, 1), 0.25), torch.full((5, 4), 2e38)])
+    assert found.isfinite().all()
+
+
 def test_a_sum_of_nothing_is_not_a_product_with_0() -> None:
     graph = row("""%wide: f32[0, 3, 4] @(0, 4, 1) = expand(%x) {shape=(0, 3, 4)}
       %e: f32[0, 3, 4] = exp(%wide)
