@@ -17,8 +17,11 @@ from fusec.ir.verifier import verify_graph
 from fusec.verify.contract import copy_arguments
 from fusec.verify.interpreter import evaluate
 
-ALLOWANCE = 4
-"""Times the numeric rule for the interpreter: torch computes both sides, and its products round by layout."""
+ALLOWANCE = {"interpreter": 4, "cpp": 2, "triton": 2}
+"""Times the numeric rule: in sums of a few terms that cancel, eager's error may be much less than is usual.
+
+For the interpreter torch computes both sides, and its products round by layout.
+"""
 
 
 def judge_graph(program: Program, target: str) -> Verdict:
@@ -32,9 +35,10 @@ def judge_graph(program: Program, target: str) -> Verdict:
         return Verdict("undefined", _line(reason))
     try:
         run = TARGETS[target](graph)
-        allowance = ALLOWANCE if target == "interpreter" else 1
-        found = wrong_values(lambda moved: _values(graph, run, moved), given, allowance)
+        found = wrong_values(lambda moved: _values(graph, run, moved), given, ALLOWANCE[target])
     except Exception as reason:
+        if "InterpreterError: OverflowError" in _line(reason):  # Triton's interpreter computes scalars in NumPy
+            return Verdict("undefined", _line(reason))
         return Verdict("raised", _line(reason))
     return Verdict("wrong", "; ".join(found)) if found else Verdict("right")
 

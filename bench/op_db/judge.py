@@ -18,7 +18,7 @@ from fusec.verify.contract import Comparison, Observation, compare_outputs, cont
 Function = Callable[..., Any]
 LOOSE = 8
 """Times what the numeric rule allows where integers become floats, as eager's own error is unknown."""
-LOOSE_OF_FLOAT64 = 256
+LOOSE_OF_FLOAT64 = 1 << 14
 """The same for float64: it allows for long sums and for exponentials, and finds what is computed in float32."""
 DRAWS = 16
 """Runs over which the numeric rule is held together where one run breaks it; see ``bench.numerics``."""

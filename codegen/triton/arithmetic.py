@@ -40,8 +40,16 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def filled(value: float | int | bool, dtype: DType, shape: str = "()") -> str:
-    """A scalar or tile of one number, of exactly that element type."""
-    return f"tl.full({shape}, {literal(value, dtype)}, {NAMES[dtype.name]})"
+    """A scalar or tile of one number, of exactly that element type.
+
+    Triton takes every literal that equals 0 for +0, and -x for 0 - x.
+    """
+    text = f"tl.full({shape}, {literal(value, dtype)}, {NAMES[dtype.name]})"
+    return f"({text} * -1.0)" if _is_negative_zero(value, dtype) else text
+
+
+def _is_negative_zero(value: float | int | bool, dtype: DType) -> bool:
+    return dtype.is_float and value == 0 and math.copysign(1.0, value) < 0
 
 
 def expression(compute: Compute, name: Callable[[str], str]) -> str:
@@ -71,7 +79,8 @@ class _Expression:
 
     def bare(self) -> list[str]:
         """The operands of an infix operator, whose literals take the type of the other side."""
-        if all(isinstance(o, Constant) for o in self.operands):
+        numbers = [o for o in self.operands if isinstance(o, Constant)]
+        if len(numbers) == len(self.operands) or any(_is_negative_zero(n.value, self.dtype) for n in numbers):
             return [self.typed(o) for o in self.operands]
         return [literal(o.value, self.dtype) if isinstance(o, Constant) else self.name(o) for o in self.operands]
 
@@ -99,7 +108,7 @@ class _Expression:
         return "tanh_f64" if op == "tanh" and self.dtype == F64 else op
 
     def _neg(self, x: Operand) -> str:
-        return f"-{self.typed(x)}"
+        return f"{self.typed(x)} * -1.0" if self.dtype.is_float else f"-{self.typed(x)}"
 
     def _not(self, x: Operand) -> str:
         return f"{self.typed(x)} == 0" if self.dtype == BOOL else f"~{self.typed(x)}"

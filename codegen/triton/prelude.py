@@ -16,6 +16,7 @@ def narrow_bf16(x):
     return x.to(tl.bfloat16)
 '''
 
+# Triton takes -x for 0 - x, which is 0 and not -0 for x = 0: numbers are multiplied by -1.
 # The interpreter truncates where it converts to bf16, so there the bits are rounded by hand; nor can it multiply it.
 _ROUND_BF16_BITS = '''
 def round_bf16(x):
@@ -64,7 +65,7 @@ def tanh(x):
     near = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
     near = (near - 3.33332819422e-1) * z * x + x
     far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(x)))
-    return tl.where(x == 0.0, x, tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far)))
+    return tl.where(x == 0.0, x, tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, far * -1.0, far)))
 
 def expm1(x):
     """e^x - 1: the error of u = e^x cancels in (u - 1) / ln u."""
@@ -77,7 +78,7 @@ def tanh_f64(x):
     """tanh x in f64."""
     e = expm1(-2.0 * tl.abs(x))
     r = -e / (2.0 + e)
-    return tl.where(x == 0.0, x, tl.where(x < 0, -r, r))
+    return tl.where(x == 0.0, x, tl.where(x < 0, r * -1.0, r))
 
 def log1p(x):
     """ln(1 + x): the error of u = 1 + x cancels in ln u / (u - 1)."""
@@ -89,7 +90,7 @@ def round_even(x, big):
     """The nearest integer, halves to even; from ``big`` on every number is an integer."""
     a = tl.abs(x)
     r = (a + big) - big
-    r = tl.where(x < 0, -r, tl.where(r == 0, x * 0.0, r))
+    r = tl.where(x < 0, r * -1.0, tl.where(r == 0, x * 0.0, r))
     return tl.where(a < big, r, x)
 
 def trunc(x):
@@ -105,7 +106,7 @@ def power(x, y):
     r = tl.where((a == 1.0) | (b == 0.0), 1.0, r)
     whole = tl.floor(b) == b
     odd = whole & (tl.floor(b * 0.5) * 2.0 != b)
-    signed = tl.where(whole, tl.where(odd, -r, r), tl.where((a == 0.0) | (a == float("inf")), r, float("nan")))
+    signed = tl.where(whole, tl.where(odd, r * -1.0, r), tl.where((a == 0.0) | (a == float("inf")), r, float("nan")))
     r = tl.where((base == 1.0) | (b == 0.0), 1.0, tl.where(base.to(tl.int64, bitcast=True) < 0, signed, r))
     return r.to(x.dtype)
 
@@ -135,7 +136,7 @@ def atan2(y, x):
     r = p * s * t + t
     r = tl.where(ay > ax, 1.5707963267948966 - r, r)
     r = tl.where(x.to(tl.int32, bitcast=True) < 0, 3.141592653589793 - r, r)
-    return tl.where(y.to(tl.int32, bitcast=True) < 0, -r, r)
+    return tl.where(y.to(tl.int32, bitcast=True) < 0, r * -1.0, r)
 
 def floor_divide(x, y):
     """floor(x / y), from the exact remainder."""

@@ -70,6 +70,12 @@ def assert_near(actual, expected, ulps):
     )
 
 
+def assert_same_zeros(actual, expected):
+    """Zeros of the same sign."""
+    zero = expected == 0
+    assert torch.equal(actual[zero].signbit(), expected[zero].signbit())
+
+
 UNARY = {
     "neg": torch.neg, "abs": torch.abs, "floor": torch.floor, "ceil": torch.ceil, "round": torch.round,
     "trunc": torch.trunc, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "exp": torch.exp,
@@ -93,6 +99,7 @@ def test_unary_operations_are_near_torch(op, dtype):
         x[x.abs() > 1e6] = 3e4
     (y,) = run(one(op, ["a"], dtype), x)
     assert_near(y, UNARY[op](x), 8)
+    assert_same_zeros(y, UNARY[op](x))
 
 
 @pytest.mark.parametrize("op", ["exp", "sigmoid", "expm1"])
@@ -129,10 +136,9 @@ def test_binary_operations_are_near_torch(op, dtype):
         a, b = a[keep][:100].contiguous(), b[keep][:100].contiguous()
     (y,) = run(one(op, ["a", "b"], dtype, size=len(a)), a, b)
     expected = BINARY[op](a, b)
-    if op == "atan2":
-        ordinary = ~((a == 0) | (b == 0) | ((a < 0) & b.isinf()))
-        y, expected = y[ordinary], expected[ordinary]
     assert_near(y, expected, 8)
+    if op not in ("maximum", "minimum"):
+        assert_same_zeros(y, expected)
 
 
 @pytest.mark.parametrize("op", [*COMPARE, "isnan", "isinf"])
@@ -230,6 +236,17 @@ def test_constant_powers(exponent):
     x = sampled(F32, special=False)
     (y,) = run(one("pow", ["a", Constant(exponent)], F32), x)
     assert_near(y, x**exponent, 8)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("op", ["add", "mul", "div", "floor_divide"])
+def test_the_sign_of_a_constant_zero_counts(op, dtype):
+    x = sampled(dtype)
+    for zero in (0.0, -0.0):
+        (y,) = run(one(op, ["a", Constant(zero)], dtype), x)
+        expected = BINARY[op](x, zero)
+        assert torch.equal(y.nan_to_num(7), expected.nan_to_num(7))
+        assert_same_zeros(y, expected)
 
 
 @pytest.mark.parametrize("target", [F32, F64, BF16, F16, I64, I32, U8, BOOL], ids=str)
