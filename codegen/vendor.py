@@ -35,6 +35,9 @@ def write_contraction(text: ProgramText, node: Node) -> None:
     left, right = _Matrix(text, a, a_term), _Matrix(text, b, b_term)
     type = node.result.tensor
     allocation, strides = text.allocate(type)
+    if type.numel == 0:
+        text.line(f"{text.define(node.result, strides)} = {allocation}")
+        return
     repeated = None if batch else _repeated(left, right, out_term, type.shape, strides)
     if repeated is not None:
         # A weight that all of a batch meet, whose rows do not lie in memory as those of one matrix.

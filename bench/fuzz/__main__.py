@@ -22,7 +22,7 @@ from bench.fuzz.worker import SOUND
 from bench.harness import progress, report
 from bench.record import write_result
 
-BATCH = {"interpreter": 4000, "cpp": 100, "triton": 50, "backend": 25}
+BATCH = {"interpreter": 4000, "cpp": 200, "triton": 250, "backend": 50}
 """Programs per process."""
 ROOT = Path(__file__).parents[2]
 

@@ -34,13 +34,15 @@ def judge_graph(program: Program, target: str) -> Verdict:
     except (RuntimeError, IndexError) as reason:
         return Verdict("undefined", _line(reason))
     try:
-        run = TARGETS[target](graph)
-        found = wrong_values(lambda moved: _values(graph, run, moved), given, ALLOWANCE[target])
+        compiled = TARGETS[target](graph)
+        found = wrong_values(lambda moved: _values(graph, compiled.run, moved), given, ALLOWANCE[target])
     except Exception as reason:
         if "InterpreterError: OverflowError" in _line(reason):  # Triton's interpreter computes scalars in NumPy
             return Verdict("undefined", _line(reason))
         return Verdict("raised", _line(reason))
-    return Verdict("wrong", "; ".join(found)) if found else Verdict("right")
+    if found:
+        return Verdict("wrong", "; ".join(found))
+    return Verdict("fallback" if compiled.falls_back else "right")
 
 
 def original(graph: Graph, dtype: torch.dtype | None = None) -> Run:

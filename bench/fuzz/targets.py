@@ -1,7 +1,7 @@
 """The ways in which a graph is compiled and run: passes alone, with C++ kernels, and with Triton's interpreted."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,15 @@ class Unproven(FusecError):
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """A graph that can be run."""
+
+    run: Run
+    falls_back: bool = False
+    """Whether a region has no schedule and runs through ATen."""
+
+
+@dataclass(frozen=True)
 class Optimized:
     """A graph after all passes."""
 
@@ -51,19 +60,23 @@ def optimized(graph: Graph, target: str) -> Optimized:
     return Optimized(work, context, schedules)
 
 
-def interpreter(graph: Graph) -> Run:
+def interpreter(graph: Graph) -> Compiled:
     """What passes make of a graph, node by node."""
     work = optimized(graph, "cpp").graph
-    return lambda given: evaluate(work, given, mutate=True)
+    return Compiled(lambda given: evaluate(work, given, mutate=True))
 
 
-def cpp(graph: Graph) -> Run:
-    """A program of C++ kernels; its outputs lie as promised, in memory of their own."""
+def cpp(graph: Graph) -> Compiled:
+    """A program of C++ kernels, all of which must build; its outputs lie as promised, in memory of their own."""
     done = optimized(graph, "cpp")
+    done.context.config = replace(done.context.config, strict=False)
     program = build_program(done.graph, target_named("cpp"), done.context, done.schedules)
     for kernel in program.kernels.values():
         _check_bounds(kernel)
-    return lambda given: _kept_promises(graph, given, program(list(given)))
+    failures = done.context.remarks.of("failure")
+    if unbuilt := [remark for remark in failures if "has no kernel" not in remark.message]:
+        raise BuildError(unbuilt[0].message, why=unbuilt[0].reason)
+    return Compiled(lambda given: _kept_promises(graph, given, program(list(given))), bool(failures))
 
 
 def build_ahead(graphs: Sequence[Graph]) -> None:
@@ -89,7 +102,7 @@ class _Gathering:
         return [BuildError("it will be built") for _ in kernels]
 
 
-def triton(graph: Graph) -> Run:
+def triton(graph: Graph) -> Compiled:
     """What passes make of a graph, node by node, kernels being run by Triton's interpreter."""
     done = optimized(graph, "triton")
     work, schedules = done.graph, done.schedules
@@ -100,7 +113,7 @@ def triton(graph: Graph) -> Run:
             outputs = machine.run(work, given)
             return [machine.tensor(x, v.type) for v, x in zip(work.outputs, outputs, strict=True)]
 
-    return run
+    return Compiled(run)
 
 
 class _TritonMachine(Machine):
@@ -172,4 +185,4 @@ def _lies_so(x: Tensor, strides: Sequence[int]) -> bool:
     return all(a == b or n == 1 for a, b, n in zip(x.stride(), strides, x.shape, strict=True)) or not x.numel()
 
 
-TARGETS: dict[str, Callable[[Graph], Run]] = {"interpreter": interpreter, "cpp": cpp, "triton": triton}
+TARGETS: dict[str, Callable[[Graph], Compiled]] = {"interpreter": interpreter, "cpp": cpp, "triton": triton}

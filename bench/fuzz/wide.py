@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bench.fuzz.draws import Draws, Program
 from bench.fuzz.moves import Moves
 from fusec.errors import GraphError
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph, Value, base
 from fusec.ir.types import (
     BF16,
     BOOL,
@@ -85,7 +85,8 @@ class _Wide(Moves):
         unread = [v for v in fresh if not v.users] or fresh
         chosen = unread[: 1 + self.draws.choice((0, 1, 2, 3, 6))]
         chosen += [self.draws.choice(fresh) for _ in range(self.draws.choice((0, 0, 1, 2)))]
-        turned = [self.draws.chance(20) for _ in chosen]
+        # What an opaque call returns keeps the strides that it comes with.
+        turned = [self.draws.chance(20) and not _is_of_opaque(v) for v in chosen]
         self.graph.set_outputs(
             chosen, [self.promised(v.tensor) if t else v.type for v, t in zip(chosen, turned, strict=True)]
         )
@@ -253,3 +254,8 @@ class _Wide(Moves):
                 # Whether padding times infinity is NaN depends on the algorithm that torch chooses.
                 operands = [self.representable(v, F32) for v in (x, w)]
                 self.add("convolution", operands, False, stride=(stride,), padding=(padding,), dilation=(1,), groups=1)
+
+
+def _is_of_opaque(value: Value) -> bool:
+    root = base(value).producer
+    return root is not None and root.is_op("opaque")

@@ -23,7 +23,7 @@ from bench.op_db.judge import Verdict
 
 SECONDS = 120
 """A program that takes longer ends the process."""
-SOUND = ("right", "undefined", "torch", "refused")
+SOUND = ("right", "fallback", "undefined", "torch", "refused")
 SHRUNK = 4
 """How many failures of a batch are shrunk."""
 

@@ -158,7 +158,7 @@ class Grouping:
         if node.has(Trait.LOOKUP):
             return not self.candidates.verdict({node})
         if node.has(Trait.VIEW):
-            return self._reaches_boundary(node) and self._needs_copy(node)
+            return self._reaches_boundary(node) and self._is_copied(node)
         if node.has(Trait.CONTRACTION):
             return node in self.products
         return node.has(_ARITHMETIC) and not node.has(Trait.SOURCE)
@@ -174,6 +174,12 @@ class Grouping:
         is_batch = set(left) & set(right) & set(out)
         plain = not is_batch and node.operands[0].dtype.is_float and node.result.tensor.numel != 0
         return plain and (not self.candidates.verdict({node}) or self._set_views_apart(node))
+
+    def _is_copied(self, view: Node) -> bool:
+        """Whether a kernel makes a view; of a chain that has no loop nest, a part is copied and the rest is an alias."""
+        if not self._needs_copy(view):
+            return False
+        return not (self.candidates.verdict({view}) and self._set_views_apart(view)) or self._needs_copy(view)
 
     def _needs_copy(self, view: Node) -> bool:
         """Whether a chain of views cannot be an alias of what it views."""

@@ -57,3 +57,10 @@ def test_divide_gives_sizes_only() -> None:
     assert divide(12, 5) is None
     assert divide(S * 64, 64) == S
     assert divide(S, 2) is None
+
+
+def test_an_index_into_no_elements_keeps_its_axes() -> None:
+    rows, columns = Axis(5), Axis(0)
+    index = (Affine.of([(rows, 1)], 0), Affine.of([(columns, 1)], 0))
+    *_, last = reindex(index, (5, 0), (0,))
+    assert {axis for axis, _ in last.terms} == {rows, columns}

@@ -108,6 +108,16 @@ def test_contractions_of_every_form(spec: str, a: tuple[int, ...], b: tuple[int,
 
 
 @pytest.mark.parametrize(
+    ("spec", "a", "b"), [("zab,zab->ab", (3, 3, 0), (3, 3, 0)), ("abz,wzy->bayw", (3, 0, 4), (3, 4, 5))]
+)
+def test_a_contraction_without_results_is_no_call(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    graph = Graph()
+    graph.set_outputs([graph.add_node("contraction", [tensor(graph, *a), tensor(graph, *b)], {"spec": spec}).result])
+    (found,) = build_program(graph, NoKernels(), Context())([torch.randn(a), torch.randn(b)])
+    assert found.shape == torch.einsum(spec, torch.randn(a), torch.randn(b)).shape
+
+
+@pytest.mark.parametrize(
     ("spec", "a", "b"), [("az,zb->ab", (20, 30), (30, 40)), ("abz,azc->abc", (4, 20, 30), (4, 30, 40))]
 )
 def test_matrices_that_lie_whole_are_handed_over_as_they_are(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:

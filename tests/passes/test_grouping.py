@@ -332,6 +332,15 @@ def test_what_reads_a_cache_before_its_write_stays_before_it() -> None:
     assert order.index(reader) < order.index(write)
 
 
+def test_a_view_without_a_loop_nest_is_an_alias_of_a_copy() -> None:
+    """Leaving out the first element of a transposed matrix is no loop over rows and columns."""
+    m = Model()
+    flat = m.do("reshape", m.do("permute", m.tensor(4, 3), dims=(1, 0)), shape=(12,))
+    (region,) = m.group(m.do("slice", flat, dim=-1, start=1, stop=12, step=1))
+    assert region.result.shape == (12,)
+    assert m.outputs[0].producer is not None and m.outputs[0].producer.is_op("slice")
+
+
 def test_a_view_that_is_returned_is_no_kernel_between() -> None:
     m = Model()
     rows = m.do("reshape", m.do("exp", m.tensor(32, 64)), shape=(4, 8, 64))
