@@ -176,7 +176,7 @@ class Grouping:
         return plain and (not self.candidates.verdict({node}) or self._set_views_apart(node))
 
     def _is_copied(self, view: Node) -> bool:
-        """Whether a kernel makes a view; of a chain that has no loop nest, a part is copied and the rest is an alias."""
+        """Return whether a kernel makes a view; of a chain without a loop nest, a part is copied, the rest an alias."""
         if not self._needs_copy(view):
             return False
         return not (self.candidates.verdict({view}) and self._set_views_apart(view)) or self._needs_copy(view)
