@@ -56,10 +56,10 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		bench.injection \
 		bench.op_db \
 		bench.sanitize \
-		"bench.fuzz --target interpreter --count 20000" \
-		"bench.fuzz --target cpp --count 2000" \
-		"bench.fuzz --target triton --count 500" \
-		"bench.fuzz --target backend --count 1000" \
+		"bench.fuzz --target interpreter --count 20000 --json none" \
+		"bench.fuzz --target cpp --count 2000 --json none" \
+		"bench.fuzz --target triton --count 500 --json none" \
+		"bench.fuzz --target backend --count 1000 --json none" \
 		"bench.triton_kernels --full" \
 		"bench.triton_kernels --full --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16,float32" \
 		bench.triton_chips \

@@ -41,8 +41,8 @@ def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) 
 
     def stays_inside(access: Access) -> bool:
         along = {s.name for s in sympy.sympify(access.statement.offset).free_symbols}
-        if any(loop.axis in along and loop.start == loop.stop for loop in access.loops):
-            return True  # no lane is in range
+        if any(loop.start == loop.stop and (loop.axis in along or loop.kind != "tile") for loop in access.loops):
+            return True  # no iteration runs, or no lane is in range
         key = tuple((loop.axis, loop.start, loop.stop) for loop in access.loops)
         space = spaces.get(key) or spaces.setdefault(key, _Space(access.loops, limits or {}))
         offset = space.expression(access.statement.offset)
@@ -89,7 +89,7 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
         for s in walk(kernel.body)
         if isinstance(s, Place) and (s.length in checked or (s.value, s.length) in themselves)
     ]
-    places = tuple(Loop(s.dst, 0, s.length, 1, "serial", ()) for s in found)
+    places = tuple(Loop(s.dst, 0, s.length, 1, "tile", ()) for s in found)
     lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}
 
     def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:

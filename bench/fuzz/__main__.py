@@ -4,6 +4,9 @@
 programs. ``interpreter`` runs what the passes make of a graph, ``cpp`` and ``triton`` its kernels, ``backend`` a
 program of torch through ``torch.compile``. Batches run in processes of their own; one that dies is a finding, and the
 rest of its batch goes on in another. ``--plant FAULT`` plants a fault in the compiler, which must then be found.
+
+A campaign may be run in parts: each run is added to the file of results, with its own commit and seed. ``--again``
+judges by the present commit what earlier runs have found.
 """
 
 import argparse
@@ -20,7 +23,7 @@ from bench.fuzz.faults import FAULTS
 from bench.fuzz.targets import TARGETS
 from bench.fuzz.worker import SOUND
 from bench.harness import progress, report
-from bench.record import write_result
+from bench.record import RESULTS, provenance, write_result
 
 BATCH = {"interpreter": 4000, "cpp": 200, "triton": 250, "backend": 50}
 """Programs per process."""
@@ -30,6 +33,36 @@ ROOT = Path(__file__).parents[2]
 def main(words: list[str] | None = None) -> int:
     """Run a campaign; the exit status is 1 where a program is not compiled right, or a planted fault is not found."""
     options = _parser().parse_args(words)
+    path = Path(options.json or RESULTS / f"fuzz_{options.target}.json")
+    known = json.loads(path.read_text()) if path.exists() and options.json != "none" and not options.plant else {}
+    runs, found = known.get("runs", []), known.get("found", [])
+    console = report(options.width)
+    if options.again:
+        _judge_again(options, found)
+    else:
+        rows, seconds = _run(options)
+        new = [{"commit": provenance(options.seed)["commit"], "seed": options.seed, **row} for row in _wrong(rows)]
+        found += new
+        runs.append(_summary(options, rows, seconds))
+        said = ", ".join(f"{name} {count}" for name, count in runs[-1]["outcomes"].items())
+        rate = runs[-1]["rate"]
+        console.print(f"{len(rows)} programs for {options.target}, seed {options.seed}: {said}; {rate} a second")
+    unmended = [row for row in found if "mended" not in row]
+    if options.plant:
+        return int(not unmended)
+    if options.json != "none":
+        outcomes: Counter[str] = sum((Counter(run["outcomes"]) for run in runs), Counter())
+        content = {
+            "target": options.target, "programs": sum(run["programs"] for run in runs),
+            "outcomes": dict(outcomes.most_common()), "passed": not unmended, "found": found, "runs": runs,
+        }  # fmt: skip
+        write_result(path.stem, options.seed, content, str(path))
+        console.print(f"written to {path}: {content['programs']} programs in all, {len(unmended)} not right")
+    return int(bool(unmended))
+
+
+def _run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], float]:
+    """Judge the programs, and return a row for each and the seconds that it took; a planted fault ends when found."""
     fault = FAULTS[options.plant] if options.plant else None
     last = options.first + (min(options.count, fault.within) if fault else options.count)
     rows: list[dict[str, Any]] = []
@@ -37,29 +70,30 @@ def main(words: list[str] | None = None) -> int:
     with progress() as bar:
         task, at = bar.add_task(f"fuzz {options.target}", total=last - options.first), options.first
         while at < last and not (fault and _wrong(rows)):
-            new = _batch(options, at, min(last, at + BATCH[options.target]))
+            new = _batch(options, options.seed, at, min(last, at + BATCH[options.target]))
             for row in _wrong(new):
                 bar.console.print(_line(row), highlight=False, soft_wrap=True, markup=False)
             rows += new
             at += len(new)
             bar.update(task, completed=at - options.first)
-    content = _content(options, rows, time.perf_counter() - begun)
-    console = report(options.width)
-    outcomes = ", ".join(f"{name} {count}" for name, count in content["outcomes"].items())
-    console.print(
-        f"{len(rows)} programs for {options.target}, seed {options.seed}: {outcomes}; {content['rate']} a second"
-    )
-    if options.json != "none":
-        path = write_result(f"fuzz_{options.target}", options.seed, content, options.json)
-        console.print(f"written to {path}", style="dim", highlight=False)
-    return int(not content["passed"])
+    return rows, time.perf_counter() - begun
 
 
-def _batch(options: argparse.Namespace, first: int, last: int) -> list[dict[str, Any]]:
+def _judge_again(options: argparse.Namespace, found: list[dict[str, Any]]) -> None:
+    """Judge what was found by the present commit; what is right now bears it."""
+    for row in [row for row in found if "mended" not in row]:
+        (now,) = _batch(options, row["seed"], row["index"], row["index"] + 1)
+        if now["outcome"] in SOUND:
+            row["mended"] = provenance(options.seed)["commit"]
+        else:
+            print(_line(now))
+
+
+def _batch(options: argparse.Namespace, seed: int, first: int, last: int) -> list[dict[str, Any]]:
     """Judge programs in a process of its own; if it dies, those until then, and that in which it died."""
     with tempfile.TemporaryDirectory(prefix="fusec-fuzz-") as folder:
         log = Path(folder) / "log.jsonl"
-        words = [options.target, *map(str, (options.seed, first, last, log, options.keep)), options.plant]
+        words = [options.target, *map(str, (seed, first, last, log, options.keep)), options.plant]
         done = subprocess.run(
             [sys.executable, "-m", "bench.fuzz.worker", *words], cwd=ROOT, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True,
@@ -83,18 +117,13 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['outcome']:8} {row['index']}: {row.get('shrunk') or row['detail']}  {row.get('file', '')}"
 
 
-def _content(options: argparse.Namespace, rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    wrong = _wrong(rows)
-    return {
-        "target": options.target,
-        "first": options.first,
-        "programs": len(rows),
+def _summary(options: argparse.Namespace, rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    said = provenance(options.seed)
+    return {key: said[key] for key in ("commit", "changed", "seed", "time", "versions", "cpu")} | {
+        "first": options.first, "programs": len(rows),
         "outcomes": dict(Counter(row["outcome"] for row in rows).most_common()),
         "rate": round(len(rows) / seconds, 2),
-        "fault": options.plant,
-        "found": wrong,
-        "passed": bool(wrong) if options.plant else not wrong,
-    }
+    }  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--first", type=int, default=0, help="index of the first program")
     add("--plant", default="", choices=["", *FAULTS], metavar="FAULT", help=f"one of: {', '.join(FAULTS)}")
     add("--keep", default=str(ROOT / "build" / "fuzz"), metavar="DIR", help="where files that show a failure go")
+    add("--again", action="store_true", help="judge what earlier runs have found by the present commit")
     add("--json", default="", metavar="FILE", help="by default one for each target in bench/results; or none")
     add("--width", type=int, default=None, help="of what is printed")
     return parser

@@ -59,7 +59,22 @@ def test_a_campaign_writes_what_it_finds(tmp_path: Path) -> None:
     words = ["--target", "interpreter", "--count", "3", "--seed", "4", "--json", str(tmp_path / "out.json")]
     assert main(words) == 0
     result = json.loads((tmp_path / "out.json").read_text())
-    assert (result["seed"], result["programs"], result["outcomes"]) == (4, 3, {"right": 3}) and result["rate"] > 0
+    assert (result["seed"], result["programs"], result["outcomes"]) == (4, 3, {"right": 3})
+    assert main([*words, "--first", "3"]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["programs"] == 6 and [run["first"] for run in result["runs"]] == [0, 3] and result["passed"]
+
+
+def test_what_was_found_is_judged_again(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    words = ["--target", "interpreter", "--count", "1", "--seed", "4", "--json", str(path)]
+    assert main(words) == 0
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"found": [{"seed": 4, "index": 0, "outcome": "wrong", "commit": "earlier"}]}))
+    assert main([*words, "--first", "1"]) == 1
+    assert main([*words, "--again"]) == 0
+    (row,) = json.loads(path.read_text())["found"]
+    assert row["mended"]
 
 
 def test_a_process_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,13 @@ def test_reversed_order_and_negative_offsets():
     assert "i in 0 … s0" in str(access)
 
 
+def test_what_no_iteration_reaches_is_proved():
+    """A tile of no lanes is still loaded, where the address does not name its lanes: nothing masks it."""
+    assert not unproven_accesses(loads(0, 0, ("i", 0, 0, "grid")))
+    assert not unproven_accesses(loads(ROW, 0, ("i", 0, 0, "tile")))
+    assert unproven_accesses(loads(0, 0, ("i", 0, 0, "tile")))
+
+
 def test_triangular_ranges():
     assert not unproven_accesses(loads(ROW * S + J, S * S, ("i", 0, S, "grid"), ("j", 0, ROW + 1, "tile")))
     assert unproven_accesses(loads(ROW * S + J, S * S, ("i", 0, S, "grid"), ("j", 0, ROW + 2, "tile")))
