@@ -106,6 +106,7 @@ def triton(graph: Graph) -> Compiled:
     """What passes make of a graph, node by node, kernels being run by Triton's interpreter."""
     done = optimized(graph, "triton")
     work, schedules = done.graph, done.schedules
+    unscheduled = any(_is_kernel(node) and schedules.refusal(node) for node in work)
 
     def run(given: list[Any]) -> list[Any]:
         machine = _TritonMachine(bind_symbols(work, given), schedules)
@@ -113,7 +114,11 @@ def triton(graph: Graph) -> Compiled:
             outputs = machine.run(work, given)
             return [machine.tensor(x, v.type) for v, x in zip(work.outputs, outputs, strict=True)]
 
-    return Compiled(run)
+    return Compiled(run, unscheduled)
+
+
+def _is_kernel(node: Node) -> bool:
+    return node.is_op("region") and node.attributes["kind"] == "kernel"
 
 
 class _TritonMachine(Machine):
@@ -124,10 +129,10 @@ class _TritonMachine(Machine):
         self.schedules = schedules
 
     def node(self, node: Node, operands: list[Any]) -> list[Any]:
-        """A kernel where the node is one."""
+        """A kernel where the node is one and has a schedule."""
         from fusec.codegen.triton.check import run_kernel
 
-        if not node.is_op("region") or node.attributes["kind"] != "kernel":
+        if not _is_kernel(node) or self.schedules.refusal(node):
             return super().node(node, operands)
         kernel = self.schedules.kernel(node)
         _check_bounds(kernel, node)
