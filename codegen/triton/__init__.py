@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.analysis.machine import CHIPS, USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip, known_chip
 from fusec.codegen.choice import Choice
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.kernel import Compute, Kernel, walk
 from fusec.codegen.schedule import schedule_region
 from fusec.codegen.target import Launchable
+from fusec.codegen.triton.arithmetic import expression
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.tiles import with_distinct_axes
 from fusec.config import Config
@@ -49,6 +50,9 @@ class TritonTarget:
             ScheduleError: where there is none.
         """
         kernel = schedule_region(region, name, self.lanes, self.whole_row, machine=machine, choice=choice)
+        for statement in walk(kernel.body):
+            if isinstance(statement, Compute):
+                expression(statement, str)  # grouping splits what has no form in Triton
         return with_distinct_axes(kernel)
 
     def print(self, kernel: Kernel) -> str:
