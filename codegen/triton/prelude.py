@@ -68,10 +68,10 @@ def tanh(x):
     return tl.where(x == 0.0, x, tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, far * -1.0, far)))
 
 def expm1(x):
-    """e^x - 1: the error of u = e^x cancels in (u - 1) / ln u."""
+    """e^x - 1: the error of u = e^x cancels in (u - 1) / ln u, unless u is denormal."""
     u = exp(x)
     r = (u - 1.0) * (x / tl.log(u))
-    r = tl.where(u == 0.0, -1.0, tl.where(u == float("inf"), u, r))
+    r = tl.where(u < 1e-30, -1.0, tl.where(u == float("inf"), u, r))
     return tl.where(u == 1.0, x, r)
 
 def tanh_f64(x):

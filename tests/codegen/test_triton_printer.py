@@ -102,6 +102,14 @@ def test_unary_operations_are_near_torch(op, dtype):
     assert_same_zeros(y, UNARY[op](x))
 
 
+@pytest.mark.parametrize(("dtype", "least"), [(F32, -110.0), (F64, -750.0)], ids=str)
+@pytest.mark.parametrize("op", ["exp", "expm1", "tanh", "sigmoid"])
+def test_exponentials_are_right_down_to_denormals(op, dtype, least):
+    x = torch.linspace(least, 0, 1000, dtype=TORCH[dtype])
+    (y,) = run(one(op, ["a"], dtype, size=1000), x)
+    torch.testing.assert_close(y, UNARY[op](x.double()).to(x.dtype), rtol=4e-7 if dtype == F32 else 4e-15, atol=1e-37)
+
+
 @pytest.mark.parametrize("op", ["exp", "sigmoid", "expm1"])
 def test_exponentials_of_large_numbers_do_not_rely_on_the_chips(op, monkeypatch):
     """A chip's is 2^t of a rounded t: so is the interpreter's here, which otherwise has numpy's exact one."""
