@@ -16,6 +16,7 @@ from fusec.config import Config
 from fusec.errors import FusecError, ImportFailure, OptionError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_for_call
+from fusec.frontend.predictions import corrected_predictions
 from fusec.frontend.sources import input_names, input_weights
 from fusec.frontend.torch_internals import (
     boxed,
@@ -128,7 +129,7 @@ def _through_aot(gm: GraphModule, inputs: list[Any], config: Config, compile_gra
         with outside_tracing(), _collector_paused():
             return boxed(_compile_aten(graph_module, names, weights, static, config, compile_graph))
 
-    with nullcontext() if trains else kept_whole(KEPT_WHOLE):
+    with nullcontext() if trains else kept_whole(KEPT_WHOLE), corrected_predictions():
         program: Callable[..., Any] = compile_through_aot(
             gm,
             inputs,

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fusec.frontend.predictions import laid_out
 from fusec.frontend.torch_internals import decomposition_table
 
 _aten = torch.ops.aten
@@ -36,4 +37,4 @@ zero zero_ fill eye linspace
 def decompositions() -> dict[Any, Any]:
     """Torch's own decompositions of the chosen operations; half types compute in f32 and round once, as in eager."""
     packets = [getattr(_aten, name) for name in _NAMES if hasattr(_aten, name)]
-    return decomposition_table(packets)
+    return {operation: laid_out(operation, d) for operation, d in decomposition_table(packets).items()}

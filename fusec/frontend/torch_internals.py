@@ -1,7 +1,7 @@
 """The private names of torch that fusec uses, in one place; each has a fallback or a test."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -173,3 +173,29 @@ def carried_by_torch(kind: str, restore: Callable[[str, bytes], None]) -> Callab
 
     CacheArtifactFactory.register(Artifact)
     return partial(CacheArtifactManager.record_artifact, kind)
+
+
+@contextmanager
+def predictions_corrected(operations: Collection[Any], correct: Callable[..., Any]) -> Iterator[None]:
+    """Let ``correct`` replace what fake functions return.
+
+    Args:
+        operations: the overloads whose fake functions are concerned.
+        correct: takes one of them, its arguments, those by name, and the prediction.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    dispatch = FakeTensorMode.dispatch
+
+    def corrected(mode: Any, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        predicted = dispatch(mode, operation, types, args, kwargs or {})
+        if predicted is NotImplemented or operation not in operations:
+            return predicted
+        with mode:
+            return correct(operation, args, kwargs or {}, predicted)
+
+    FakeTensorMode.dispatch = corrected  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        FakeTensorMode.dispatch = dispatch  # type: ignore[method-assign]

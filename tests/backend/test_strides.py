@@ -96,16 +96,93 @@ def test_what_a_call_returns_lies_as_it_came() -> None:
     check(dynamo.backend, lambda pooled, index: F.max_unpool2d(pooled, index, 2), pooled, index)
 
 
-def test_a_view_by_strides_sees_what_eager_lays_out() -> None:
-    """Of channels last torch predicts that roll gives contiguous memory, and eager keeps channels last."""
+CALLS = {
+    "roll": lambda x, y: torch.roll(x, 1, 2),
+    "roll twice": lambda x, y: torch.roll(x, (1, 2), (0, 3)),
+    "roll flat": lambda x, y: torch.roll(x, 3),
+    "floor_divide": lambda x, y: torch.floor_divide(x, y + 1),
+    "div floor": lambda x, y: torch.div(x, y + 1, rounding_mode="floor"),
+    "div by a number": lambda x, y: torch.div(x, 3, rounding_mode="trunc"),
+    "copysign": lambda x, y: torch.copysign(x, y),
+    "xlogy": lambda x, y: torch.xlogy(x, y),
+    "logaddexp": lambda x, y: torch.logaddexp(x.float(), y.float()),
+    "logical_and": lambda x, y: torch.logical_and(x, y),
+    "heaviside": lambda x, y: torch.heaviside(x, y),
+    "index": lambda x, y: x[:, torch.tensor([[0, 1, 0], [1, 0, 1]]).t()],
+    "index apart": lambda x, y: x[torch.tensor([[0, 1], [1, 0], [1, 1]]).t(), :, torch.tensor([0, 3])],
+    "index_put": lambda x, y: torch.index_put(x, [torch.tensor([0])], y[0]),
+    "index_fill": lambda x, y: torch.index_fill(x, 1, torch.tensor([0]), 1),
+    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy(x.sigmoid(), (y.float()).sigmoid(), reduction="none"),
+    "logsigmoid": lambda x, y: F.logsigmoid(x.float()),
+    "batch_norm": lambda x, y: F.batch_norm(x.float(), None, None, training=True),
+    "max_unpool2d": lambda x, y: F.max_unpool2d(*F.max_pool2d(x.float(), 2, return_indices=True), 2),
+    "reflection_pad3d": lambda x, y: F.pad(x[None], (1, 1, 1, 1, 1, 1), "reflect"),
+    "replication_pad3d": lambda x, y: F.pad(x[None], (1, 1, 1, 1, 1, 1), "replicate"),
+}
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "first two dims swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "last two dims swapped": lambda x: x.mT.contiguous().mT,
+    "reversed": lambda x: x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+    "padded": lambda x: torch.stack([x, x], -1)[..., 0],
+    "expanded": lambda x: x[..., :1].expand_as(x),
+    "broadcast": lambda x: x[:, :1],
+}
 
-    def function(x: Tensor) -> Tensor:
-        return torch.as_strided(torch.roll(x, 1, 2) * 2, (4, 5), (5, 1)) + 1
 
-    x = torch.randn(2, 3, 4, 5)
-    check(dynamo.backend, function, x)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_are_eagers_where_torch_predicts_others(layout: str, dynamic: bool) -> None:
+    """Of results, of what is computed from them, and as ``as_strided`` sees them; for floats and for integers."""
+    for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.int64, True)):
+        x, y = (torch.randint(1, 9, (2, 3, 4, 6)).to(dtype) for _ in range(2))
+        given = LAYOUTS[layout](x), LAYOUTS["last two dims swapped"](y) if transposed else y
+        names = [name for name, call in CALLS.items() if _accepts(call, *given)]
+
+        def function(x: Tensor, y: Tensor, names: list[str] = names) -> list[tuple[Tensor, ...]]:
+            return [_looked_at(CALLS[name], x, y) for name in names]
+
+        wanted = function(*given)
+
+        dynamo.reset()
+        torch._dynamo.reset()
+        found = torch.compile(function, backend=dynamo.backend_with(interpret), dynamic=dynamic)(*given)
+        assert dynamo.fallbacks() == []
+        for (name, values), ours in zip(zip(names, wanted, strict=True), found, strict=True):
+            assert list(map(significant_strides, ours)) == list(map(significant_strides, values)), (name, dtype)
+            torch.testing.assert_close(ours, values, equal_nan=True)
+
+
+def _accepts(call: Any, x: Tensor, y: Tensor) -> bool:
+    """Return whether eager takes the dtype and the shape."""
+    try:
+        return call(x, y).numel() >= 6
+    except (RuntimeError, IndexError, ValueError):
+        return False
+
+
+def _looked_at(call: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    out = call(x, y)
+    twice = out + out
+    return out, twice, torch.as_strided(twice, (2, 3), (3, 1)) + 1
+
+
+@pytest.mark.parametrize("name", ["roll", "index", "floor_divide", "xlogy"])
+def test_kernels_write_eagers_strides(name: str) -> None:
+    x = torch.randint(1, 9, (2, 3, 4, 6)).float()
+    for layout in ("channels last", "broadcast"):
+        given = LAYOUTS[layout](x), LAYOUTS["last two dims swapped"](x)
+        if _accepts(CALLS[name], *given):
+            torch._dynamo.reset()
+            wanted = _looked_at(CALLS[name], *given)
+            found = torch.compile(lambda x, y: _looked_at(CALLS[name], x, y), backend=dynamo.backend)(*given)
+            assert list(map(significant_strides, found)) == list(map(significant_strides, wanted))
+            torch.testing.assert_close(found, wanted, equal_nan=True)
     assert dynamo.fallbacks() == []
-    check(dynamo.backend, function, x.to(memory_format=torch.channels_last))
-    (reason,) = dynamo.fallbacks()
-    assert "a view by strides of what aten.roll gives" in reason
-    dynamo.reset()
+
+
+def test_gradients_have_eagers_strides() -> None:
+    """The backward graph is traced with eager's strides too."""
+    x = LAYOUTS["channels last"](torch.randn(2, 3, 4, 6)).requires_grad_()
+    check(dynamo.backend, lambda x: torch.roll(torch.roll(x, 1, 2) * x.mT.mT.sin(), 1, 3), x, grad=True)
