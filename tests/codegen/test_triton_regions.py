@@ -6,6 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusec.codegen import target_named
+from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.kernel import Load, walk
 from fusec.codegen.triton import TritonTarget, check
 from fusec.codegen.triton.check import RegionCheck, check_region, multiplies_matrices
 from fusec.config import Config
@@ -128,6 +131,19 @@ def test_an_axis_may_be_tiled_in_one_loop_and_serial_in_another():
     (region,) = kernel_regions(trace(shifted, [torch.randn(3, 3).t(), torch.randn(3)], symbolic=False))
     outcome = check_region(region, chips=["sm_80"])
     assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("target", ["cpp", "triton"])
+def test_nothing_is_read_from_an_empty_tensor(target):
+    """The element that is repeated is the same for all, so that no inner loop is around its load."""
+
+    def repeated(x):
+        return torch.cat([x, x], -2) + 1
+
+    (region,) = kernel_regions(trace(repeated, [torch.randn(3, 0, 1)], symbolic=False))
+    kernel = target_named(target).schedule(region, "kernel")
+    assert not unproven_accesses(kernel)
+    assert not any(isinstance(s, Load) for s in walk(kernel.body))
 
 
 @pytest.mark.parametrize("length", [0, "n"])
