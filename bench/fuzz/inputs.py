@@ -58,7 +58,8 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, kind: str, generator: torc
         x = x * (min(limits.max, 1e30) ** 0.5 if kind == "large" else limits.tiny)
     elif kind == "special" and x.numel():
         chosen = torch.randint(0, 2 * len(_SPECIAL), shape, generator=generator)
-        for i, number in enumerate((*_SPECIAL, torch.finfo(dtype).max, torch.finfo(dtype).tiny / 4)):
+        limits = torch.finfo(dtype)  # whether sums of products overflow must not depend on their order
+        for i, number in enumerate((*_SPECIAL, limits.max**0.5 / 64, limits.tiny / 4)):
             x[chosen == i] = number
     return x.to(dtype)
 
