@@ -10,7 +10,7 @@ from fusec.analysis.strides import dense
 from fusec.codegen.sizes import PYTHON, sizes_text
 from fusec.errors import FusecError
 from fusec.frontend.torch_internals import empty_on_cpu
-from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.graph import Graph, Node, Source, Value, storage
 from fusec.ir.types import ScalarType, Size, TensorType, contiguous_strides, same_size
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.layout import copied, with_strides
@@ -46,7 +46,7 @@ class ProgramText:
         """Strides that a value is known to have; None where only the running program can tell."""
         self.roots: dict[Value, Value] = {}
         """For a value that shares another one's storage, whose storage it is."""
-        self.written = {self._origin(v) for n in graph.nodes for v in n.written}
+        self.written = {storage(v) for n in graph.nodes for v in n.written}
         self.constants: dict[str, Any] = {
             "empty": empty_on_cpu, "empty_on": torch.empty_strided, "with_strides": with_strides, "copied": copied,
             "same_storage": same_storage,
@@ -108,11 +108,6 @@ class ProgramText:
     def root(self, value: Value) -> Value:
         """The value whose storage this one uses."""
         return self.roots.get(value, value)
-
-    def _origin(self, value: Value) -> Value:
-        while value.producer is not None and value.producer.operands:
-            value = value.producer.operands[0]
-        return value
 
     def bind_symbols(self, value: Value) -> None:
         """Read the size symbols that a value's type mentions for the first time."""

@@ -201,6 +201,20 @@ def test_writes_change_the_input_and_copies_do_not_miss_them(function: str | Non
     torch.testing.assert_close(found, data + data)
 
 
+def test_what_a_kernel_reads_first_is_not_taken_for_what_it_writes() -> None:
+    graph = Graph()
+    x, cache = tensor(graph, 4, 6), tensor(graph, 4, 6)
+    written = graph.add_node("write", [cache, graph.add_node("exp", [x]).result]).result
+    graph.add_node("write", [written, graph.add_node("sin", [written]).result])
+    graph.set_outputs([x])
+    program, _ = compiled(graph)
+    given, data = torch.randn(4, 6), torch.zeros(4, 6)
+    expected = given.exp().sin()
+    (found,) = program([given, data])
+    assert found.data_ptr() != given.data_ptr()
+    torch.testing.assert_close(data, expected)
+
+
 def test_outputs_never_share_memory_with_inputs_constants_or_each_other() -> None:
     graph = Graph()
     x = tensor(graph, 4, 6)
