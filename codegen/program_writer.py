@@ -18,7 +18,7 @@ from fusec.codegen.target import DirectLaunchable, Launchable
 from fusec.codegen.vendor import write_biased, write_contraction, write_convolution
 from fusec.ir.graph import Graph, Node, Value, storage, updated
 from fusec.ir.ops import Trait
-from fusec.ir.types import TensorType, same_size
+from fusec.ir.types import Size, TensorType, same_size
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import LOOKUPS
 
@@ -135,7 +135,7 @@ class ProgramWriter:
                     name = self._copied(name, type)
                 elif value.type.rank and not (known is not None and all(map(same_size, known, type.strides))):
                     strides = sizes_text(type.strides)
-                    if known is None and value.producer is not None and value.producer.has(Trait.OPAQUE):
+                    if _lies_as_called(value, known, type):
                         pass  # as the operation laid it out, whatever its fake function promised
                     elif known is None:
                         name = f"{name} if {name}.stride() == {strides} else with_strides({name}, {strides})"
@@ -281,3 +281,9 @@ def _alone(node: Node) -> Graph:
     copy = graph.add_node(node.op.name, inputs, dict(node.attributes), types=[r.type for r in node.results])
     graph.set_outputs(list(copy.results))
     return graph
+
+
+def _lies_as_called(value: Value, known: tuple[Size, ...] | None, promised: TensorType) -> bool:
+    """Return whether a result of an opaque call is returned itself, and not a copy of it in another layout."""
+    called = known is None and value.producer is not None and value.producer.has(Trait.OPAQUE)
+    return called and value.tensor.strides == promised.strides

@@ -89,6 +89,11 @@ def significant_strides(x: Tensor) -> list[int]:
     return [stride for n, stride in zip(x.shape, x.stride(), strict=True) if n != 1]
 
 
+@pytest.mark.parametrize("then", [lambda y: y.contiguous(), lambda y: y.contiguous() - 0.0], ids=["copy", "computed"])
+def test_what_a_call_returns_is_laid_out_anew_where_the_model_says_so(backend: Any, then: Any) -> None:
+    check(backend, lambda x: then(torch.special.bessel_j0(x.t())), torch.randn(4, 5))
+
+
 def test_what_a_call_returns_lies_as_it_came() -> None:
     """The fake function of max_unpool2d promises contiguous memory, and ATen keeps channels last."""
     x = torch.randn(2, 2, 6, 12).to(memory_format=torch.channels_last)
