@@ -267,11 +267,12 @@ def single_terms(graph: Graph, node: Node) -> Value | None:
 def single_columns(graph: Graph, node: Node) -> Value | None:
     """A batch of products whose results have one column, as scores of a single key, is one of sums of products.
 
-    So is a dot product: libraries multiply a matrix of one row by one column with a single accumulator.
+    So is a dot product, whatever dims of length 1 its result has: libraries multiply a matrix of one row by one column
+    with a single accumulator.
     """
     terms, out = split_spec(node.attributes["spec"])
     sizes, batch, last = _label_sizes(node, terms), set(out).intersection(*terms), out[-1:]
-    if (out and not batch) or last in batch:
+    if last in batch or (not batch and any(sizes[label] != 1 for label in out)):
         return None
     columns = set(out).difference(batch, *(term for term in terms if last not in term))
     if any(sizes[label] != 1 for label in columns):

@@ -108,6 +108,14 @@ def test_a_product_of_two_vectors_is_a_sum_of_products() -> None:
     torch.testing.assert_close(evaluate(graph, [x, y])[0], torch.dot(x, y))
 
 
+def test_a_product_of_one_row_and_one_column_is_a_sum_of_products() -> None:
+    x, y = torch.randn(1, 8), torch.randn(1, 8)
+    graph = trace(torch.nn.functional.linear, [x, y], symbolic=False)
+    normalize(graph)
+    assert "contraction" not in [n.op.name for n in graph.nodes]
+    torch.testing.assert_close(evaluate(graph, [x, y])[0], x @ y.T)
+
+
 @pytest.mark.parametrize("shape", [(1, 8), (1, 1, 8), (5, 1, 8), (1, 5, 8), (2, 3, 1, 8)], ids=str)
 @pytest.mark.parametrize(
     "turned", [lambda x, w: (w @ x.mT).mT, lambda x, w: torch.einsum("oi,...i->...o", w, x), torch.nn.functional.linear]
