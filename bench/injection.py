@@ -5,8 +5,11 @@
 
 import argparse
 import gc
+import importlib
 import inspect
 import logging
+import multiprocessing
+import pkgutil
 import sys
 import tempfile
 import threading
@@ -15,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from rich.table import Table
@@ -36,6 +39,10 @@ SOURCES = tuple({str(Path(root).resolve()) + "/" for root in ROOTS} | ROOTS)
 NET = ("_compile", "_fall_back", "_run_module", "_as_it_came", "compile_through_aot", "boxed", "is_dynamos", "custom")
 """Functions that fall back themselves: nobody catches them."""
 PLANTED = "planted by bench.injection"
+FORK = multiprocessing.get_context("fork")
+SECONDS = 300
+Key: TypeAlias = tuple[str, int, str]
+"""File, line and name of a function: what names its code across processes."""
 
 
 class Planted(RuntimeError):
@@ -212,6 +219,44 @@ def _right(workload: Workload, folder: str, function: FunctionType | None, codes
     return all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(results[0], results[-1], strict=True))
 
 
+def isolated(workload: Workload, code: CodeType | None = None) -> tuple[Outcome, set[Key]]:
+    """Run in a fork of this process, in which nothing is compiled yet: what runs once per process runs there too."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=_send_outcome, args=(sender, workload, code), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        if not receiver.poll(SECONDS):
+            raise TimeoutError(f"no outcome after {SECONDS} seconds")
+        found: tuple[Outcome, set[Key]] = receiver.recv()
+    except (EOFError, TimeoutError) as reason:
+        child.kill()
+        found = Outcome(workload.name, code.co_name if code else "", True, False, error=repr(reason)), set()
+    child.join()
+    return found
+
+
+def _send_outcome(sender: Any, workload: Workload, code: CodeType | None) -> None:
+    codes: set[CodeType] = set()
+    function = functions({code})[0] if code else None
+    outcome = run(workload, function, None if code else codes)
+    sender.send((outcome, set(map(_key, codes))))
+
+
+def _key(code: CodeType) -> Key:
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def import_all() -> None:
+    """Import every module of fusec, and compile once with torch alone, so that forks start from there."""
+    for module in pkgutil.walk_packages(fusec.__path__, "fusec."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    torch.compile(pointwise, backend="aot_eager")(torch.arange(7)[None], torch.arange(7))
+    torch._dynamo.reset()
+
+
 def name_of(function: FunctionType | None) -> str:
     """Module and name."""
     return f"{function.__module__}.{function.__qualname__}" if function else ""
@@ -221,6 +266,10 @@ def functions(codes: set[CodeType]) -> list[FunctionType]:
     """The functions that live as long as their module and have these codes."""
     found = {o.__code__: o for o in gc.get_objects() if type(o) is FunctionType and o.__code__ in codes}
     return sorted((f for f in found.values() if f.__name__ not in NET), key=name_of)
+
+
+def _codes(keys: set[Key]) -> set[CodeType]:
+    return {o.__code__ for o in gc.get_objects() if type(o) is FunctionType and _key(o.__code__) in keys}
 
 
 def stages(found: list[FunctionType]) -> list[FunctionType]:
@@ -237,18 +286,18 @@ def stages(found: list[FunctionType]) -> list[FunctionType]:
 def main(words: list[str] | None = None) -> int:
     """Inject every function that some workload runs; status 1 where one breaks the model, or nobody says so."""
     options = _parser().parse_args(words)
-    console, found, raised = report(options.width), list[Outcome](), set[CodeType]()
+    console, found, raised = report(options.width), list[Outcome](), set[Key]()
     logging.getLogger("fusec").propagate = False
+    import_all()
     with progress() as bar:
         for workload in (w for w in WORKLOADS if not options.workloads or w.name in options.workloads.split(",")):
-            codes: set[CodeType] = set()
-            first = run(workload, codes=codes)
+            first, reached = isolated(workload)
             assert first.right and not first.error, first
-            todo = [f for f in functions(codes - raised) if options.only in name_of(f)]
+            todo = [f for f in functions(_codes(reached - raised)) if options.only in name_of(f)]
             todo = stages(todo) if options.stages else todo
             for function in bar.track(todo, description=workload.name):
-                found.append(run(workload, function))
-                raised |= {function.__code__} if found[-1].fired else set()
+                found.append(isolated(workload, function.__code__)[0])
+                raised |= {_key(function.__code__)} if found[-1].fired else set()
                 if not found[-1].passed:
                     bar.console.print(found[-1])
     console.print(_table(found))
