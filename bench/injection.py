@@ -10,6 +10,7 @@ import inspect
 import logging
 import multiprocessing
 import pkgutil
+import shutil
 import sys
 import tempfile
 import threading
@@ -29,9 +30,9 @@ import fusec
 from bench.harness import progress, report
 from bench.record import write_result
 from fusec import dynamo
-from fusec.codegen.cpp.build import forget_loaded
 from fusec.config import Config
 from fusec.frontend.lowering import HANDLERS
+from fusec.outcomes import SUFFIX
 from fusec.pipeline import Pass
 
 ROOTS = {str(Path(fusec.__file__).parent / name) for name in ("", "passes", "codegen")}
@@ -169,8 +170,10 @@ def _recorded(codes: set[CodeType]) -> Iterator[None]:
         threading.setprofile(None)
 
 
-def run(workload: Workload, function: FunctionType | None = None, codes: set[CodeType] | None = None) -> Outcome:
-    """Compile with one function injected, and compare with eager."""
+def run(
+    workload: Workload, function: FunctionType | None = None, codes: set[CodeType] | None = None, cache: str = ""
+) -> Outcome:
+    """Compile with one function injected, in a copy of a cache, and compare with eager."""
     torch._dynamo.reset()
     dynamo.reset()
     _raised.clear()
@@ -181,6 +184,9 @@ def run(workload: Workload, function: FunctionType | None = None, codes: set[Cod
     outcome = Outcome(workload.name, name_of(function), False, False)
     try:
         with tempfile.TemporaryDirectory() as folder:
+            if cache:
+                recalled = () if workload.recalls else ("*" + SUFFIX,)
+                shutil.copytree(cache, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*recalled))
             outcome.right = _right(workload, folder, function, codes)
     except Exception as error:
         outcome.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -194,7 +200,7 @@ def run(workload: Workload, function: FunctionType | None = None, codes: set[Cod
 
 
 def _right(workload: Workload, folder: str, function: FunctionType | None, codes: set[CodeType] | None) -> bool:
-    plain = dynamo.backend_for(replace(workload.config, cache_dir=folder))
+    plain = dynamo.backend_for(replace(workload.config, cache_dir=workload.config.cache_dir or folder))
 
     def backend(gm: Any, inputs: list[Any]) -> Any:
         with injected(function), _recorded(codes) if codes is not None else injected(None):
@@ -202,9 +208,7 @@ def _right(workload: Workload, folder: str, function: FunctionType | None, codes
 
     results = []
     inputs = torch.arange(7).remainder(5)[None], torch.arange(7)
-    if workload.builds:
-        forget_loaded()
-    for runner in (None, plain if workload.recalls else None, backend):
+    for runner in (None, backend):
         torch._dynamo.reset()
         torch.manual_seed(0)
         model = workload.function()
@@ -215,14 +219,13 @@ def _right(workload: Workload, folder: str, function: FunctionType | None, codes
             sum(y.sum() for y in found).backward()  # type: ignore[union-attr]
             found = (*found, *(p.grad for p in model.parameters()))  # type: ignore[attr-defined]
         results.append(found)
-        dynamo.reset() if runner is plain else None
     return all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(results[0], results[-1], strict=True))
 
 
-def isolated(workload: Workload, code: CodeType | None = None) -> tuple[Outcome, set[Key]]:
+def isolated(workload: Workload, cache: str, code: CodeType | None = None) -> tuple[Outcome, set[Key]]:
     """Run in a fork of this process, in which nothing is compiled yet: what runs once per process runs there too."""
     receiver, sender = FORK.Pipe(duplex=False)
-    child = FORK.Process(target=_send_outcome, args=(sender, workload, code), daemon=True)
+    child = FORK.Process(target=_send_outcome, args=(sender, workload, cache, code), daemon=True)
     child.start()
     sender.close()
     try:
@@ -236,11 +239,23 @@ def isolated(workload: Workload, code: CodeType | None = None) -> tuple[Outcome,
     return found
 
 
-def _send_outcome(sender: Any, workload: Workload, code: CodeType | None) -> None:
+def _send_outcome(sender: Any, workload: Workload, cache: str, code: CodeType | None) -> None:
     codes: set[CodeType] = set()
     function = functions({code})[0] if code else None
-    outcome = run(workload, function, None if code else codes)
+    outcome = run(workload, function, None if code else codes, cache)
     sender.send((outcome, set(map(_key, codes))))
+
+
+@contextmanager
+def _cache_for(workload: Workload) -> Iterator[str]:
+    """A folder with what an earlier process has built; none where everything is to be built."""
+    if workload.builds:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        filling = replace(workload, config=replace(workload.config, cache_dir=folder), builds=True)
+        isolated(filling, "")
+        yield folder
 
 
 def _key(code: CodeType) -> Key:
@@ -291,15 +306,16 @@ def main(words: list[str] | None = None) -> int:
     import_all()
     with progress() as bar:
         for workload in (w for w in WORKLOADS if not options.workloads or w.name in options.workloads.split(",")):
-            first, reached = isolated(workload)
-            assert first.right and not first.error, first
-            todo = [f for f in functions(_codes(reached - raised)) if options.only in name_of(f)]
-            todo = stages(todo) if options.stages else todo
-            for function in bar.track(todo, description=workload.name):
-                found.append(isolated(workload, function.__code__)[0])
-                raised |= {_key(function.__code__)} if found[-1].fired else set()
-                if not found[-1].passed:
-                    bar.console.print(found[-1])
+            with _cache_for(workload) as cache:
+                first, reached = isolated(workload, cache)
+                assert first.right and not first.error, first
+                todo = [f for f in functions(_codes(reached - raised)) if options.only in name_of(f)]
+                todo = stages(todo) if options.stages else todo
+                for function in bar.track(todo, description=workload.name):
+                    found.append(isolated(workload, cache, function.__code__)[0])
+                    raised |= {_key(function.__code__)} if found[-1].fired else set()
+                    if not found[-1].passed:
+                        bar.console.print(found[-1])
     console.print(_table(found))
     content = {"passed": all(o.passed for o in found), "outcomes": [asdict(o) | {"passed": o.passed} for o in found]}
     console.print(f"written to {write_result('injection', 0, content, options.json)}", style="dim", highlight=False)
@@ -309,7 +325,6 @@ def main(words: list[str] | None = None) -> int:
 def _table(found: list[Outcome]) -> Table:
     fired = [o for o in found if o.fired]
     shown = Table(title=f"{sum(o.passed for o in fired)} of {len(fired)} functions may raise")
-    shown.caption = "the others ran once in the process, and what they gave is kept"
     for column in ("workload", "functions", "raised", "model fails", "wrong", "no reason"):
         shown.add_column(column)
     for workload in WORKLOADS:
