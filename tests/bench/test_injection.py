@@ -1,5 +1,10 @@
 """Stages of a compile that raise: the model runs, is right, and somebody says why."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from bench import injection
@@ -26,6 +31,14 @@ def functions() -> dict[str, injection.FunctionType]:
 def test_the_model_runs_and_the_reason_is_told(name: str, functions: dict[str, injection.FunctionType]) -> None:
     outcome = injection.run(INFERENCE, functions[name])
     assert outcome.fired and outcome.passed, outcome
+
+
+def test_a_function_that_runs_once_per_process_is_reached(tmp_path: Path) -> None:
+    file, only = tmp_path / "found.json", "analysis.machine"
+    command = [sys.executable, "-m", "bench.injection", "--workloads", "built", "--only", only, "--json", str(file)]
+    subprocess.run(command, check=True, timeout=300)
+    outcomes = json.loads(file.read_text())["outcomes"]
+    assert outcomes and all(outcome["fired"] and outcome["passed"] for outcome in outcomes)
 
 
 def test_a_model_that_fails_does_not_pass() -> None:
