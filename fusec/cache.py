@@ -64,7 +64,10 @@ class Cache:
         path = self.path(key, suffix)
         try:
             entry = read_entry(path)
-        except OSError:
+        except FileNotFoundError:
+            return None
+        except OSError as reason:
+            logger.warning("cannot use an entry of the cache, which is made anew: %s", reason)
             return None
         with suppress(OSError):
             if abs(time.time() - path.stat().st_mtime) > _HOUR:  # or the clock has gone backwards since

@@ -37,19 +37,20 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _outcomes(options: argparse.Namespace) -> list[Outcome]:
-    """Inject into each function in the first workload in which it raises."""
-    places, found, raised = prepare(), list[Outcome](), set[Key]()
+    """Inject each exception into each function in the first workload in which it raises."""
+    places, found, raised = prepare(), list[Outcome](), set[tuple[Key, type[Exception]]]()
+    chosen = [w for w in WORKLOADS if not options.workloads or w.name in options.workloads.split(",")]
+    named = {key: place for key, place in places.items() if options.only in place.name}
     with progress() as bar:
-        for workload in (w for w in WORKLOADS if not options.workloads or w.name in options.workloads.split(",")):
+        for workload in chosen:
             with trial(workload) as attempt:
-                reached = attempt.called() - raised
-                todo = [p for p in places.values() if p.key in reached and options.only in p.name]
-                for place in bar.track(todo, description=workload.name):
-                    outcome = attempt(place)
+                called = attempt.called()
+                todo = [p for key, p in named.items() if key in called and (key, workload.error) not in raised]
+                for place in bar.track(list(filter(workload.takes, todo)), description=workload.name):
+                    found.append(outcome := attempt(place))
                     if outcome.fired or outcome.error:
-                        raised.add(place.key)
-                    found.append(outcome)
-                    if not outcome.passed:
+                        raised.add((place.key, workload.error))
+                    if not (outcome.fired and outcome.passed):
                         bar.console.print(outcome)
     return found
 

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -56,22 +57,24 @@ class Place(NamedTuple):
         return f"{first}.{second}" if second in ("cpp", "triton") else first
 
 
-class Planted(RuntimeError):
-    """The exception of an injected function."""
+@dataclass
+class Planted:
+    """What injected functions raise in this process, and how often they did."""
+
+    error: type[Exception] = RuntimeError
+    count: int = 0
+
+    def fire(self) -> None:
+        """Raise, and count that."""
+        self.count += 1
+        raise self.error(PLANTED)
 
 
-raised: list[str] = []
-"""An entry per call of an injected function in this process."""
-
-
-def fire() -> None:
-    """Raise, and record that."""
-    raised.append(PLANTED)
-    raise Planted(PLANTED)
+planted = Planted()
 
 
 def _raise(*args: Any, **keywords: Any) -> Any:  # runs with the globals of the function whose code it replaces
-    __import__("bench.injection.planting", fromlist=["fire"]).fire()
+    __import__("bench.injection.planting", fromlist=["planted"]).planted.fire()
 
 
 def places() -> dict[Key, Place]:

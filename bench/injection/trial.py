@@ -3,6 +3,7 @@
 import logging
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.injection.fork import Died, in_fork
-from bench.injection.planting import PLANTED, Key, Place, injected, raised, recording
+from bench.injection.planting import PLANTED, Key, Place, injected, planted, recording
 from bench.injection.workloads import Workload
 from fusec import dynamo
 
@@ -99,7 +100,7 @@ def _compiled(
     workload: Workload, place: Place | None, cache: str, expected: tuple[Tensor, ...], called: set[Key] | None = None
 ) -> Outcome:
     torch._dynamo.reset()
-    raised.clear()
+    planted.error, planted.count = workload.error, 0
     outcome = Outcome.of(workload, place)
     compile_with = dynamo.backend_for(replace(workload.config, cache_dir=cache))
 
@@ -107,7 +108,7 @@ def _compiled(
         with injected(place), nullcontext() if called is None else recording(called):
             return compile_with(gm, inputs)
 
-    with _logged() as texts:
+    with _warnings() as texts:
         try:
             pairs = zip(workload.results(backend), expected, strict=True)
             outcome.right = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs)
@@ -115,18 +116,22 @@ def _compiled(
             outcome.error = f"{type(error).__name__}: {error}".splitlines()[0]
     for compiled in dynamo.compiled_graphs():
         texts += [f"{remark.message}: {remark.reason}" for remark in compiled.remarks]
-    outcome.fired = bool(raised)
+    outcome.fired = planted.count > 0
     outcome.reasons = list(dict.fromkeys(text for text in [*dynamo.fallbacks(), *texts] if PLANTED in text))
     return outcome
 
 
 @contextmanager
-def _logged() -> Iterator[list[str]]:
+def _warnings() -> Iterator[list[str]]:
+    """Yield a list that is filled with what is logged within, and with the warnings of Python at its end."""
     texts, logger = list[str](), logging.getLogger("fusec")
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
-        yield texts
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield texts
+        texts += [str(warning.message) for warning in caught]
     finally:
         logger.removeHandler(handler)

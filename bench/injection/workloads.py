@@ -8,8 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bench.injection.planting import Place
 from fusec.config import Config
 from fusec.outcomes import SUFFIX
+
+FILES = ("artifacts", "cache", "ownership", "pruning", "scratch")
+"""Stages that read and write files."""
 
 
 class Model(nn.Module):
@@ -55,6 +59,14 @@ class Workload:
     dynamic: bool = False
     cached: tuple[str, ...] = (".so", ".traces")
     """Kinds of entries that the cache holds before the compile."""
+    error: type[Exception] = RuntimeError
+    """What functions raise."""
+    stages: tuple[str, ...] = ()
+    """Those whose functions raise; all where empty."""
+
+    def takes(self, place: Place) -> bool:
+        """Return whether a function is one that raises."""
+        return not self.stages or place.stage in self.stages
 
     def results(self, backend: Any = None) -> tuple[Tensor, ...]:
         """Run it, and return outputs and gradients: eager where no backend compiles it."""
@@ -78,4 +90,5 @@ WORKLOADS = (
     Workload("recalled", Model, cached=(".so", ".traces", SUFFIX)),
     Workload("triton", lambda: pointwise, Config(target="triton"), cached=(".traces",)),
     Workload("built", lambda: pointwise, cached=()),
+    Workload("files", lambda: pointwise, cached=(".traces",), error=OSError, stages=FILES),
 )
