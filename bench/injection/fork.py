@@ -1,4 +1,4 @@
-"""Call functions in forks of a process that has imported all and compiled nothing: what runs once, runs in each."""
+"""Call functions in forks of a process in which nothing is compiled yet: what runs once per process runs in each."""
 
 import gc
 import importlib

@@ -16,16 +16,11 @@ import fusec
 ROOTS = {str(Path(fusec.__file__).parent / name) for name in ("", "passes", "codegen")}
 SOURCES = tuple({str(Path(root).resolve()) + "/" for root in ROOTS} | ROOTS)
 CATCHING = {
-    "_compile",
-    "_fall_back",
-    "_run_module",
-    "_as_it_came",
-    "compile_through_aot",
-    "boxed",
-    "is_dynamos",
-    "custom",
-}
-"""Functions that catch what others raise: nothing of fusec catches what they raise."""
+    "fusec.dynamo._compile", "fusec.dynamo._fall_back", "fusec.dynamo._run_module", "fusec.dynamo._as_it_came",
+    "fusec.frontend.torch_internals.compile_through_aot", "fusec.frontend.torch_internals.boxed",
+    "fusec.frontend.torch_internals.is_dynamos",
+}  # fmt: skip
+"""Functions that catch what others raise, or that the fallback calls: nothing of fusec catches what they raise."""
 PLANTED = "planted by bench.injection"
 
 
@@ -53,7 +48,7 @@ class Place(NamedTuple):
     @property
     def stage(self) -> str:
         """The package or module of fusec; of code generation, the target."""
-        _, first, second, *_ = self.name.split(".")
+        _, first, second, *_ = [*self.name.split("."), ""]
         return f"{first}.{second}" if second in ("cpp", "triton") else first
 
 
@@ -82,10 +77,9 @@ def places() -> dict[Key, Place]:
     found = defaultdict[Key, list[FunctionType]](list)
     for thing in gc.get_objects():
         if type(thing) is FunctionType and thing.__code__.co_filename.startswith(SOURCES):
-            if thing.__code__.co_name not in CATCHING:
-                found[Key.of(thing.__code__)].append(thing)
+            found[Key.of(thing.__code__)].append(thing)
     listed = [Place(f"{f[0].__module__}.{f[0].__qualname__}", key, tuple(f)) for key, f in found.items()]
-    return {place.key: place for place in sorted(listed, key=lambda p: (p.name, p.key))}
+    return {place.key: place for place in sorted(listed) if place.name not in CATCHING}
 
 
 @contextmanager

@@ -100,6 +100,7 @@ def _compiled(
     workload: Workload, place: Place | None, cache: str, expected: tuple[Tensor, ...], called: set[Key] | None = None
 ) -> Outcome:
     torch._dynamo.reset()
+    dynamo.reset()
     planted.error, planted.count = workload.error, 0
     outcome = Outcome.of(workload, place)
     compile_with = dynamo.backend_for(replace(workload.config, cache_dir=cache))
