@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import stat
@@ -18,6 +19,8 @@ from fusec.config import Config
 from fusec.ownership import distrust, make_private, open_own
 from fusec.pruning import LOCK, prune
 from fusec.scratch import lasting_folder, scratch_folder
+
+logger = logging.getLogger(__name__)
 
 ABI = 2
 """Raised whenever what lies in the cache changes its form; part of every key."""
@@ -61,7 +64,10 @@ class Cache:
         path = self.path(key, suffix)
         try:
             entry = read_entry(path)
-        except OSError:
+        except FileNotFoundError:
+            return None
+        except OSError as reason:
+            logger.warning("cannot use an entry of the cache, which is made anew: %s", reason)
             return None
         with suppress(OSError):
             if abs(time.time() - path.stat().st_mtime) > _HOUR:  # or the clock has gone backwards since
@@ -78,6 +84,13 @@ class Cache:
             return False
         self.publish(key, suffix, entry[:-_TRAILER])
         return True
+
+    def offer(self, key: str, suffix: str, content: bytes, what: str) -> None:
+        """Store what only saves later processes time; where that cannot be, warn and go on."""
+        try:
+            self.publish(key, suffix, content)
+        except OSError as reason:
+            logger.warning("cannot keep %s for later processes: %s", what, reason)
 
     def publish(self, key: str, suffix: str, content: bytes) -> Path:
         """Store an entry; readers see all of it or nothing. Where a disk is full a temporary directory takes over.

@@ -1,6 +1,5 @@
 """What the passes made of a graph, kept for later processes: they read the outcome instead of running the passes."""
 
-import contextlib
 import json
 import logging
 import zlib
@@ -78,9 +77,8 @@ class Outcome:
         except (TypeError, ValueError) as reason:  # nor must what a remark says cost the kernels
             logger.warning("what the passes made of %s is not kept: %s", graph.name, reason)
             return
-        with contextlib.suppress(OSError):  # later processes then run the passes
-            self.cache.publish(self.key, SUFFIX, content)
-            carry(self.cache, self.key, SUFFIX)
+        self.cache.offer(self.key, SUFFIX, content, f"what the passes made of {graph.name}")
+        carry(self.cache, self.key, SUFFIX)
 
 
 def _key(pipeline: Pipeline, graph: Graph, context: Context) -> str:

@@ -1,6 +1,5 @@
 """Traces of fusec's own declarations, which are the same in every process, and so are made by the first one only."""
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -47,8 +46,8 @@ class Traces:
         self.texts = there | self.texts
         yield
         if self.texts.keys() - there.keys():
-            with contextlib.suppress(OSError):  # the next process then traces for itself
-                cache.publish(key, _SUFFIX, json.dumps(_read(cache, key) | self.texts).encode())
+            texts = _read(cache, key) | self.texts
+            cache.offer(key, _SUFFIX, json.dumps(texts).encode(), "the traces of declarations")
 
 
 def _is_own(function: Callable[..., Any]) -> bool:

@@ -237,8 +237,12 @@ def test_a_text_that_reads_as_another_graph_is_not_taken(tmp_path: Path, monkeyp
     assert not outcome.recall(graph.copy())
 
 
-def test_a_full_disk_is_no_reason_to_fail(
-    tmp_path: Path, runs: list[Graph], unbuilt: None, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_reported_and_no_reason_to_fail(
+    tmp_path: Path,
+    runs: list[Graph],
+    unbuilt: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     publish = Cache.publish
 
@@ -251,3 +255,4 @@ def test_a_full_disk_is_no_reason_to_fail(
     for _ in range(2):
         compile_graph(a_graph(), Config(cache_dir=str(tmp_path)))
     assert len(runs) == 2
+    assert caplog.text.count("for later processes: no space") == 2

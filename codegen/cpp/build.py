@@ -173,7 +173,7 @@ class _Builder:
             if again != found and (function := _load_cached(again)) is not None:
                 return function
             content, function = self.build(text)
-            self.publish(key, _LIBRARY, content)
+            self.cache.offer(key, _LIBRARY, content, "a built kernel")
             return function
 
     def build(self, text: str) -> tuple[bytes, Any]:
@@ -203,15 +203,8 @@ class _Builder:
         """Compile an object, unless this build has done so."""
         if part not in self.made:
             self.made[part] = _compile(part, self.compiler)
-            self.publish(self.key(part), _OBJECT, self.made[part])
+            self.cache.offer(self.key(part), _OBJECT, self.made[part], "a built object")
         return self.made[part]
-
-    def publish(self, key: str, suffix: str, content: bytes) -> None:
-        """Keep what was built for later processes; where that cannot be, this one has it all the same."""
-        try:
-            self.cache.publish(key, suffix, content)
-        except OSError as error:
-            logger.warning("a built kernel is not kept for later processes: %s", error)
 
 
 def forget_loaded() -> None:

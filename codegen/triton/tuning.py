@@ -4,7 +4,6 @@ Only ``autotune`` does that. What was chosen is kept in the cache, for the kerne
 versions of all that compiles it, so that later processes neither time nor differ.
 """
 
-import contextlib
 import json
 import os
 import threading
@@ -170,9 +169,8 @@ class Tuner:
         chosen, winner = found[best]
         record = {"chosen": None if chosen is None else asdict(chosen), "seconds": seconds, "kernel": kernel.name}
         if key := self.key(kernel):
-            with contextlib.suppress(OSError):  # later processes then find it out anew
-                self.cache.publish(key, _SUFFIX, json.dumps(record).encode())
-                carry(self.cache, key, _SUFFIX)
+            self.cache.offer(key, _SUFFIX, json.dumps(record).encode(), f"the choice for {kernel.name}")
+            carry(self.cache, key, _SUFFIX)
         self.remarks.add(
             "analysis", PASS_NAME, f"{kernel.name} runs as {best}", subject=kernel.name,
             reason=f"the quickest of {len(seconds)} on {self.device}",

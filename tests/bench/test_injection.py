@@ -1,10 +1,19 @@
-"""Stages of a compile that raise: the model runs, is right, and somebody says why."""
+"""Functions that raise during a compile: the model runs, is right, and somebody says why."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from bench import injection
+from bench.injection.fork import Died, in_fork
+from bench.injection.planting import PLANTED, Key, Place, places
+from bench.injection.trial import Outcome, Trial
+from bench.injection.workloads import WORKLOADS, Workload
 
-INFERENCE, *_ = injection.WORKLOADS
+INFERENCE, *_ = WORKLOADS
 CHOSEN = [
     "fusec.dynamo._through_aot", "fusec.frontend.fx.import_for_call", "fusec.frontend.fx.Importer._lower",
     "fusec.frontend.pointwise._where", "fusec.frontend.calling.Imported.callable", "fusec.outcomes.Outcome.recall",
@@ -15,20 +24,51 @@ CHOSEN = [
 
 
 @pytest.fixture(scope="module")
-def functions() -> dict[str, injection.FunctionType]:
-    codes: set[injection.CodeType] = set()
-    outcome = injection.run(INFERENCE, codes=codes)
-    assert outcome.right and not outcome.error
-    return {injection.name_of(f): f for f in injection.functions(codes)}
+def attempt(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    """Trials in this process."""
+    return Trial(INFERENCE, INFERENCE.results(), tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def known(attempt: Trial) -> dict[str, Place]:
+    """The functions of fusec by name."""
+    outcome = attempt.compiled()
+    assert outcome.passed, outcome
+    return {place.name: place for place in places().values()}
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_the_model_runs_and_the_reason_is_told(name: str, functions: dict[str, injection.FunctionType]) -> None:
-    outcome = injection.run(INFERENCE, functions[name])
+def test_the_model_runs_and_the_reason_is_told(name: str, attempt: Trial, known: dict[str, Place]) -> None:
+    outcome = attempt.compiled(known[name])
     assert outcome.fired and outcome.passed, outcome
 
 
+def test_a_function_that_runs_once_per_process_is_reached(tmp_path: Path) -> None:
+    file, only = tmp_path / "found.json", "analysis.machine"
+    command = [sys.executable, "-m", "bench.injection", "--workloads", "built", "--only", only, "--json", str(file)]
+    subprocess.run(command, check=True, timeout=300)
+    outcomes = json.loads(file.read_text())["outcomes"]
+    assert outcomes and all(outcome["fired"] and outcome["passed"] for outcome in outcomes)
+
+
 def test_a_model_that_fails_does_not_pass() -> None:
-    assert not injection.Outcome("", "", fired=True, right=True).passed
-    assert not injection.Outcome("", "", fired=False, right=False).passed
-    assert not injection.Outcome("", "", fired=True, right=True, reasons=[injection.PLANTED], error="raised").passed
+    assert not Outcome("", fired=True, right=True).passed
+    assert not Outcome("", fired=False, right=False).passed
+    assert not Outcome("", fired=True, right=True, reasons=[PLANTED], error="raised").passed
+
+
+def test_a_fork_that_dies_is_an_outcome_with_module_and_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def die(self: Trial, place: Place) -> Outcome:
+        os._exit(3)
+
+    monkeypatch.setattr(Trial, "compiled", die)
+    place = Place("fusec.dynamo.reset", Key("fusec/dynamo.py", 17, "reset"), ())
+    outcome = Trial(Workload("none", lambda: lambda *_: ()), (), tmp_path)(place)
+    assert not outcome.passed and (outcome.function, outcome.line) == ("fusec.dynamo.reset", 17)
+    assert "status 3" in outcome.error
+
+
+def test_a_fork_returns_what_its_function_returns() -> None:
+    assert in_fork(os.getpid) != os.getpid()
+    with pytest.raises(Died, match="status 1"):
+        in_fork(int, "no number")

@@ -299,7 +299,9 @@ def test_a_record_that_is_no_choice_is_left_alone(bench: Bench) -> None:
     assert len(bench.remarks.of("failure")) == 3
 
 
-def test_code_that_nobody_knows_and_a_full_disk_leave_no_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_nobody_knows_and_a_full_disk_leave_no_record(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
@@ -310,6 +312,7 @@ def test_code_that_nobody_knows_and_a_full_disk_leave_no_record(bench: Bench, mo
         patch.setattr(Cache, "publish", full)
         assert bench.runs(region_of()) is not None
     assert not list(bench.folder.glob("*.choice"))
+    assert "for later processes: no space" in caplog.text
 
 
 def test_equal_kernels_are_timed_once(bench: Bench) -> None:

@@ -103,10 +103,18 @@ def test_what_is_published_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"content", b"content" + b"\0" * 40])
-def test_a_damaged_entry_is_not_used(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_entry_is_not_used_with_a_warning(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = Cache(tmp_path)
     cache.publish("k", ".so", b"content").write_bytes(damage)
     assert cache.read("k", ".so") is None
+    assert "it is damaged" in caplog.text and "k.so" in caplog.text
+
+
+def test_an_entry_that_is_missing_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Cache(tmp_path).read("k", ".so") is None
+    assert not caplog.text
 
 
 def test_no_bit_may_flip_and_no_byte_may_lack(tmp_path: Path) -> None:

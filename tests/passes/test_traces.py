@@ -154,13 +154,16 @@ def test_two_processes_keep_what_both_traced(tmp_path: Path) -> None:
     assert not tracer.calls
 
 
-def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(self: Cache, key: str, suffix: str, content: bytes) -> Path:
         raise OSError("no space")
 
     monkeypatch.setattr(Cache, "publish", full)
     with (made := Traces(trace_types)).kept(Cache(tmp_path)):
         library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
+    assert "for later processes: no space" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"\x87", b"{", b"[1]", b"1"])
