@@ -1,6 +1,7 @@
 """One compile while a function raises: did it, is the result right, and who said why the model runs otherwise."""
 
 import logging
+import re
 import shutil
 import tempfile
 import warnings
@@ -118,7 +119,7 @@ def _compiled(
     for compiled in dynamo.compiled_graphs():
         texts += [f"{remark.message}: {remark.reason}" for remark in compiled.remarks]
     outcome.fired = planted.count > 0
-    outcome.reasons = list(dict.fromkeys(text for text in [*dynamo.fallbacks(), *texts] if PLANTED in text))
+    outcome.reasons = list(dict.fromkeys(_plain(text) for text in [*dynamo.fallbacks(), *texts] if PLANTED in text))
     return outcome
 
 
@@ -136,3 +137,8 @@ def _warnings() -> Iterator[list[str]]:
         texts += [str(warning.message) for warning in caught]
     finally:
         logger.removeHandler(handler)
+
+
+def _plain(reason: str) -> str:
+    """A reason in one line, without the folders of this machine."""
+    return re.sub(r"(?<![\w.~}\-])/(?:[\w.\-]+/)+", "", " ".join(reason.split()))

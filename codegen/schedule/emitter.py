@@ -249,11 +249,11 @@ class Emitter:
             return self._define(item, self._load(item, buffer, offset), self._level(item))
         if item.kind == "load":
             buffer = self.buffers[item.value]
-            if buffer.numel == 0 and all(axis.size != 0 for axis in item.axes):
-                # The loops that it is computed in run, and there is nothing to read.
+            offset = self.offset(item.index, item.value.tensor)
+            if buffer.numel == 0 and offset == 0:
+                # Loops that it is computed in may run, and there is nothing to read.
                 nothing = Compute(self.fresh(), "cast", (Constant(0),), accumulation(item.dtype))
                 return self._define(item, nothing, self._level(item))
-            offset = self.offset(item.index, item.value.tensor)
             return self._define(item, self._load(item, buffer, offset), self._level(item))
         if item.place is not None:
             return self._lookup(item, item.place)

@@ -69,7 +69,7 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collect
     check_views_by_strides(gm.graph)
     settle_lengths(gm.graph)
     settle_numbers(gm.graph)
-    return Importer(gm, names=names, weights=weights).run(aliases=True)
+    return Importer(gm, names=names, weights=weights, tolerant=True).run(aliases=True)
 
 
 class Importer:
@@ -81,8 +81,9 @@ class Importer:
         example_inputs: Any = None,
         names: Sequence[str] = (),
         weights: Collection[int] = frozenset(),
+        tolerant: bool = False,
     ) -> None:
-        self.gm = gm
+        self.gm, self.tolerant = gm, tolerant
         self.names, self.weights = names, weights
         self.examples = list(example_inputs or ())
         self.graph = Graph()
@@ -284,6 +285,8 @@ class Importer:
             values = results if isinstance(results, list) else [results]
             return [self._promised(v, ty) for v, ty in zip(values, types, strict=True)]
         except Exception as reason:
+            if not (self.tolerant or isinstance(reason, FusecError)):
+                raise  # nobody reads the remark: a declaration would match nothing
             self._miss(node, "stays a call of ATen", reason)
             return None
 

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusec.errors import ImportFailure
 from fusec.frontend import import_exported, import_for_call, import_fx, trace
 from fusec.frontend.decompositions import KEPT_WHOLE
+from fusec.frontend.lowering import HANDLERS
 from fusec.frontend.sizes import to_plain
 from fusec.frontend.sources import readable_path, shorten
 from fusec.frontend.torch_internals import kept_whole
@@ -170,3 +171,19 @@ def test_nested_quotients_of_sizes_are_one() -> None:
     for k in range(23, 80):
         assert evaluate_size(quotient(inner - 3, 2), {"n": k}) == ((k - 10) // 5 + 1 - 3) // 2
         assert evaluate_size(quotient(quotient(n, m) + n, 3), {"n": k, "m": 4}) == (k // 4 + k) // 3
+
+
+def test_an_error_in_a_handler_is_raised_where_nobody_reads_the_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A declaration that holds a call of ATen in its place would match nothing."""
+
+    def failing(low: Any, call: Any) -> Any:
+        raise RuntimeError("a mistake in a handler")
+
+    monkeypatch.setitem(HANDLERS, "aten.exp.default", failing)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        trace(torch.exp, [torch.randn(3)])
+    with torch.no_grad():
+        module = make_fx(torch.exp, tracing_mode="fake")(torch.randn(3))
+    imported = import_for_call(module)
+    assert [n.op.name for n in imported.graph.nodes] == ["opaque"]
+    assert "a mistake" in next(iter(imported.remarks)).reason
