@@ -11,6 +11,7 @@ from fusec.ir.types import ScalarType, TensorType, evaluate_sizes
 from fusec.verify.dtypes import torch_dtype
 
 KINDS = ("normal", "small integers", "normal", "special", "large", "tiny", "positive", "zeros")
+_SUMS = ("sum", "prod", "contraction", "convolution")
 _SPECIAL = (0.0, -0.0, torch.inf, -torch.inf, torch.nan)
 
 
@@ -18,6 +19,7 @@ def arguments(graph: Graph, draws: Sequence[int]) -> list[Any]:
     """What a graph is called with; the numbers decide the symbol, the seed and the kind of each input."""
     rows, *kinds = draws
     symbols = {"s0": (5, 1, 2, 37)[rows % 4]}
+    summed = any(node.op.name in _SUMS for node in graph)
     generator, given = torch.Generator().manual_seed(sum(draws)), list[Any]()
     for value, kind in zip(graph.inputs, [*kinds, *[0] * len(graph.inputs)], strict=False):
         if isinstance(value.type, ScalarType):
@@ -26,7 +28,7 @@ def arguments(graph: Graph, draws: Sequence[int]) -> list[Any]:
         assert isinstance(value.type, TensorType)
         shape, strides = (evaluate_sizes(sizes, symbols) for sizes in (value.type.shape, value.type.strides))
         dtype = torch_dtype(value.type.dtype)
-        given.append(laid_out(numbers(shape, dtype, KINDS[kind % len(KINDS)], generator), strides))
+        given.append(laid_out(numbers(shape, dtype, KINDS[kind % len(KINDS)], generator, summed), strides))
     return given
 
 
@@ -40,8 +42,10 @@ def laid_out(x: Tensor, strides: Sequence[int]) -> Tensor:
     return memory.as_strided(shape, tuple(strides))
 
 
-def numbers(shape: Sequence[int], dtype: torch.dtype, kind: str, generator: torch.Generator) -> Tensor:
-    """Numbers of a kind that suit an element type."""
+def numbers(
+    shape: Sequence[int], dtype: torch.dtype, kind: str, generator: torch.Generator, summed: bool = True
+) -> Tensor:
+    """Numbers of a kind that suit an element type, and sums of products: whether these overflow depends on order."""
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) < (0.0 if kind == "zeros" else 0.5)
     if not dtype.is_floating_point:
@@ -58,8 +62,8 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, kind: str, generator: torc
         x = x * (min(limits.max, 1e30) ** 0.5 if kind == "large" else limits.tiny)
     elif kind == "special" and x.numel():
         chosen = torch.randint(0, 2 * len(_SPECIAL), shape, generator=generator)
-        limits = torch.finfo(dtype)  # whether sums of products overflow must not depend on their order
-        for i, number in enumerate((*_SPECIAL, limits.max**0.5 / 64, limits.tiny / 4)):
+        limits = torch.finfo(dtype)
+        for i, number in enumerate((*_SPECIAL, limits.max**0.5 / 64 if summed else limits.max, limits.tiny / 4)):
             x[chosen == i] = number
     return x.to(dtype)
 
