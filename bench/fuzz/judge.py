@@ -51,11 +51,11 @@ def _values(graph: Graph, run: Run, given: Sequence[Any]) -> Values:
     reference = _after(original(graph, torch.float64), widened(list(given)))
     rows = list(zip(eager, compiled, reference, strict=True))
     if any(v.dtype == F16 for node in graph for v in node.results if isinstance(v.type, TensorType)):
-        rows = [_without_overflow(*row) for row in rows]
+        rows = [without_overflow(*row) for row in rows]
     return rows
 
 
-def _without_overflow(eager: Tensor, compiled: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def without_overflow(eager: Tensor, compiled: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Forgive float16 that overflows in eager: kernels compute in float32, and overflow elsewhere (docs/limits.md)."""
     overflown = ~eager.isfinite() & reference.isfinite()
     eager = torch.where(overflown, reference.to(eager.dtype), eager)

@@ -252,14 +252,16 @@ def _alike(reference: Tensor, eager: Tensor) -> bool:
 
 
 def _moved(arguments: Sequence[Any], seed: int) -> list[Any]:
-    """Arguments of which every float that is not 0 becomes the next number up or down, by chance."""
+    """Arguments of which every real or imaginary part that is not 0 becomes the next number up or down, by chance."""
     copies, draw = copy_arguments(arguments), torch.Generator().manual_seed(seed)
     for x in tree_leaves(copies):
-        if isinstance(x, Tensor) and x.is_floating_point():
+        if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()):
             own = x.detach()
             for dim in [d for d, stride in enumerate(x.stride()) if stride == 0]:
                 own = own.narrow(dim, 0, min(1, x.shape[dim]))
+            if own.is_complex():
+                own = torch.view_as_real(own.conj() if own.is_conj() else own)
             up = torch.rand(own.shape, generator=draw) < 0.5
-            other = torch.nextafter(own, torch.where(up, torch.inf, -torch.inf).to(x.dtype))
+            other = torch.nextafter(own, torch.where(up, torch.inf, -torch.inf).to(own.dtype))
             own.copy_(torch.where(own == 0, own, other))
     return copies

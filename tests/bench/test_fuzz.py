@@ -1,19 +1,23 @@
 """Campaigns on random programs: the same seed, the same programs; planted faults are found and shrunk."""
 
 import json
+from collections.abc import Sequence
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from bench.fuzz.__main__ import main
 from bench.fuzz.draws import drawn, read, shrunk, written
 from bench.fuzz.faults import FAULTS
-from bench.fuzz.judge import judge_graph
+from bench.fuzz.judge import judge_graph, without_overflow
 from bench.fuzz.programs import made, subject_of
 from bench.fuzz.wide import wide_graph
-from bench.op_db.judge import judge
+from bench.op_db.judge import DRAWS, Values, judge, wrong_values
 from fusec.ir.verifier import verify_graph
 
 
@@ -43,6 +47,27 @@ def test_programs_are_compiled_right(target: str, count: int) -> None:
 
 def test_programs_of_torch_are_compiled_right() -> None:
     assert [judge(subject_of(made(program))).outcome for program in drawn(0, range(4))] == ["right"] * 4
+
+
+def test_overflow_of_float16_is_forgiven_where_eager_overflows() -> None:
+    eager = torch.tensor([inf, nan, inf, inf, 2.0], dtype=torch.float16)
+    compiled = torch.tensor([1.0, nan, 3.0, inf, inf], dtype=torch.float16)
+    reference = torch.tensor([1.0, 2.0, 2.0, inf, 2.0], dtype=torch.float64)
+    row = without_overflow(eager, compiled, reference)
+    assert row[0].tolist() == [1, 2, 2, inf, 2] and row[1].tolist() == [1, 2, 3, inf, inf]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_suspect_is_judged_over_runs_that_differ(dtype: torch.dtype) -> None:
+    seen = set()
+
+    def call(arguments: Sequence[Tensor]) -> Values:
+        x = arguments[0].resolve_conj()
+        x = torch.view_as_real(x) if x.is_complex() else x
+        seen.add(tuple(x.flatten().tolist()))
+        return [(x, x * 1.01, x.double())]
+
+    assert wrong_values(call, [torch.full((1, 40), 1.5, dtype=dtype).conj().expand(2, 40)]) and len(seen) == DRAWS
 
 
 @pytest.mark.parametrize("name", ["max for min", "write lost"])
