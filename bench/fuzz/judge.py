@@ -32,7 +32,7 @@ def judge_graph(program: Program, target: str) -> Verdict:
         compiled = TARGETS[target](graph)
         found = wrong_values(lambda moved: _values(graph, compiled.run, moved), given)
     except Exception as reason:
-        if "InterpreterError: OverflowError" in _line(reason):  # Triton's interpreter computes scalars in NumPy
+        if "InterpreterError: OverflowError" in _line(reason):  # Triton's interpreter reduces Python's integers
             return Verdict("undefined", _line(reason))
         return Verdict("raised", _line(reason))
     if found:

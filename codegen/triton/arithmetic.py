@@ -30,11 +30,13 @@ _SQUARINGS = 8
 
 
 def literal(value: float | int | bool, dtype: DType) -> str:
-    """A number as the text of a Python literal of the kind of ``dtype``."""
+    """A number as the text of a Python literal of the kind of ``dtype``; an integer wraps into its range."""
     if dtype == BOOL:
         return str(bool(value))
     if not dtype.is_float:
-        return str(int(value))
+        bits = 8 * dtype.bytes
+        lowest = 0 if dtype == U8 else -(1 << bits - 1)
+        return str((int(value) - lowest) % (1 << bits) + lowest)
     value = float(value)
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 
@@ -111,6 +113,8 @@ class _Expression:
         return f"{self.typed(x)} * -1.0" if self.dtype.is_float else f"-{self.typed(x)}"
 
     def _not(self, x: Operand) -> str:
+        if self.dtype == U8:
+            return f"{self.typed(x)} ^ {filled(255, U8)}"  # Triton's interpreter takes ~x for x ^ -1, and has no -1 here
         return f"{self.typed(x)} == 0" if self.dtype == BOOL else f"~{self.typed(x)}"
 
     def _sign(self, x: Operand) -> str:

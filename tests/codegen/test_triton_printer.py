@@ -174,12 +174,7 @@ def test_integer_operations_are_exact(op, dtype):
     assert torch.equal(y, getattr(torch, names.get(op, op))(a, b))
 
 
-ON_INTEGERS = [
-    *itertools.product(["neg", "abs", "sign", "floor", "round"], [I64, I32, I8, U8]),
-    ("not", I64),
-    ("not", I8),
-]
-"""The interpreter of Triton has no ~ of unsigned numbers."""
+ON_INTEGERS = list(itertools.product(["neg", "abs", "sign", "floor", "round", "not"], [I64, I32, I8, U8]))
 
 
 @pytest.mark.parametrize(("op", "dtype"), ON_INTEGERS, ids=str)
@@ -188,6 +183,13 @@ def test_unary_integer_operations_are_exact(op, dtype):
     (y,) = run(one(op, ["a"], dtype), a)
     expected = a if op in ("floor", "round") else getattr(torch, {"not": "bitwise_not"}.get(op, op))(a)
     assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("dtype", [I32, I8, U8], ids=str)
+@pytest.mark.parametrize("value", [2**63 - 1, -(2**63), 300, -1])
+def test_a_constant_wraps_where_it_is_cast(value, dtype):
+    (y,) = run(one("cast", [Constant(value)], dtype, size=5))
+    assert torch.equal(y, torch.full((5,), value).to(TORCH[dtype]))
 
 
 @pytest.mark.parametrize("dtype", [I64, I32, I8, U8], ids=str)
