@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -68,8 +69,26 @@ class Planted:
 planted = Planted()
 
 
-def _raise(*args: Any, **keywords: Any) -> Any:  # runs with the globals of the function whose code it replaces
+def _raise() -> Any:  # runs with the globals of the function whose code it replaces
     __import__("bench.injection.planting", fromlist=["planted"]).planted.fire()
+
+
+def _raising(code: CodeType) -> CodeType:
+    """Return code that raises, with the signature of this: rules and handlers are called by the names they declare."""
+    named = (
+        code.co_argcount
+        + code.co_kwonlyargcount
+        + sum(bool(code.co_flags & kind) for kind in (CO_VARARGS, CO_VARKEYWORDS))
+    )
+    return _raise.__code__.replace(
+        co_argcount=code.co_argcount,
+        co_posonlyargcount=code.co_posonlyargcount,
+        co_kwonlyargcount=code.co_kwonlyargcount,
+        co_nlocals=named,
+        co_varnames=code.co_varnames[:named],
+        co_flags=_raise.__code__.co_flags | code.co_flags & (CO_VARARGS | CO_VARKEYWORDS),
+        co_freevars=code.co_freevars,
+    )
 
 
 def places() -> dict[Key, Place]:
@@ -88,7 +107,7 @@ def injected(place: Place | None) -> Iterator[None]:
     functions = place.functions if place else ()
     codes = [function.__code__ for function in functions]
     for function, code in zip(functions, codes, strict=True):
-        function.__code__ = _raise.__code__.replace(co_freevars=code.co_freevars)
+        function.__code__ = _raising(code)
     try:
         yield
     finally:
