@@ -75,3 +75,16 @@ def test_what_is_computed_again_in_a_kernel_is_read_ahead_of_what_it_writes() ->
     }""")
     x = torch.tensor(3.0)
     assert compile_graph(graph, Config(strict=True)).program([x]) == [6.0] and x == 1.0
+
+
+@pytest.mark.parametrize("right", ["%x", "%y"])
+def test_a_product_that_the_target_does_not_schedule_is_the_librarys(right: str) -> None:
+    graph = parse_graph(f"""graph g(%x: f32[3, 1, 6], %y: f32[3, 1, 6]) {{
+      %left: f32[3, 2, 6] @(6, 0, 1) = expand(%x) {{shape=(3, 2, 6)}}
+      %right: f32[3, 2, 6] @(6, 0, 1) = expand({right}) {{shape=(3, 2, 6)}}
+      %r: f32[2, 6, 2, 6] = contraction(%left, %right) {{spec="zab,zcd->abcd"}}
+      return %r
+    }}""")
+    given = inputs_of(graph, 1)
+    program = compile_graph(graph, Config(strict=True)).program
+    torch.testing.assert_close(program(list(given)), evaluate(graph, given))

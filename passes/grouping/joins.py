@@ -105,10 +105,10 @@ class Grouping:
         return found
 
     def unscheduled(self) -> dict[Hashable, str]:
-        """Return the groups of several nodes that the target does not schedule, by structure, and why."""
+        """Return the groups of several nodes, and products, that the target does not schedule, by structure, and why."""
         found: dict[Hashable, str] = {}
         for unit in self.units.distinct():
-            if len(unit) > 1:
+            if len(unit) > 1 or unit <= self.products:
                 piece = outline(unit, self.uses)
                 if reason := self.context.unschedulable(piece.region()):
                     found[piece.structure(spelling)] = f"its kernel has no schedule: {reason}"
