@@ -129,7 +129,7 @@ class ProgramWriter:
                 root = self.text.root(value)
                 known = self.text.layouts[value]
                 fits = known is not None and same_layout(type.shape, known, type.strides)
-                kept = (root in inputs and root not in self.text.written) or (root, 0) in self.keeping.values
+                kept = root in inputs or (root, 0) in self.keeping.values
                 if root in owned or kept or self._is_constant(root):
                     # Eager gives storage of its own (outputs that alias an input never reach the program).
                     name = self._copied(name, type)

@@ -114,7 +114,7 @@ class _Expression:
 
     def _not(self, x: Operand) -> str:
         if self.dtype == U8:
-            return f"{self.typed(x)} ^ {filled(255, U8)}"  # Triton's interpreter takes ~x for x ^ -1, and has no -1 here
+            return f"{self.typed(x)} ^ {filled(255, U8)}"  # the interpreter's ~ is x ^ -1, out of range
         return f"{self.typed(x)} == 0" if self.dtype == BOOL else f"~{self.typed(x)}"
 
     def _sign(self, x: Operand) -> str:

@@ -447,24 +447,30 @@ class _Printer:
 
     def _matrices(self, dot: DotTiles, axes: tuple[str, ...], tiles: tuple[_Tile, ...]) -> list[str]:
         """The operands of a matrix unit: tiles ``[down, axis]`` and ``[axis, across]``."""
-        down, across = (next(n for n in (dot.left, dot.right) if axis in self.tiles[n]) for axis in axes)
+        down, across = (next(n for n in (dot.left, dot.right) if axis in self.tiles.get(n, ())) for axis in axes)
         texts = []
         for name, position in ((down, 1), (across, 0)):
-            text = narrowed(dot.dtype, self._summand(name, dot, tiles))
-            texts.append(text if self.tiles[name][position] == dot.axis else f"tl.trans({text})")
+            text, own = self._summand(name, dot, tiles)
+            text = narrowed(dot.dtype, text)
+            texts.append(text if own[position] == dot.axis else f"tl.trans({text})")
         return texts
 
     def _wide_factor(self, name: str, dot: DotTiles, axes: tuple[str, ...], tiles: tuple[_Tile, ...]) -> str:
         """An operand of a product that is computed in the type of the sum."""
-        text, own = rounded(dot.dtype, self._summand(name, dot, tiles)), self.tiles[name]
+        text, own = self._summand(name, dot, tiles)
+        text = rounded(dot.dtype, text)
         return text if own == axes else f"({text})[{', '.join(':' if axis in own else 'None' for axis in axes)}]"
 
-    def _summand(self, name: str, dot: DotTiles, tiles: tuple[_Tile, ...]) -> str:
-        """An operand of a product, 0 beyond the end of what is summed, as a load leaves it."""
+    def _summand(self, name: str, dot: DotTiles, tiles: tuple[_Tile, ...]) -> tuple[str, tuple[str, ...]]:
+        """An operand of a product, 0 beyond the end of what is summed, as a load leaves it; and its axes."""
+        text, own = identifier(name), self.tiles.get(name, ())
         mask = next((tile.mask for tile in tiles if tile.axis == dot.axis), "")
-        if not mask or name in self.masked:
-            return identifier(name)
-        return self._valid(identifier(name), "sum", F32, self._along(mask, self.tiles[name]))
+        if dot.axis not in own:  # it has stride 0 there
+            own = self._ordered({*own, dot.axis})
+            text = f"tl.broadcast_to({self._along(name, own)}, {self._shape(own)})"
+        elif name in self.masked:
+            mask = ""
+        return self._valid(text, "sum", F32, self._along(mask, own)) if mask else text, own
 
     def _store(self, store: Store, tiles: tuple[_Tile, ...]) -> str:
         axes = self._axes_in(store.offset, tiles)

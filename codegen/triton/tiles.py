@@ -60,7 +60,7 @@ def tile_axes(kernel: Kernel) -> tuple[str, ...]:
     if kernel.choice.turned:
         order.append(order.pop(0))
     for dot in (s for s in walk(kernel.body) if isinstance(s, DotTiles)):
-        columns = max((order.index(axis) for axis in axes[dot.acc]), default=0)
+        columns = max((order.index(axis) for axis in axes.get(dot.acc, ())), default=0)
         if order.index(dot.axis) > columns:
             order.remove(dot.axis)
             order.insert(columns, dot.axis)

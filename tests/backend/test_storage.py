@@ -56,6 +56,26 @@ def test_rows_that_are_written_reach_every_input_that_takes_them(backend: Any, s
     check(backend, step, *inputs[: step.__code__.co_argcount])
 
 
+def part_of_a_product_with_one(x: Tensor, rows: Tensor, value: Tensor) -> Tensor:
+    x[rows] = value
+    return (x * 1)[:, ::2]
+
+
+def row_of_a_quotient_by_one(x: Tensor, rows: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    x.index_copy_(0, rows, value)
+    return x.double().float(), (x / 1)[1]
+
+
+def column_of_a_copy(x: Tensor, rows: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    x[1:2] = value
+    return (x * 1)[1:, 0], x * 1
+
+
+@pytest.mark.parametrize("step", [part_of_a_product_with_one, row_of_a_quotient_by_one, column_of_a_copy])
+def test_what_equals_a_changed_input_has_storage_of_its_own(backend: Any, step: Any) -> None:
+    check(backend, step, torch.randn(3, 4), torch.tensor([2]), torch.randn(1, 4))
+
+
 def test_the_old_value_survives_a_change(backend: Any) -> None:
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
         old = x.clone()

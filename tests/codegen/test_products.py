@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.fuzz.targets import triton
 from fusec.codegen import target_named
 from fusec.codegen.kernel import Dot, walk
 from fusec.codegen.program import build_program
@@ -20,6 +21,7 @@ from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.verify.contract import compare_outputs
+from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
 from tests.machines import cpu, profile
 
@@ -208,3 +210,20 @@ def test_a_left_operand_that_lies_as_a_matrix_is_not_copied(prologue: Callable[[
     graph = trace(lambda x, w: torch.tanh(F.linear(prologue(x), w)), inputs, symbolic=False)
     ((kernel,),) = [compile_graph(graph, Config(strict=True)).program.kernels.values()]
     assert any(b.role == "scratch" and b.name.startswith("left") for b in kernel.buffers) == copied
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+@pytest.mark.parametrize("right", [(1, 0), (0, 1), (0, 0), (70, 1)], ids=str)
+@pytest.mark.parametrize("left", [(1, 0), (0, 1), (0, 0), (70, 1)], ids=str)
+def test_triton_products_of_operands_that_repeat_elements(
+    left: tuple[int, int], right: tuple[int, int], dtype: str
+) -> None:
+    graph = parse_graph(f"""graph g(%x: {dtype}[3, 70] @{left}, %w: {dtype}[5, 70] @{right}) {{
+      %y: {dtype}[3, 5] = contraction(%x, %w) {{spec="az,bz->ab"}}
+      return %y
+    }}""")
+    torch.manual_seed(0)
+    memory = [torch.randn(5 * 70, dtype=torch_dtype(x.dtype)) for x in graph.inputs]
+    given = [memory[0].as_strided((3, 70), left), memory[1].as_strided((5, 70), right)]
+    tolerance = 1e-2 if dtype == "f16" else 1e-4
+    torch.testing.assert_close(triton(graph).run(given), evaluate(graph, given), rtol=tolerance, atol=tolerance)
