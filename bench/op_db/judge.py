@@ -22,6 +22,8 @@ LOOSE_OF_FLOAT64 = 64
 """The same for float64, the most exact reference there is: sums of a hundred terms differ so much by their order."""
 DRAWS = 16
 """Runs over which the numeric rule is held together where one run breaks it; see ``bench.numerics``."""
+ULPS = 8
+"""How far their inputs lie from the first run's: with one ulp, the few elements of a small tensor would hardly vary."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ def _alike(reference: Tensor, eager: Tensor) -> bool:
 
 
 def _moved(arguments: Sequence[Any], seed: int) -> list[Any]:
-    """Arguments of which every real or imaginary part that is not 0 becomes the next number up or down, by chance."""
+    """Arguments of which every real or imaginary part that is not 0 moves by up to ``ULPS`` up or down, by chance."""
     copies, draw = copy_arguments(arguments), torch.Generator().manual_seed(seed)
     for x in tree_leaves(copies):
         if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()):
@@ -264,7 +266,10 @@ def _moved(arguments: Sequence[Any], seed: int) -> list[Any]:
                 own = own.narrow(dim, 0, min(1, x.shape[dim]))
             if own.is_complex():
                 own = torch.view_as_real(own.conj() if own.is_conj() else own)
-            up = torch.rand(own.shape, generator=draw) < 0.5
-            other = torch.nextafter(own, torch.where(up, torch.inf, -torch.inf).to(own.dtype))
+            steps = torch.randint(-ULPS, ULPS + 1, own.shape, generator=draw)
+            other = own.clone()
+            for i in range(ULPS):
+                towards = torch.where(steps > 0, torch.inf, -torch.inf).to(own.dtype)
+                other = torch.where(steps.abs() > i, torch.nextafter(other, towards), other)
             own.copy_(torch.where(own == 0, own, other))
     return copies
