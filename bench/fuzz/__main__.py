@@ -5,8 +5,8 @@ programs. ``interpreter`` runs what the passes make of a graph, ``cpp`` and ``tr
 program of torch through ``torch.compile``. Batches run in processes of their own; one that dies is a finding, and the
 rest of its batch goes on in another. ``--plant FAULT`` plants a fault in the compiler, which must then be found.
 
-A campaign may be run in parts: each run is added to the file of results, with its own commit and seed. ``--again``
-judges by the present commit what earlier runs have found.
+A campaign may be run in parts: each run is added to the file of results, with its own commit and seed; one that is
+interrupted adds the batches that are done. ``--again`` judges by the present commit what earlier runs have found.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], float]:
     last = options.first + (min(options.count, fault.within) if fault else options.count)
     rows: list[dict[str, Any]] = []
     begun = time.perf_counter()
-    with progress() as bar:
+    with progress() as bar, suppress(KeyboardInterrupt):
         task, at = bar.add_task(f"fuzz {options.target}", total=last - options.first), options.first
         while at < last and not (fault and _wrong(rows)):
             new = _batch(options, options.seed, at, min(last, at + BATCH[options.target]))
