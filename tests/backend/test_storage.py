@@ -1,5 +1,6 @@
 """What a compiled call does to storage: changes in place, views, copies, caches and weights."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,23 +57,34 @@ def test_rows_that_are_written_reach_every_input_that_takes_them(backend: Any, s
     check(backend, step, *inputs[: step.__code__.co_argcount])
 
 
-def part_of_a_product_with_one(x: Tensor, rows: Tensor, value: Tensor) -> Tensor:
-    x[rows] = value
-    return (x * 1)[:, ::2]
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda x: x, "row": lambda x: x[1], "part": lambda x: x[:, ::2], "transposed": lambda x: x.t(),
+    "flat": lambda x: x.flatten(), "diagonal": lambda x: x.diagonal(), "windows": lambda x: x.unfold(1, 2, 1),
+    "repeated": lambda x: x.expand(2, 3, 4), "integers": lambda x: x.view(torch.int32),
+}  # fmt: skip
+EQUALS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x * 1, lambda x: x - 0, lambda x: x // 1 if x.dtype == torch.int32 else x / 1, lambda x: x.neg().neg(),
+    lambda x: x.clone(), lambda x: x.contiguous(), lambda x: torch.maximum(x, x), lambda x: torch.cat([x]),
+    lambda x: x.to(x.dtype), lambda x: x.double().to(x.dtype), lambda x: torch.roll(x, 0, 0),
+    lambda x: x.repeat(1, 1, 1), lambda x: x[None].sum(0, dtype=x.dtype), lambda x: (x * 1)[:1],
+    lambda x: x.flip(0).flip(0), lambda x: x,
+]  # fmt: skip
 
 
-def row_of_a_quotient_by_one(x: Tensor, rows: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    x.index_copy_(0, rows, value)
-    return x.double().float(), (x / 1)[1]
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_equals_a_changed_input_shares_its_storage_where_eager_does(backend: Any, view: str) -> None:
+    def step(x: Tensor, rows: Tensor, value: Tensor) -> list[Tensor]:
+        x.index_copy_(0, rows, value)
+        return [equal(VIEWS[view](x)) for equal in EQUALS]
+
+    check(backend, step, torch.randn(3, 4), torch.tensor([2]), torch.randn(1, 4))
 
 
-def column_of_a_copy(x: Tensor, rows: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    x[1:2] = value
-    return (x * 1)[1:, 0], x * 1
+def test_a_part_of_what_equals_a_changed_input_has_storage_of_its_own(backend: Any) -> None:
+    def step(x: Tensor, rows: Tensor, value: Tensor) -> Tensor:
+        x.index_copy_(0, rows, value)
+        return (x * 1)[:, ::2]
 
-
-@pytest.mark.parametrize("step", [part_of_a_product_with_one, row_of_a_quotient_by_one, column_of_a_copy])
-def test_what_equals_a_changed_input_has_storage_of_its_own(backend: Any, step: Any) -> None:
     check(backend, step, torch.randn(3, 4), torch.tensor([2]), torch.randn(1, 4))
 
 
