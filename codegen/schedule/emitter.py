@@ -250,7 +250,8 @@ class Emitter:
         if item.kind == "load":
             buffer = self.buffers[item.value]
             offset = self.offset(item.index, item.value.tensor)
-            if buffer.numel == 0 and offset == 0:
+            named = [axis for axis in item.axes if offset.has(self.axis_symbol(axis))]
+            if buffer.numel == 0 and all(axis.size != 0 for axis in named):
                 # Loops that it is computed in may run, and there is nothing to read.
                 nothing = Compute(self.fresh(), "cast", (Constant(0),), accumulation(item.dtype))
                 return self._define(item, nothing, self._level(item))

@@ -133,14 +133,21 @@ def test_an_axis_may_be_tiled_in_one_loop_and_serial_in_another():
     assert outcome.ok, outcome
 
 
-@pytest.mark.parametrize("target", ["cpp", "triton"])
-def test_nothing_is_read_from_an_empty_tensor(target):
+def repeated(x):
     """The element that is repeated is the same for all, so that no inner loop is around its load."""
+    return torch.cat([x, x], -2) + 1
 
-    def repeated(x):
-        return torch.cat([x, x], -2) + 1
 
-    (region,) = kernel_regions(trace(repeated, [torch.randn(3, 0, 1)], symbolic=False))
+def summed(x):
+    """The loop of the sum runs, as no loop of an empty dim is around it."""
+    total = x.sum(-1)
+    return total + total
+
+
+@pytest.mark.parametrize("target", ["cpp", "triton"])
+@pytest.mark.parametrize(("function", "shape"), [(repeated, (3, 0, 1)), (summed, (0, 0, 3))])
+def test_nothing_is_read_from_an_empty_tensor(target, function, shape):
+    (region,) = kernel_regions(trace(function, [torch.randn(shape)], symbolic=False))
     kernel = target_named(target).schedule(region, "kernel")
     assert not unproven_accesses(kernel)
     assert not any(isinstance(s, Load) for s in walk(kernel.body))
