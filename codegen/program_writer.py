@@ -123,13 +123,13 @@ class ProgramWriter:
     def _outputs(self) -> None:
         names, owned = [], set()
         inputs = set(self.graph.inputs)
-        for value, type in zip(self.graph.outputs, self.graph.output_types, strict=True):
+        for i, (value, type) in enumerate(zip(self.graph.outputs, self.graph.output_types, strict=True)):
             name = self.text.names[value]
             if isinstance(value.type, TensorType) and isinstance(type, TensorType):
                 root = self.text.root(value)
                 known = self.text.layouts[value]
                 fits = known is not None and same_layout(type.shape, known, type.strides)
-                kept = root in inputs or (root, 0) in self.keeping.values
+                kept = (root in inputs and i not in self.graph.updated_outputs) or (root, 0) in self.keeping.values
                 if root in owned or kept or self._is_constant(root):
                     # Eager gives storage of its own (outputs that alias an input never reach the program).
                     name = self._copied(name, type)

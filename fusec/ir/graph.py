@@ -154,6 +154,9 @@ class Graph:
         self.outputs: list[Value] = []
         self.output_types: list[Type] = []
         """What the caller is promised for each output, strides included."""
+        self.updated_outputs: frozenset[int] = frozenset()
+        """Positions of outputs that are an input, or a view of one, after a write: they share its storage. Others have
+        storage of their own, whatever passes find them to equal."""
         self._nodes: dict[Node, None] = {}
 
     @property
@@ -210,6 +213,7 @@ class Graph:
         """Name the outputs; ``types`` is what the caller is promised, by default what the values have."""
         self.outputs = list(values)
         self.output_types = list(types) if types is not None else [v.type for v in values]
+        self.updated_outputs = frozenset(i for i, v in enumerate(values) if is_updated_input(v))
 
     def replace_value(self, old: Value, new: Value) -> None:
         """Let every reader of ``old`` read ``new`` instead (``new``'s own producer excepted).
@@ -336,6 +340,7 @@ class Graph:
         to = {v: out.add_input(v.type, v.name, v.frozen) for v in self.inputs}
         out.splice(self._nodes, to)
         out.set_outputs([to[v] for v in self.outputs], self.output_types)
+        out.updated_outputs = self.updated_outputs
         return out
 
     def become(self, other: "Graph") -> None:
@@ -384,6 +389,14 @@ def viewed_or_written(value: Value) -> Value | None:
     if (of := node.viewed) is not None:
         return of
     return node.operands[0] if node.has(Trait.WRITE) else updated(node, value.index)
+
+
+def is_updated_input(value: Value) -> bool:
+    """Whether it is an input that was written to, or a view of that."""
+    written = False
+    while (of := viewed_or_written(value)) is not None:
+        value, written = of, written or is_written(value)
+    return written and value.producer is None
 
 
 def readers(value: Value) -> Iterator[Node]:
