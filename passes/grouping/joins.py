@@ -105,7 +105,7 @@ class Grouping:
         return found
 
     def unscheduled(self) -> dict[Hashable, str]:
-        """Return the groups of several nodes, and products, that the target does not schedule, by structure, and why."""
+        """Return the groups of several nodes, and products, that the target does not schedule; by structure, why."""
         found: dict[Hashable, str] = {}
         for unit in self.units.distinct():
             if len(unit) > 1 or unit <= self.products:
