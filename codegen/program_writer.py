@@ -121,7 +121,7 @@ class ProgramWriter:
         self.stretch.free([self.text.names[v] for v in [*used, *unread]] + self.text.take_temporaries())
 
     def _outputs(self) -> None:
-        names, owned = [], set()
+        names, owned = [], set[Value]()
         inputs = set(self.graph.inputs)
         for i, (value, type) in enumerate(zip(self.graph.outputs, self.graph.output_types, strict=True)):
             name = self.text.names[value]
@@ -130,10 +130,11 @@ class ProgramWriter:
                 known = self.text.layouts[value]
                 fits = known is not None and same_layout(type.shape, known, type.strides)
                 kept = (root in inputs and i not in self.graph.updated_outputs) or (root, 0) in self.keeping.values
-                if root in owned or kept or self._is_constant(root):
-                    # Eager gives storage of its own (outputs that alias an input never reach the program).
-                    name = self._copied(name, type)
-                elif value.type.rank and not (known is not None and all(map(same_size, known, type.strides))):
+                if root in owned or kept or self._is_constant(root):  # eager gives storage of its own
+                    names.append(self._copied(name, type))
+                    continue
+                owned.add(root)
+                if value.type.rank and not (known is not None and all(map(same_size, known, type.strides))):
                     strides = sizes_text(type.strides)
                     if _lies_as_called(value, known, type):
                         pass  # as the operation laid it out, whatever its fake function promised
@@ -142,7 +143,6 @@ class ProgramWriter:
                     else:
                         certain = not fits and all(isinstance(n, int) for n in (*known, *type.strides))
                         name = f"{'copied' if certain else 'with_strides'}({name}, {strides})"
-                owned.add(root)
             names.append(name)
         self.text.line(f"return [{', '.join(names)}]")
 

@@ -22,6 +22,7 @@ from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.ir.equality import difference
 from fusec.ir.graph import Graph
+from fusec.ir.parser import parse_graph
 from fusec.passes import known_passes
 from fusec.pipeline import Context, Pipeline
 from fusec.rewriting.fusion import Dims, fusion
@@ -256,3 +257,21 @@ def test_a_full_disk_is_reported_and_no_reason_to_fail(
         compile_graph(a_graph(), Config(cache_dir=str(tmp_path)))
     assert len(runs) == 2
     assert caplog.text.count("for later processes: no space") == 2
+
+
+def test_an_output_that_equals_an_updated_input_has_storage_of_its_own_from_the_cache(
+    tmp_path: Path, runs: list[Graph]
+) -> None:
+    graph = parse_graph("""graph g(%x: f32[3, 4], %rows: f32[1, 4], %index: i64[1]) {
+      %new: f32[3, 4] = write(%x, %rows, %index) {dim=-2}
+      %equal: f32[3, 4] = mul(%new, 1.0)
+      %part: f32[3, 2] @(4, 2) = slice(%equal) {dim=-1, start=0, stop=4, step=2}
+      return %part, %new
+    }""")
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        part, new = compile_graph(graph, Config(cache_dir=str(tmp_path))).program(
+            [x, torch.ones(1, 4), torch.tensor([2])]
+        )
+        assert torch.equal(part, x[:, ::2]) and new.data_ptr() == x.data_ptr() != part.data_ptr()
+    assert len(runs) == 1

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from fusec.codegen.kernel import Compute, Constant, Operand
 from fusec.errors import ScheduleError
-from fusec.ir.types import BF16, BOOL, F32, F64, U8, DType, accumulation
+from fusec.ir.types import BF16, BOOL, F32, F64, U8, DType, accumulation, wrapped
 
 NAMES: dict[str, str] = {
     "f64": "tl.float64", "f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "i64": "tl.int64",
@@ -34,9 +34,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if dtype == BOOL:
         return str(bool(value))
     if not dtype.is_float:
-        bits = 8 * dtype.bytes
-        lowest = 0 if dtype == U8 else -(1 << bits - 1)
-        return str((int(value) - lowest) % (1 << bits) + lowest)
+        return str(wrapped(int(value), dtype))
     value = float(value)
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 

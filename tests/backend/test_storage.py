@@ -88,6 +88,16 @@ def test_a_part_of_what_equals_a_changed_input_has_storage_of_its_own(backend: A
     check(backend, step, torch.randn(3, 4), torch.tensor([2]), torch.randn(1, 4))
 
 
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_equals_an_input_is_what_it_was_before_a_change(backend: Any, view: str) -> None:
+    def step(x: Tensor, rows: Tensor, value: Tensor) -> list[Tensor]:
+        equals = [equal(VIEWS[view](x)) for equal in EQUALS[:-1]]
+        x.index_copy_(0, rows, value)
+        return equals
+
+    check(backend, step, torch.randn(3, 4), torch.tensor([2]), torch.randn(1, 4))
+
+
 def test_the_old_value_survives_a_change(backend: Any) -> None:
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
         old = x.clone()
