@@ -142,7 +142,11 @@ class _Matrix:
             self.text.step("copy", "operand of matmul")
             self.text.line(f"{copied} = {self.name}.permute({dims}).reshape({sizes_text(shape)})")
             return copied
-        if _is_whole(merged if groups[0] else merged[1:], *self.given):
+        # The stride of a dim of length 1 decides which routine torch takes; with this one it sums in parts, as eager.
+        for lone, other in ((-2, -1), (-1, -2)):
+            if merged[lone][0] == 1:
+                merged[lone] = 1, simplify(merged[other][0] * merged[other][1])
+        if (merged if groups[0] else merged[1:]) == list(zip(*self.given, strict=True)):
             return self.name
         return _view(self.name, merged, groups[0])
 
@@ -174,8 +178,8 @@ def _repeated(
 
 
 def _is_whole(dims: list[tuple[Size, Size]], shape: tuple[Size, ...], strides: tuple[Size, ...]) -> bool:
-    """Whether the view would be the tensor itself."""
-    return tuple(n for n, _ in dims) == shape and tuple(s for _, s in dims) == strides
+    """Whether the view would address the same elements as the tensor itself."""
+    return dims == [(n, 1 if n == 1 else s) for n, s in zip(shape, strides, strict=True)]
 
 
 def _view(name: str, merged: list[tuple[Size, Size]], batch: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,11 @@ from bench.fuzz.__main__ import main
 from bench.fuzz.draws import drawn, read, shrunk, written
 from bench.fuzz.faults import FAULTS
 from bench.fuzz.judge import judge_graph, without_overflow
+from bench.fuzz.order import OrderDependent, run_in_any_order
 from bench.fuzz.programs import made, subject_of
 from bench.fuzz.wide import wide_graph
 from bench.op_db.judge import DRAWS, Values, judge, wrong_values
+from fusec.ir.parser import parse_graph
 from fusec.ir.verifier import verify_graph
 
 
@@ -55,6 +58,25 @@ def test_overflow_of_float16_is_forgiven_where_eager_overflows() -> None:
     reference = torch.tensor([1.0, 2.0, 2.0, inf, 2.0], dtype=torch.float64)
     row = without_overflow(eager, compiled, reference)
     assert row[0].tolist() == [1, 2, 2, inf, 2] and row[1].tolist() == [1, 2, 3, inf, inf]
+
+
+@pytest.mark.parametrize(
+    ("reduction", "numbers", "defined"),
+    [
+        ("prod(%x) {dims=(-1,)}", [1e30, 1e30, 0.0], False),
+        ("prod(%x) {dims=(-1,)}", [1e-30, inf, 1e-30], False),
+        ("prod(%x) {dims=(-1,)}", [1e30, 1e30, 2.0], True),
+        ("prod(%x) {dims=(-1,)}", [1e-30, 0.0, 0.5], True),
+        ("sum(%x) {dims=(-1,)}", [3e38, 3e38, -3e38], False),
+        ("sum(%x) {dims=(-1,)}", [inf, -3e38, 1.0], True),
+        ('contraction(%x, %x) {spec="ab,cb->ac"}', [1e20, 1.0, 1.0], False),
+        ('contraction(%x, %x) {spec="ab,cb->ac"}', [inf, nan, 1e18], True),
+    ],
+)
+def test_what_depends_on_the_order_of_terms_is_undefined(reduction: str, numbers: list[float], defined: bool) -> None:
+    graph = parse_graph(f"graph g(%x: f32[1, 3]) {{\n  %y: f32[1, 1] = {reduction}\n  return %y\n}}")
+    with nullcontext() if defined else pytest.raises(OrderDependent):
+        run_in_any_order(graph, [torch.tensor([numbers])])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])

@@ -21,6 +21,7 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import BF16, F32, I64, DType, ScalarType, TensorType, contiguous_strides, evaluate_size, symbol
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
+from fusec.verify.contract import compare_outputs
 from fusec.verify.dtypes import torch_dtype
 from fusec.verify.interpreter import evaluate
 from fusec.verify.samples import float_inputs
@@ -125,6 +126,19 @@ def test_matrices_that_lie_whole_are_handed_over_as_they_are(spec: str, a: tuple
     graph.set_outputs([graph.add_node("contraction", [tensor(graph, *a), tensor(graph, *b)], {"spec": spec}).result])
     program = build_program(graph, NoKernels(), Context())
     assert "(t_0, t_1, out=t_2)" in program.source and "as_strided" not in program.source
+
+
+@pytest.mark.parametrize(("spec", "shape"), [("zya,zya->a", (64, 64, 1)), ("zya,zya->", (64, 64, 1))])
+def test_a_product_of_one_row_is_as_exact_as_eager(spec: str, shape: tuple[int, ...]) -> None:
+    graph = Graph()
+    graph.set_outputs([graph.add_node("contraction", [tensor(graph, *shape)] * 2, {"spec": spec}).result])
+    program = build_program(graph, NoKernels(), Context())
+    torch.manual_seed(0)
+    draws = [torch.randn(shape) for _ in range(8)]
+    eager = [torch.einsum(spec, x, x).squeeze() for x in draws]
+    exact = [torch.einsum(spec, x.double(), x.double()).squeeze() for x in draws]
+    compiled = [program([x])[0].squeeze() for x in draws]
+    assert compare_outputs(torch.stack(eager), torch.stack(compiled), torch.stack(exact)).passed
 
 
 def test_outputs_have_the_promised_strides() -> None:

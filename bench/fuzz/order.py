@@ -1,0 +1,71 @@
+"""Whether what a graph's sums and products give depends on the order of their terms: then eager does not define it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusec.ir.graph import Graph, Node
+from fusec.ir.types import accumulation
+from fusec.verify.contract import copy_arguments
+from fusec.verify.interpreter import Machine, bind_symbols
+
+
+class OrderDependent(Exception):
+    """Partial results overflow or underflow in one order of the terms and not in another."""
+
+
+def run_in_any_order(graph: Graph, given: Sequence[Any]) -> None:
+    """Run a graph on copies, as eager does.
+
+    Raises:
+        OrderDependent: if a partial sum or product may leave the range of its type.
+        RuntimeError, IndexError: what eager raises.
+    """
+    machine = _Watching(bind_symbols(graph, given), None, mutate=True)
+    inputs = zip(graph.inputs, copy_arguments(given), strict=True)
+    with torch.no_grad():
+        machine.run(graph, [machine.enter(v, x) for v, x in inputs])
+
+
+class _Watching(Machine):
+    def contract(self, node: Node, a: Tensor, b: Tensor) -> Tensor:
+        self._sum(node, super().contract(node, _magnitudes(a), _magnitudes(b)))
+        return super().contract(node, a, b)
+
+    def convolve(self, node: Node, x: Tensor, weight: Tensor) -> Tensor:
+        self._sum(node, super().convolve(node, _magnitudes(x), _magnitudes(weight)))
+        return super().convolve(node, x, weight)
+
+    def reduce(self, node: Node, x: Tensor) -> Tensor:
+        if node.is_op("sum"):
+            self._sum(node, super().reduce(node, _magnitudes(x)))
+        elif node.is_op("prod"):
+            self._product(node, x)
+        return super().reduce(node, x)
+
+    def _limits(self, node: Node) -> torch.finfo | None:
+        dtype = self.dtype(accumulation(node.operands[0].tensor.dtype))
+        return torch.finfo(dtype) if dtype.is_floating_point else None
+
+    def _sum(self, node: Node, of_magnitudes: Tensor) -> None:
+        limits = self._limits(node)
+        if limits is not None and not (of_magnitudes <= limits.max).all():
+            raise OrderDependent(f"{node.op.name}: a partial sum may overflow")
+
+    def _product(self, node: Node, x: Tensor) -> None:
+        limits, magnitudes = self._limits(node), x.double().abs().nan_to_num(1.0, torch.inf)
+        if limits is None:
+            return
+        above, below = magnitudes.clamp(min=1.0), magnitudes.clamp(max=1.0)
+        for d in node.attributes["dims"]:
+            above, below = above.prod(d, keepdim=True), below.prod(d, keepdim=True)
+        overflows, underflows = above > limits.max, below < limits.tiny
+        if ((overflows & (below < 1)) | (underflows & (above > 1))).any():
+            raise OrderDependent("prod: a partial product may leave the range of its type")
+
+
+def _magnitudes(x: Tensor) -> Tensor:
+    """Of the finite numbers, in float64; what is infinite already is so in every order."""
+    return x.double().abs().nan_to_num(0.0, 0.0) if x.is_floating_point() else x
