@@ -14,7 +14,7 @@ from bench.routing import Routed, flips, scores_and_choices, unfounded_choices
 from fusec.debug.report import summarize
 from fusec.debug.subject import is_compiled
 from fusec.models.inputs import Padding
-from fusec.verify.contract import Comparison, compare_outputs
+from fusec.reference.contract import Comparison, compare_outputs
 
 Shape = tuple[int, int, Padding]
 SHAPES: dict[str, list[Shape]] = {

@@ -43,12 +43,12 @@ from bench.numerics import Float64, default_type, in_float64
 from bench.peers import peer
 from bench.triton_kernels import graphs_of, other_forms, regions_of
 from bench.workloads import described
-from fusec.codegen.choice import Choice
-from fusec.codegen.recordings import PASS_NAME as RECORDING
+from fusec.codegen.program.recordings import PASS_NAME as RECORDING
+from fusec.codegen.tile.configuration import Choice
 from fusec.config import Config
 from fusec.ir.graph import Node
 from fusec.ir.structure import structure
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 
 CHECKED_LAYERS = 2
 """Of every model whose kernels are checked one by one: further layers have the same."""
@@ -297,7 +297,7 @@ def _checked(
 
 def _inside(graphs: Sequence[Any]) -> dict[str, Any]:
     """What a call of ours does, by kind of step, what got no kernel or was put aside, and what was not recorded."""
-    from fusec.codegen.triton.tuning import PASS_NAME as TUNING
+    from fusec.codegen.triton.autotune.tuner import PASS_NAME as TUNING
 
     steps = [step.kind for graph in graphs for step in graph.program.steps]
     remarks = [remark for graph in graphs for remark in graph.remarks.of("failure", "missed")]

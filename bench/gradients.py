@@ -19,7 +19,7 @@ from bench.families import Family, Inputs
 from bench.numerics import DRAWS, Float64, cast_inputs, cast_parameters, in_float64, move_weights
 from bench.peers import Backend, Runner, compiled_with
 from bench.routing import Routed, scores_and_choices
-from fusec.verify.contract import Comparison, compare_outputs
+from fusec.reference.contract import Comparison, compare_outputs
 
 RUNS = 4 * DRAWS
 """Runs that are held to the rule together."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bench.harness import console, report
 from bench.record import write_result
 from fusec import dynamo
-from fusec.codegen.recordings import PASS_NAME
+from fusec.codegen.program.recordings import PASS_NAME
 from fusec.config import Config
 from fusec.models.llama import PRESETS, Llama
 from fusec.models.weights import redraw

@@ -18,9 +18,9 @@ SCOPE = (
     "fusec/rewriting/sampling.py",
     "passes/canonicalize/*.py", "passes/raising/*.py", "passes/fusion/*.py", "passes/attention.py",
     "passes/biased_products.py", "passes/grouping/*.py", "passes/declared.py", "passes/patterns.py",
-    "fusec/analysis/*.py",
-    "codegen/schedule/*.py", "codegen/kernel.py", "codegen/bounds.py", "codegen/sizes.py", "codegen/stretches.py",
-    "codegen/vendor.py",
+    "fusec/analysis/*.py", "fusec/loops/*.py",
+    "codegen/tile/*.py", "codegen/cpp/schedules/*.py", "codegen/triton/schedules/*.py",
+    "codegen/program/launch_batches.py", "codegen/program/vendor.py",
     "codegen/cpp/printer.py", "codegen/cpp/statements.py", "codegen/cpp/expressions.py", "codegen/cpp/operations.py",
     "codegen/triton/printer.py", "codegen/triton/arithmetic.py", "codegen/triton/signature.py",
 )  # fmt: skip
@@ -31,14 +31,14 @@ NOT_JUDGED: dict[str, frozenset[str]] = {
     "fusec/analysis/machine.py": frozenset("*"),
     "fusec/rewriting/match.py": frozenset({"_RARE", "_rarity", "is_telling"}),
     "fusec/rewriting/pattern.py": frozenset({"LEAVES", "_leaves", "can_occur"}),
-    "fusec/analysis/recomputation.py": frozenset("*"),
-    "fusec/analysis/attention.py": frozenset({"FEW_QUERIES", "_MAX_NODES"}),
-    "fusec/analysis/indexing.py": frozenset({"_MAX_CUTS"}),
+    "fusec/loops/recomputation.py": frozenset("*"),
+    "fusec/loops/attention.py": frozenset({"FEW_QUERIES", "_MAX_NODES"}),
+    "fusec/loops/indexing.py": frozenset({"_MAX_CUTS"}),
     "passes/grouping/joins.py": frozenset({"_MAX_NODES", "_explain"}),
     "passes/grouping/kernel_regions.py": frozenset({"_label", "_remark"}),
-    "codegen/schedule/rows.py": frozenset({"_DEAR", "_MAX_SCRATCH", "MAX_TILE"}),
-    "codegen/schedule/chains.py": frozenset({"_LENGTH", "_TILES"}),
-    "codegen/schedule/choosing.py": frozenset("*"),
+    "codegen/tile/rows.py": frozenset({"_DEAR", "_MAX_SCRATCH"}),
+    "codegen/tile/chains.py": frozenset({"_LENGTH", "_TILES"}),
+    "codegen/triton/schedules/heuristics.py": frozenset("*"),
 }
 """What only decides how fast something is, or what a remark says, by file and name; ``*`` is the whole file."""
 

@@ -28,8 +28,8 @@ from bench.published import MOST_DECODED, PUBLISHED, Step, capture, steps
 from bench.record import in_mode, write_result
 from fusec.analysis.cost import region_cost
 from fusec.analysis.machine import Machine
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.launchables import PASS_NAME
+from fusec.codegen.program.launchables import PASS_NAME
+from fusec.codegen.tile.kernel import Kernel
 from fusec.config import MODES, Config
 from fusec.debug.roofline import residents
 from fusec.errors import FusecError
@@ -153,7 +153,7 @@ def gather(question: Question) -> list[Found]:
 
 def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, others: bool) -> Iterator[Found]:
     from fusec.codegen import target_for
-    from fusec.codegen.launchables import build_kernels
+    from fusec.codegen.program.launchables import build_kernels
     from fusec.passes import default_pipeline
     from fusec.pipeline import Context
 
@@ -185,11 +185,11 @@ def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, others:
 
 def _others(region: Node, found: Found, machine: Machine) -> Iterator[Found]:
     """A kernel with each other choice than the default."""
-    from fusec.codegen.schedule import choices
     from fusec.codegen.triton import TritonTarget
+    from fusec.codegen.triton.schedules import choices
 
     target = TritonTarget()
-    for choice in choices(region, machine, target.lanes)[1:]:
+    for choice in choices(region, machine)[1:]:
         other = replace(found, label=f"{found.label} ({choice})", key=(found.key, choice), loses=True)
         _complete(other, target.schedule(region, "kernel", machine, choice), region.body)
         yield other
@@ -197,7 +197,7 @@ def _others(region: Node, found: Found, machine: Machine) -> Iterator[Found]:
 
 def _complete(found: Found, kernel: Kernel, body: Graph) -> None:
     """The kernel of a place, what of it a compiler sees, and whether it stays within its buffers."""
-    from fusec.codegen.bounds import size_limits, unproven_accesses
+    from fusec.codegen.tile.bounds import size_limits, unproven_accesses
     from fusec.codegen.triton.check import multiplies_matrices
     from fusec.codegen.triton.printer import print_kernel
     from fusec.codegen.triton.signature import options

@@ -26,14 +26,14 @@ from bench.harness import progress, report
 from bench.numerics import DTYPES, cast_inputs, cast_parameters
 from bench.record import in_mode, write_result
 from fusec.analysis.machine import Machine, chip
-from fusec.codegen.choice import Choice
+from fusec.codegen.tile.configuration import Choice
 from fusec.config import MODES, Config
 from fusec.dynamo import backend_with, interpreted
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.structure import structure
 from fusec.models.inputs import Padding
-from fusec.verify.interpreter import evaluate
+from fusec.reference.interpreter import evaluate
 
 SAMPLE = "llama,gemma3,gpt2,bert"
 """Between them: both norms, gated and plain activations, rotary embedding, learned positions."""
@@ -148,11 +148,10 @@ def other_forms(region: Node, machine: Machine) -> list[Choice]:
 
     Those that are tried for the machine at all.
     """
-    from fusec.codegen.schedule import choices
-    from fusec.codegen.triton import TritonTarget
+    from fusec.codegen.triton.schedules import choices
 
     try:
-        default, *others = choices(region, machine, TritonTarget().lanes)
+        default, *others = choices(region, machine)
     except ScheduleError:
         return []
     forms: dict[tuple[bool, bool, bool], Choice] = {_form(default): default}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from fusec.analysis.machine import Machine
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
@@ -69,14 +69,6 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """What options call it."""
-
-    @property
-    def lanes(self) -> int:
-        """Elements of a float tile that suit the machine."""
-
-    @property
-    def whole_row(self) -> bool:
-        """Whether a tile loop takes a whole row at once (blocks of a GPU) instead of a register at a time."""
 
     def machine(self, config: Config) -> Machine:
         """What its kernels run on, as far as it is known."""

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import fusec
 from fusec import Dims, fusion
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 
 # Dims say which shapes fit: *batch stands for any number of leading dims, equal names for equal sizes.
 Rows = Annotated[Tensor, Dims("*batch cols")]

@@ -13,7 +13,7 @@ from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
 
 if TYPE_CHECKING:
-    from fusec.codegen.program import Program
+    from fusec.codegen.program.program import Program
 
 
 @dataclass
@@ -45,8 +45,8 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
-    from fusec.codegen.launchables import Schedules
-    from fusec.codegen.program import build_program
+    from fusec.codegen.program.launchables import Schedules
+    from fusec.codegen.program.program import build_program
     from fusec.codegen.target import current
     from fusec.outcomes import Outcome
     from fusec.passes import default_pipeline, kept_traces, library_pipeline

@@ -30,9 +30,9 @@ from fusec.frontend.torch_internals import (
 )
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType
-from fusec.verify.interpreter import bind_symbols, evaluate
-from fusec.verify.layout import settle_outputs
-from fusec.verify.opaque import forget_registered
+from fusec.reference.interpreter import bind_symbols, evaluate
+from fusec.reference.layout import settle_outputs
+from fusec.reference.opaque import forget_registered
 
 logger = logging.getLogger(__name__)
 
@@ -206,8 +206,8 @@ def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule, config:
 
 def _recorded(compiled: Any, gm: GraphModule, static: frozenset[int] | None) -> Boxed:
     """A program whose launches are recorded, where that can be and it is one of fusec's own."""
-    from fusec.codegen.program import Program
-    from fusec.codegen.recordings import recorded
+    from fusec.codegen.program.program import Program
+    from fusec.codegen.program.recordings import recorded
 
     program: Boxed = compiled.program
     if not isinstance(program, Program):

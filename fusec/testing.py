@@ -23,6 +23,8 @@ from fusec.ir.graph import Graph
 from fusec.ir.ops import Trait
 from fusec.ir.types import BF16, F16, F32, DType
 from fusec.pipeline import Context, Pipeline
+from fusec.reference.contract import compare_outputs
+from fusec.reference.interpreter import evaluate
 from fusec.remarks import Remarks
 from fusec.rewriting.application import apply_declared, attempts
 from fusec.rewriting.fusion import Fusion, declared_in
@@ -31,8 +33,6 @@ from fusec.rewriting.matcher import Matcher
 from fusec.rewriting.pattern import choices
 from fusec.rewriting.sampling import Sizes, symbolize
 from fusec.verify import declarations as derived
-from fusec.verify.contract import compare_outputs
-from fusec.verify.interpreter import evaluate
 from fusec.verify.mistakes import mistakes
 
 AnyFusion: TypeAlias = "Fusion[Any, Any]"

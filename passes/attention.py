@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fusec.analysis.indexing import locate
-from fusec.analysis.kinds import Limits, classify
-from fusec.analysis.strides import dense, view_layout
 from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BOOL, I64, DType, Size, TensorType, accumulation, broadcast, same_shape, same_size
+from fusec.loops.indexing import locate
+from fusec.loops.kinds import Limits, classify
+from fusec.loops.strides import dense, view_layout
 from fusec.pipeline import Context
 from fusec.rewriting.driver import cut
 

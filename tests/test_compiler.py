@@ -12,9 +12,9 @@ from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import ScalarType, evaluate_size
-from fusec.verify.contract import compare_outputs
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
+from fusec.reference.contract import compare_outputs
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import evaluate
 
 
 def inputs_of(graph: Graph, rows: int) -> list[torch.Tensor | int]:

@@ -14,8 +14,8 @@ import transformers
 
 from fusec.analysis.machine import Machine, assumed_cpu, chip
 from fusec.codegen import target_named
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.program import build_program
+from fusec.codegen.program.program import build_program
+from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.ir.graph import Node
@@ -41,7 +41,7 @@ class Scheduled:
 
     def __init__(self, name: str) -> None:
         self.target = target_named(name)
-        self.name, self.lanes, self.whole_row = name, self.target.lanes, self.target.whole_row
+        self.name = name
 
     def machine(self, config: Config) -> Machine:
         return assumed_cpu() if self.name == "cpp" else chip("")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType, TensorType, evaluate_sizes
-from fusec.verify.dtypes import torch_dtype
+from fusec.reference.dtypes import torch_dtype
 
 KINDS = ("normal", "small integers", "normal", "special", "large", "tiny", "positive", "zeros")
 _SUMS = ("sum", "prod", "contraction", "convolution")

@@ -16,8 +16,8 @@ from bench.op_db.judge import Values, Verdict, wrong_values
 from fusec.ir.graph import Graph
 from fusec.ir.types import F16, TensorType
 from fusec.ir.verifier import verify_graph
-from fusec.verify.contract import copy_arguments
-from fusec.verify.interpreter import evaluate
+from fusec.reference.contract import copy_arguments
+from fusec.reference.interpreter import evaluate
 
 
 def judge_graph(program: Program, target: str) -> Verdict:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import accumulation
-from fusec.verify.contract import copy_arguments
-from fusec.verify.interpreter import Machine, bind_symbols
+from fusec.reference.contract import copy_arguments
+from fusec.reference.interpreter import Machine, bind_symbols
 
 
 class OrderDependent(Exception):

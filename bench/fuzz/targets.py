@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from fusec.codegen import target_named
-from fusec.codegen.bounds import size_limits, unproven_accesses
-from fusec.codegen.freezing import Decided
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.launchables import Schedules, build_kernels
-from fusec.codegen.program import build_program
+from fusec.codegen.program.freezing import Decided
+from fusec.codegen.program.launchables import Schedules, build_kernels
+from fusec.codegen.program.program import build_program
+from fusec.codegen.tile.bounds import size_limits, unproven_accesses
+from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import evaluate_sizes
 from fusec.passes import default_pipeline, library_pipeline
 from fusec.pipeline import Context
-from fusec.verify.interpreter import Machine, evaluate
-from fusec.verify.sizes import bind_symbols
+from fusec.reference.interpreter import Machine, evaluate
+from fusec.reference.sizes import bind_symbols
 
 Run = Callable[[list[Any]], list[Any]]
 """Gives the outputs for arguments, which it may write to."""

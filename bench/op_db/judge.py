@@ -12,8 +12,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.op_db.cases import Arguments, Call, requires_grad, widened
 from fusec import dynamo
-from fusec.codegen.bounds import unproven_accesses
-from fusec.verify.contract import Comparison, Observation, compare_outputs, contract_breaches, copy_arguments, observe
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.reference.contract import (
+    Comparison,
+    Observation,
+    compare_outputs,
+    contract_breaches,
+    copy_arguments,
+    observe,
+)
 
 Function = Callable[..., Any]
 LOOSE = 8

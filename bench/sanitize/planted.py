@@ -8,7 +8,7 @@ import torch
 from bench.sanitize.guards import guarded
 from fusec.codegen.cpp.build import build
 from fusec.codegen.cpp.printer import print_kernel
-from fusec.codegen.kernel import Buffer, Compute, Kernel, Load, Loop, Store
+from fusec.codegen.tile.kernel import Buffer, Compute, Kernel, Load, Loop, Store
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.types import F32, I64

@@ -14,7 +14,7 @@ from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType, TensorType, evaluate_sizes
-from fusec.verify.dtypes import torch_dtype
+from fusec.reference.dtypes import torch_dtype
 from fusec.verify.samples import ROUNDS, float_inputs
 
 ROWS = (1, 5, 37)

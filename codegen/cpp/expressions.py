@@ -2,8 +2,8 @@
 
 import math
 
-from fusec.codegen.kernel import Constant
-from fusec.codegen.sizes import Language
+from fusec.codegen.tile.kernel import Constant
+from fusec.codegen.tile.sizes import Language
 from fusec.ir import types as t
 from fusec.ir.types import DType
 

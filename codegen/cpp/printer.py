@@ -7,7 +7,7 @@ import sympy
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.cpp.statements import COMBINE, Straight
-from fusec.codegen.kernel import (
+from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
     Compute,

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusec.analysis.kinds import FEW_ROWS
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, print_constant, scalar_type
 from fusec.codegen.cpp.operations import print_operation
-from fusec.codegen.kernel import (
+from fusec.codegen.tile.kernel import (
     Check,
     Compute,
     Constant,
@@ -30,6 +29,7 @@ from fusec.codegen.kernel import (
 from fusec.errors import BuildError
 from fusec.ir import types as t
 from fusec.ir.types import DType
+from fusec.loops.kinds import FEW_ROWS
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """What joins two partial results of a reduction."""

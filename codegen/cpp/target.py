@@ -8,8 +8,8 @@ from fusec.analysis.machine import ASSUMED, Machine, chip, cpu_machine, cpu_name
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import Compiler, find_compiler
 from fusec.codegen.cpp.printer import print_kernel
-from fusec.codegen.kernel import Kernel
 from fusec.codegen.target import Launchable
+from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
@@ -32,7 +32,6 @@ class CppTarget:
     """Generates C++ for the CPU it runs on."""
 
     name = "cpp"
-    whole_row = False
 
     @property
     def lanes(self) -> int:
@@ -75,11 +74,11 @@ class CppTarget:
 
     def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
         """The tile program of a kernel region, for this machine; raises ScheduleError where there is none."""
-        from fusec.codegen.schedule import schedule_region
+        from fusec.codegen.cpp.schedules import schedule
+        from fusec.codegen.tile.rows import Tiling
 
-        return schedule_region(
-            region, name, self.lanes, self.whole_row, bf16_products=self.bf16_products, cores=self.cores
-        )
+        tiling = Tiling(self.lanes, bf16_products=self.bf16_products, cores=self.cores)
+        return replace(schedule(region, tiling), name=name)
 
     def print(self, kernel: Kernel) -> str:
         """The translation unit."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fusec.analysis.machine import CHIPS, USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip, known_chip
-from fusec.codegen.choice import Choice
-from fusec.codegen.kernel import Compute, Kernel, walk
-from fusec.codegen.schedule import schedule_region
 from fusec.codegen.target import Launchable
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.kernel import Compute, Kernel, walk
 from fusec.codegen.triton.arithmetic import expression
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.schedules import schedule
 from fusec.codegen.triton.tiles import with_distinct_axes
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError
@@ -26,8 +26,6 @@ class TritonTarget:
     """Blocks of a power of two; a row is one block, as long as its length is known."""
 
     name: str = "triton"
-    lanes: int = 1024
-    whole_row: bool = True
 
     def machine(self, config: Config) -> Machine:
         """The GPU that is asked for, by its datasheet; or the one that is there."""
@@ -49,7 +47,7 @@ class TritonTarget:
         Raises:
             ScheduleError: where there is none.
         """
-        kernel = schedule_region(region, name, self.lanes, self.whole_row, machine=machine, choice=choice)
+        kernel = replace(schedule(region, machine, choice), name=name)
         for statement in walk(kernel.body):
             if isinstance(statement, Compute):
                 expression(statement, str)  # grouping splits what has no form in Triton
@@ -101,10 +99,10 @@ class TritonTarget:
 
         Triton compiles at a launch. Where that fails the operations run one by one.
         """
+        from fusec.codegen.program.unfused import Unfused
+        from fusec.codegen.triton.autotune.trials import Candidate
+        from fusec.codegen.triton.autotune.tuner import Tuner
         from fusec.codegen.triton.guarded import GuardedKernel
-        from fusec.codegen.triton.trials import Candidate
-        from fusec.codegen.triton.tuning import Tuner
-        from fusec.codegen.unfused import Unfused
 
         unfused = Unfused(kernel.name, region.body, kernel.symbols)
         if context.config.autotune and isinstance(built, Candidate):

@@ -10,7 +10,7 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from fusec.codegen.triton.launch import TritonKernel
-from fusec.verify.dtypes import torch_dtype
+from fusec.reference.dtypes import torch_dtype
 
 
 class _Aligned(MockTensor):  # type: ignore[misc]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from fusec.codegen.kernel import Compute, Constant, Operand
+from fusec.codegen.tile.kernel import Compute, Constant, Operand
 from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, BOOL, F32, F64, U8, DType, accumulation, wrapped
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fusec.analysis.machine import Machine, chip
-from fusec.codegen.bounds import Access, size_limits, unproven_accesses
-from fusec.codegen.choice import Choice
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.schedule.emitter import storage_numel
+from fusec.codegen.tile.bounds import Access, size_limits, unproven_accesses
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.emitter import storage_numel
+from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
 from fusec.codegen.triton.launch import TritonKernel
@@ -20,10 +20,10 @@ from fusec.config import Config
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import split_spec
 from fusec.ir.types import TensorType, accumulation, estimate, evaluate_size, evaluate_sizes
-from fusec.verify.contract import Comparison, compare_outputs
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
-from fusec.verify.sizes import bind_symbols
+from fusec.reference.contract import Comparison, compare_outputs
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import evaluate
+from fusec.reference.sizes import bind_symbols
 
 DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
 _SIZES = (3, 5, 2, 7, 11, 13)

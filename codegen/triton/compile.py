@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fusec.analysis.machine import CHIPS as MACHINES
-from fusec.codegen.kernel import DotTiles, Kernel, walk
+from fusec.codegen.tile.kernel import DotTiles, Kernel, walk
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import define
 from fusec.codegen.triton.printer import print_kernel

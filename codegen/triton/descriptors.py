@@ -11,9 +11,9 @@ from dataclasses import replace
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.schedule.descriptors import ALIGNMENT, MOST_PLACES
-from fusec.codegen.sizes import PYTHON, sizes_text
+from fusec.codegen.tile.kernel import Kernel
+from fusec.codegen.tile.sizes import PYTHON, sizes_text
+from fusec.codegen.triton.schedules.descriptors import ALIGNMENT, MOST_PLACES
 from fusec.codegen.triton.signature import Described, descriptors
 
 

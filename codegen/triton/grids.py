@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fusec.codegen.kernel import Kernel, Load, Store, walk
+from fusec.codegen.tile.kernel import Kernel, Load, Store, walk
 
 
 def grids(kernel: Kernel) -> tuple[Kernel, ...]:

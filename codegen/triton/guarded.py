@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fusec.codegen.program.unfused import Unfused
 from fusec.codegen.target import Launchable
-from fusec.codegen.unfused import Unfused
 from fusec.errors import BuildError
 
 

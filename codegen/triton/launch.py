@@ -20,7 +20,7 @@ from triton.runtime.interpreter import (
     interpreter_builder,
 )
 
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton.descriptors import Descriptors, fits, without
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launcher import Launcher, counting
@@ -28,7 +28,7 @@ from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import ASSERTING, identifier, options
 from fusec.errors import BuildError, FusecError
 from fusec.ir.types import evaluate_size
-from fusec.verify.dtypes import torch_dtype
+from fusec.reference.dtypes import torch_dtype
 
 
 def _sum(tile: Any, axis: int) -> Any:

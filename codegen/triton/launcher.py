@@ -10,8 +10,8 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.sizes import PYTHON
+from fusec.codegen.tile.kernel import Kernel
+from fusec.codegen.tile.sizes import PYTHON
 from fusec.codegen.triton.descriptors import Descriptors
 from fusec.codegen.triton.signature import launches
 from fusec.errors import BuildError

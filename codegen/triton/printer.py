@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusec.codegen.choice import Choice
-from fusec.codegen.kernel import (
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.kernel import (
     Assign,
     Buffer,
     Check,

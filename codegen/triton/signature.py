@@ -7,8 +7,8 @@ from typing import Any
 
 import sympy
 
-from fusec.codegen.kernel import Check, Kernel, Load, Loop, walk
-from fusec.codegen.sizes import Language
+from fusec.codegen.tile.kernel import Check, Kernel, Load, Loop, walk
+from fusec.codegen.tile.sizes import Language
 from fusec.codegen.triton.prelude import FUNCTIONS
 from fusec.codegen.triton.tiles import lanes_along, spans
 from fusec.errors import ScheduleError

@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy
 
-from fusec.codegen.kernel import (
+from fusec.codegen.tile.kernel import (
     Assign,
     Compute,
     DotTiles,

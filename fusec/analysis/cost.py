@@ -6,14 +6,14 @@ from typing import TypeAlias
 
 import sympy
 
-from fusec.analysis.indexing import Located, locate
 from fusec.analysis.machine import Machine
 from fusec.analysis.memory import body_ends, ends, flops, moved_bytes, touched_bytes
-from fusec.analysis.recomputation import evaluations
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import DType, Size, TensorType, accumulation, estimate, product, simplify
+from fusec.loops.indexing import Located, locate
+from fusec.loops.recomputation import evaluations
 
 Unit: TypeAlias = tuple[str, str]
 """``vector`` or ``matrix``, and the name of the element type."""

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.analysis.cost import Cost, Unit, kernel_cost, node_cost, operations, unit_of
-from fusec.analysis.indexing import Located, locate
-from fusec.analysis.kinds import Limits, classify
 from fusec.analysis.machine import Machine
 from fusec.analysis.memory import touched_bytes
-from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import Size, estimate
+from fusec.loops.indexing import Located, locate
+from fusec.loops.kinds import Limits, classify
+from fusec.loops.recomputation import evaluations, repetitions
 
 NOTHING = Cost(launches=0)
 DOUBT = 0.05

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from fusec.analysis.strides import dense
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Graph, Node, Value, is_written
 from fusec.ir.structure import structure_of_piece
+from fusec.loops.strides import dense
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class _Trial:
     def __init__(self, graph: Graph, arguments: Sequence[Any], config: Config, progress: Callable[[str], None]) -> None:
         import torch
 
-        from fusec.verify.interpreter import evaluate
+        from fusec.reference.interpreter import evaluate
 
         self.graph, self.arguments, self.config, self.progress = graph, arguments, config, progress
         self.eager = self.run(lambda given: evaluate(graph, given, mutate=True))
@@ -93,7 +93,7 @@ class _Trial:
         """Results, and the inputs as they are left."""
         import torch
 
-        from fusec.verify.contract import copy_arguments
+        from fusec.reference.contract import copy_arguments
 
         given = copy_arguments(self.arguments)
         torch.manual_seed(SEED)
@@ -102,7 +102,7 @@ class _Trial:
     def wrong(self, **changes: Any) -> tuple[str, Sequence[Remark]]:
         """In which way a program is wrong, and the remarks of its compile."""
         from fusec.compiler import compile_graph
-        from fusec.verify.contract import compare_outputs
+        from fusec.reference.contract import compare_outputs
 
         self.progress(f"{self.graph.name}: {changes or 'everything'}")
         remarks: Sequence[Remark] = ()
@@ -137,7 +137,7 @@ def _search(trial: _Trial) -> Finding:
 def _wrong_kernels(trial: _Trial) -> tuple[str, ...]:
     """Those of a graph of known sizes: what a kernel is told of others, its own inputs need not say."""
     from fusec.compiler import compile_graph
-    from fusec.verify.interpreter import evaluate
+    from fusec.reference.interpreter import evaluate
 
     graph = compile_graph(trial.graph, trial.config).graph
     regions = [node for node in graph if node.is_op("region")]

@@ -49,7 +49,7 @@ def captured_calls(
         NothingCaptured: where there is none.
     """
     from fusec.dynamo import backend_with
-    from fusec.verify.interpreter import evaluate
+    from fusec.reference.interpreter import evaluate
 
     found: list[tuple[Graph, list[Any]]] = []
 

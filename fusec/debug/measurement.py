@@ -33,7 +33,7 @@ def measure_machine(
     """
     import torch
 
-    from fusec.verify.dtypes import torch_dtype
+    from fusec.reference.dtypes import torch_dtype
 
     def product(element: DType) -> float:
         a, b = (torch.randn(size, size).to(torch_dtype(element)) for _ in range(2))
@@ -82,7 +82,7 @@ def _product_gflop_s(dtype: DType, size: int, seconds: float) -> float:
     """Of a generated matrix product of many rows."""
     import torch
 
-    from fusec.verify.dtypes import torch_dtype
+    from fusec.reference.dtypes import torch_dtype
 
     def linear(body: Graph, x: Value) -> Value:
         weight = body.add_input(x.tensor)
@@ -124,7 +124,7 @@ def _program(
 ) -> Callable[[], object]:
     """A call of a program of so many equal kernels, one after another; further inputs go to each of them."""
     from fusec.codegen import target_named
-    from fusec.codegen.program import build_program
+    from fusec.codegen.program.program import build_program
     from fusec.pipeline import Context
 
     type = TensorType(dtype, shape, contiguous_strides(shape))

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fusec.analysis.machine import ASSUMED, Machine
-from fusec.codegen.freezing import PASS_NAME as FREEZE
-from fusec.codegen.recordings import PASS_NAME as RECORDED
+from fusec.codegen.program.freezing import PASS_NAME as FREEZE
+from fusec.codegen.program.recordings import PASS_NAME as RECORDED
 from fusec.debug.explain import KINDS, Explanation
 from fusec.debug.verdicts import Verdict
 from fusec.remarks import Remark

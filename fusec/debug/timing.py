@@ -12,7 +12,7 @@ from fusec.ir.graph import Graph, Node
 from fusec.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
-    from fusec.codegen.program import Program
+    from fusec.codegen.program.program import Program
     from fusec.compiler import Compiled
 
 _WARM_UP, _LEAST, _MOST = 3, 5, 1000
@@ -72,7 +72,7 @@ def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], second
         inputs: of the graph.
         seconds: after which no other call starts, beyond the first few.
     """
-    from fusec.verify.interpreter import bind_symbols
+    from fusec.reference.interpreter import bind_symbols
 
     written = graph.written_inputs
     inputs = [x.clone() if i in written else x for i, x in enumerate(inputs)]
@@ -109,8 +109,8 @@ def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], second
 
 def sample_inputs(graph: Graph, symbols: dict[str, int]) -> list[Any]:
     """Random inputs of a graph for which nobody gave any."""
-    from fusec.verify.dtypes import torch_dtype
-    from fusec.verify.layout import laid_out
+    from fusec.reference.dtypes import torch_dtype
+    from fusec.reference.layout import laid_out
     from fusec.verify.samples import float_inputs
 
     def as_declared(x: Any, type: Type) -> Any:

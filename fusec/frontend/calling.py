@@ -11,8 +11,8 @@ import torch
 from fusec.frontend.sizes import to_size
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType, Size, TensorType
+from fusec.reference.sizes import as_number
 from fusec.remarks import Remarks
-from fusec.verify.sizes import as_number
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from fusec.frontend.sizes import to_size
 from fusec.ir import types as t
 from fusec.ir.types import DType, OtherType, ScalarType, Size, TensorType, Type, simplify
-from fusec.verify.dtypes import TORCH_DTYPES
+from fusec.reference.dtypes import TORCH_DTYPES
 
 _NAMES = {torch_dtype: t.DTYPES[name] for name, torch_dtype in TORCH_DTYPES.items()}
 

@@ -9,7 +9,6 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fusec.analysis.strides import dense
 from fusec.errors import FusecError, ImportFailure
 from fusec.frontend import contractions, convolutions, pointwise, reductions, views
 from fusec.frontend.caches import CacheWrites
@@ -36,6 +35,7 @@ from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
 from fusec.ir.graph import Graph, Value, base, storage
 from fusec.ir.types import ScalarType, Size, TensorType, Type, same_shape, same_size, simplify
+from fusec.loops.strides import dense
 from fusec.remarks import Remarks
 
 PASS_NAME = "import"

@@ -12,7 +12,7 @@ from fusec.errors import ImportFailure
 from fusec.frontend.dtypes import to_type
 from fusec.ir.graph import Value
 from fusec.ir.types import TensorType
-from fusec.verify.opaque import register
+from fusec.reference.opaque import register
 
 
 class Template:

@@ -5,11 +5,11 @@ from typing import Any
 import sympy
 import torch
 
-from fusec.analysis.affine import at_least
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, common_dtype, converted, lowers, rounded, wide
 from fusec.ir.graph import Value
 from fusec.ir.types import BOOL, F64, I64, DType
+from fusec.loops.affine import at_least
 
 UNARY = {
     "neg", "abs", "floor", "ceil", "trunc", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1",

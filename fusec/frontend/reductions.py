@@ -1,10 +1,10 @@
 """Reductions of ATen as sum, prod, max and min that keep their dims, and arithmetic around them."""
 
-from fusec.analysis.affine import at_least
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers, negative_dims, wide
 from fusec.ir.graph import Value
 from fusec.ir.types import BOOL, F64, DType, product
+from fusec.loops.affine import at_least
 
 
 def _reduce(low: Lowering, op: str, x: Value, dims: tuple[int, ...]) -> Value:

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.analysis.strides import view_layout
 from fusec.ir.graph import Graph, Node, Value, base, readers, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import same_shape
+from fusec.loops.strides import view_layout
 from fusec.rewriting.journal import Journal
 from fusec.rewriting.writes import behind, follows, writes_by_storage
 

@@ -11,13 +11,13 @@ from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BF16, DTYPES, F16, F32, F64, DType, TensorType
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import evaluate
 from fusec.rewriting.application import sorted_nodes
 from fusec.rewriting.driver import cut
 from fusec.rewriting.fusion import Clause, Dims, Fusion, Parameter
 from fusec.rewriting.match import Match
 from fusec.rewriting.pattern import choices
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
 from fusec.verify.rewrites import check_rewrite
 
 

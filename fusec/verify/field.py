@@ -26,8 +26,8 @@ from torch import Tensor
 
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import TensorType, evaluate_sizes
+from fusec.reference.interpreter import Machine, apply_view
 from fusec.verify import modular
-from fusec.verify.interpreter import Machine, apply_view
 from fusec.verify.modular import BASES, LEVELS, PRIMES
 
 

@@ -12,8 +12,8 @@ from fusec.errors import FusecError, GraphError
 from fusec.ir.graph import Graph
 from fusec.ir.ops import Trait
 from fusec.ir.types import OtherType, TensorType, same_shape
+from fusec.reference.interpreter import evaluate
 from fusec.verify.field import FieldTensor, Unknown, evaluate_field, same_elements
-from fusec.verify.interpreter import evaluate
 from fusec.verify.samples import ROUNDS, field_inputs, float_inputs
 from fusec.verify.shrink import Trial, trials
 

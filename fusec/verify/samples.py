@@ -10,8 +10,8 @@ from fusec.errors import GraphError
 from fusec.ir.graph import Graph, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, Size, TensorType, evaluate_size, evaluate_sizes
+from fusec.reference.dtypes import torch_dtype
 from fusec.verify import field
-from fusec.verify.dtypes import torch_dtype
 
 ROUNDS: dict[str, tuple[str, ...]] = {
     "float64": ("normal", "positive", "tiny", "large"),

@@ -4,10 +4,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.analysis.kinds import FEW_ROWS, FEW_ROWS_OF_GPU, HALVES, MULTIPLIED, Limits
 from fusec.ir.graph import Graph, Node
 from fusec.ir.regions import open_regions
 from fusec.ir.writes import read_where_written
+from fusec.loops.kinds import FEW_ROWS, FEW_ROWS_OF_GPU, HALVES, MULTIPLIED, Limits
 from fusec.passes.grouping.joins import TINY, Grouping
 from fusec.pipeline import Context
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from fusec.analysis.devices import devices
 from fusec.analysis.gain import Judgement, gain, judge, may_lose
-from fusec.analysis.kinds import Limits
 from fusec.analysis.machine import Machine
 from fusec.analysis.outline import Outline, outline
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Node, storage
 from fusec.ir.structure import abbreviations, spelling
+from fusec.loops.kinds import Limits
 
 GENERATED = 0.8
 """The share of the library's speed that a generated product of many rows is taken to have on a GPU where it will not be

@@ -4,19 +4,19 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from fusec.analysis.attention import attention_groups, is_layer
 from fusec.analysis.devices import devices, kernel_device, kind
-from fusec.analysis.kinds import Limits
 from fusec.analysis.outline import outline
-from fusec.analysis.positions import is_of_positions
-from fusec.analysis.ranges import loops, ranges
-from fusec.analysis.strides import dense, view_layout
 from fusec.analysis.units import Units
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.structure import spelling
 from fusec.ir.types import TensorType, contiguous_strides
+from fusec.loops.attention import attention_groups, is_layer
+from fusec.loops.kinds import Limits
+from fusec.loops.positions import is_of_positions
+from fusec.loops.ranges import loops, ranges
+from fusec.loops.strides import dense, view_layout
 from fusec.passes.grouping.candidates import Candidates
 from fusec.passes.grouping.kernel_regions import make_kernels
 from fusec.passes.grouping.moves import repeat_moves, shift

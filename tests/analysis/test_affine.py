@@ -2,8 +2,8 @@
 
 import pytest
 
-from fusec.analysis.affine import Affine, Axis, NotAffine, Unaligned, at_least, divide, reindex
 from fusec.ir.types import Size, symbol
+from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, at_least, divide, reindex
 
 S = symbol("s0")
 

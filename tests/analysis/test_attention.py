@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusec.analysis.attention import FEW_QUERIES, Attention, find_attention
-from fusec.analysis.indexing import locate
 from fusec.errors import ScheduleError
 from fusec.frontend import trace
+from fusec.loops.attention import FEW_QUERIES, Attention, find_attention
+from fusec.loops.indexing import locate
 from fusec.passes.canonicalize import normalize
 
 QUERIES, KEYS, DEPTH, COLUMNS = 18, 19, 8, 10

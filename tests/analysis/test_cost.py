@@ -11,7 +11,6 @@ import sympy
 
 from fusec import config
 from fusec.analysis.cost import Cost, compute_bound_from, kernel_cost, node_cost
-from fusec.analysis.indexing import locate
 from fusec.analysis.machine import (
     ASSUMED,
     CHIPS,
@@ -23,11 +22,12 @@ from fusec.analysis.machine import (
     profile_path,
     store_machine,
 )
-from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.config import Config
 from fusec.errors import OptionError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import BF16, F32, DType, Size, TensorType, contiguous_strides, symbol
+from fusec.loops.indexing import locate
+from fusec.loops.recomputation import evaluations, repetitions
 
 ROWS = symbol("rows")
 A100 = CHIPS["a100"]

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from fusec.analysis.indexing import locate
-from fusec.analysis.kinds import Limits, classify
-from fusec.analysis.recomputation import evaluations, repetitions
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value
 from fusec.ir.types import BF16, F32, Size, TensorType, contiguous_strides, symbol
+from fusec.loops.indexing import locate
+from fusec.loops.kinds import Limits, classify
+from fusec.loops.recomputation import evaluations, repetitions
 
 
 class Body(Graph):

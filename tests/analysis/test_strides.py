@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusec.analysis.strides import dense, view_layout
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType, contiguous_strides, symbol
+from fusec.loops.strides import dense, view_layout
 
 N = symbol("n")
 

@@ -8,10 +8,10 @@ import sympy
 import torch
 from torch import Tensor
 
-from fusec.analysis.attention import find_attention
-from fusec.analysis.indexing import Located, locate
-from fusec.analysis.visible import Bound, visible_keys
 from fusec.frontend import trace
+from fusec.loops.attention import find_attention
+from fusec.loops.indexing import Located, locate
+from fusec.loops.visible import Bound, visible_keys
 from fusec.passes.canonicalize import normalize
 
 QUERIES, KEYS = 11, 13

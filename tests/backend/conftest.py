@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusec import dynamo
-from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.tile.bounds import unproven_accesses
 from tests.backend.agreement import interpret
 
 

@@ -13,8 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from fusec import codegen
 from fusec.analysis.machine import Machine
-from fusec.codegen import program_text, recordings, target_named
-from fusec.codegen.kernel import Kernel
+from fusec.codegen import target_named
+from fusec.codegen.program.program import recordings
+from fusec.codegen.program.program import text as program_text
+from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
@@ -155,7 +157,7 @@ class Watched:
 
     def __init__(self, name: str, recorder: TapeRecorder) -> None:
         self.target, self.recorder = target_named(name), recorder
-        self.name, self.lanes, self.whole_row = name, self.target.lanes, self.target.whole_row
+        self.name = name
 
     def machine(self, config: Config) -> Machine:
         return self.target.machine(config)

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from bench.families import FAMILIES, Sizes
 from fusec import dynamo
 from fusec.codegen import target_named
-from fusec.codegen.frozen import packed
-from fusec.codegen.schedule.contraction import LEAST_PACKED
+from fusec.codegen.cpp.schedules.small_m_gemm import LEAST_PACKED
+from fusec.codegen.program.frozen import packed
 from fusec.compiler import Compiled
 from fusec.config import Config
 from fusec.debug.explain import explain

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from fusec import dynamo
-from fusec.verify import opaque
+from fusec.reference import opaque
 from tests.backend.agreement import check
 
 

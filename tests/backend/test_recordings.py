@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fusec import dynamo
-from fusec.codegen import recordings, target_named
-from fusec.codegen.program import build_program
-from fusec.codegen.recordings import MOST, PASS_NAME
+from fusec.codegen import target_named
+from fusec.codegen.program.program import build_program, recordings
+from fusec.codegen.program.recordings import MOST, PASS_NAME
 from fusec.config import Config
 from fusec.debug.explain import explain
 from fusec.ir.graph import Graph

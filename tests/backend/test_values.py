@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fusec import dynamo
 from fusec.errors import FusecError
+from fusec.reference.contract import compare_outputs
 from fusec.remarks import Remarks
-from fusec.verify.contract import compare_outputs
 from tests.backend.agreement import Block, check, interpret, same
 
 

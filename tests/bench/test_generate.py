@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 from bench import generate
 from bench.families import FAMILIES, Sizes
 from bench.generate import FILL, PROMPT_GRAPH, Generated, build, generated, steps_that_move
-from fusec.codegen.kernel import Loop, walk
+from fusec.codegen.tile.kernel import Loop, walk
 from fusec.dynamo import backend, compiled_graphs
 from fusec.ir.parser import parse_graph
 

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from bench.families import FAMILIES
 from bench.faults import SDPA, Fault, Plant, calls, planted
 from bench.gradients import compare_gradients, move_weights
-from fusec.verify.contract import Comparison
+from fusec.reference.contract import Comparison
 
 
 def _wrong(comparisons: dict[str, Comparison]) -> list[str]:

@@ -71,7 +71,7 @@ def test_every_file_has_tests_and_a_module() -> None:
     for name in mutation.files(ROOT):
         assert mutants.concerned(ROOT, name), name
     assert mutants.module_of("passes/canonicalize/__init__.py") == "fusec.passes.canonicalize"
-    assert mutants.module_of("fusec/analysis/affine.py") == "fusec.analysis.affine"
+    assert mutants.module_of("fusec/loops/affine.py") == "fusec.loops.affine"
 
 
 def test_arguments_are_about_mutants_that_there_are() -> None:

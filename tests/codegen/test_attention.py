@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.codegen.kernel import Load, Loop, Store, index_symbol, walk
+from fusec.codegen.tile.kernel import Load, Loop, Store, index_symbol, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend, compiled_graphs
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
 from fusec.passes import attention
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 
 SCALE = 0.125
 

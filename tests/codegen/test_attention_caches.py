@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.fx.experimental import _config as config
 from torch.nn import functional as F
 
-from fusec.codegen.bounds import unproven_accesses
 from fusec.codegen.cpp.target import CppTarget
-from fusec.codegen.kernel import Loop, When, walk
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import Loop, When, walk
 from fusec.dynamo import backend, compiled_graphs
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 from tests.codegen.test_attention import (
     SCALE,
     by_hand,

@@ -13,14 +13,16 @@ from torch import Tensor
 
 from fusec.analysis.machine import chip
 from fusec.cache import Cache
-from fusec.codegen.choice import Choice
-from fusec.codegen.schedule import choices
-from fusec.codegen.triton import TritonTarget, trials, tuning
-from fusec.codegen.triton.by_library import ByLibrary
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.autotune import trials
+from fusec.codegen.triton.autotune import tuner as tuning
+from fusec.codegen.triton.autotune.trials import copied, rotating
+from fusec.codegen.triton.autotune.tuner import TunedKernel, Tuner
+from fusec.codegen.triton.autotune.vendor_candidate import ByLibrary
 from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.schedules import choices
 from fusec.codegen.triton.signature import num_warps
-from fusec.codegen.triton.trials import copied, rotating
-from fusec.codegen.triton.tuning import TunedKernel, Tuner
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.errors import BuildError
@@ -31,7 +33,7 @@ from fusec.remarks import Remarks
 from tests.codegen.test_by_library import context
 from tests.codegen.triton_regions import regions_of
 
-LANES, H200 = TritonTarget().lanes, chip("h200")
+H200 = chip("h200")
 SHAPES = ((1, 70), (50, 70), (50,))
 
 
@@ -106,7 +108,7 @@ class Bench:
 
     def tuner(self, **changes: Any) -> Tuner:
         library = partial(self.library, target=TritonTarget(), context=context())
-        tuner = Tuner("a GPU", H200, Cache(self.folder), self.remarks, self.clock.timer, LANES, library)
+        tuner = Tuner("a GPU", H200, Cache(self.folder), self.remarks, self.clock.timer, library)
         return replace(tuner, **changes)
 
     def settled(self, region: Node, **changes: Any) -> Any:
@@ -128,7 +130,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     return Bench(monkeypatch, tmp_path)
 
 
-DEFAULT, *OTHERS = choices(region_of(), H200, LANES)
+DEFAULT, *OTHERS = choices(region_of(), H200)
 
 
 def test_the_quickest_wins(bench: Bench) -> None:
@@ -198,7 +200,7 @@ def test_candidates_differ_in_what_a_compiler_sees(bench: Bench) -> None:
     region = region_of(((1, 300), (50, 300), (50,)))
     kernel = TritonTarget().schedule(region, "layer", H200)
     warps = [choice.warps for choice, _ in bench.tuner().candidates(region, kernel).values() if choice is not None]
-    assert num_warps(kernel) == 8 in {choice.warps for choice in choices(region, H200, LANES)}
+    assert num_warps(kernel) == 8 in {choice.warps for choice in choices(region, H200)}
     assert 4 in warps and 8 not in warps
 
 
@@ -241,7 +243,7 @@ class OnGpu(Tensor):
 def test_where_no_choice_is_right_that_is_told(bench: Bench, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever calls it falls back then, and no choice is recorded."""
     region = next(r for r in regions_of(lambda x: x.softmax(-1), [torch.randn(6, 40)]))
-    getattr(bench, fault).update(choices(region, H200, LANES))
+    getattr(bench, fault).update(choices(region, H200))
     _, launchable = bench.settled(region)
     ran = []
     for capturing in (False, False, True):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import sympy
 
-from fusec.codegen.bounds import size_limits, unproven_accesses
-from fusec.codegen.kernel import Buffer, Constant, Kernel, Load, Loop, Store
+from fusec.codegen.tile.bounds import size_limits, unproven_accesses
+from fusec.codegen.tile.kernel import Buffer, Constant, Kernel, Load, Loop, Store
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType
 from tests.codegen.tile_programs import (

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fusec.analysis.machine import chip
 from fusec.codegen.triton import TritonTarget
-from fusec.codegen.triton.by_library import ByLibrary
-from fusec.codegen.vendor_attention import with_one_call
+from fusec.codegen.triton.autotune.vendor_attention import with_one_call
+from fusec.codegen.triton.autotune.vendor_candidate import ByLibrary
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Node

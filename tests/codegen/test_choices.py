@@ -9,19 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.analysis.machine import CHIPS, Machine, chip, known_chip
-from fusec.codegen.choice import Choice
-from fusec.codegen.schedule import choices
+from fusec.codegen.tile.configuration import Choice
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.schedules import choices
 from fusec.codegen.triton.signature import launches, options
 from fusec.config import Config
 from fusec.ir.graph import Node
 from tests.codegen.triton_regions import regions_of, regions_with_products
-
-LANES = TritonTarget().lanes
 
 
 def product(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.bfloat16) -> Node:
@@ -55,15 +53,15 @@ REGIONS = {
 @pytest.mark.parametrize("name", REGIONS)
 def test_the_default_is_the_first_choice_and_the_same_every_time(name: str) -> None:
     for machine in CHIPS.values():
-        first, *others = choices(REGIONS[name], machine, LANES)
+        first, *others = choices(REGIONS[name], machine)
         kernel = TritonTarget().schedule(REGIONS[name], "k", machine)
-        assert kernel.choice == first == choices(REGIONS[name], machine, LANES)[0]
+        assert kernel.choice == first == choices(REGIONS[name], machine)[0]
         assert others and first not in others and len({*others}) == len(others) <= 10
 
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_every_choice_is_scheduled_as_it_says(name: str) -> None:
-    for choice in choices(REGIONS[name], chip("h200"), LANES):
+    for choice in choices(REGIONS[name], chip("h200")):
         kernel = TritonTarget().schedule(REGIONS[name], "k", chip("h200"), choice)
         assert kernel.choice == choice
         given = options(kernel)
@@ -156,9 +154,9 @@ def test_a_larger_chip_gets_more_programs() -> None:
 
 
 def test_a_block_is_as_wide_as_a_chip_has_registers_for() -> None:
-    found = {code: choices(REGIONS["many rows"], chip(code), LANES)[0] for code in ("sm_80", "sm_90", "sm_100")}
+    found = {code: choices(REGIONS["many rows"], chip(code))[0] for code in ("sm_80", "sm_90", "sm_100")}
     assert [choice.columns for choice in found.values()] == [128, 256, 256]
-    assert choices(product(4096, 4096, 4096, torch.float32), chip("sm_90"), LANES)[0].columns == 64
+    assert choices(product(4096, 4096, 4096, torch.float32), chip("sm_90"))[0].columns == 64
 
 
 def test_stages_reach_the_machine_code() -> None:
@@ -173,7 +171,7 @@ def test_stages_reach_the_machine_code() -> None:
 
 def test_one_row_may_load_ahead_too() -> None:
     """Where there is no matrix unit to do it for, Triton is told."""
-    default, *others = choices(REGIONS["one row"], chip("h100"), LANES)
+    default, *others = choices(REGIONS["one row"], chip("h100"))
     ahead = next(choice for choice in others if choice.stages)
     for choice, expected in ((default, False), (ahead, True)):
         kernel = TritonTarget().schedule(REGIONS["one row"], "k", chip("h100"), choice)
@@ -190,6 +188,6 @@ def test_every_choice_is_right(rows: int) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(shape) for shape in ((rows, 70), (50, 70), (50, 70))]
     (region,) = regions_with_products(gated, inputs)
-    for choice in choices(region, chip("h200"), LANES):
+    for choice in choices(region, chip("h200")):
         outcome = check_region(region, chips=(), inputs=inputs, choice=choice)
         assert outcome.ok and outcome.kernel.choice == choice, outcome

@@ -12,7 +12,7 @@ from fusec import dynamo
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 from tests.backend.agreement import same
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]

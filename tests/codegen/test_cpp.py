@@ -13,7 +13,20 @@ from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, _ask, find_compiler
 from fusec.codegen.cpp.expressions import print_constant
 from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
-from fusec.codegen.kernel import PARTS, Buffer, Compute, Constant, Fold, Index, Init, Kernel, Load, Loop, Store, Update
+from fusec.codegen.tile.kernel import (
+    PARTS,
+    Buffer,
+    Compute,
+    Constant,
+    Fold,
+    Index,
+    Init,
+    Kernel,
+    Load,
+    Loop,
+    Store,
+    Update,
+)
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Source

@@ -11,10 +11,10 @@ import torch
 
 from fusec.codegen.cpp.build import build
 from fusec.codegen.cpp.printer import print_kernel
-from fusec.codegen.kernel import Buffer, Compute, Kernel, Load, Loop, Statement, Store
+from fusec.codegen.tile.kernel import Buffer, Compute, Kernel, Load, Loop, Statement, Store
 from fusec.config import Config
 from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
-from fusec.verify.dtypes import torch_dtype
+from fusec.reference.dtypes import torch_dtype
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.1754944e-38,
            3.4028235e38, 88.72283, 88.7229, -87.33655, -103.9, -104.5, 127.99999, 128.0, -149.0, -150.5]  # fmt: skip

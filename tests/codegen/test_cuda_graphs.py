@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusec.codegen.cuda_graphs import CudaGraphs
+from fusec.codegen.program.cuda_graphs import CudaGraphs
 
 DEVICE = torch.device("cuda:1")
 

@@ -18,18 +18,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.analysis.machine import CHIPS, chip
 from fusec.cache import Cache
-from fusec.codegen.choice import Choice
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.schedule import choices
+from fusec.codegen.program.unfused import Unfused
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.autotune.tuner import Tuner
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.descriptors import fits
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.schedules import choices
 from fusec.codegen.triton.signature import descriptors, options
-from fusec.codegen.triton.tuning import Tuner
-from fusec.codegen.unfused import Unfused
 from fusec.config import Config
 from fusec.errors import ScheduleError
 from fusec.frontend import trace
@@ -40,7 +40,7 @@ from tests.codegen.test_launcher import Driver, OnGpu, standing_in
 from tests.codegen.test_triton_many_rows import LARGE, from_heads, gated, rotated
 from tests.codegen.triton_regions import kernel_regions, regions_around_products, regions_with_products
 
-H100, LANES = chip("h100"), TritonTarget().lanes
+H100 = chip("h100")
 SMALL = Choice(16, 32, 16, stages=3, descriptors=True)
 BY_CHIP = {machine.code: machine for machine in CHIPS.values()}
 
@@ -184,10 +184,10 @@ def test_what_may_come_so(function: Callable[..., Any], shapes: Any, choice: Cho
 def test_chips_without_them_are_not_offered_any_and_refuse_them() -> None:
     region, exact = region_of(*LARGE["plain"][0]), region_of(*LARGE["plain"][0], torch.float32)
     for code, machine in BY_CHIP.items():
-        offered = [choice for choice in choices(region, machine, LANES) if choice.descriptors]
+        offered = [choice for choice in choices(region, machine) if choice.descriptors]
         assert bool(offered) == (code in ("sm_90", "sm_100")), code
-        assert not choices(region, machine, LANES)[0].descriptors
-        assert not any(choice.descriptors for choice in choices(exact, machine, LANES))
+        assert not choices(region, machine)[0].descriptors
+        assert not any(choice.descriptors for choice in choices(exact, machine))
         if not offered:
             with pytest.raises(ScheduleError, match=machine.name):
                 TritonTarget().schedule(region, "kernel", machine, SMALL)
@@ -201,7 +201,7 @@ def test_blocks_go_from_memory_to_the_matrix_unit(name: str, code: str, unit: st
     """All that is copied ahead is copied by the block, and nothing spills."""
     (function, shapes), dtype = LARGE[name]
     region, machine = region_of(function, shapes, dtype), BY_CHIP[code]
-    choice = next(choice for choice in choices(region, machine, LANES) if choice.descriptors)
+    choice = next(choice for choice in choices(region, machine) if choice.descriptors)
     kernel = TritonTarget().schedule(region, "kernel", machine, choice)
     assert " stages, descriptors\n" in print_kernel(kernel)
     report = compile_for(kernel, code)
@@ -212,7 +212,7 @@ def test_blocks_go_from_memory_to_the_matrix_unit(name: str, code: str, unit: st
 def test_they_are_candidates_and_what_was_chosen_is_read_back(tmp_path: Path) -> None:
     region = region_of(F.linear, ((40, 64), (72, 64)))
     nothing: Any = SimpleNamespace
-    tuner = Tuner("a GPU", chip("h200"), Cache(tmp_path), Remarks(), nothing, LANES, Unfused)
+    tuner = Tuner("a GPU", chip("h200"), Cache(tmp_path), Remarks(), nothing, Unfused)
     kernel = TritonTarget().schedule(region, "k", chip("h200"))
     found = [choice for choice, _ in tuner.candidates(region, kernel).values() if choice and choice.descriptors]
     assert found and found[0] == replace(kernel.choice, descriptors=True)

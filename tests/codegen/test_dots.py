@@ -12,8 +12,8 @@ from fusec.cache import Cache
 from fusec.codegen import target_named
 from fusec.codegen.cpp.build import BuildError, build, forget_loaded
 from fusec.codegen.cpp.printer import print_kernel
-from fusec.codegen.frozen import packed
-from fusec.codegen.kernel import Buffer, Dot, Kernel, Load, Loop, Matrix, Store
+from fusec.codegen.program.frozen import packed
+from fusec.codegen.tile.kernel import Buffer, Dot, Kernel, Load, Loop, Matrix, Store
 from fusec.config import Config
 from fusec.ir.types import BF16, F32, F64, DType, Size, symbol
 

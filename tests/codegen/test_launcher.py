@@ -19,15 +19,15 @@ from triton.runtime.jit import JITFunction
 
 from fusec.analysis.machine import chip as machine
 from fusec.codegen import target_named
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.schedule import choices
+from fusec.codegen.program.unfused import Unfused
+from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget, launch
 from fusec.codegen.triton.guarded import GuardedKernel
 from fusec.codegen.triton.launch import TritonKernel, define
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.schedules import choices
 from fusec.codegen.triton.signature import options
-from fusec.codegen.unfused import Unfused
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Source
@@ -181,7 +181,7 @@ def fail_to_load_second(name: str, load: Any, *rest: Any) -> Any:
 def in_parts() -> Kernel:
     """A product whose sum is cut into parts: two grids."""
     (region,) = regions_with_products(F.linear, [torch.randn(1, 256), torch.randn(64, 256)])
-    choice = replace(choices(region, machine("h200"), TritonTarget().lanes)[0], splits=2)
+    choice = replace(choices(region, machine("h200"))[0], splits=2)
     return TritonTarget().schedule(region, "linear", machine("h200"), choice)
 
 

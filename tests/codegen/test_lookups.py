@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fusec.analysis.memory import moved_bytes
-from fusec.codegen.bounds import unproven_accesses
+from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import DTYPES
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import evaluate
 from tests.codegen.test_places import ROWS, agrees, both, grouped, kernel_of, program, raises
 
 EMBEDDED = """graph embedded(%words: f32[50, 40], %positions: f32[16, 40], %ids: i64[2, 5], %w: f32[40]) {

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.bounds import unproven_accesses
 from fusec.codegen.cpp.compiler import find_compiler
-from fusec.codegen.kernel import Dot, Loop, walk
-from fusec.codegen.schedule.contraction import PARTS, even_blocks
+from fusec.codegen.cpp.schedules.small_m_gemm import PARTS, even_blocks
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import Dot, Loop, walk
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs
@@ -22,7 +22,7 @@ from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType, symbol
 from fusec.passes.grouping import ENOUGH_OF_SOME_ROWS
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 from tests.machines import profile
 
 BF16_PRODUCTS = target_named("cpp").bf16_products

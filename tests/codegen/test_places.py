@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fusec.analysis.memory import moved_bytes
 from fusec.codegen import target_named
-from fusec.codegen.bounds import unproven_accesses
 from fusec.codegen.cpp.printer import PARALLEL_WORK
-from fusec.codegen.kernel import MAX_CHECKS, Check, Kernel, Loop, Place, Statement, When, walk
-from fusec.codegen.program import Program, build_program
-from fusec.codegen.runtime import raise_out_of_range
+from fusec.codegen.program.program import Program, build_program
+from fusec.codegen.program.runtime import raise_out_of_range
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import MAX_CHECKS, Check, Kernel, Loop, Place, Statement, When, walk
 from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
@@ -23,8 +23,8 @@ from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import evaluate
 
 both = pytest.mark.parametrize("target", ["cpp", "triton"])
 """Triton's kernels run in its interpreter."""

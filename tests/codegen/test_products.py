@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from bench.fuzz.targets import triton
 from fusec.codegen import target_named
-from fusec.codegen.kernel import Dot, walk
-from fusec.codegen.program import build_program
+from fusec.codegen.program.program import build_program
+from fusec.codegen.tile.kernel import Dot, walk
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
@@ -20,9 +20,9 @@ from fusec.ir.parser import parse_graph
 from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
-from fusec.verify.contract import compare_outputs
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
+from fusec.reference.contract import compare_outputs
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import evaluate
 from tests.machines import cpu, profile
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]

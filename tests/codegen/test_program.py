@@ -12,18 +12,18 @@ import torch
 
 from bench.fuzz.graphs import random_graph
 from fusec.analysis.machine import Machine, assumed_cpu
-from fusec.codegen import launchables, target_named
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.program import Program, build_program
+from fusec.codegen import target_named
+from fusec.codegen.program.program import Program, build_program, launchables
+from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import BF16, F32, I64, DType, ScalarType, TensorType, contiguous_strides, evaluate_size, symbol
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
-from fusec.verify.contract import compare_outputs
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
+from fusec.reference.contract import compare_outputs
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import evaluate
 from fusec.verify.samples import float_inputs
 from tests.machines import cpu
 
@@ -33,7 +33,7 @@ S = symbol("s0")
 class NoKernels:
     """A target that covers nothing."""
 
-    name, lanes, whole_row = "cpp", 16, False
+    name = "cpp"
 
     def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
         raise ScheduleError("this target has no schedules")

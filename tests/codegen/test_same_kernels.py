@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusec.codegen import target_named
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.dynamo import backend, compiled_graphs
@@ -18,7 +18,7 @@ from fusec.models.llama import PRESETS as LLAMA_PRESETS
 from fusec.models.llama import Llama
 from fusec.passes import default_pipeline
 from fusec.pipeline import Context
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 
 MODELS = {"llama": (Llama(LLAMA_PRESETS["tiny"]), 1), "bert": (Bert(BERT_PRESETS["tiny"]), 16)}
 """Each with the number of its tokens."""

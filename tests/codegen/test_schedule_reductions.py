@@ -5,17 +5,19 @@ from typing import Any
 import pytest
 import torch
 
-from fusec.analysis.affine import Axis
-from fusec.codegen.bounds import accesses, unproven_accesses
-from fusec.codegen.kernel import Loop, Store, walk
-from fusec.codegen.schedule import schedule_region
-from fusec.codegen.schedule.chains import Run, chained
+from fusec.codegen.cpp.schedules import schedule as cpp_schedule
+from fusec.codegen.tile.bounds import accesses, unproven_accesses
+from fusec.codegen.tile.chains import Run, chained
+from fusec.codegen.tile.kernel import Loop, Store, walk
+from fusec.codegen.tile.rows import Tiling
+from fusec.codegen.triton.schedules import schedule as triton_schedule
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.ir.graph import Graph, Value
 from fusec.ir.types import BF16, F32, I64, DType, Size, TensorType, contiguous_strides, symbol
-from fusec.verify.contract import compare_outputs
-from fusec.verify.interpreter import evaluate
+from fusec.loops.affine import Axis
+from fusec.reference.contract import compare_outputs
+from fusec.reference.interpreter import evaluate
 
 
 class Body(Graph):
@@ -104,7 +106,7 @@ def test_what_is_dear_is_kept_once_for_each_column() -> None:
     body.set_outputs([y])
     assert x.shape == (6, 300)
     region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[y.type])
-    kernel = schedule_region(region, "k", 16, False)
+    kernel = cpp_schedule(region, Tiling(16))
     assert [b.numel for b in kernel.buffers if b.role == "scratch"] == [300]
     assert all(a.statement.offset.free_symbols for a in accesses(kernel)) and not unproven_accesses(kernel)
 
@@ -115,7 +117,7 @@ def test_a_tile_that_may_hold_a_row_is_no_wider(columns: int, lanes: int) -> Non
     x = body.tensor(6, columns)
     body.set_outputs([body.do("div", x, body.do("max", x, dims=(-1,)))])
     region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[x.type])
-    kernel = schedule_region(region, "k", 1024, True)
+    kernel = triton_schedule(region)
     assert {loop.step for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile"} == {lanes}
 
 

@@ -7,8 +7,8 @@ import sympy
 from sympy import Max, Min, Mod, ceiling, floor
 
 from fusec.codegen.cpp.expressions import CPP
-from fusec.codegen.kernel import index_symbol
-from fusec.codegen.sizes import PYTHON, Language, sizes_text
+from fusec.codegen.tile.kernel import index_symbol
+from fusec.codegen.tile.sizes import PYTHON, Language, sizes_text
 from fusec.codegen.triton.signature import TRITON
 from fusec.errors import BuildError
 from fusec.ir.types import symbol

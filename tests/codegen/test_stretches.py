@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.codegen import runtime, stretches, target_named
-from fusec.codegen.kernel import Check, Kernel, walk
-from fusec.codegen.program import build_program
-from fusec.codegen.stretches import LONGEST, Span, counted, pack
+from fusec.codegen import target_named
+from fusec.codegen.program.launch_batches import LONGEST, Span, counted, pack
+from fusec.codegen.program.program import build_program, runtime
+from fusec.codegen.program.program import launch_batches as stretches
+from fusec.codegen.tile.kernel import Check, Kernel, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace

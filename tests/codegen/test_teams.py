@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
-from fusec.codegen.kernel import (
+from fusec.codegen.target import Launch
+from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
     Check,
@@ -26,7 +27,6 @@ from fusec.codegen.kernel import (
     Update,
     index_symbol,
 )
-from fusec.codegen.target import Launch
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend, compiled_graphs

@@ -10,22 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusec.analysis.attention import FEW_QUERIES, Attention
 from fusec.analysis.machine import Machine
 from fusec.analysis.machine import chip as machine
-from fusec.codegen.choice import Choice
-from fusec.codegen.kernel import Assign, Kernel, Loop, walk
-from fusec.codegen.schedule import choices, choosing
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.kernel import Assign, Kernel, Loop, walk
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import heuristics as choosing
 from fusec.codegen.triton.signature import num_warps
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Node
+from fusec.loops.attention import FEW_QUERIES, Attention
 from tests.codegen.test_attention import (
     BOUNDED,
     SPELLINGS,
@@ -183,7 +184,7 @@ def test_nothing_is_seen_at_all(queries: int) -> None:
 
 
 def in_parts(region: Node, parts: int, chip: str = "h100") -> Choice:
-    (default, *_) = choices(region, machine(chip), 128)
+    (default, *_) = choices(region, machine(chip))
     return replace(default, splits=parts)
 
 
@@ -309,5 +310,5 @@ def test_those_of_float32_fit_into_shared_memory_and_registers(chip: str, width:
 @pytest.mark.parametrize("queries", [4, 512])
 def test_no_candidate_has_blocks_too_small_for_a_matrix_unit(queries: int) -> None:
     q, k = torch.empty(1, 2, queries, 256).bfloat16(), torch.empty(1, 2, 512, 256).bfloat16()
-    found = choices(region_of(grouped, (q, k, k)), machine("h100"), 1024)
+    found = choices(region_of(grouped, (q, k, k)), machine("h100"))
     assert len(found) > 3 and all(min(choice.rows, choice.depth) >= 16 for choice in found)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fusec.codegen.kernel import Compute, Constant
+from fusec.codegen.tile.kernel import Compute, Constant
 from fusec.codegen.triton.compile import CHIPS, compile_for
 from fusec.codegen.triton.prelude import FUNCTIONS
 from fusec.errors import BuildError

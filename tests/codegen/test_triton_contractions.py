@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusec.analysis.kinds import FEW_ROWS_OF_GPU
 from fusec.analysis.machine import chip as machine
-from fusec.codegen.bounds import unproven_accesses
-from fusec.codegen.kernel import DotTiles, Kernel, Loop, walk
-from fusec.codegen.schedule import choices
-from fusec.codegen.schedule.products import power_of_two
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import DotTiles, Kernel, Loop, walk
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules.operands import power_of_two
 from fusec.codegen.triton.tiles import spans, tile_axes
 from fusec.config import Config
 from fusec.frontend import trace
+from fusec.loops.kinds import FEW_ROWS_OF_GPU
 from tests.codegen.triton_regions import kernel_regions, regions_of, regions_with_products
 
 ROWS = [(1, 1), (3, 1), (2, 5), (1, 16), (2, 13), (1, FEW_ROWS_OF_GPU)]
@@ -149,7 +149,7 @@ def test_units_that_read_shared_memory_take_the_weight_first(chip: str, unit: st
     """They take no fewer than 64 rows, which the weight has and the activations have not."""
     inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((8, 4096), (28672, 4096))]
     (region,) = regions_of(plain, inputs)
-    default, *others = choices(region, machine(chip), TritonTarget().lanes)
+    default, *others = choices(region, machine(chip))
     assert default.turned and replace(default, turned=False) in others
     for choice, expected in ((default, True), (replace(default, turned=False), False)):
         report = compile_for(TritonTarget().schedule(region, "k", machine(chip), choice), chip)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.analysis.machine import chip as machine
-from fusec.codegen.bounds import unproven_accesses
-from fusec.codegen.kernel import Kernel, Loop, walk
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import Kernel, Loop, walk
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
@@ -22,7 +22,7 @@ from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.types import BF16, TensorType, symbol
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 from tests.codegen.triton_regions import kernel_regions, regions_with_products
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusec.codegen.bounds import unproven_accesses
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import InterpretedKernel

@@ -10,7 +10,7 @@ import sympy
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-from fusec.codegen.kernel import Buffer, Compute, Constant, Fold, Kernel, Load, Loop, Store
+from fusec.codegen.tile.kernel import Buffer, Compute, Constant, Fold, Kernel, Load, Loop, Store
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.launch import InterpretedKernel
 from fusec.codegen.triton.printer import print_kernel

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.bounds import unproven_accesses
-from fusec.codegen.kernel import Load, walk
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import Load, walk
 from fusec.codegen.triton import TritonTarget, check
 from fusec.codegen.triton.check import RegionCheck, check_region, multiplies_matrices
 from fusec.config import Config

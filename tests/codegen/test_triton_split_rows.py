@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from fusec.analysis.machine import chip as machine
-from fusec.codegen.choice import Choice
-from fusec.codegen.schedule import choices
+from fusec.codegen.tile.configuration import Choice
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import CHIPS, compile_for
 from fusec.codegen.triton.grids import grids
+from fusec.codegen.triton.schedules import choices
 from fusec.codegen.triton.signature import launches
 from tests.codegen.triton_regions import regions_of
 
-LANES = TritonTarget().lanes
+LANES = 1024
 
 
 def everything(x: Tensor) -> Tensor:
@@ -122,5 +122,5 @@ def test_what_has_rows_enough_or_is_soon_done_stays_one_grid() -> None:
     few = ((everything, (1000,)), (softmax, (1, 16384)), (softmax, (4096, 4096)))
     for function, shape in ((rows, (8192, 1, 1024)), (columns, (64, 65536)), *few):
         for region in regions_of(function, [torch.empty(shape, device="meta")]):
-            default, *others = choices(region, machine("h100"), LANES)
+            default, *others = choices(region, machine("h100"))
             assert default.splits == 1 and all(other.splits == 1 for other in others)

@@ -10,24 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.analysis.machine import chip as machine
-from fusec.codegen.choice import Choice
-from fusec.codegen.kernel import Kernel
-from fusec.codegen.schedule import choices
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
+from fusec.codegen.triton.schedules import choices
 from fusec.ir.graph import Node
 from tests.codegen.test_triton_contractions import FUNCTIONS, LARGE, ROWS, plain, sample
 from tests.codegen.triton_regions import regions_of, regions_with_products
 
-LANES = TritonTarget().lanes
-
 
 def split(region: Node, parts: int, depth: int = 16) -> Choice:
     """The default in so many parts, of blocks so small that there are several."""
-    default = choices(region, machine(""), LANES)[0]
+    default = choices(region, machine(""))[0]
     return replace(default, splits=parts, depth=min(depth, default.depth))
 
 
@@ -84,7 +82,7 @@ def test_stores_into_a_cache_come_once() -> None:
 def kernel_of(rows: int, columns: int, depth: int, chip: str, **changes: Any) -> Kernel:
     inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((rows, depth), (columns, depth))]
     (region,) = regions_of(plain, inputs)
-    choice = replace(choices(region, machine(chip), LANES)[0], **changes)
+    choice = replace(choices(region, machine(chip))[0], **changes)
     return TritonTarget().schedule(region, "linear", machine(chip), choice)
 
 
@@ -112,7 +110,7 @@ def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip
     inputs = [torch.empty((1, rows, *s) if i in rowed and s != (1, 6) else (1, rows, *s) if s == (1, 6) else s,
                           dtype=torch.bfloat16, device="meta") for i, s in enumerate(sizes)]  # fmt: skip
     for region in regions_of(function, tuple(inputs)):
-        choice = replace(choices(region, machine(chip), LANES)[0], splits=4)
+        choice = replace(choices(region, machine(chip))[0], splits=4)
         report = compile_for(TritonTarget().schedule(region, name, machine(chip), choice), chip)
         assert report.ok, report
         assert bool(report.matrix_instructions) == (rows > 1)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.codegen.vendor_attention import with_one_call
+from fusec.codegen.triton.autotune.vendor_attention import with_one_call
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
-from fusec.verify.interpreter import evaluate
+from fusec.reference.interpreter import evaluate
 from tests.codegen.test_attention import (
     SCALE,
     by_hand,

@@ -5,15 +5,15 @@ import torch
 
 from fusec.analysis.memory import moved_bytes
 from fusec.codegen import target_named
-from fusec.codegen.bounds import unproven_accesses
-from fusec.codegen.program import build_program
+from fusec.codegen.program.program import build_program
+from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.config import Config
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import DTYPES
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import evaluate
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import evaluate
 from tests.codegen.test_places import agrees, grouped, program
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import sympy
 
-from fusec.codegen.kernel import (
+from fusec.codegen.tile.kernel import (
     Buffer,
     Compute,
     Constant,

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fusec.analysis.kinds import HALVES, MULTIPLIED, Limits
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
 from fusec.ir.regions import open_regions
+from fusec.loops.kinds import HALVES, MULTIPLIED, Limits
 from fusec.passes import default_pipeline
 from fusec.passes.grouping.joins import Grouping
 from fusec.pipeline import Context

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.verifier import verify_graph
-from fusec.verify.interpreter import evaluate
+from fusec.reference.interpreter import evaluate
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.bfloat16)

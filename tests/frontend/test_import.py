@@ -17,7 +17,7 @@ from fusec.frontend.sources import readable_path, shorten
 from fusec.frontend.torch_internals import kept_whole
 from fusec.ir.types import evaluate_size, quotient, symbol
 from fusec.ir.verifier import verify_graph
-from fusec.verify.interpreter import evaluate
+from fusec.reference.interpreter import evaluate
 
 
 class Layer(nn.Module):

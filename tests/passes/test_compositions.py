@@ -16,7 +16,7 @@ from bench.synonyms import SYNONYMS, with_places
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
-from fusec.verify.contract import compare_outputs
+from fusec.reference.contract import compare_outputs
 
 SAMPLE = 40
 BLOCK = cache(lambda name, shape, dtype: BLOCKS[name](*shape, dtype))

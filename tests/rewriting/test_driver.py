@@ -14,8 +14,8 @@ from fusec.ir.types import I64
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import RULES, normalize
 from fusec.pipeline import Context
+from fusec.reference.interpreter import evaluate
 from fusec.rewriting.driver import Simplification, neighbourhood, simplifies, simplify_graph
-from fusec.verify.interpreter import evaluate
 from tests.passes.canonicalize.rule_cases import CASES, graph_of, row
 
 

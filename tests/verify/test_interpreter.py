@@ -10,8 +10,8 @@ from fusec.ir.graph import Graph
 from fusec.ir.ops import OPS, Trait
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import ScalarType, TensorType, evaluate_size
-from fusec.verify.dtypes import torch_dtype
-from fusec.verify.interpreter import POINTWISE, bind_symbols, evaluate
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.interpreter import POINTWISE, bind_symbols, evaluate
 from fusec.verify.samples import float_inputs
 
 RMS_NORM = """graph rms_norm(%x: {t}[s0, 64], %w: {t}[64]) {{

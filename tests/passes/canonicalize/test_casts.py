@@ -5,7 +5,7 @@ import torch
 
 from fusec.ir.types import BOOL, DTYPES, DType
 from fusec.passes.canonicalize.casts import holds_all
-from fusec.verify.dtypes import torch_dtype
+from fusec.reference.dtypes import torch_dtype
 
 
 def numbers(dtype: DType) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from fusec.frontend import trace
 from fusec.passes.canonicalize import normalize
 from fusec.passes.canonicalize.contractions import canonical_spec
-from fusec.verify.interpreter import evaluate
+from fusec.reference.interpreter import evaluate
 from tests.passes.canonicalize.rule_cases import row
 
 

@@ -8,7 +8,7 @@ import torch
 from fusec.ir.graph import Graph
 from fusec.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I8, I32, I64, U8
 from fusec.passes.canonicalize.numbers import cast_of_number, constant_folding, number_of, rounded
-from fusec.verify.dtypes import torch_dtype
+from fusec.reference.dtypes import torch_dtype
 
 TORCH = {"neg": torch.neg, "abs": torch.abs, "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
          "sqrt": torch.sqrt, "floor_divide": torch.floor_divide, "maximum": torch.maximum, "minimum": torch.minimum,

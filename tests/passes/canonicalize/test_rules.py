@@ -10,7 +10,7 @@ from fusec.config import Config
 from fusec.ir.parser import parse_graph
 from fusec.passes.canonicalize import RULES, normalize
 from fusec.pipeline import Context
-from fusec.verify.interpreter import evaluate
+from fusec.reference.interpreter import evaluate
 from tests.passes.canonicalize.rule_cases import CASES, graph_of, row
 
 

@@ -9,7 +9,7 @@ import torch
 from fusec.frontend import trace
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
-from fusec.verify.interpreter import evaluate
+from fusec.reference.interpreter import evaluate
 from fusec.verify.rewrites import check_rewrite
 from tests.passes.canonicalize.rule_cases import row
 

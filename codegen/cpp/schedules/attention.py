@@ -1,0 +1,203 @@
+"""Schedule of attention: one pass over the keys in blocks, the softmax corrected as larger scores turn up.
+
+Scores never reach memory: a block of them lies in the cache between the two products. With many queries the lanes
+run along them, so that a softmax has nothing to fold across lanes; with few, as in decoding, along the keys. Queries
+come from memory and results go there along the head, whose elements lie side by side, where rows may lie far apart.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import sympy
+
+from fusec.codegen.cpp.schedules.online_softmax import SHARE, OnlineSoftmax
+from fusec.codegen.tile.emitter import Emitter, grid, static_size
+from fusec.codegen.tile.kernel import Dot, Fold, Matrix, Statement, Store, index_symbol
+from fusec.codegen.tile.rows import Tiling
+from fusec.ir.types import Size
+from fusec.loops.affine import Axis
+from fusec.loops.attention import FEW_QUERIES, Attention
+from fusec.loops.indexing import Nest
+
+_QUERIES = 64
+_KEYS = 64
+_KEYS_OF_FEW = 256
+_SHARED_KEYS = 512
+"""Keys that are worth an iteration of their own."""
+
+
+def schedule_attention(emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
+    """The body of a kernel for an attention region."""
+    rows = math.prod(a.size if isinstance(a.size, int) else 2**30 for a in attention.queries)
+    blocks: type[OnlineSoftmax] = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
+    return blocks(emitter, nest, attention, tiling).run()
+
+
+class _AlongQueries(OnlineSoftmax):
+    """Lanes along the queries: scores and sums lie transposed."""
+
+    keys = _KEYS
+    row_count = _QUERIES
+
+    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
+        super().__init__(emitter, nest, attention, tiling)
+        self.lane = max(attention.queries, key=lambda a: a.size if isinstance(a.size, int) else math.inf)
+        self.others = [a for a in attention.queries if a is not self.lane]
+        self.outer = (*attention.batch, *self.others)
+        self.block = f"{emitter.axis_name(self.lane)}_block"
+        self.first = index_symbol(self.block) * _QUERIES
+        size = self.lane.size
+        whole = isinstance(size, int) and size % _QUERIES == 0
+        self.stop = self.first + _QUERIES if whole else sympy.Min(self.first + _QUERIES, size)
+        self.count = _QUERIES if whole else sympy.Min(_QUERIES, size - self.first)
+        self.inner_range[emitter.axis_symbol(self.lane)] = (self.first, self.first + _QUERIES - 1)
+        self.inside[self.lane] = (self.first, self.stop)
+
+    def scratch(self, name: str, count: int, shares: int = 1) -> str:
+        return self.emitter.add_scratch(self.dtype, _QUERIES * count, name).name
+
+    def row(self) -> sympy.Expr:
+        return self.emitter.axis_symbol(self.lane) - self.first
+
+    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
+        return sympy.expand((self.emitter.axis_symbol(axis) - start) * _QUERIES + self.row())
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        with self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop):
+            yield
+
+    @contextmanager
+    def cells(self, axis: Axis) -> Iterator[None]:
+        with self.emitter.loop(axis, "serial"), self.rows():
+            yield
+
+    @contextmanager
+    def block_keys(self) -> Iterator[None]:
+        start, stop = self.block_keys_range()
+        with self.emitter.loop(self.parts.keys, "serial", 1, start, stop):
+            yield
+
+    def folded(self, op: str, accumulator: str) -> str:
+        return accumulator  # lanes are rows already
+
+    def scoring(self, queries: str) -> Dot:
+        left = self.matrix(self.parts.key, self.parts.keys, self.parts.depth)
+        return Dot(_rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, self.count, self.depth)
+
+    def weighing(self) -> Dot:
+        left = self.matrix(self.parts.value, self.parts.columns, self.parts.keys)
+        weights = _rows(self.scores, _QUERIES)
+        return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, self.count, self.key_count, True)
+
+    def grid(self) -> tuple[Statement, ...]:
+        size = self.lane.size
+        count = -(-size // _QUERIES) if isinstance(size, int) else sympy.floor((size + _QUERIES - 1) / _QUERIES)
+        loops = [(self.emitter.axis_name(a), a.size) for a in self.outer]
+        return grid(self.emitter.inner, [*loops, (self.block, count)])
+
+
+class _AlongKeys(OnlineSoftmax):
+    """Few queries: each block of keys and values is read once for all of them, lanes along its rows."""
+
+    keys = _KEYS_OF_FEW
+
+    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
+        super().__init__(emitter, nest, attention, tiling)
+        self.outer = attention.batch
+        self.row_count = math.prod(map(static_size, attention.queries))
+        self.shares = self._worthwhile_shares()
+        ends = {emitter.axis_symbol(a): sympy.Integer(static_size(a) - 1) for a in attention.queries}
+        self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
+        self.inside = {axis: (0, axis.size) for axis in attention.queries}
+
+    def _worthwhile_shares(self) -> int:
+        """As many as keep every core equally busy, where the batch is too small for that."""
+        cores, keys, sizes = self.tiling.cores, self.parts.keys.size, [a.size for a in self.outer]
+        known = [n for n in sizes if isinstance(n, int)]
+        iterations = math.prod(known)
+        if len(known) < len(sizes) or iterations >= cores:
+            return 1
+        shares = cores // math.gcd(iterations, cores)
+        return max(1, min(shares, keys // _SHARED_KEYS)) if isinstance(keys, int) else shares
+
+    def scratch(self, name: str, count: int, shares: int = 1) -> str:
+        if shares == 1:
+            return self.emitter.add_scratch(self.dtype, self.row_count * count, name).name
+        everywhere = shares * math.prod(map(static_size, self.outer))
+        return self.emitter.add_scratch(self.dtype, everywhere * self.row_count * count, name, "shared").name
+
+    def row(self) -> sympy.Expr:
+        place: sympy.Expr = sympy.Integer(0)
+        for axis in self.parts.queries:
+            place = place * static_size(axis) + self.emitter.axis_symbol(axis)
+        return sympy.expand(place)
+
+    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
+        return sympy.expand(self.row() * count + self.emitter.axis_symbol(axis) - start)
+
+    def rows(self) -> AbstractContextManager[None]:
+        return self.one_by_one(self.inside)
+
+    def cells(self, axis: Axis) -> AbstractContextManager[None]:
+        return self.elements(axis)
+
+    @contextmanager
+    def block_keys(self) -> Iterator[None]:
+        start, stop = self.block_keys_range()
+        with self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop):
+            yield
+
+    def folded(self, op: str, accumulator: str) -> str:
+        name = self.emitter.fresh("r")
+        self.emitter.inner.append(Fold(name, op, accumulator, self.dtype))
+        return name
+
+    def scoring(self, queries: str) -> Dot:
+        right = self.matrix(self.parts.key, self.parts.depth, self.parts.keys)
+        left = _rows(queries, self.depth)
+        return Dot(_rows(self.scores, self.keys), left, right, self.row_count, self.key_count, self.depth)
+
+    def weighing(self) -> Dot:
+        right = self.matrix(self.parts.value, self.parts.keys, self.parts.columns)
+        left = _rows(self.scores, self.keys)
+        sums = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
+        return Dot(sums, left, right, self.row_count, self.columns, self.key_count, True)
+
+    def grid(self) -> tuple[Statement, ...]:
+        loops: list[tuple[str, Size]] = [(self.emitter.axis_name(a), a.size) for a in self.outer]
+        return grid(self.emitter.take(), [*loops, (str(SHARE), self.shares)] if self.shares > 1 else loops)
+
+    def close(self) -> tuple[Statement, ...]:
+        if self.shares == 1:
+            return super().close()
+        shared = self.grid()
+        self._combine()
+        self.share = sympy.Integer(0)
+        self.finish()
+        loops = [(self.emitter.axis_name(a), a.size) for a in self.outer]
+        return (*shared, *grid(self.emitter.take(), loops, "serial"))
+
+    def _combine(self) -> None:
+        """The first share takes in the others, in order; it is too little work for threads."""
+        emitter, first = self.emitter, sympy.Integer(0)
+        with self.rows(), emitter.repeat(str(SHARE), 1, self.shares, 1):
+            kept, other = self.load(self.largest, self.state(first)), self.load(self.largest, self.state())
+            largest, base = self.raised(kept, other)
+            factors = [self.compute("exp", self.compute("sub", x, base)) for x in (kept, other)]
+            with emitter.loop(self.parts.columns, "tile", self.tiling.lanes):
+                self._add(self.sums, (self.sum(first), self.sum()), factors)
+            self._add(self.total, (self.state(first), self.state()), factors)
+            emitter.inner.append(Store(self.largest, self.state(first), largest))
+
+    def _add(self, buffer: str, places: tuple[sympy.Expr, sympy.Expr], factors: list[str]) -> None:
+        """The first of two places becomes their sum, each times its factor."""
+        kept, other = (
+            self.compute("mul", self.load(buffer, place), factor) for place, factor in zip(places, factors, strict=True)
+        )
+        self.emitter.inner.append(Store(buffer, places[0], self.compute("add", kept, other)))
+
+
+def _rows(buffer: str, length: int) -> Matrix:
+    return Matrix(buffer, sympy.Integer(0), length, 1)

@@ -1,0 +1,378 @@
+"""Schedule of matrix products with few rows: the weight is read once, at the speed of memory.
+
+Each thread computes the left operand (with whatever prologue it has) into its own cache, then takes blocks of
+the weight's rows in turn: dot products with accumulators in registers, then the epilogue on the block.
+
+Many rows have no prologue and are taken in blocks too, each beside a block of the weight that stays in the cache.
+"""
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+
+import sympy
+
+from fusec.codegen.tile.emitter import Emitter, block_range, static_size
+from fusec.codegen.tile.kernel import PARTS, Dot, Loop, Matrix, Statement, index_symbol
+from fusec.codegen.tile.rows import Rows, Tiling
+from fusec.errors import ScheduleError
+from fusec.ir.types import (
+    BF16,
+    F32,
+    DType,
+    Size,
+    TensorType,
+    accumulation,
+    contiguous_strides,
+    estimate,
+    product,
+    same_size,
+    simplify,
+)
+from fusec.loops.affine import Affine, Axis
+from fusec.loops.indexing import Located, Nest, Output, above, stride, walk
+from fusec.loops.kinds import FEW_ROWS, Shape
+
+BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
+"""Of a block of rows and their sums: what stays in a second-level cache; but always so many rows, where there are."""
+PANEL_TILES = 4
+"""Tiles of columns that a block has at most: what ``dot.h`` keeps in the first-level cache, side by side if turned."""
+LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
+"""Rows from which on a frozen weight is turned beforehand, by lanes of a register and type. For fewer, memory decides
+and not arithmetic, and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs that lie side by
+side as they are."""
+_NEVER = 1 << 62
+_PART = index_symbol("part")
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A left operand as the products read it."""
+
+    buffer: str
+    offset: sympy.Expr
+    """Over the row axes and the one contracted axis."""
+    row_stride: Size
+
+
+def schedule_contraction(emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
+    """The body of a kernel for a contraction region.
+
+    Raises:
+        ScheduleError: for shapes it does not cover.
+    """
+    return _Contraction(emitter, nest, shape, tiling).run()
+
+
+class _Contraction:
+    def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
+        self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
+        self.most_columns = PANEL_TILES * tiling.lanes
+        needy = above(nest, shape.contractions)
+        self.results = [o for o in nest.outputs if o.root in needy]
+        self.side = [o for o in nest.outputs if o.root not in needy]
+        """Outputs that the prologue makes."""
+        self.rows = shape.rows
+        self.joint: dict[tuple[Axis, ...], Axis] = {}
+        self.taken = self._most_rows() if shape.many else ()
+        """The axes of the rows that are taken in blocks, as one."""
+
+    def _most_rows(self) -> tuple[Axis, ...]:
+        """The longest axis of the rows, or neighbours that together are one wherever a left operand is read.
+
+        Where lengths are not known it is the innermost, as sequences are longer than batches.
+        """
+        count = len(self.rows)
+        runs = [self.rows[i:j] for i in range(count) for j in range(i + 1, count + 1)]
+        even = [run for run in runs if all(_is_even(c.operands[0], run) for c in self.shape.contractions)]
+        return max(reversed(even), key=lambda run: estimate(product(tuple(axis.size for axis in run))))
+
+    def run(self) -> tuple[Statement, ...]:
+        if not self.taken:
+            return self._run()
+        with self.emitter.over(self.taken):
+            return self._run()
+
+    def _run(self) -> tuple[Statement, ...]:
+        lefts = self._prologue()
+        if self.side:
+            with self.emitter.repeat("once", _PART, 1, PARTS):
+                self._rows(self.side)
+        with ExitStack() as loops:
+            rows = self._row_blocks(loops)
+            for outer, results in self._sections().items():
+                if all(len(self._columns(o)) == 1 for o in results):
+                    self._blocks(outer, results, lefts, rows)
+                    continue
+                with self.emitter.loop(outer, "dealt", stop=static_size(outer)):
+                    self._block(results, lefts, None, rows)
+        return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
+
+    def _sections(self) -> dict[Axis, list[Output]]:
+        """The outputs by their outermost column axis, which is cut in blocks that the threads take in turn."""
+        sections: dict[Axis, list[Output]] = {}
+        for output in self.results:
+            columns = self._columns(output)
+            if not columns:
+                raise ScheduleError("a contraction without columns")
+            sections.setdefault(columns[0], []).append(output)
+        return sections
+
+    # Prologue.
+
+    def _prologue(self) -> dict[Located, _Left]:
+        lefts: dict[Located, _Left] = {}
+        pending: list[Output] = []
+        for contraction in self.shape.contractions:
+            left, bound = contraction.operands[0], contraction.bound
+            if left in lefts:
+                continue
+            wanted = left.kind == "load" and left.dtype == self._left_dtype(contraction)
+            if self.taken or (wanted and self._is_dense(left, bound)):
+                offset = self.emitter.offset(left.index, left.value.tensor)
+                lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
+                continue
+            output, place = self._left_output(left, bound, self._left_dtype(contraction))
+            pending.append(output)
+            lefts[left] = place
+        statistics = {r: self._scratch_output(r, self.rows, accumulation(r.dtype), "row") for r in self._read_again()}
+        if pending:
+            self._rows([*pending, *(output for output, _ in statistics.values())])
+        self.emitter.kept |= {r: (self.emitter.outputs[o.position], offset) for r, (o, offset) in statistics.items()}
+        return lefts
+
+    def _read_again(self) -> list[Located]:
+        """Return the reductions of the prologue that the epilogue reads as well, such as the mean of a norm."""
+        behind = set(walk((o.root for o in self.results), lambda item: item.kind != "contraction"))
+        return [r for r in self.shape.reductions if r in behind and self.rows]  # of a single row they are in scope
+
+    def _left_dtype(self, contraction: Located) -> DType:
+        """What the left operand is kept as: bfloat16 where the machine multiplies it, else the type of the sums."""
+        left, right = contraction.operands
+        lies_along_k = stride(right, contraction.bound[-1]) == 1
+        if self.tiling.bf16_products and lies_along_k and left.dtype == right.dtype == BF16:
+            return BF16
+        return accumulation(left.dtype)
+
+    def _left_output(self, left: Located, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
+        """The left operand as one more output: a matrix in scratch, the contracted axes in a row."""
+        output, offset = self._scratch_output(left, (*self.rows, *bound), dtype, "left")
+        row_stride = math.prod(static_size(a) for a in bound)
+        return output, _Left(self.emitter.outputs[output.position].name, self._joined(offset, bound), row_stride)
+
+    def _scratch_output(
+        self, item: Located, axes: tuple[Axis, ...], dtype: DType, hint: str
+    ) -> tuple[Output, sympy.Expr]:
+        """A value as one more output: an array in scratch over these axes, and the offset of an element in it."""
+        sizes = tuple(static_size(a) for a in axes)
+        type = TensorType(dtype, sizes, contiguous_strides(sizes))
+        self.emitter.outputs.append(self.emitter.add_scratch(type.dtype, type.numel, hint))
+        self.emitter.output_types.append(type)
+        index = tuple(Affine.of([(a, 1)]) for a in axes)
+        return Output(len(self.emitter.outputs) - 1, item, index), self.emitter.offset(index, type)
+
+    def _row_stride(self, left: Located) -> Size:
+        """What one row adds, for rows that lie evenly."""
+        return stride(left, (self.taken or self.rows)[-1]) if self.rows else 0
+
+    def _is_dense(self, left: Located, bound: tuple[Axis, ...]) -> bool:
+        """Whether a loaded left operand is a matrix as it lies: rows at even distances, elements side by side."""
+        return _is_even(left, self.rows) and len(bound) == 1 and stride(left, bound[0]) == 1
+
+    def _joined(self, offset: sympy.Expr, bound: tuple[Axis, ...]) -> sympy.Expr:
+        """An offset over several contracted axes that lie in a row, over one axis instead."""
+        if len(bound) == 1:
+            return offset
+        inner, k = self.emitter.axis_symbol(bound[-1]), self.emitter.axis_symbol(self._k(bound))
+        return offset.subs({self.emitter.axis_symbol(a): 0 for a in bound[:-1]}).subs(inner, k)
+
+    def _k(self, bound: tuple[Axis, ...]) -> Axis:
+        """The contracted axes as one."""
+        if len(bound) == 1:
+            return bound[0]
+        size = 1
+        for axis in bound:
+            size *= static_size(axis)
+        return self.joint.setdefault(bound, Axis(size, "k"))
+
+    def _rows(self, outputs: list[Output]) -> None:
+        """Compute outputs row by row, with the reductions they need."""
+        kept, self.emitter.kept = self.emitter.kept, {}
+        inside = set(walk(o.root for o in outputs))
+        needed = [r for r in self.shape.reductions if r in inside]
+        axes = tuple(tuple(a for a in dim) for dim in self.nest.axes)
+        columns = dict.fromkeys(a for o in outputs for part in o.index for a in part.axes if a not in self.rows)
+        nest = Nest(outputs, (*axes, tuple(a for a in columns if not any(a in dim for dim in axes))))
+        with ExitStack() as loops:
+            for axis in self.rows:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            shape = Shape("row", self.rows, reductions=tuple(needed))
+            Rows(self.emitter, nest, shape, self.tiling).fill()
+        self.emitter.kept = kept
+
+    # Blocks of columns.
+
+    def _columns(self, output: Output) -> tuple[Axis, ...]:
+        """The axes of an output's columns, the outermost first as the weight lies in memory."""
+        axes = [a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows]
+        return tuple(self._as_they_lie(axes, self._products([output])))
+
+    def _as_they_lie(self, axes: list[Axis], products: list[Located]) -> list[Axis]:
+        """Axes, sorted by how far apart their columns lie in the weights of products."""
+        return sorted(axes, key=lambda a: max(estimate(stride(c.operands[1], a)) for c in products), reverse=True)
+
+    def _row_blocks(self, loops: ExitStack) -> "_Block | None":
+        """A block of the rows, in loops over all of them; None where they are taken at once."""
+        if not self.taken:
+            return None
+        for axis in self.rows:
+            if axis not in self.taken:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+        taken = self.emitter.joint(self.taken)
+        n, most = taken.size, self._most_in_block()
+        size = even_blocks(n, most) if isinstance(n, int) else most
+        start, stop = block_range(index_symbol("rows") * size, size, n)
+        loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
+        return _Block(taken, start, stop, size)
+
+    def _most_in_block(self) -> int:
+        """Rows of a block: each turns the weight anew, and reads its own rows again for every block of columns."""
+        products = self.shape.contractions
+        read = max(c.operands[0].dtype.bytes * static_size(self._k(c.bound)) for c in products)
+        summed = sum(accumulation(c.dtype).bytes * self.most_columns for c in products)
+        return max(LEAST_ROWS, BLOCK_BYTES // (read + summed) // 6 * 6)
+
+    def _blocks(self, axis: Axis, results: list[Output], lefts: dict[Located, _Left], rows: "_Block | None") -> None:
+        """Blocks of the only column axis there is."""
+        n = static_size(axis)
+        size = max(8, min(self.most_columns, n // 64 * 8))
+        weights = ((c.operands[1], c.bound[-1]) for c in self._products(results))
+        if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
+            size = max(size, 4 * self.tiling.lanes)
+        start, stop = block_range(index_symbol("block") * size, size, n)
+        with self.emitter.repeat("block", 0, -(-n // size), 1, "dealt"):
+            self._block(results, lefts, _Block(axis, start, stop, size), rows)
+
+    def _block(
+        self, results: list[Output], lefts: dict[Located, _Left], columns: "_Block | None", rows: "_Block | None"
+    ) -> None:
+        """All products that some outputs need in one block, then the outputs."""
+        for contraction in self._products(results):
+            self._dots(contraction, lefts[contraction.operands[0]], columns, rows)
+        self._epilogue(results, columns, rows)
+
+    def _products(self, results: list[Output]) -> list[Located]:
+        inside = set(walk(o.root for o in results))
+        return [c for c in self.shape.contractions if c in inside]
+
+    def _epilogue(self, results: list[Output], columns: "_Block | None", block: "_Block | None") -> None:
+        rows = Rows(self.emitter, self.nest, Shape("pointwise", ()), self.tiling)
+        with ExitStack() as loops:
+            for axis in self.rows if block is None else ():
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            if block is not None:
+                loops.enter_context(self.emitter.loop(block.axis, "serial", 1, block.start, block.stop))
+            if columns is None:
+                rows.stores(results)
+                return
+            with self.emitter.loop(columns.axis, "tile", self.tiling.lanes, columns.start, columns.stop):
+                for output in results:
+                    self.emitter.store(output)
+
+    # Dot products.
+
+    def _dots(self, contraction: Located, left: _Left, columns: "_Block | None", block: "_Block | None") -> None:
+        """All products of one contraction in the block, into scratch; the epilogue reads them there."""
+        emitter = self.emitter
+        taken = {*self.rows, *emitter.levels[-1].axes}
+        inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
+        inner = self._as_they_lie(inner, [contraction])
+        if not inner:
+            raise ScheduleError("a contraction with a single column in each block")
+        rows = {a: static_size(a) for a in self.rows} if block is None else {block.axis: block.size}
+        widths = [columns.size] if columns else [static_size(a) for a in inner]
+        strides = contiguous_strides((*rows.values(), *widths))
+        offset: sympy.Expr = sympy.Integer(0)
+        for axis, step in zip((*rows, *inner), strides, strict=True):
+            offset = offset + emitter.axis_symbol(axis) * step
+        for cut, step in ((columns, 1), (block, math.prod(widths))):
+            offset = sympy.expand(offset - cut.start * step) if cut else offset
+        count = math.prod(rows.values())
+        target = emitter.add_scratch(accumulation(contraction.dtype), count * math.prod(widths), "product")
+        emitter.kept[contraction] = (target, offset)
+        right, bound = contraction.operands[1], contraction.bound
+        k = self._k(bound)
+        weight = self._joined(emitter.offset(right.index, right.value.tensor), bound)
+        with ExitStack() as loops:
+            for axis in inner[:-1]:
+                loops.enter_context(emitter.loop(axis, "serial"))
+            n, start, stop = (columns.axis, columns.start, columns.stop) if columns else (inner[-1], 0, inner[-1].size)
+            first = {emitter.axis_symbol(a): 0 for a in (*rows, k)} | {emitter.axis_symbol(n): start}
+            if block:
+                first[emitter.axis_symbol(block.axis)] = block.start
+
+            width = columns.size if columns else static_size(inner[-1])
+            rows_at_once = block.size if block else count
+            least = LEAST_PACKED.get((self.tiling.lanes, right.dtype), _NEVER)
+            packs = rows_at_once >= least and self._packs(contraction, left, n, width)
+            emitter.packed.setdefault(right.value, set()).add(width if packs else 0)
+
+            def matrix(buffer: str, place: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
+                return Matrix(buffer, sympy.expand(place.subs(first)), row_stride, column_stride)
+
+            emitter.inner.append(
+                Dot(
+                    matrix(target.name, offset, math.prod(widths), 1),
+                    matrix(left.buffer, left.offset, left.row_stride, 1),
+                    matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
+                    block.length if block else count,
+                    sympy.expand(stop - start) if isinstance(stop, sympy.Expr) else stop,
+                    static_size(k),
+                )
+            )
+
+    def _packs(self, contraction: Located, left: _Left, n: Axis, width: int) -> bool:
+        """Whether a product may find its weight, if that is frozen, in blocks of so many of its rows, each turned."""
+        right, bound = contraction.operands[1], contraction.bound
+        type, k = right.value.tensor, static_size(self._k(bound))
+        if not right.value.frozen or type.rank != 2 or not type.is_contiguous or not 0 < k == type.shape[1]:
+            return False
+        summed = zip(bound, contiguous_strides(tuple(map(static_size, bound))), strict=True)
+        if right.index[1] != Affine.of(summed) or self._left_dtype(contraction) != right.dtype:
+            return False
+        if right.dtype == BF16 and (k % 2 or not isinstance(left.row_stride, int) or left.row_stride % 2):
+            return False  # no pairs
+        rows, total = right.index[0], type.shape[0]
+        if rows == Affine.of([(n, 1)]) and n.size == total:
+            return True  # the last block may be shorter
+        steps = (rows.offset, *(step for axis, step in rows.terms if axis is not n))
+        whole = rows.coefficient(n) == 1 and static_size(n) % width == 0
+        return whole and all(isinstance(step, int) and step % width == 0 for step in (*steps, total))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A range of an axis."""
+
+    axis: Axis
+    start: Size
+    stop: Size
+    size: int
+    """Its length; the last one may be shorter."""
+
+    @property
+    def length(self) -> Size:
+        """Exactly that of each block."""
+        return simplify(sympy.expand(sympy.sympify(self.stop) - self.start))
+
+
+def even_blocks(n: int, most: int, step: int = 6) -> int:
+    """The length of as few equal blocks as cover ``n`` elements; where there are several, a multiple of ``step``."""
+    count = -(-n // most)
+    return min(-(-n // (count * step)) * step, most, n)
+
+
+def _is_even(item: Located, axes: tuple[Axis, ...]) -> bool:
+    """Whether what is loaded lies at even distances along all of these axes, the last of them innermost."""
+    return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))

@@ -1,0 +1,1 @@
+"""The tile program: one language for kernels of every target, and how statements are emitted into it."""

@@ -1,0 +1,245 @@
+"""Proofs that a kernel stays within its buffers, for all values of its axes and all positive sizes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+
+import sympy
+
+from fusec.codegen.tile.kernel import Check, Dot, Kernel, Load, Loop, Place, Statement, Store, When, walk
+from fusec.ir.graph import Graph
+from fusec.ir.types import Size, symbol
+from fusec.loops.affine import at_least, divide
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store, inside the loops around it."""
+
+    statement: "Load | Store"
+    loops: tuple[Loop, ...]
+    """Outermost first."""
+    numel: Size
+    """Length of the buffer."""
+
+    def __str__(self) -> str:
+        around = ", ".join(f"{loop.axis} in {loop.start} … {loop.stop}" for loop in self.loops)
+        return f"{self.statement.buffer}[{self.statement.offset}] of {self.numel} with {around or 'no loops'}"
+
+
+def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) -> list[Access]:
+    """The loads and stores that are not certain to stay within ``0 … numel - 1``; empty is what is wanted.
+
+    A lane of a tile counts only where it lies within the range of its loop: the others are masked. What is loaded from
+    a kernel's own memory before anything is stored there is among them.
+
+    Args:
+        kernel: the tile program.
+        limits: what symbols do not exceed, as far as the graph says so; see ``size_limits``.
+    """
+    spaces: dict[tuple[object, ...], _Space] = {}
+
+    def stays_inside(access: Access) -> bool:
+        along = {s.name for s in sympy.sympify(access.statement.offset).free_symbols}
+        if any(loop.start == loop.stop and (loop.axis in along or loop.kind != "tile") for loop in access.loops):
+            return True  # no iteration runs, or no lane is in range
+        key = tuple((loop.axis, loop.start, loop.stop) for loop in access.loops)
+        space = spaces.get(key) or spaces.setdefault(key, _Space(access.loops, limits or {}))
+        offset = space.expression(access.statement.offset)
+        return space.never_negative(offset) and space.never_negative(space.expression(access.numel) - 1 - offset)
+
+    hollow = _loads_of_nothing(kernel)
+    return [a for a in accesses(kernel) if a.statement in hollow or not stays_inside(a)]
+
+
+def _loads_of_nothing(kernel: Kernel) -> list[Load]:
+    """Those from a kernel's own memory ahead of all that stores there."""
+    empty = {buffer.name for buffer in kernel.buffers if buffer.role in ("scratch", "shared")}
+    found = []
+    for statement in walk(kernel.body):
+        if isinstance(statement, Load) and statement.buffer in empty:
+            found.append(statement)
+        elif isinstance(statement, (Store, Dot)):
+            empty.discard(statement.buffer if isinstance(statement, Store) else statement.target.buffer)
+    return found
+
+
+def size_limits(body: Graph) -> dict[str, Size]:
+    """What symbols cannot exceed because the body slices up to them, as a model slices its table of positions."""
+    limits: dict[str, Size] = {}
+    for node in body.nodes:
+        if node.is_op("slice"):
+            stop, length = node.attributes["stop"], node.operands[0].shape[node.attributes["dim"]]
+            if isinstance(stop, sympy.Symbol) and isinstance(length, int):
+                limits[stop.name] = min(length, limits.get(stop.name, length))
+    return limits
+
+
+def accesses(kernel: Kernel) -> Iterator[Access]:
+    """Every load and store of a kernel; a place counts as one more loop around.
+
+    It is clamped to its length; it must also be checked, so that what is out of range is reported: one of its length
+    before any store, or its own value right before it is used.
+    """
+    first = takewhile(lambda s: not isinstance(s, Store), walk(kernel.body))
+    checked = {s.length for s in first if isinstance(s, Check)}
+    themselves = {(s.value, s.length) for s in walk(kernel.body) if isinstance(s, Check)}
+    found = [
+        s
+        for s in walk(kernel.body)
+        if isinstance(s, Place) and (s.length in checked or (s.value, s.length) in themselves)
+    ]
+    places = tuple(Loop(s.dst, 0, s.length, 1, "tile", ()) for s in found)
+    lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}
+
+    def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:
+        for statement in body:
+            if isinstance(statement, Loop):
+                yield from visit(statement.body, (*loops, statement))
+            elif isinstance(statement, When):
+                yield from visit(statement.body, loops)
+            elif isinstance(statement, (Load, Store)):
+                yield Access(statement, loops, lengths[statement.buffer])
+
+    return visit(kernel.body, places)
+
+
+class _Space:
+    """The values that the axes of some nested loops take."""
+
+    def __init__(self, loops: tuple[Loop, ...], limits: Mapping[str, Size]) -> None:
+        self.names = {loop.axis: sympy.Dummy(loop.axis, integer=True, nonnegative=True) for loop in loops}
+        self.limits = {symbol(name): limit for name, limit in limits.items()}
+        self.ranges = [(self.names[loop.axis], *self._range(loop)) for loop in loops]
+        self._found: dict[tuple[sympy.Expr, int], bool] = {}
+
+    def _range(self, loop: Loop) -> tuple[sympy.Expr, tuple[sympy.Expr, ...]]:
+        """The least value, and expressions that the greatest does not exceed."""
+        stop = self.expression(loop.stop)
+        ends = stop.args if isinstance(stop, sympy.Min) else (stop,)
+        start = sympy.sympify(loop.start)
+        parts = [part for part in start.args if part.is_Integer] if isinstance(start, sympy.Max) else []
+        return max(parts, default=self.expression(start)), tuple(sympy.expand(end - 1) for end in ends)
+
+    def expression(self, size: Size) -> sympy.Expr:
+        """A size with every axis and symbol in its one form, whatever was assumed where it was made."""
+        expr = sympy.sympify(size)
+        return expr.xreplace({s: self.names.get(s.name) or symbol(s.name) for s in expr.free_symbols})
+
+    def never_negative(self, expr: sympy.Expr, depth: int | None = None) -> bool:
+        """Whether ``expr >= 0`` throughout: each axis, the innermost first, is put at the worst end of its range."""
+        depth = len(self.ranges) if depth is None else depth
+        expr = sympy.expand(expr)
+        if expr.is_Integer:
+            return bool(expr >= 0)
+        if (expr, depth) not in self._found:
+            self._found[expr, depth] = self._is_never_negative(expr, depth)
+        return self._found[expr, depth]
+
+    def _is_never_negative(self, expr: sympy.Expr, depth: int) -> bool:
+        part = self._part_of_an_axis(expr, depth)
+        if part is not None:
+            atom, ends = part
+            return any(self._at_worst(expr, atom, end, depth) for end in ends)
+        if depth == 0:
+            return _certain(expr, self.limits)
+        axis, least, greatest = self.ranges[depth - 1]
+        slope = expr.coeff(axis, 1)
+        if sympy.expand(expr - slope * axis).has(axis):
+            return False
+        if self.never_negative(slope, depth - 1):
+            return self.never_negative(expr.subs(axis, least), depth - 1)
+        if self.never_negative(-slope, depth - 1):
+            return any(self.never_negative(expr.subs(axis, end), depth - 1) for end in greatest)
+        return False
+
+    def _part_of_an_axis(self, expr: sympy.Expr, depth: int) -> tuple[sympy.Expr, list[sympy.Expr]] | None:
+        """A quotient or remainder of an axis in an expression, not below 0, and what it does not exceed."""
+        atoms = sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops)
+        for i, atom in enumerate(atoms):
+            if not self._has_axes(atom) or any(o.has(atom) for o in atoms[i + 1 :]):
+                continue
+            over, under = atom.args if isinstance(atom, sympy.Mod) else atom.args[0].as_numer_denom()
+            if self._has_axes(under) or not _certain(under - 1, self.limits) or not self.never_negative(over, depth):
+                continue
+            if isinstance(atom, sympy.Mod):
+                return atom, [under - 1]
+            if ends := [end for last in self._greatest(over) if (end := _quotient_of_last(last, under)) is not None]:
+                return atom, ends
+        return None
+
+    def _has_axes(self, expr: sympy.Expr) -> bool:
+        return not expr.free_symbols.isdisjoint(self.names.values())
+
+    def _greatest(self, expr: sympy.Expr) -> list[sympy.Expr]:
+        """What a sum of axes does not exceed, each of them without axes; the least, where all are numbers."""
+        for axis, _, greatest in reversed(self.ranges):
+            slope = expr.coeff(axis, 1)
+            if slope != 0:
+                if not (slope.is_Integer and slope > 0):
+                    return []
+                rest = sympy.expand(expr - slope * axis)
+                ends = [last for end in greatest for last in self._greatest(sympy.expand(rest + slope * end))]
+                return [min(ends)] if ends and all(end.is_Integer for end in ends) else ends
+        return [] if self._has_axes(expr) else [expr]
+
+    def _at_worst(self, expr: sympy.Expr, part: sympy.Expr, greatest: sympy.Expr, depth: int) -> bool:
+        """Whether an expression is never negative whatever a part of it is, from 0 to its greatest value."""
+        place = sympy.Dummy("part", integer=True, nonnegative=True)
+        expr = sympy.expand(expr.subs(part, place))
+        slope = expr.coeff(place, 1)
+        if sympy.expand(expr - slope * place).has(place):
+            return False
+        if self.never_negative(slope, depth):
+            return self.never_negative(expr.subs(place, 0), depth)
+        return self.never_negative(-slope, depth) and self.never_negative(expr.subs(place, greatest), depth)
+
+
+def _quotient_of_last(last: sympy.Expr, divisor: sympy.Expr) -> Size | None:
+    """``last`` divided by ``divisor``, rounded down, where that is a size: of the last of whole groups, say."""
+    if last.is_Integer and divisor.is_Integer:
+        return last // divisor
+    groups = divide(last + 1, divisor)
+    return None if groups is None else groups - 1
+
+
+def _certain(expr: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
+    """Whether an expression over positive sizes is never negative, quotients and limited symbols at their worst."""
+    expr = sympy.expand(expr.replace(sympy.ceiling, lambda x: -sympy.floor(-x)))
+    quotients = sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops, reverse=True)
+    # A quotient of sizes is not negative: a positive symbol less one stands for it, in any power.
+    stand_ins = [(q, sympy.Dummy("q", integer=True, positive=True) - 1) for q in quotients if _is_count(q, limits)]
+    if len(stand_ins) == len(quotients) and at_least(sympy.expand(expr.subs(stand_ins)), 0):
+        return True
+    limited = [s for s in expr.free_symbols if s in limits]
+    for atom in (*quotients[:1], *limited):
+        slope = expr.coeff(atom, 1)
+        if sympy.expand(expr - slope * atom).has(atom):
+            continue
+        least, greatest = _range_of(atom, limits)
+        ends = least if _certain(slope, limits) else greatest if _certain(-slope, limits) else ()
+        if any(_certain(expr.subs(atom, end), limits) for end in ends):
+            return True
+    return False
+
+
+def _is_count(quotient: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
+    """Whether it is not negative."""
+    if isinstance(quotient, sympy.Mod):
+        return True
+    over, under = sympy.together(quotient.args[0]).as_numer_denom()
+    return _certain(over, limits) and _certain(under, limits)
+
+
+def _range_of(
+    atom: sympy.Expr, limits: Mapping[sympy.Symbol, Size]
+) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
+    """What a quotient, remainder or limited symbol is not below, and what it is not above; any one of each."""
+    if atom.is_Symbol:
+        return (sympy.S.One,), (sympy.sympify(limits[atom]),)
+    if isinstance(atom, sympy.Mod):
+        return (sympy.S.Zero,), (atom.args[1] - 1,)
+    (exact,) = atom.args
+    divisor = exact.as_numer_denom()[1]
+    lost = sympy.Rational(divisor - 1, divisor) if divisor.is_Integer else 1
+    return ((sympy.S.Zero, exact - lost) if _is_count(atom, limits) else (exact - lost,)), (exact,)

@@ -1,0 +1,465 @@
+"""From located computations to statements: each is placed in the outermost loop that binds all it needs."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast
+
+import sympy
+
+from fusec.codegen.tile.kernel import (
+    MAX_CHECKS,
+    Buffer,
+    Check,
+    Compute,
+    Constant,
+    Index,
+    Load,
+    Loop,
+    LoopKind,
+    Operand,
+    Place,
+    Statement,
+    Store,
+    When,
+    index_symbol,
+    walk,
+)
+from fusec.errors import ScheduleError
+from fusec.ir.graph import Graph, Node, Value, is_written, storage
+from fusec.ir.types import I64, DType, Size, TensorType, accumulation, product, same_size
+from fusec.loops import indexing
+from fusec.loops.affine import Affine, Axis
+from fusec.loops.indexing import Located, Output
+
+_FAR = 2**40
+"""Farther than any index."""
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
+
+
+@dataclass
+class _Level:
+    axes: frozenset[Axis]
+    statements: list[Statement] = field(default_factory=list)
+    names: dict[Located, Operand] = field(default_factory=dict)
+    rounded: dict[Located, str] = field(default_factory=dict)
+    """Half values as their type holds them."""
+    places: dict[tuple[Operand, Size], str] = field(default_factory=dict)
+    """Names of values that are places in dims of a length."""
+
+
+class Emitter:
+    """Builds the statements of one kernel.
+
+    Levels are the loops that are open; the first is the inside of the grid. A value is computed once, in the
+    outermost open loop that binds its axes and sees its operands.
+    """
+
+    def __init__(self, body: Graph) -> None:
+        """A new kernel.
+
+        Args:
+            body: what it computes.
+
+        Raises:
+            ScheduleError: where more indices are found at run time than checks can be told apart.
+        """
+        self.numbers = {node: i for i, node in enumerate(indexing.placing(body), 1)}
+        """Under which number the indices of each node are checked."""
+        if len(self.numbers) > MAX_CHECKS:
+            raise ScheduleError("a kernel with too many places that are found at run time")
+        written = {storage(v) for node in body.nodes for v in node.written}
+        self.buffers: dict[Value, Buffer] = {
+            v: _buffer(f"in{i}", v, "update" if v in written else "input") for i, v in enumerate(body.inputs)
+        }
+        self.outputs = [
+            self.buffers[storage(v)] if is_written(v) else _buffer(f"out{i}", v, "output")
+            for i, v in enumerate(body.outputs)
+        ]
+        self.output_types = [v.tensor for v in body.outputs]
+        self.scratch: list[Buffer] = []
+        self.packed: dict[Value, set[int]] = {}
+        """For what products read: the rows of blocks in which it would lie turned; 0 where it must not."""
+        self.kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
+        """Values that lie in scratch: where, by axes."""
+        self.levels = [_Level(frozenset())]
+        self._names: dict[Axis, str] = {}
+        self._joint: dict[tuple[tuple[Axis, ...], bool], Axis] = {}
+        self._spelled: list[tuple[tuple[Axis, ...], Axis]] = []
+        """Axes that loops run over as one at present, and that one."""
+        self._count = 0
+
+    def inputs(self, statements: Iterable[Statement]) -> tuple[Buffer, ...]:
+        """The buffers of the body's inputs, those packed that all statements read in blocks of one size."""
+        loaded = {s.buffer for s in walk(statements) if isinstance(s, Load)}
+        packed = {v: next(iter(blocks)) for v, blocks in self.packed.items() if len(blocks) == 1}
+        return tuple(
+            replace(b, packed=packed[v]) if v in packed and b.name not in loaded else b for v, b in self.buffers.items()
+        )
+
+    # Names and index expressions.
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        """The sizes of all axes so far, by the names of their loop variables."""
+        return {name: axis.size for axis, name in self._names.items()}
+
+    def axis_name(self, axis: Axis) -> str:
+        """The loop variable of an axis."""
+        return self._names.setdefault(axis, f"i{len(self._names)}")
+
+    def axis_symbol(self, axis: Axis) -> sympy.Symbol:
+        """The loop variable in an expression."""
+        return index_symbol(self.axis_name(axis))
+
+    def expression(self, index: Affine) -> sympy.Expr:
+        """An affine index as an expression over loop variables."""
+        return self._over_joint_axes(self._over_axes(index))
+
+    def offset(self, index: tuple[Affine, ...], type: TensorType) -> sympy.Expr:
+        """Where the element at ``index`` lies in a buffer of ``type``."""
+        out: sympy.Expr = sympy.Integer(0)
+        for part, stride in zip(index, type.strides, strict=True):
+            out = out + self._over_axes(part) * stride
+        return self._over_joint_axes(sympy.expand(out))
+
+    def _over_axes(self, index: Affine) -> sympy.Expr:
+        out = sympy.sympify(index.offset)
+        for axis, coefficient in index.terms:
+            out = out + self.axis_symbol(axis) * coefficient
+        return sympy.expand(out)
+
+    def _over_joint_axes(self, out: sympy.Expr) -> sympy.Expr:
+        """The same with axes that loops run over as one spelled as quotients and remainders of it, where need be."""
+        for axes, joint in self._spelled:
+            whole, inner = self.axis_symbol(joint), cast(Size, 1)
+            runs: list[tuple[Size, Size, Size]] = []  # a step's worth, how many of them, and how many elements each has
+            for axis in reversed(axes):
+                slope = out.coeff(self.axis_symbol(axis), 1)
+                if runs and same_size(slope, runs[-1][0] * runs[-1][1]):
+                    runs[-1] = (runs[-1][0], runs[-1][1] * axis.size, runs[-1][2])
+                else:
+                    runs.append((slope, axis.size, inner))
+                inner = inner * axis.size
+            out = out.subs({self.axis_symbol(axis): 0 for axis in axes})
+            for i, (slope, n, below) in enumerate(runs, 1):
+                place = sympy.floor(whole / below)
+                out = out + slope * (place if i == len(runs) else sympy.Mod(place, n))
+        return sympy.expand(out)
+
+    def fresh(self, hint: str = "v") -> str:
+        """A new name."""
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    # Levels.
+
+    @property
+    def inner(self) -> list[Statement]:
+        """The statements of the innermost open loop."""
+        return self.levels[-1].statements
+
+    @contextmanager
+    def loop(
+        self,
+        axis: Axis,
+        kind: LoopKind,
+        step: Size = 1,
+        start: Size = 0,
+        stop: Size | None = None,
+    ) -> Iterator[None]:
+        """Open a loop over an axis; closing it puts it into the one around it."""
+        parts = next((axes for axes, joint in self._spelled if joint is axis), (axis,))
+        self.levels.append(_Level(self.levels[-1].axes.union(parts, (axis,))))
+        yield
+        self._close(self.axis_name(axis), start, axis.size if stop is None else stop, step, kind)
+
+    def joint(self, axes: tuple[Axis, ...], apart: bool = False) -> Axis:
+        """One axis that stands for all of these, the last of them innermost.
+
+        Args:
+            axes: what it stands for.
+            apart: whether it is another one than elsewhere, as its tiles have another number of lanes.
+        """
+        if len(axes) == 1 and not apart:
+            return axes[0]
+        size = product(tuple(axis.size for axis in axes))
+        return self._joint.setdefault((axes, apart), Axis(size))
+
+    @contextmanager
+    def over(self, axes: tuple[Axis, ...], apart: bool = False) -> Iterator[Axis]:
+        """Spell places over the one axis that stands for all of these, which it gives; ``apart`` is as for joint."""
+        axis = self.joint(axes, apart)
+        if axes != (axis,):
+            self._spelled.append((axes, axis))
+        yield axis
+        if axes != (axis,):
+            self._spelled.pop()
+
+    @contextmanager
+    def tile(
+        self, axes: tuple[Axis, ...], step: int, start: Size = 0, stop: Size | None = None, apart: bool = False
+    ) -> Iterator[None]:
+        """Open a tile loop over axes as one; ``start`` and ``stop`` count its elements, ``apart`` is as for joint."""
+        with self.over(axes, apart) as axis, self.loop(axis, "tile", step, start, stop):
+            yield
+
+    @contextmanager
+    def repeat(self, name: str, start: Size, stop: Size, step: Size, kind: LoopKind = "serial") -> Iterator[None]:
+        """Open a loop that binds no axis: what it makes is known inside only."""
+        self.levels.append(_Level(self.levels[-1].axes))
+        yield
+        self._close(name, start, stop, step, kind)
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """Open a part that runs only where a condition holds: what it makes is known inside only."""
+        self.levels.append(_Level(self.levels[-1].axes))
+        yield
+        body = self.levels.pop().statements
+        self.inner.append(When(condition, tuple(body)))
+
+    def _close(self, name: str, start: Size, stop: Size, step: Size, kind: LoopKind) -> None:
+        body = self.levels.pop().statements
+        self.inner.append(Loop(name, start, stop, step, kind, tuple(body)))
+
+    def take(self) -> list[Statement]:
+        """The statements so far; what follows stands in other loops, and knows nothing of them."""
+        (level,) = self.levels
+        self.levels = [_Level(level.axes)]
+        return level.statements
+
+    def define(self, item: Located, operand: Operand, level: int = -1) -> None:
+        """Say which name holds a value from here on (within the loop of that level)."""
+        self.levels[level].names[item] = operand
+
+    def add_scratch(
+        self, dtype: DType, numel: Size, hint: str = "row", role: Literal["scratch", "shared"] = "scratch"
+    ) -> Buffer:
+        """New memory, private to one grid iteration or shared by all."""
+        buffer = Buffer(f"{hint}{len(self.scratch)}", dtype, numel, role)
+        self.scratch.append(buffer)
+        return buffer
+
+    # Computations.
+
+    def emit(self, item: Located) -> Operand:
+        """The name of a value, computed now unless an open loop has it already."""
+        for level in reversed(self.levels):
+            if item in level.names:
+                return level.names[item]
+        if item in self.kept:
+            buffer, offset = self.kept[item]
+            return self._define(item, self._load(item, buffer, offset), self._level(item))
+        if item.kind == "load":
+            buffer = self.buffers[item.value]
+            offset = self.offset(item.index, item.value.tensor)
+            named = [axis for axis in item.axes if offset.has(self.axis_symbol(axis))]
+            if buffer.numel == 0 and all(axis.size != 0 for axis in named):
+                # Loops that it is computed in may run, and there is nothing to read.
+                nothing = Compute(self.fresh(), "cast", (Constant(0),), accumulation(item.dtype))
+                return self._define(item, nothing, self._level(item))
+            return self._define(item, self._load(item, buffer, offset), self._level(item))
+        if item.place is not None:
+            return self._lookup(item, item.place)
+        if item.kind == "constant":
+            return self._constant(item)
+        if item.kind == "index":
+            return self._index(item)
+        if item.kind == "pointwise":
+            return self._pointwise(item)
+        raise ScheduleError(f"a {item.kind} is read before it is computed")
+
+    def store(self, output: Output) -> None:
+        """Store one output element (tile) in the innermost loop."""
+        value, type = self.emit(output.root), self.output_types[output.position]
+        index, there = output.index, sympy.Integer(0)
+        if output.place is not None:
+            d = output.place.dim
+            index = (*index[:d], Affine(), *index[d + 1 :])
+            # The only row of a dim is row 0, whatever the stride: with stride 0 the address would not name the row, and
+            # a tile of no rows would not be masked.
+            there = self.place(output.place) * (1 if type.shape[d] == 1 else type.strides[d])
+        offset = sympy.expand(self.offset(index, type) + there)
+        self.inner.append(Store(self.outputs[output.position].name, offset, value))
+
+    def place(self, place: indexing.Place) -> sympy.Symbol:
+        """A place that is found at run time, as something that offsets may mention."""
+        value = self.emit(place.value)
+        level = self.levels[self._level(place.value, (value,))]
+        if (value, place.length) not in level.places:
+            name = level.places[value, place.length] = self.fresh("place")
+            level.statements += (*self.guard(place, value), Place(name, value, place.length))
+        return index_symbol(level.places[value, place.length])
+
+    def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:
+        """An integer as something that the start or stop of a loop may mention, so near 0 that sums do not overflow."""
+        if dtype != I64:
+            self.inner.append(Compute(widened := self.fresh(), "cast", (value,), I64))
+            value = widened
+        for op, end in (("maximum", -_FAR), ("minimum", _FAR)):
+            self.inner.append(Compute(near := self.fresh(), op, (value, Constant(end)), I64))
+            value = near
+        return sympy.Symbol(near, integer=True)
+
+    def guard(self, place: indexing.Place, value: Operand) -> tuple[Statement, ...]:
+        """What comes before an index that is found at run time is used: nothing where all are checked ahead."""
+        return ()
+
+    def checks_ahead(self, places: Iterable[indexing.Place]) -> tuple[Statement, ...]:
+        """What sees, ahead of all else, that the places found at run time that a kernel relies on lie in their dims."""
+        opened, self.levels = self.levels, [_Level(frozenset())]
+        kept, self.kept = self.kept, {}  # nothing lies in scratch yet
+        for place in {(p.value, p.length): p for p in reversed(list(places))}.values():
+            with ExitStack() as loops:
+                for axis in sorted(place.value.axes, key=lambda a: a.serial):
+                    loops.enter_context(self.loop(axis, "serial"))
+                self.inner.append(Check(self.emit(place.value), place.length, self.numbers[place.node]))
+        statements, self.levels, self.kept = tuple(self.inner), opened, kept
+        return statements
+
+    def _lookup(self, item: Located, place: indexing.Place) -> str:
+        offset, (row,) = self.offset(item.index, item.value.tensor), item.bound
+        there = sympy.expand(offset.subs(self.axis_symbol(row), self.place(place)))
+        level = self._level(item, (self.emit(place.value),))
+        return self._define(item, self._load(item, self.buffers[item.value], there), level)
+
+    def _load(self, item: Located, buffer: Buffer, offset: sympy.Expr) -> Statement:
+        return Load(self.fresh(), buffer.name, offset)
+
+    def _level(self, item: Located, operands: Sequence[Operand] = ()) -> int:
+        """The outermost open loop that binds the axes of ``item`` and in which its operands are known."""
+        names = {o for o in operands if isinstance(o, str)}
+        for number, level in enumerate(self.levels):
+            names.difference_update(o for o in level.names.values() if isinstance(o, str))
+            if item.axes <= level.axes and not names:
+                return number
+        raise ScheduleError(f"{item!r} depends on a loop that is not open")
+
+    def _define(self, item: Located, statement: Statement, level: int) -> str:
+        self.levels[level].statements.append(statement)
+        name = statement.dst  # type: ignore[union-attr]
+        self.levels[level].names[item] = name
+        return name
+
+    def _constant(self, item: Located) -> Operand:
+        node = item.node
+        if node.is_op("constant"):
+            return Constant(node.attributes["value"])
+        value = Index(self.fresh("n"), sympy.sympify(node.attributes["expr"]))
+        return self._cast_index(item, value, 0)
+
+    def _index(self, item: Located) -> Operand:
+        value = Index(self.fresh("n"), self.expression(item.index[0]))
+        return self._cast_index(item, value, self._level(item))
+
+    def _cast_index(self, item: Located, value: Index, level: int) -> Operand:
+        name = self._define(item, value, level)
+        if item.dtype == I64:
+            return name
+        cast = Compute(self.fresh(), "cast", (name,), accumulation(item.dtype))
+        return self._define(item, cast, level)
+
+    def _pointwise(self, item: Located) -> Operand:
+        node = item.node
+        operands = tuple(self.emit(o) for o in item.operands)
+        source = accumulation(node.operands[0].dtype)
+        target = item.dtype
+        if node.is_op("cast"):
+            return self._cast(item, operands, source, target)
+        level = self._level(item, operands)
+        if node.is_op(*_COMPARISONS):
+            operands = tuple(self._rounded(o, name) for o, name in zip(item.operands, operands, strict=True))
+        dtype = source if node.is_op(*_COMPARISONS) else accumulation(target)
+        return self._define(item, Compute(self.fresh(), node.op.name, operands, dtype), level)
+
+    def _rounded(self, item: Located, name: Operand) -> Operand:
+        """A half value as its type holds it: what is computed here is wider, and compares and truncates otherwise."""
+        exact = item.kind not in ("pointwise", "reduction", "contraction") or item.node.is_op("cast")
+        if exact or accumulation(item.dtype) == item.dtype or isinstance(name, Constant):
+            return name
+        for level in reversed(self.levels):
+            if item in level.rounded:
+                return level.rounded[item]
+        compute = Compute(self.fresh(), "cast", (name,), accumulation(item.dtype), item.dtype)
+        level = self.levels[self._level(item, (name,))]
+        level.statements.append(compute)
+        level.rounded[item] = compute.dst
+        return compute.dst
+
+    def _cast(self, item: Located, operands: tuple[Operand, ...], source: DType, target: DType) -> Operand:
+        if accumulation(target) == target and source == target:
+            # A widened half value is held in f32 already.
+            self.levels[self._level(item, operands)].names[item] = operands[0]
+            return operands[0]
+        level = self._level(item, operands)
+        if not target.is_float:
+            operands = (self._rounded(item.operands[0], operands[0]),)
+        rounds = target if accumulation(target) != target else None
+        return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
+
+
+def _buffer(name: str, value: Value, role: Literal["input", "output", "update"]) -> Buffer:
+    return Buffer(name, value.dtype, storage_numel(value.tensor), role)
+
+
+def static_size(axis: Axis) -> int:
+    """The size of an axis that has to be known when the kernel is made.
+
+    Raises:
+        ScheduleError: where it is not.
+    """
+    if not isinstance(axis.size, int):
+        raise ScheduleError(f"the size {axis.size} is not known when the kernel is made")
+    return axis.size
+
+
+def block_range(start: sympy.Expr, length: int, stop: Size) -> tuple[sympy.Expr, Size]:
+    """Where one of the blocks begins and ends that cover what lies before ``stop``; the last of them may be shorter.
+
+    Args:
+        start: its first element, a multiple of the length.
+        length: of a whole block, in elements.
+        stop: the first element behind all of them.
+    """
+    whole = sympy.sympify(stop).is_Integer and stop % length == 0
+    return start, start + length if whole else sympy.Min(start + length, stop)
+
+
+def part_range(part: sympy.Expr, parts: int, block: int, size: Size) -> tuple[sympy.Expr, Size]:
+    """Where one of the parts of a size begins and ends, in whole blocks; it is empty where blocks are too few."""
+    span = -(-size // (block * parts)) * block
+    start = part * span
+    return start, start + span if span * parts == size else sympy.Min(start + span, size)
+
+
+def storage_numel(type: TensorType) -> Size:
+    """Elements from the first to the last that a tensor of this type touches."""
+    out: Size = 1
+    for n, stride in zip(type.shape, type.strides, strict=True):
+        if n == 0:
+            return 0
+        out = out + (n - 1) * stride
+    return out
+
+
+def grid(
+    statements: list[Statement], loops: Sequence[tuple[str, Size]], kind: Literal["grid", "serial"] = "grid"
+) -> tuple[Statement, ...]:
+    """Wrap statements in loops, outermost first."""
+    body = tuple(statements)
+    for name, size in reversed(loops):
+        body = (Loop(name, 0, size, 1, kind, body),)
+    return body
+
+
+def region_symbols(region: Node) -> tuple[str, ...]:
+    """Names of the symbols that a kernel's text may mention: of all its types, and of where its slices begin."""
+    sizes: list[Size] = []
+    nodes = region.body.nodes
+    for value in (*region.body.inputs, *(r for node in nodes for r in node.results)):
+        sizes += [*value.shape, *value.tensor.strides]
+    for node in nodes:
+        sizes += [node.attributes[key] for key in ("expr", "start") if key in node.attributes]
+    found = {str(s) for n in sizes if not isinstance(n, int) for s in n.free_symbols}
+    return tuple(sorted(found))

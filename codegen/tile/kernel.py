@@ -1,0 +1,308 @@
+"""The tile program: a kernel as grid, loops, loads, stores and arithmetic on tiles, independent of its text.
+
+A *tile* is a run of elements along the axis of the enclosing tile loop: a vector register in C++, a block in
+Triton. A name whose definition does not depend on that axis is a scalar, the same for all lanes; arithmetic
+on a scalar and a tile broadcasts. Tile loops may nest where the target has blocks (Triton): a name is then a tile
+over those axes that its definition depends on, and an accumulator over those of what it takes in.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import sympy
+
+from fusec.codegen.tile.configuration import Choice
+from fusec.ir.graph import Source
+from fusec.ir.types import DType, Size
+
+
+def index_symbol(name: str) -> sympy.Symbol:
+    """What stands for an index in an expression: of a loop, a block or a place."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+PARTS = sympy.Symbol("parts", integer=True, positive=True)
+"""How many threads share the iterations of a grid: a grid of so many has one for each (C++)."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a kernel sees through a pointer."""
+
+    name: str
+    dtype: DType
+    numel: Size
+    """Elements from the pointer to the end of what is touched."""
+    role: Literal["input", "output", "update", "scratch", "shared"]
+    """``update`` is read and written in place. ``scratch`` is private to one iteration of the grid (C++ only), and
+    ``shared`` is seen by all, and by what comes after the grid."""
+    packed: int = 0
+    """Rows of the blocks in which a matrix lies, each turned, the last one shorter: lanes that run along the columns
+    of a product find them side by side. 0 where it lies as its type says (C++)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A literal operand, in full precision; the operation that uses it rounds it to its own compute type."""
+
+    value: float | int | bool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and repr(self.value) == repr(other.value)  # 0.0 is not -0.0
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
+
+
+Operand: TypeAlias = str | Constant
+"""A name defined earlier, or a literal."""
+
+LoopKind: TypeAlias = Literal["grid", "dealt", "serial", "tile"]
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What a chip that copies blocks by itself is told of memory: how many elements lie how far apart along each dim.
+
+    Dims go from the farthest apart to the innermost. Beyond the ends there are zeros.
+    """
+
+    start: int
+    """Elements ahead of the first."""
+    axes: tuple[str, ...]
+    """The tile axes that a block is over, in the order in which it lies in memory."""
+    places: tuple[sympy.Expr, ...]
+    """Where a block begins along each dim, by where tiles do."""
+    block: tuple[int, ...]
+    """Elements of a block along each dim."""
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """``dst = buffer[offset]``; a tile where ``offset`` mentions the tile axis, whose coefficient is the lane stride.
+
+    It arrives in its compute type: half types as f32, all others as they are.
+    """
+
+    dst: str
+    buffer: str
+    offset: sympy.Expr
+    """In elements, affine in loop axes, size symbols and places."""
+    descriptor: Descriptor | None = None
+    """What tells of all that it loads, where it may come so (Triton)."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops``, carried out in ``dtype``.
+
+    Besides, there are ``fma`` and, on GPUs, ``exp_of_weight``: e^x of what is at most 0, off by more the less it is.
+    For ``cast``, ``dtype`` is the compute type of the result, and ``rounds_to`` the element type it rounds to.
+    Comparisons carry the dtype of their operands and define a bool.
+    """
+
+    dst: str
+    op: str
+    operands: tuple[Operand, ...]
+    dtype: DType
+    rounds_to: DType | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """``dst`` = the value of an affine expression of axes and symbols, as i64; a tile if it mentions the tile axis."""
+
+    dst: str
+    value: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Init:
+    """Declare an accumulator, filled with the identity of ``op``; a tile accumulator has one partial result a lane."""
+
+    dst: str
+    op: str
+    """``sum``, ``prod``, ``max`` or ``min``."""
+    dtype: DType
+    tile: bool
+
+
+@dataclass(frozen=True)
+class Update:
+    """``acc = op(acc, value)``; two values for ``sum`` mean ``acc += value[0]·value[1]``.
+
+    Lanes beyond the end do nothing.
+    """
+
+    acc: str
+    op: str
+    values: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Assign:
+    """``acc = value``: an accumulator set to what was computed from it (Triton)."""
+
+    acc: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Fold:
+    """``dst`` = the lanes of the tile ``src`` reduced to a scalar with ``op``; lanes beyond the end do not count."""
+
+    dst: str
+    op: str
+    src: str
+    dtype: DType
+    axis: str = ""
+    """The axis whose lanes are folded, of those in this tile alone; empty for the only axis, and all of it."""
+
+
+@dataclass(frozen=True)
+class DotTiles:
+    """``acc += Σ left·right`` over the lanes of ``axis``, of two tiles that are at hand (Triton).
+
+    Where either spans one more axis it is a product of matrices. Lanes beyond the end do not count.
+    """
+
+    acc: str
+    left: str
+    right: str
+    axis: str
+    dtype: DType
+    """What both operands are rounded to: the type that is multiplied. Sums have the accumulator's."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in a buffer: where it starts, and what a step down and a step right add, in elements."""
+
+    buffer: str
+    offset: sympy.Expr
+    row_stride: Size
+    column_stride: Size
+
+
+@dataclass(frozen=True)
+class Dot:
+    """``target[m, n] = Σ_k left[m, k] · right[k, n]``: one block of a matrix product, summed in the target's type."""
+
+    target: Matrix
+    left: Matrix
+    right: Matrix
+    rows: Size
+    columns: Size
+    depth: Size
+    adds: bool = False
+    """Whether the sums are added to the target."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """``buffer[offset] = value``, rounded to the buffer's element type."""
+
+    buffer: str
+    offset: sympy.Expr
+    value: Operand
+
+
+@dataclass(frozen=True)
+class Check:
+    """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
+
+    On a CPU checks come before the grid: a kernel that has anything to report has not stored anything. On a GPU each
+    comes right before its place, and ends the program with the device's assertion, as those of eager's kernels do.
+    """
+
+    value: Operand
+    length: Size
+    number: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """``dst`` = an integer ``value`` as i64, clamped to ``0 <= dst < length``, for use in offsets.
+
+    A check reports a value that is out of range. It may have computed the value in another loop, where floats are
+    rounded differently, so the index that is used is clamped as well: no access leaves the tensor.
+    """
+
+    dst: str
+    value: Operand
+    length: Size
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``for axis in start … stop``, which are affine in outer axes and symbols, or integers defined before.
+
+    ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
+    outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them, which see what was
+    stored. ``dealt`` iterations, from 0 in steps of 1, are independent as well: the parts of a grid over ``PARTS`` take
+    each the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step`` elements,
+    the last one partly filled; inside it names are tiles, and the axis stands for the first element of the tile plus
+    the lane.
+    """
+
+    axis: str
+    start: Size
+    stop: Size
+    step: Size
+    """For a tile loop an int: the number of lanes."""
+    kind: LoopKind
+    body: "tuple[Statement, ...]"
+
+
+@dataclass(frozen=True)
+class When:
+    """The body runs only where a scalar truth value holds; what it defines is known inside only."""
+
+    condition: str
+    body: "tuple[Statement, ...]"
+
+
+Statement: TypeAlias = (
+    "Load | Compute | Index | Init | Update | Assign | Fold | Dot | DotTiles | Store | Check | Place | Loop | When"
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch, or one for each grid."""
+
+    name: str
+    """Readable, from the labels of the region: ``add_rms_norm``."""
+    kind: Literal["pointwise", "row", "column", "contraction", "attention"]
+    buffers: tuple[Buffer, ...]
+    """Inputs first, then outputs (in the order of the region's operands and results), then memory of its own."""
+    symbols: tuple[str, ...]
+    """Names of the sizes that it takes as 64-bit integers."""
+    body: tuple[Statement, ...]
+    work: Size = 0
+    """Scalar operations of one launch, about: what decides whether threads pay."""
+    formula: str = ""
+    """What it computes, for the comment at its head."""
+    sources: tuple[Source, ...] = ()
+    choice: Choice = field(default_factory=Choice)
+    """What its schedule was left free to choose (Triton)."""
+
+    @property
+    def given(self) -> tuple[Buffer, ...]:
+        """The buffers that a launch on a GPU is given: all but memory that its grids share."""
+        return tuple(buffer for buffer in self.buffers if buffer.role != "shared")
+
+
+MAX_CHECKS = 255
+"""Different checks in one kernel: the number of one that fails comes with its value, in 64 bits together."""
+
+
+def walk(body: Iterable[Statement]) -> Iterator[Statement]:
+    """All statements, outer before inner, in order."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, (Loop, When)):
+            yield from walk(statement.body)

@@ -1,0 +1,127 @@
+"""What a kernel's candidates are tried with: copies of its buffers, a timer, and what each of them is to the tuner."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fusec.analysis.machine import Machine
+from fusec.codegen.program.unfused import as_typed
+from fusec.codegen.tile.kernel import Kernel
+from fusec.ir.graph import Graph, is_written, storage
+
+logger = logging.getLogger(__name__)
+
+_MOST_COPIES, _MOST_BYTES = 64, 2 << 30
+"""Of what a kernel reads and writes, all copies together."""
+_USUAL_CACHE = 128 << 20
+"""Bytes that the last cache is taken for where the profile does not say."""
+
+Timer: TypeAlias = Callable[[Callable[[], object]], float]
+"""How many seconds a machine takes for what a function launches, where that finds nothing in its caches."""
+
+
+class EventTimer:
+    """A timer of CUDA events. Memory is filled first: that empties caches, and lasts until all launches are queued."""
+
+    def __init__(self, cold_bytes: int) -> None:
+        self.filled = torch.empty(max(cold_bytes, 1 << 29), dtype=torch.uint8, device="cuda")
+
+    def __call__(self, run: Callable[[], object]) -> float:
+        """Seconds between the launches before and after."""
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(2):  # calls of a library are queued one by one from Python
+            self.filled.zero_()
+        begun.record()
+        run()
+        ended.record()
+        ended.synchronize()
+        return float(begun.elapsed_time(ended)) * 1e-3
+
+
+@runtime_checkable
+class Candidate(Protocol):
+    """What may run in the place of a kernel."""
+
+    name: str
+    source: str
+
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
+        """As a ``Launchable``."""
+
+    def prepare(self, buffers: Sequence[Any]) -> None:
+        """Build all that a call with such buffers needs; may run beside others."""
+
+
+def cold_bytes(machine: Machine) -> int:
+    """Bytes after which nothing from before them is cached."""
+    return 2 * (machine.cache_bytes or _USUAL_CACHE)
+
+
+def outputs(kernel: Kernel, body: Graph, candidate: Candidate, buffers: Sequence[Tensor]) -> list[Tensor]:
+    """What a candidate makes of copies of the buffers."""
+    copies = copied(kernel, buffers)
+    candidate(copies, ())
+    given = dict(zip(body.inputs, as_typed(copies, body.inputs), strict=True))
+    own = iter(as_typed(copies[len(given) :], [v for v in body.outputs if not is_written(v)]))
+    return [given[storage(v)] if is_written(v) else next(own) for v in body.outputs]
+
+
+def rotating(kernel: Kernel, buffers: Sequence[Tensor], machine: Machine) -> list[list[Tensor]]:
+    """So many copies of the buffers that in turn none is cached, as far as that takes no more memory than it should."""
+    bytes_ = max(1, sum(map(flat_bytes, buffers)))
+    wanted = min(1 + math.ceil(cold_bytes(machine) / bytes_), _MOST_COPIES, _MOST_BYTES // bytes_)
+    return [copied(kernel, buffers) for _ in range(max(1, wanted))]
+
+
+def set_back(kernel: Kernel, copies: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+    """Give copies the numbers again that a run has replaced: places in caches follow from them, and would end."""
+    for buffer, copy, tensor in zip(kernel.given, copies, buffers, strict=True):
+        if buffer.role == "update" and tensor.numel() == 1:
+            copy.copy_(tensor)
+
+
+def copied(kernel: Kernel, buffers: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of what a kernel is given, which lie as it does; outputs hold what a forgotten store would leave."""
+    copies = []
+    for buffer, tensor in zip(kernel.given, buffers, strict=True):
+        length = flat_bytes(tensor) // tensor.element_size()
+        copy = tensor.as_strided((length,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
+        if buffer.role == "output":
+            copy.fill_(torch.nan if copy.is_floating_point() else 1)
+        copies.append(copy)
+    return copies
+
+
+def flat_bytes(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    length = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return length * tensor.element_size() if tensor.numel() else 0
+
+
+def progress(name: str, total: int) -> AbstractContextManager[Callable[[], None]]:
+    """A bar on the error stream while a kernel is tuned, where somebody sees it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    logger.info("timing candidates of %s", name)
+    return _Bar(console, name, total) if console.is_terminal else nullcontext(lambda: None)
+
+
+class _Bar(AbstractContextManager[Callable[[], None]]):
+    def __init__(self, console: Any, name: str, total: int) -> None:
+        from rich.progress import Progress
+
+        self.progress = Progress(console=console, transient=True)
+        self.task = self.progress.add_task(f"autotune {name}", total=total)
+
+    def __enter__(self) -> Callable[[], None]:
+        self.progress.start()
+        return lambda: self.progress.advance(self.task)
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()

@@ -1,0 +1,313 @@
+"""Choices for a region on a GPU: the one that its profile suggests, and few others that may be quicker.
+
+What decides among few rows is how many bytes are on their way at once (Little's law: bandwidth times latency), since
+memory is their limit; among many, how much of a block's operands is used again and whether all processors have one.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from fusec.analysis.machine import Machine
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, Products, multiplied, power_of_two
+from fusec.codegen.triton.schedules.split_rows import levels, may_split, side_by_side
+from fusec.ir.types import F64, accumulation, estimate, product
+from fusec.loops.attention import FEW_QUERIES, Attention
+from fusec.loops.indexing import Nest
+from fusec.loops.kinds import Shape
+
+MAX_TILE = 16384
+"""The longest row that a program holds without spilling registers (sm_80, sm_90 and gfx942)."""
+_STAGES, _STAGES_OF_FEW = 3, 5
+_STAGES_OF_AMD = 2
+_WARPS_OF_FEW = 4
+"""More of them have nothing left to multiply in a block of 16 rows and as many columns, and were seen to spill."""
+_REGISTERS = 255
+"""All that there are, which NVIDIA's assembler is to use before it spills. Left alone it was seen to spill one of 49 or
+81 for another program's sake, where memory is what everyone waits for, and two of 156 of an attention of halves for
+sm_120, where one of float32 takes 80 if left alone and was seen to spill if not."""
+_TILE = 8192
+"""Elements of the weights that a program for few rows has at hand."""
+_DEPTH_OF_ONE = 512
+_DEPTHS = {2: 128, 4: 32, 8: 32}
+"""Elements along what is summed in one block for a matrix unit, by bytes of an element."""
+_SPLITS = (1, 2, 4, 8)
+_PARTS_OF_KEYS = (*_SPLITS, 16, 32)
+_PARTS_OF_SUMS = tuple(1 << n for n in range(17))
+_MOST_BLOCKS = 128
+"""Blocks of a part at most: errors of rounding grow with the number of additions in a row."""
+_ROWS = 32
+"""Rows of a block that is reduced, where they lie side by side."""
+_LEAST_BLOCKS = 2
+"""Blocks along the sum, or of keys, that a part has at least."""
+_LATENCY = 1e-6
+"""Seconds from asking memory for a block to asking for the next one, under load: a guess, which no datasheet has."""
+_RESIDENT = 8
+"""Programs that a processor has room for, about."""
+_MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
+"""Of many rows: rows, columns of all products together and depth of a block, by bytes of an element."""
+_WIDE = {"sm_90": 2, "sm_100": 1}
+"""Products of a block up to which one of halves has twice the columns: matrix units that read their operands from
+shared memory leave registers to what follows. Elsewhere, and with more products, such blocks were seen to spill."""
+_TURNED = 64
+"""Rows of a weight from which these units take a block of it, as their first operand; the second may be narrower."""
+_DEMANDING, _BESIDE = frozenset({"erf"}), 2
+"""What takes so many registers that behind a wide block it was seen to spill, and up to how many tiles may be loaded
+there, those for each of several products together: with two for two, a rotary embedding's, it was too."""
+_LEAST = 32 * 32
+"""Sums of the least block that many rows are cut into."""
+_SUMS = 1 << 15
+"""The most sums of a block: half of the registers of a processor."""
+_QUERIES = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
+"""Queries and keys of a block, by bytes of an element: with their sums they fit into registers."""
+_WIDTH = 128
+"""Up to this many elements of a value; of wider ones a block has fewer."""
+_OTHERS = 10
+"""The most other choices."""
+
+
+def default_choice(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
+    """What suits a region on a GPU, as far as its profile tells; nothing is measured."""
+    if shape.attention is not None:
+        return _attention(shape.attention, machine)
+    if shape.kind == "contraction":
+        products = Products(nest, shape)
+        return _few_rows(products, machine) if products.few else _many_rows(products, machine)
+    return _long_rows(nest, shape, machine, lanes) if may_split(nest, shape) else Choice(columns=lanes)
+
+
+def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -> tuple[Choice, ...]:
+    """Few others, those nearest to the default first."""
+    found: Iterator[Choice]
+    if shape.attention is not None:
+        few = shape.attention.rows <= FEW_QUERIES
+        near = _near(default, **{"splits" if few else "rows": (2, 0.5)}, depth=(2, 0.5))
+        least = min(default.rows, default.depth, MATRIX_ROWS)
+        near = (c for c in near if min(c.rows, c.depth) >= least)
+        found = (c for c in near if few or _keys_copied(shape.attention, c) <= machine.shared_bytes)
+    elif shape.kind == "contraction":
+        found = _near_products(Products(nest, shape), machine, default)
+    else:
+        found = (replace(default, warps=warps) for warps in (4, 8, 16))
+        if default.splits > 1:
+            parts = (replace(default, splits=int(default.splits * by)) for by in (2, 0.5) if default.splits * by > 1)
+            found = itertools.chain(parts, [Choice(columns=default.columns)], found)
+    return tuple(itertools.islice(dict.fromkeys(c for c in found if c != default), _OTHERS))
+
+
+def _long_rows(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
+    """Rows that have programs of their own; or parts of them too, where that is predicted to pay for more launches."""
+    bound = shape.reductions[0].bound
+    count, length = (estimate(product(tuple(a.size for a in axes))) for axes in (shape.rows, bound))
+    loads = [i for i in nest.walk() if i.kind == "load"]
+    bytes_ = float(sum(estimate(product(tuple(a.size for a in i.axes))) * i.dtype.bytes for i in loads))
+    rows = 1 if side_by_side(nest, shape) else min(_ROWS, power_of_two(count))
+    block = Choice(rows, lanes, min(lanes, power_of_two(length)) if rows == 1 else max(1, lanes // rows))
+    size = max((i.dtype.bytes for i in loads), default=1)
+    lengths = {bool(o.axes.intersection(bound)) for o in nest.outputs}  # of results: rows are read again for long ones
+    passes, launches = len(levels(shape)) + (True in lengths), len(levels(shape)) + len(lengths) - 1
+
+    def seconds(splits: int) -> float:
+        if splits == 1:  # a program has a row, or some columns, and loads them one block of lanes after the other
+            held = MAX_TILE if len(bound) == 1 else lanes
+            programs, taken = (count, min(length, held)) if rows == 1 else (-(-count // lanes), lanes)
+            times = 1 if rows == 1 and length <= held else passes
+            return times * _reading(machine, bytes_, programs, 2, taken * size)
+        joined = (passes - 1) * splits or 1  # every program of a grid joins all parts of its rows
+        again = (1 + joined) * launches * splits * count * size / machine.bandwidth(cached=True)
+        programs = -(-count // rows) * splits
+        reading = _reading(machine, bytes_, programs, 2, block.rows * block.depth * size)
+        return launches * machine.launch_us * 1e-6 + again + passes * reading
+
+    blocks = length // block.depth
+    many = [n for n in _PARTS_OF_SUMS[1:] if n * _LEAST_BLOCKS <= blocks <= n * _MOST_BLOCKS]
+    splits = min((1, *many), key=seconds) if many else 1
+    return replace(block, splits=splits) if splits > 1 else Choice(columns=lanes)
+
+
+def _stages(machine: Machine, stages: int = _STAGES) -> int:
+    return _STAGES_OF_AMD if machine.code.startswith("gfx") else stages
+
+
+def _registers_of_few(machine: Machine) -> int:
+    return 0 if machine.code.startswith("gfx") else _REGISTERS
+
+
+def _few_rows(products: Products, machine: Machine) -> Choice:
+    """All rows, few enough columns that every processor has some, and as many parts as are predicted to pay."""
+    bytes_ = _bytes_of_weights(products)
+    rows = power_of_two(products.count) if isinstance(products.count, int) else 1
+    if not products.on_matrix_unit:
+        depth = _depth(products, _DEPTHS[bytes_] if products.shape.rows else _DEPTH_OF_ONE)
+        choice = Choice(rows, _TILE // depth // rows, depth)  # whose loads go to registers
+    else:
+        depth = _depth(products, _DEPTHS[bytes_])
+        columns = max(_TILE // depth, _TURNED * products.most if _may_turn(products, machine) else 0)
+        choice = Choice(max(MATRIX_ROWS, rows), columns, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW))
+    choice = replace(choice, registers=_registers_of_few(machine))
+    while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
+        choice = replace(choice, columns=choice.columns // 2)
+    turned = _may_turn(products, machine) and choice.columns >= _TURNED * products.most
+    return _fed(products, machine, replace(choice, turned=turned))
+
+
+def _fed(products: Products, machine: Machine, choice: Choice) -> Choice:
+    """A choice for few rows with as many blocks on their way as there is memory for, and parts that pay."""
+    while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:
+        choice = replace(choice, stages=choice.stages - 1)
+    least = products.weights * _bytes_of_weights(products) / machine.bandwidth(cached=False)
+    if least < machine.launch_us * 1e-6:
+        return choice  # too little to pay for another launch, whatever the latency
+    splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // choice.depth or n == 1)
+    return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
+
+
+def _may_turn(products: Products, machine: Machine) -> bool:
+    """Whether a chip's matrix units read whole blocks from shared memory, of the type that is multiplied."""
+    return products.on_matrix_unit and _bytes_multiplied(products) == 2 and machine.code in _WIDE
+
+
+def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
+    """Seconds that reading the weights takes at the rate that so many bytes at once allow; parts cost a launch."""
+    bytes_ = _bytes_of_weights(products)
+    block = min(choice.columns, products.all_columns) * choice.depth * bytes_
+    seconds = _reading(machine, products.weights * bytes_, products.all_programs(choice), choice.stages, block)
+    if choice.splits > 1:
+        sums = 2 * choice.splits * estimate(products.count) * products.all_columns * products.dtype.bytes
+        seconds += machine.launch_us * 1e-6 + sums / machine.bandwidth(cached=True)
+    return seconds
+
+
+def _many_rows(products: Products, machine: Machine) -> Choice:
+    """As much as the registers hold, or less where programs would be few."""
+    bytes_ = _bytes_multiplied(products)
+    rows, columns, depth = _MANY[bytes_]
+    light = products.behind.isdisjoint(_DEMANDING) and products.most * products.beside <= _BESIDE
+    if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and light:
+        columns *= 2
+    rows = min(rows, power_of_two(estimate(products.count)))
+    choice = Choice(rows, columns, _depth(products, depth), stages=_stages(machine))
+    while choice.rows * choice.columns > _LEAST and products.all_programs(choice) < machine.threads:
+        wide = choice.columns >= choice.rows
+        choice = replace(choice, columns=choice.columns // 2) if wide else replace(choice, rows=choice.rows // 2)
+    return choice
+
+
+def _depth(products: Products, most: int) -> int:
+    """Elements of a block along what is summed."""
+    return max(MATRIX_ROWS, min(most, power_of_two(products.longest)))
+
+
+def _attention(attention: Attention, machine: Machine) -> Choice:
+    """Blocks of which registers hold the sums; few queries are one."""
+    bytes_ = max(attention.weights.dtype.bytes, attention.value.dtype.bytes)
+    rows, keys = _QUERIES[bytes_]
+    sizes = [axis.size for axis in (attention.columns, attention.depth)]
+    widest = max(_WIDTH, *(power_of_two(size) for size in sizes if isinstance(size, int)))
+    least = 1 if accumulation(attention.product.dtype) == F64 else MATRIX_ROWS
+    rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
+    if attention.rows > FEW_QUERIES:
+        registers = _REGISTERS if machine.code == "sm_120" and bytes_ == 2 else 0
+        choice = Choice(rows, depth=keys, stages=_stages(machine), registers=registers)
+        while choice.stages > 1 and _keys_copied(attention, choice) > machine.shared_bytes:
+            choice = replace(choice, stages=choice.stages - 1)
+        return choice
+    rows = max(least, power_of_two(attention.rows))
+    choice = Choice(rows, depth=keys, stages=_stages(machine), registers=_registers_of_few(machine))
+    blocks = estimate(attention.keys.size) // keys
+    splits = (n for n in _PARTS_OF_KEYS if n * _LEAST_BLOCKS <= blocks or n == 1)
+    return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_keys(attention, machine, c))
+
+
+def _keys_copied(attention: Attention, choice: Choice) -> int:
+    """Bytes of shared memory that the queries of a block take, and keys and values on their way, as was seen."""
+    depth, columns = (power_of_two(estimate(axis.size)) for axis in (attention.depth, attention.columns))
+    keys, values = depth * attention.key.dtype.bytes, columns * attention.value.dtype.bytes
+    return choice.rows * keys + (choice.stages - 1) * choice.depth * (keys + values)
+
+
+def _time_of_keys(attention: Attention, machine: Machine, choice: Choice) -> float:
+    """Seconds that reading keys and values takes at the rate that so many bytes at once allow; parts cost a launch."""
+    sizes = [estimate(axis.size) for axis in (attention.depth, attention.columns)]
+    wide = sizes[0] * attention.key.dtype.bytes + sizes[1] * attention.value.dtype.bytes
+    heads = estimate(product(tuple(axis.size for axis in attention.batch)))
+    block = choice.depth * wide
+    bytes_ = heads * estimate(attention.keys.size) * wide
+    seconds = _reading(machine, bytes_, heads * choice.splits, choice.stages, block)
+    if choice.splits > 1:
+        found = (
+            2 * choice.splits * heads * attention.rows * (sizes[1] + 2) * accumulation(attention.product.dtype).bytes
+        )
+        seconds += machine.launch_us * 1e-6 + found / machine.bandwidth(cached=True)
+    return seconds
+
+
+def _reading(machine: Machine, bytes_: float, programs: float, stages: int, block: float) -> float:
+    """Seconds that reading takes where each of these programs has some blocks of so many bytes on their way."""
+    at_once = min(programs, _RESIDENT * machine.threads) * max(1, stages - 1) * block
+    return bytes_ / min(machine.bandwidth(cached=False), at_once / _LATENCY)
+
+
+def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
+    """The default with one number changed at a time."""
+    for field, by in factors.items():
+        for factor in by:
+            changed: dict[str, Any] = {field: max(1, int(getattr(default, field) * factor))}
+            yield replace(default, **changed)
+    yield from (replace(default, stages=stages) for stages in (3, 4, 2))
+    yield from (replace(default, warps=warps) for warps in (4, 8))
+
+
+def _near_products(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+    if products.few:
+        others = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
+        found = itertools.chain(_turned(products, machine, default), others)
+    else:
+        others = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
+        found = itertools.chain(_by_descriptors(products, machine, default), others)
+    for choice in found:
+        if _fits(products, machine, choice):
+            yield choice
+
+
+def _turned(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+    """The default the other way around, and blocks of a weight that such units take, by address and by descriptors."""
+    if _may_turn(products, machine):
+        yield replace(default, turned=not default.turned)
+        columns = max(default.columns, _TURNED * products.most)
+        wide = _fed(products, machine, replace(default, columns=columns, splits=1, turned=True))
+        yield from (wide, *_by_descriptors(products, machine, wide))
+
+
+def _by_descriptors(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+    """The default and one block more on its way, with blocks by tensor descriptors, where a chip copies such itself.
+
+    Of half types alone: what is multiplied as float32 goes through registers.
+    """
+    plain = any(o.kind == "load" and o.dtype.bytes == 2 for c in products.shape.contractions for o in c.operands)
+    if plain and machine.has_descriptors:
+        yield from (replace(default, descriptors=True, stages=stages) for stages in (default.stages, 4))
+
+
+def _fits(products: Products, machine: Machine, choice: Choice) -> bool:
+    """Whether a choice is one, and what it takes is there."""
+    if choice.columns < products.least_columns * products.most or choice.depth < MATRIX_ROWS:
+        return False
+    if choice.splits > 1 and choice.splits * choice.depth > products.longest:
+        return False
+    return choice.rows * choice.columns <= _SUMS and _copied(products, choice) <= machine.shared_bytes
+
+
+def _copied(products: Products, choice: Choice) -> int:
+    """Bytes of shared memory that blocks on their way to a matrix unit take, about."""
+    return choice.stages * (choice.rows + choice.columns) * choice.depth * _bytes_of_weights(products)
+
+
+def _bytes_of_weights(products: Products) -> int:
+    return max(c.operands[1].dtype.bytes for c in products.shape.contractions)
+
+
+def _bytes_multiplied(products: Products) -> int:
+    return max(multiplied(*c.operands).bytes for c in products.shape.contractions)

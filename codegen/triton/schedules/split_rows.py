@@ -1,0 +1,139 @@
+"""Schedule of few long rows on a GPU: each part of a row has programs of its own.
+
+Rows alone would keep few processors busy, and a sum over everything only one. A grid reduces parts; the next one joins
+them, always in the same order, and does what follows: it reduces parts of something made of the results, as a softmax
+does after its maximum, or stores, again in parts what is as long as the rows.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.emitter import Emitter, block_range, grid, part_range
+from fusec.codegen.tile.kernel import Buffer, Fold, Init, Load, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.triton.schedules.operands import power_of_two
+from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, product
+from fusec.loops.affine import Affine, Axis
+from fusec.loops.indexing import Located, Nest, Output, stride
+from fusec.loops.kinds import Shape
+
+_JOINED = 4096
+"""Elements of a block of parts that are joined."""
+_BLOCK, _PART = index_symbol("block"), index_symbol("part")
+
+
+def may_split(nest: Nest, shape: Shape) -> bool:
+    """Whether a region reduces the same axes, of sizes that are known, and stores rows or one number of each."""
+    if shape.kind != "row":
+        return False
+    bound, rows = shape.reductions[0].bound, frozenset(shape.rows)
+    alike = all(r.bound == bound for r in shape.reductions)
+    whole = all(o.axes in (rows, rows.union(bound)) and o.destination is None for o in nest.outputs)
+    return alike and whole and all(isinstance(a.size, int) for a in (*shape.rows, *bound))
+
+
+def levels(shape: Shape) -> list[list[Located]]:
+    """The reductions of a row, each list made of those before it."""
+    depths = sorted({r.depth for r in shape.reductions})
+    return [[r for r in shape.reductions if r.depth == depth] for depth in depths]
+
+
+def side_by_side(nest: Nest, shape: Shape) -> bool:
+    """Whether what is reduced lies side by side, and not the rows."""
+    bound = shape.reductions[0].bound
+    return any(stride(i, axis) == 1 for i in nest.walk() if i.kind == "load" for axis in bound)
+
+
+def schedule_split_rows(emitter: Emitter, nest: Nest, shape: Shape, choice: Choice) -> tuple[Statement, ...]:
+    """The body of a kernel for a region that ``may_split``: a grid for parts of each level, and for what follows."""
+    return _Split(emitter, nest, shape, choice).run()
+
+
+class _Split:
+    def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, choice: Choice) -> None:
+        self.emitter, self.nest, self.shape, self.choice = emitter, nest, shape, choice
+        self.bound = shape.reductions[0].bound
+        self.count = product(tuple(axis.size for axis in shape.rows))
+        self.parts: dict[Located, Buffer] = {}
+        """Where the results of each part lie, all of one reduction in a row."""
+
+    def run(self) -> tuple[Statement, ...]:
+        """The statements of the whole kernel."""
+        grids: list[Statement] = []
+        blocks, parts = (_BLOCK.name, -(-self.count // self.choice.rows)), (_PART.name, self.choice.splits)
+        for reductions in levels(self.shape):
+            with self._rows():
+                self._store_parts(reductions)
+            grids += grid(self.emitter.take(), [blocks, parts])
+        long = [o for o in self.nest.outputs if o.axes.intersection(self.bound)]
+        if short := [o for o in self.nest.outputs if o not in long]:
+            with self._rows():
+                self._store(short)
+            grids += grid(self.emitter.take(), [blocks])
+        if long:
+            with self._rows(), self._part():
+                self._store(long)
+            grids += grid(self.emitter.take(), [blocks, parts])
+        return tuple(grids)
+
+    @contextmanager
+    def _rows(self) -> Iterator[None]:
+        """The rows of one program, of which is known what was reduced before."""
+        rows = self.choice.rows
+        tile = self.emitter.tile(self.shape.rows, rows, *block_range(_BLOCK * rows, rows, self.count))
+        with tile if self.shape.rows else nullcontext():
+            if self.parts:
+                self._join_parts()
+            yield
+
+    def _part(self) -> AbstractContextManager[None]:
+        """The elements of a row that are one program's."""
+        length, depth = product(tuple(axis.size for axis in self.bound)), self.choice.depth
+        return self.emitter.tile(self.bound, depth, *part_range(_PART, self.choice.splits, depth, length))
+
+    def _store_parts(self, reductions: Sequence[Located]) -> None:
+        with self._reduced(reductions, self.bound, self._part()) as values:
+            values |= {r: self.emitter.emit(r.operands[0]) for r in reductions}
+        for r in reductions:
+            numel = self.count * self.choice.splits
+            self.parts[r] = buffer = self.emitter.add_scratch(accumulation(r.dtype), numel, "parts", "shared")
+            self.emitter.inner.append(Store(buffer.name, self._place(_PART * self.count), self.emitter.emit(r)))
+
+    def _join_parts(self) -> None:
+        part = Axis(self.choice.splits)
+        lanes = min(power_of_two(self.choice.splits), max(1, _JOINED // self.choice.rows))
+        with self._reduced(self.parts, (part,), self.emitter.tile((part,), lanes)) as values:
+            for r, buffer in self.parts.items():
+                values[r] = name = self.emitter.fresh()
+                offset = self._place(self.emitter.axis_symbol(part) * self.count)
+                self.emitter.inner.append(Load(name, buffer.name, offset))
+
+    @contextmanager
+    def _reduced(
+        self, reductions: Iterable[Located], axes: tuple[Axis, ...], tile: AbstractContextManager[None]
+    ) -> Iterator[dict[Located, Operand]]:
+        """Tiles over some axes; what is said within to be the value of each reduction there is reduced."""
+        emitter, values = self.emitter, dict[Located, Operand]()
+        names = {r: emitter.fresh("acc") for r in reductions}
+        emitter.inner.extend(Init(name, r.node.op.name, self._type(r), True) for r, name in names.items())
+        with tile:
+            yield values
+            emitter.inner.extend(Update(name, r.node.op.name, (values[r],)) for r, name in names.items())
+        axis = emitter.axis_name(emitter.joint(axes))
+        for r, name in names.items():
+            total = emitter.fresh("r")
+            emitter.inner.append(Fold(total, r.node.op.name, name, self._type(r), axis))
+            emitter.define(r, total)
+
+    def _store(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            self.emitter.store(output)
+
+    def _type(self, reduction: Located) -> DType:
+        return accumulation(reduction.dtype)
+
+    def _place(self, first: Size) -> Size:
+        """Where a result lies among those of its part, which begin at ``first``."""
+        sizes = tuple(axis.size for axis in self.shape.rows)
+        type = TensorType(BOOL, sizes, contiguous_strides(sizes))
+        return first + self.emitter.offset(tuple(Affine.of([(axis, 1)]) for axis in self.shape.rows), type)

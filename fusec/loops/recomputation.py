@@ -1,0 +1,51 @@
+"""How often a nest computes its values: a kernel repeats what another would have stored."""
+
+from collections.abc import Mapping, Sequence
+
+from fusec.ir.graph import Value
+from fusec.ir.types import estimate
+from fusec.loops.affine import Axis
+from fusec.loops.indexing import Located, Nest, below
+
+
+def evaluations(nest: Nest, symbols: Mapping[str, int] | None = None) -> dict[Located, float]:
+    """How often each computation of a nest is carried out, about; ``symbols`` are the sizes that are known."""
+    # The grid runs over the rows of reductions; the other loops lie inside.
+    rows = next((i.axes for i in nest.walk() if i.kind == "reduction"), frozenset[Axis]())
+    order = sorted((a for dim in nest.axes for a in dim), key=lambda axis: axis not in rows)
+    found: dict[Located, float] = {}
+    prologue = below(i for i in nest.walk() if i.kind == "contraction")
+    seen: set[Located] = set()
+    for output in nest.outputs:
+        own = {axis for part in output.index for axis in part.axes}
+        nested = [a for a in order if a in own]
+        stack = [output.root]
+        while stack:
+            item = stack.pop()
+            if item in seen:
+                continue
+            seen.add(item)
+            stack.extend(item.operands)
+            if item.kind in ("pointwise", "reduction", "contraction"):
+                loops = () if item in prologue or item.kind == "contraction" else nested
+                found[item] = _evaluations(item, loops, symbols)
+    return found
+
+
+def repetitions(evaluations: Mapping[Located, float]) -> dict[Value, float]:
+    """For each value that is computed more often than it has elements, how many times over."""
+    counts: dict[Value, float] = {}
+    for item, count in evaluations.items():
+        counts[item.value] = counts.get(item.value, 0.0) + count
+    times = {value: count / max(estimate(value.tensor.numel), 1) for value, count in counts.items()}
+    return {value: n for value, n in times.items() if n > 1}
+
+
+def _evaluations(item: Located, nested: Sequence[Axis], symbols: Mapping[str, int] | None) -> float:
+    """Once for each step of the loops down to the innermost that it depends on."""
+    depends = [i for i, a in enumerate(nested) if a in item.axes]
+    loops = {*(nested[: max(depends) + 1] if depends else ()), *item.axes}
+    count = 1.0
+    for axis in loops:
+        count *= estimate(axis.size, symbols)
+    return count

@@ -1,0 +1,152 @@
+"""Which keys a query can see: bounds that a mask of indices puts on them, and what a loaded mask says at run time.
+
+Keys that no query of a block sees are not read, so that what is not finite there goes unseen, as in torch's own
+causal attention.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import sympy
+
+from fusec.ir.types import I64, Size
+from fusec.loops.affine import Axis
+from fusec.loops.indexing import Located, walk
+
+_LESS = {"le": 0, "lt": 1, "ge": 0, "gt": 1}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit that a comparison puts on the keys whose score is not -inf."""
+
+    upper: bool
+    """Whether keys are not above ``value``, or not below it."""
+    value: sympy.Expr
+    """Inclusive, over the other axes and the numbers below."""
+    numbers: dict[sympy.Symbol, Located]
+    """Integers that are known only at run time, but before any score is: a position that was loaded."""
+
+
+def visible_keys(scores: Located, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> list[Bound]:
+    """Limits of the keys whose score is not -inf.
+
+    Only what is proven counts: comparisons of indices under which a score is exactly -inf otherwise.
+    """
+    bounds = (_bound(condition, hidden, keys, symbol) for condition, hidden in _hidden(scores))
+    return [bound for bound in bounds if bound is not None]
+
+
+def loaded_masks(scores: Located, keys: Axis) -> list[tuple[Located, bool | float]]:
+    """Values known before any score is, and what each equals only where a score is -inf: for a look at run time.
+
+    Those that bound the keys are not among them.
+    """
+    return [
+        (item, hidden)
+        for item, hidden in _hidden(scores)
+        if keys in item.axes
+        and any(part.kind == "load" for part in walk([item]))
+        and _is_known(item)
+        and _bound(item, hidden, keys, _placeholder) is None
+    ]
+
+
+def _is_known(item: Located) -> bool:
+    """Whether a value is made of loads and arithmetic alone."""
+    return all(part.kind in ("load", "constant", "index", "pointwise") for part in walk([item]))
+
+
+def _placeholder(axis: Axis) -> sympy.Symbol:
+    return sympy.Symbol(f"axis{axis.serial}", integer=True, nonnegative=True)
+
+
+def _bound(
+    condition: Located, hidden: bool | float, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]
+) -> Bound | None:
+    """What a condition that hides keys says of those that it shows; None where that is no bound."""
+    if condition.kind != "pointwise" or condition.node.op.name not in _LESS:
+        return None
+    integers = _Integers(keys, symbol)
+    slack, key = integers.slack(condition), symbol(keys)
+    if slack is not None and hidden:
+        slack = sympy.expand(-slack - 1)
+    slope = slack.coeff(key, 1) if slack is not None else 0
+    if slope not in (-1, 1):
+        return None
+    value = sympy.expand(slack + key if slope == -1 else key - slack)
+    return Bound(slope == -1, value, integers.numbers)
+
+
+def _hidden(scores: Located) -> Iterator[tuple[Located, bool | float]]:
+    """Values, each with what it equals only where a score is -inf."""
+    if scores.kind == "load" and scores.dtype.is_float:
+        yield scores, -math.inf
+    if scores.kind != "pointwise":
+        return
+    if scores.node.is_op("where"):
+        condition, first, second = scores.operands
+        for value, hidden in ((second, False), (first, True)):
+            if value.kind == "constant" and value.node.attributes.get("value") == -math.inf:
+                yield from _each(condition, hidden)
+                yield from _hidden(second if hidden else first)
+    elif scores.node.is_op("cast", "add"):
+        for operand in scores.operands:
+            yield from _hidden(operand)
+
+
+def _each(condition: Located, hidden: bool) -> Iterator[tuple[Located, bool]]:
+    """What a conjunction (or the negation of a disjunction) is made of."""
+    if condition.kind == "pointwise" and condition.node.is_op("or" if hidden else "and"):
+        for operand in condition.operands:
+            yield from _each(operand, hidden)
+    else:
+        yield condition, hidden
+
+
+class _Integers:
+    """Integers as expressions over axes, sizes, and symbols for what is known only at run time."""
+
+    def __init__(self, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> None:
+        self.keys, self.symbol = keys, symbol
+        self.numbers: dict[sympy.Symbol, Located] = {}
+
+    def slack(self, condition: Located) -> sympy.Expr | None:
+        """An expression that is not negative exactly where a comparison holds; None where it is not of integers."""
+        left, right = (self.expression(o) for o in condition.operands)
+        if left is None or right is None:
+            return None
+        if condition.node.is_op("ge", "gt"):
+            left, right = right, left
+        return sympy.expand(right - left - _LESS[condition.node.op.name])
+
+    def expression(self, item: Located) -> sympy.Expr | None:
+        """An integer: computed from indices where it is, or else a number at run time that is the same for all keys."""
+        if item.dtype.kind != "int":
+            return None
+        out = self._computed(item)
+        if out is None and self.keys not in item.axes and _is_known(item):
+            out = sympy.Dummy(f"number{len(self.numbers)}", integer=True)
+            self.numbers[out] = item
+        return out
+
+    def _computed(self, item: Located) -> sympy.Expr | None:
+        if item.kind == "index":
+            out: sympy.Expr = sympy.sympify(item.index[0].offset)
+            for axis, coefficient in item.index[0].terms:
+                out = out + self.symbol(axis) * coefficient
+            return out
+        if item.kind == "constant":
+            value: Size = item.node.attributes["value" if item.node.is_op("constant") else "expr"]
+            return sympy.sympify(value)
+        if item.kind != "pointwise" or not item.node.is_op("add", "sub", "cast"):
+            return None
+        # Indices do not overflow; what is loaded may, in types that are not wide.
+        if item.dtype != I64 and any(part.kind == "load" for part in walk([item])):
+            return None
+        parts = [p for p in map(self.expression, item.operands) if p is not None]
+        if len(parts) < len(item.operands):
+            return None
+        first, *rest = parts
+        return first - rest[0] if item.node.is_op("sub") else sum(rest, start=first)

@@ -1,0 +1,299 @@
+"""The executable meaning of every operation, through torch: oracle of the tests, and what runs where no kernel does."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import DType, TensorType, accumulation, evaluate_size, evaluate_sizes
+from fusec.reference.dtypes import torch_dtype
+from fusec.reference.opaque import call_opaque
+from fusec.reference.sizes import bind_symbols
+
+__all__ = ["POINTWISE", "Machine", "apply_view", "bind_symbols", "call_opaque", "evaluate"]
+
+Datum: TypeAlias = Any
+"""A tensor, a Python number (a 0-d value in full precision), or what only opaque nodes exchange."""
+
+
+def evaluate(
+    graph: Graph,
+    inputs: Sequence[Datum],
+    symbols: Mapping[str, int] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    mutate: bool = False,
+) -> list[Datum]:
+    """The outputs of a graph.
+
+    Args:
+        graph: what is evaluated.
+        inputs: tensors, and numbers for scalar inputs; a 0-d input may be a number too.
+        symbols: sizes by name; read off the inputs unless given.
+        dtype: carry out all float arithmetic in this type: casts between float types then do nothing, so that
+            float64 gives the reference of the graph. Unless given, each operation rounds as eager torch does.
+        mutate: writes change the inputs' storage, as they do in a compiled program; otherwise they work on copies.
+    """
+    if symbols is None:
+        symbols = bind_symbols(graph, inputs)
+    machine = Machine(symbols, dtype, mutate)
+    with torch.no_grad():
+        outputs = machine.run(graph, [machine.enter(v, x) for v, x in zip(graph.inputs, inputs, strict=True)])
+        return [machine.tensor(x, v.type) for v, x in zip(graph.outputs, outputs, strict=True)]
+
+
+class Machine:
+    """Runs graphs with one setting of sizes and element type."""
+
+    def __init__(self, symbols: Mapping[str, int], override: torch.dtype | None, mutate: bool) -> None:
+        self.symbols, self.override, self.mutate = dict(symbols), override, mutate
+
+    def dtype(self, dtype: DType) -> torch.dtype:
+        """The type that values of ``dtype`` have here."""
+        return self.override if self.override is not None and dtype.is_float else torch_dtype(dtype)
+
+    def enter(self, value: Value, datum: Datum) -> Datum:
+        """An input as the override wants it."""
+        if isinstance(datum, Tensor) and isinstance(value.type, TensorType) and datum.is_floating_point():
+            return datum if self.override is None else datum.to(self.override)
+        return datum
+
+    def tensor(self, datum: Datum, type: Any, dtype: torch.dtype | None = None) -> Datum:
+        """A tensor of a number, where the type says that it is one."""
+        if isinstance(datum, (int, float)) and isinstance(type, TensorType):
+            return torch.full((), datum, dtype=dtype or self.dtype(type.dtype), device=type.device)
+        return datum
+
+    def run(self, graph: Graph, inputs: Sequence[Datum]) -> list[Datum]:
+        """The outputs; numbers stay Python numbers."""
+        known: dict[Value, Datum] = dict(zip(graph.inputs, inputs, strict=True))
+        left = {v: len(v.users) for v in graph.inputs} | {r: len(r.users) for n in graph.nodes for r in n.results}
+        for v in graph.outputs:
+            left[v] += 1
+        for node in graph.nodes:
+            results = self.node(node, [known[v] for v in node.operands])
+            known.update(zip(node.results, results, strict=True))
+            for v in dict.fromkeys(node.operands):
+                left[v] -= 1
+                if not left[v]:
+                    del known[v]
+        return [known[v] for v in graph.outputs]
+
+    def node(self, node: Node, operands: list[Datum]) -> list[Datum]:
+        """The results of one node; what is computed has memory of its own where writes change memory."""
+        results = self.computed(node, operands)
+        if not self.mutate or node.is_alias or node.writes or not node.has(Trait.POINTWISE | Trait.REDUCTION):
+            return results
+        return [x.clone() if isinstance(x, Tensor) and any(x is y for y in operands) else x for x in results]
+
+    def computed(self, node: Node, operands: list[Datum]) -> list[Datum]:
+        """The results of one node, which may be its operands."""
+        if node.has(Trait.REGION):
+            return self.run(node.body, operands)
+        if node.has(Trait.OPAQUE):
+            return self.opaque(node, operands)
+        result = node.results[0].type
+        assert isinstance(result, TensorType)
+        if node.has(Trait.SOURCE):
+            return [self.source(node, result)]
+        if node.has(Trait.VIEW):
+            return [self.view(node, self.tensors(node, operands))]
+        if node.is_op("full"):
+            return [self.full(node, result)]
+        if node.is_op("write"):
+            return [self.write(node, *self.tensors(node, operands))]
+        if node.has(Trait.LOOKUP):
+            return [self.look_up(node, *self.tensors(node, operands))]
+        if node.is_op("cast"):
+            return [self.cast(operands[0], node.operands[0].tensor, result)]
+        if node.has(Trait.POINTWISE):
+            return [self.pointwise(node, operands, result)]
+        tensors = self.tensors(node, operands)
+        if node.has(Trait.REDUCTION):
+            return [self.reduce(node, tensors[0])]
+        return [self.convolve(node, *tensors) if node.has(Trait.CONVOLUTION) else self.contract(node, *tensors)]
+
+    def tensors(self, node: Node, operands: Sequence[Datum]) -> list[Datum]:
+        """The operands with numbers made tensors."""
+        return [self.tensor(x, v.type) for x, v in zip(operands, node.operands, strict=True)]
+
+    def opaque(self, node: Node, operands: Sequence[Datum]) -> list[Datum]:
+        """The call itself."""
+        return call_opaque(node, operands, self.symbols, dtype=self.override)
+
+    def view(self, node: Node, operands: Sequence[Datum]) -> Datum:
+        """A view through torch."""
+        return apply_view(node, operands, self.symbols)
+
+    def contract(self, node: Node, a: Datum, b: Datum) -> Datum:
+        """An einsum, which accumulates half types in float32."""
+        return torch.einsum(node.attributes["spec"], a, b)
+
+    def convolve(self, node: Node, x: Datum, weight: Datum) -> Datum:
+        """Torch's convolution."""
+        stride, padding, dilation = (
+            evaluate_sizes(node.attributes[name], self.symbols) for name in ("stride", "padding", "dilation")
+        )
+        groups = node.attributes["groups"]
+        return torch.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+
+    def source(self, node: Node, result: TensorType) -> Datum:
+        """A number or the positions."""
+        attributes = node.attributes
+        if node.is_op("constant"):
+            return attributes["value"]
+        if node.is_op("size"):
+            size = evaluate_size(attributes["expr"], self.symbols)
+            return float(size) if result.dtype.is_float else size
+        size = evaluate_size(attributes["size"], self.symbols)
+        return torch.arange(size, dtype=self.dtype(result.dtype), device=result.device)
+
+    def cast(self, operand: Datum, source: TensorType, result: TensorType) -> Datum:
+        """Rounds; under an override only between floats and integers."""
+        if isinstance(operand, Tensor):
+            return operand.to(self.dtype(result.dtype))
+        rounded = self.tensor(operand, source).to(self.dtype(result.dtype))
+        return rounded.item()
+
+    def pointwise(self, node: Node, operands: list[Datum], result: TensorType) -> Datum:
+        """One function of the table below; of numbers alone a number, which has the bits of its own type always."""
+        if self.override is not None and not any(isinstance(x, Tensor) for x in operands):
+            return Machine(self.symbols, None, False).pointwise(node, operands, result).item()
+        function = POINTWISE[node.op.name]
+        wanted = self.dtype(result.dtype)
+        plain = all(isinstance(x, Tensor) for x in operands)
+        if not plain and not self.takes_numbers(node, operands):
+            operands = [self.in_accumulation(x, v) for x, v in zip(operands, node.operands, strict=True)]
+        found = function(*operands)
+        return found if found.dtype == wanted else found.to(wanted)
+
+    def takes_numbers(self, node: Node, operands: list[Datum]) -> bool:
+        """Whether torch itself takes the numbers where they stand, and keeps their precision."""
+        first, *rest = operands
+        if node.is_op("where"):
+            return isinstance(first, Tensor) and any(isinstance(x, Tensor) for x in rest)
+        return isinstance(first, Tensor) and node.op.name in _TAKES_A_NUMBER
+
+    def in_accumulation(self, operand: Datum, value: Value) -> Datum:
+        """The operand as a tensor of the type that its arithmetic is carried out in."""
+        dtype = self.dtype(accumulation(value.tensor.dtype))
+        return operand.to(dtype) if isinstance(operand, Tensor) else self.tensor(operand, value.type, dtype)
+
+    def reduce(self, node: Node, x: Datum) -> Datum:
+        """A reduction that keeps its dims."""
+        dims = node.attributes["dims"]
+        if not dims:
+            return x
+        if node.is_op("sum"):
+            return torch.sum(x, dims, keepdim=True, dtype=x.dtype)
+        if node.is_op("prod"):
+            wide = x.to(self.dtype(accumulation(node.operands[0].tensor.dtype)))
+            for d in dims:
+                wide = torch.prod(wide, d, keepdim=True, dtype=wide.dtype)
+            return wide.to(x.dtype)
+        return _extreme(node.op.name, x, dims)
+
+    def look_up(self, node: Node, table: Datum, index: Datum) -> Datum:
+        """Elements of a table; torch raises an error where there is none."""
+        return LOOKUPS[node.op.name](table, node.attributes["dim"], index)
+
+    def full(self, node: Node, result: TensorType) -> Datum:
+        """Memory with a number at every place."""
+        shape = evaluate_sizes(result.shape, self.symbols)
+        return torch.full(shape, node.attributes["value"], dtype=self.dtype(result.dtype), device=result.device)
+
+    def write(self, node: Node, destination: Datum, value: Datum, *index: Datum) -> Datum:
+        """In place where that was asked."""
+        target: Tensor = destination if self.mutate else destination.clone()
+        if index:
+            return target.index_copy_(node.attributes["dim"], index[0].to(torch.int64), value)
+        return target.copy_(value)
+
+
+def take(table: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The table at the places along ``dim`` that an index of any rank gives."""
+    if dim == -table.ndim == -2:
+        return torch.embedding(table, index)
+    d = dim % table.ndim
+    found = table.index_select(d, index.reshape(-1))
+    return found.reshape((*table.shape[:d], *index.shape, *table.shape[d + 1 :]))
+
+
+LOOKUPS: dict[str, Callable[[Tensor, int, Tensor], Tensor]] = {"take": take, "gather": torch.gather}
+"""What looks up, by operation: of a table, a dim and an index."""
+
+
+def apply_view(node: Node, operands: Sequence[Tensor], symbols: Mapping[str, int]) -> Tensor:
+    """The result of a view node; it shares the operand's storage where torch can."""
+    attributes, x = node.attributes, operands[0]
+    name = node.op.name
+    if name == "reshape":
+        return x.reshape(evaluate_sizes(attributes["shape"], symbols))
+    if name == "permute":
+        return x.permute(attributes["dims"])
+    if name == "expand":
+        return x.expand(evaluate_sizes(attributes["shape"], symbols))
+    if name == "window":
+        size, step = evaluate_sizes((attributes["size"], attributes["step"]), symbols)
+        return x.unfold(attributes["dim"], size, step)
+    if name == "concat":
+        return torch.cat(list(operands), attributes["dim"])
+    start, stop, step = evaluate_sizes((attributes["start"], attributes["stop"], attributes["step"]), symbols)
+    return torch.ops.aten.slice.Tensor(x, attributes["dim"], start, stop, step)
+
+
+def _extreme(name: str, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Max or min; of no elements the least or greatest value, where torch would refuse."""
+    if any(x.shape[d] == 0 for d in dims):
+        shape = [1 if d - x.ndim in dims else n for d, n in enumerate(x.shape)]
+        limits = (-torch.inf, torch.inf) if x.is_floating_point() else _int_limits(x.dtype)
+        return x.new_full(shape, limits[name == "min"])
+    return torch.amax(x, dims, keepdim=True) if name == "max" else torch.amin(x, dims, keepdim=True)
+
+
+def _int_limits(dtype: torch.dtype) -> tuple[int, int]:
+    return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+
+
+def _divide(x: Tensor, y: Any) -> Tensor:
+    return torch.div(x, y) if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+
+
+def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Of an integer, the integer itself."""
+    return lambda x: function(x) if x.is_floating_point() else x
+
+
+def _maximum(a: Tensor, b: Tensor) -> Tensor:
+    """Of two zeros the first, as eager's clamp and relu have it; its maximum gives the second in full vectors."""
+    return torch.where((a >= b) | a.isnan(), a, b)
+
+
+def _minimum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a <= b) | a.isnan(), a, b)
+
+
+POINTWISE: dict[str, Callable[..., Tensor]] = {
+    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "floor": _rounded(torch.floor),
+    "ceil": _rounded(torch.ceil), "round": _rounded(torch.round), "trunc": _rounded(torch.trunc), "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1,
+    "log": torch.log,
+    "log1p": torch.log1p, "log2": torch.log2, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf,
+    "sin": torch.sin, "cos": torch.cos, "not": torch.bitwise_not, "isnan": torch.isnan, "isinf": torch.isinf,
+    "add": torch.add, "mul": torch.mul, "maximum": _maximum, "minimum": _minimum,
+    "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor, "sub": torch.sub, "div": _divide,
+    "pow": torch.pow, "atan2": torch.atan2, "floor_divide": functools.partial(torch.div, rounding_mode="floor"),
+    "remainder": torch.remainder, "fmod": torch.fmod, "shift_left": torch.bitwise_left_shift,
+    "shift_right": torch.bitwise_right_shift, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le,
+    "gt": torch.gt, "ge": torch.ge, "where": torch.where,
+}  # fmt: skip
+"""The function of every pointwise operation on tensors (``cast`` apart, which knows its element type)."""
+
+_TAKES_A_NUMBER = frozenset({
+    "add", "mul", "sub", "div", "pow", "floor_divide", "remainder", "fmod", "and", "or", "xor", "shift_left",
+    "shift_right", "eq", "ne", "lt", "le", "gt", "ge",
+})  # fmt: skip
