@@ -156,7 +156,7 @@ def _is_kernel(node: Node) -> bool:
 
 
 class _ExactProducts(Machine):
-    """Rounds matrix products once: how exact torch's routine is depends on how operands lie, which passes may change."""
+    """Rounds matrix products once: how exact those of torch are depends on layouts, which passes may change."""
 
     def contract(self, node: Node, a: Tensor, b: Tensor) -> Tensor:
         if not a.is_floating_point():
