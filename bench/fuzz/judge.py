@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bench.fuzz.draws import Program
 from bench.fuzz.inputs import arguments
-from bench.fuzz.order import OrderDependent, run_in_any_order
+from bench.fuzz.order import OrderDependent, reversed_reference, run_in_any_order
 from bench.fuzz.targets import TARGETS, Run
 from bench.fuzz.wide import wide_graph
 from bench.op_db.cases import widened
@@ -41,15 +41,15 @@ def judge_graph(program: Program, target: str) -> Verdict:
     return Verdict("fallback" if compiled.falls_back else "right")
 
 
-def original(graph: Graph, dtype: torch.dtype | None = None) -> Run:
+def original(graph: Graph) -> Run:
     """A graph as it came, node by node."""
-    return lambda given: evaluate(graph, given, dtype=dtype, mutate=True)
+    return lambda given: evaluate(graph, given, mutate=True)
 
 
 def _values(graph: Graph, run: Run, given: Sequence[Any]) -> Values:
     sides = (original(graph), run)
     eager, compiled = (_after(side, given) for side in sides)
-    reference = _after(original(graph, torch.float64), widened(list(given)))
+    reference = _after(lambda wide: reversed_reference(graph, wide), widened(list(given)))
     rows = list(zip(eager, compiled, reference, strict=True))
     if any(v.dtype == F16 for node in graph for v in node.results if isinstance(v.type, TensorType)):
         rows = [without_overflow(*row) for row in rows]

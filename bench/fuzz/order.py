@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fusec.ir.graph import Graph, Node
+from fusec.ir.ops import split_spec
 from fusec.ir.types import accumulation
 from fusec.reference.contract import copy_arguments
 from fusec.reference.interpreter import Machine, bind_symbols
@@ -27,6 +28,26 @@ def run_in_any_order(graph: Graph, given: Sequence[Any]) -> None:
     inputs = zip(graph.inputs, copy_arguments(given), strict=True)
     with torch.no_grad():
         machine.run(graph, [machine.enter(v, x) for v, x in inputs])
+
+
+def reversed_reference(graph: Graph, given: Sequence[Any]) -> list[Any]:
+    """The outputs in float64, terms added from the last to the first: float64 itself has no more exact reference."""
+    machine = _Reversed(bind_symbols(graph, given), torch.float64, mutate=True)
+    with torch.no_grad():
+        outputs = machine.run(graph, [machine.enter(v, x) for v, x in zip(graph.inputs, given, strict=True)])
+        return [machine.tensor(x, v.type) for v, x in zip(graph.outputs, outputs, strict=True)]
+
+
+class _Reversed(Machine):
+    def contract(self, node: Node, a: Tensor, b: Tensor) -> Tensor:
+        (a_term, b_term), out = split_spec(node.attributes["spec"])
+        summed = {x for x in a_term + b_term if x not in out}
+        flipped = (x.flip([term.index(label) for label in sorted(summed) if label in term])
+                   for x, term in ((a, a_term), (b, b_term)))  # fmt: skip
+        return super().contract(node, *flipped)
+
+    def reduce(self, node: Node, x: Tensor) -> Tensor:
+        return super().reduce(node, x.flip(node.attributes["dims"]))
 
 
 class _Watching(Machine):

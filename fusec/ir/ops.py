@@ -206,6 +206,9 @@ def _slice(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     d, start, stop, step = (attributes[k] for k in ("dim", "start", "stop", "step"))
     if not -x.rank <= d < 0 or step < 1:
         raise ValueError(f"slice dim {d} (negative is expected) or step {step} does not fit {x}")
+    known = [n for n in (0, start, stop, x.shape[d]) if isinstance(n, int)]
+    if known != sorted(known):
+        raise ValueError(f"a slice from {start} to {stop} leaves a dim of {x.shape[d]}, or ends before it starts")
     shape, strides = list(x.shape), list(x.strides)
     shape[d] = t.simplify(stop - start if step == 1 else -((start - stop) // step))
     strides[d] = strides[d] * step

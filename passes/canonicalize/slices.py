@@ -23,7 +23,11 @@ def slice_of_slice(graph: Graph, node: Node) -> Value | None:
         return None
     start = simplify(a["start"] + b["start"] * a["step"])
     stop = simplify(a["start"] + b["stop"] * a["step"])
-    if a["step"] != 1:
+    if same_size(b["start"], b["stop"]):
+        stop = start
+    elif a["step"] != 1:  # right behind the last element, lest it leave the dim
+        if not _at_most(simplify(b["start"] + 1), b["stop"]):
+            return None
         stop = simplify(stop - (a["step"] - 1))
     return _slice(graph, inner.operands[0], b["dim"], start, stop, a["step"] * b["step"])
 

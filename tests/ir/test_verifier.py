@@ -1,6 +1,7 @@
 """The verifier passes what is right and names what is broken."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -190,3 +191,13 @@ def test_a_convolution_fits_its_operands(change: dict[str, Any], message: str | 
         return
     with pytest.raises(GraphError, match=message):
         verify_graph(parse_graph(text))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "fits"), [(0, 4, True), (2, 2, True), (0, 5, False), (3, 2, False), (-1, 2, False)]
+)
+def test_a_slice_lies_within_its_dim(start: int, stop: int, fits: bool) -> None:
+    graph = Graph()
+    x = graph.add_input(TensorType(F32, (3, 4), (4, 1)))
+    with nullcontext() if fits else pytest.raises(GraphError, match="leaves a dim of 4"):
+        graph.add_node("slice", [x], {"dim": -1, "start": start, "stop": stop, "step": 1})

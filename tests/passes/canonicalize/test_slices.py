@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fusec.frontend import trace
+from fusec.ir.parser import parse_graph
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.reference.interpreter import evaluate
@@ -21,6 +22,26 @@ def test_a_slice_of_the_dim_that_was_summed_stays_outside() -> None:
     normalize(graph)
     verify_graph(graph)
     assert [n.op.name for n in graph.nodes] == ["sum", "slice", "exp"]
+
+
+@pytest.mark.parametrize(("steps", "part"), [(3, slice(0, 0)), (2, slice(1, 1)), (3, slice(1, 2)), (2, slice(0, 2, 2))])
+def test_a_slice_of_every_other_element_stays_within_its_dim(steps: int, part: slice) -> None:
+    x = torch.randn(2, 4)
+    graph = trace(lambda x: x[:, ::steps][:, part], [x], symbolic=False)
+    normalize(graph)
+    verify_graph(graph)
+    assert len(graph.nodes) <= 1 and torch.equal(evaluate(graph, [x])[0], x[:, ::steps][:, part])
+
+
+def test_a_slice_of_every_other_element_that_may_be_empty_stays_apart() -> None:
+    graph = parse_graph("""graph g(%n: int(s0), %x: f32[2, 8]) {
+      %a: f32[2, 4] = slice(%x) {dim=-1, start=0, stop=8, step=2}
+      %r: f32[2, s0 - 1] = slice(%a) {dim=-1, start=0, stop=s0 - 1, step=1}
+      return %r
+    }""")
+    normalize(graph)
+    x = torch.randn(2, 8)
+    assert [evaluate(graph, [n, x])[0].shape[1] for n in (1, 4)] == [0, 3]
 
 
 def test_a_slice_goes_through_any_number_of_layers() -> None:
