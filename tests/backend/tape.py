@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from fusec import codegen
 from fusec.analysis.machine import Machine
 from fusec.codegen import target_named
-from fusec.codegen.program.program import recordings
-from fusec.codegen.program.program import text as program_text
+from fusec.codegen.program import recordings
+from fusec.codegen.program import text as program_text
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusec import dynamo
-from fusec.codegen.program.program import recordings
+from fusec.codegen.program import recordings
 from fusec.codegen.triton import launch
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
