@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fusec import dynamo
 from fusec.codegen import target_named
-from fusec.codegen.program.program import build_program, recordings
+from fusec.codegen.program import recordings
+from fusec.codegen.program.program import build_program
 from fusec.codegen.program.recordings import MOST, PASS_NAME
 from fusec.config import Config
 from fusec.debug.explain import explain

@@ -13,7 +13,8 @@ import torch
 from bench.fuzz.graphs import random_graph
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.codegen import target_named
-from fusec.codegen.program.program import Program, build_program, launchables
+from fusec.codegen.program import launchables
+from fusec.codegen.program.program import Program, build_program
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError, ScheduleError

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from fusec.codegen import target_named
 from fusec.codegen.program import launch_batches as stretches
+from fusec.codegen.program import runtime
 from fusec.codegen.program.launch_batches import LONGEST, Span, counted, pack
-from fusec.codegen.program.program import build_program, runtime
+from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.kernel import Check, Kernel, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
