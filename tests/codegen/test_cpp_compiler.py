@@ -130,7 +130,7 @@ def test_an_interrupt_stops_the_compilers(tmp_path: Path, script: Script) -> Non
     """They are a process group of their own, which ctrl-C in a terminal does not reach."""
     real = find_compiler().command[0]
     path = script(f'case "$*" in *dM*) exec {real} "$@";; esac\necho $$ > {tmp_path}/$$.pid\nsleep 600; true')
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs ignore it
     code += "from fusec.codegen.cpp import build; from fusec.config import Config; build.build([], Config())"
     settings = os.environ | {"CXX": str(path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=settings, stderr=subprocess.PIPE) as process:
