@@ -36,18 +36,25 @@ PROMISED = 0.98
 SOURCES = ("fusec", "passes", "codegen", "models", "tests", "bench", "examples", "docs", "pyproject.toml", "README.md",
            "CONTRIBUTING.md", "Makefile")  # fmt: skip
 
+_OF_LOOPS = (
+    "analysis",
+    "passes/test_grouping.py",
+    "codegen/test_attention.py",
+    "codegen/test_attention_caches.py",
+    "codegen/test_places.py",
+    "codegen/test_lookups.py",
+    "codegen/test_products.py",
+    "codegen/test_program.py",
+    "codegen/test_schedule_reductions.py",
+)
 CONCERNED: dict[str, tuple[str, ...]] = {
     "fusec/rewriting": ("rewriting", "passes", "test_user_fusions.py", "test_fusions.py"),
     "passes/canonicalize": ("passes", "rewriting", "verify/test_rewrites.py", "test_fusions.py"),
     "passes/raising": ("passes/test_spellings.py", "test_fusions.py"),
     "passes/fusion": ("passes/test_spellings.py", "test_fusions.py"),
     "passes": ("passes", "codegen/test_attention.py", "codegen/test_program.py", "test_compiler.py"),
-    "fusec/loops": ("analysis", "passes/test_grouping.py", "codegen/test_attention.py",
-                       "codegen/test_attention_caches.py", "codegen/test_places.py", "codegen/test_lookups.py",
-                       "codegen/test_products.py", "codegen/test_program.py", "codegen/test_schedule_reductions.py"),
-    "fusec/analysis": ("analysis", "passes/test_grouping.py", "codegen/test_attention.py",
-                       "codegen/test_attention_caches.py", "codegen/test_places.py", "codegen/test_lookups.py",
-                       "codegen/test_products.py", "codegen/test_program.py", "codegen/test_schedule_reductions.py"),
+    "fusec/loops": _OF_LOOPS,
+    "fusec/analysis": _OF_LOOPS,
     "codegen/triton": ("codegen/test_triton_printer.py", "codegen/test_triton_regions.py",
                        "codegen/test_triton_compile.py", "codegen/test_triton_contractions.py",
                        "codegen/test_triton_attention.py", "codegen/test_places.py"),

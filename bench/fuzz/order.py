@@ -1,4 +1,4 @@
-"""Whether what a graph's sums and products give depends on the order of their terms: then eager does not define it."""
+"""Sums and products in another order: whether a graph's results depend on it, and the reference that adds backwards."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,18 +24,12 @@ def run_in_any_order(graph: Graph, given: Sequence[Any]) -> None:
         OrderDependent: if a partial sum or product may leave the range of its type.
         RuntimeError, IndexError: what eager raises.
     """
-    machine = _Watching(bind_symbols(graph, given), None, mutate=True)
-    inputs = zip(graph.inputs, copy_arguments(given), strict=True)
-    with torch.no_grad():
-        machine.run(graph, [machine.enter(v, x) for v, x in inputs])
+    _Watching(bind_symbols(graph, given), None, mutate=True).evaluate(graph, copy_arguments(given))
 
 
 def reversed_reference(graph: Graph, given: Sequence[Any]) -> list[Any]:
     """The outputs in float64, terms added from the last to the first: float64 itself has no more exact reference."""
-    machine = _Reversed(bind_symbols(graph, given), torch.float64, mutate=True)
-    with torch.no_grad():
-        outputs = machine.run(graph, [machine.enter(v, x) for v, x in zip(graph.inputs, given, strict=True)])
-        return [machine.tensor(x, v.type) for v, x in zip(graph.outputs, outputs, strict=True)]
+    return _Reversed(bind_symbols(graph, given), torch.float64, mutate=True).evaluate(graph, given)
 
 
 class _Reversed(Machine):
@@ -76,9 +70,10 @@ class _Watching(Machine):
             raise OrderDependent(f"{node.op.name}: a partial sum may overflow")
 
     def _product(self, node: Node, x: Tensor) -> None:
-        limits, magnitudes = self._limits(node), x.double().abs().nan_to_num(1.0, torch.inf)
+        limits = self._limits(node)
         if limits is None:
             return
+        magnitudes = x.double().abs().nan_to_num(1.0, torch.inf)
         above, below = magnitudes.clamp(min=1.0), magnitudes.clamp(max=1.0)
         for d in node.attributes["dims"]:
             above, below = above.prod(d, keepdim=True), below.prod(d, keepdim=True)

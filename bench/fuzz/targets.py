@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fusec.codegen import target_named
@@ -67,14 +66,7 @@ def optimized(graph: Graph, target: str) -> Optimized:
 def interpreter(graph: Graph) -> Compiled:
     """What passes make of a graph, node by node."""
     work = optimized(graph, "cpp").graph
-
-    def run(given: list[Any]) -> list[Any]:
-        machine = _ExactProducts(bind_symbols(work, given), None, mutate=True)
-        with torch.no_grad():
-            outputs = machine.run(work, [machine.enter(v, x) for v, x in zip(work.inputs, given, strict=True)])
-            return [machine.tensor(x, v.type) for v, x in zip(work.outputs, outputs, strict=True)]
-
-    return Compiled(run)
+    return Compiled(lambda given: _ExactProducts(bind_symbols(work, given), None, True).evaluate(work, given))
 
 
 def cpp(graph: Graph) -> Compiled:
@@ -120,10 +112,8 @@ def triton(graph: Graph) -> Compiled:
     unscheduled = any(_is_kernel(node) and schedules.refusal(node) for node in work)
 
     def run(given: list[Any]) -> list[Any]:
-        machine = _TritonMachine(bind_symbols(work, given), schedules)
-        with torch.no_grad(), _functions_of_eager():
-            outputs = machine.run(work, given)
-            return [machine.tensor(x, v.type) for v, x in zip(work.outputs, outputs, strict=True)]
+        with _functions_of_eager():
+            return _TritonMachine(bind_symbols(work, given), schedules).evaluate(work, given)
 
     return Compiled(run, unscheduled)
 

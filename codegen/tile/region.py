@@ -1,4 +1,4 @@
-"""What the schedules of every target share: the emitter that a region's kernel begins with, and the finished kernel."""
+"""The kernel of a region, put together from the statements of its schedule, whichever target's."""
 
 from collections.abc import Iterable
 

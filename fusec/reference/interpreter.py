@@ -40,10 +40,7 @@ def evaluate(
     """
     if symbols is None:
         symbols = bind_symbols(graph, inputs)
-    machine = Machine(symbols, dtype, mutate)
-    with torch.no_grad():
-        outputs = machine.run(graph, [machine.enter(v, x) for v, x in zip(graph.inputs, inputs, strict=True)])
-        return [machine.tensor(x, v.type) for v, x in zip(graph.outputs, outputs, strict=True)]
+    return Machine(symbols, dtype, mutate).evaluate(graph, inputs)
 
 
 class Machine:
@@ -67,6 +64,12 @@ class Machine:
         if isinstance(datum, (int, float)) and isinstance(type, TensorType):
             return torch.full((), datum, dtype=dtype or self.dtype(type.dtype), device=type.device)
         return datum
+
+    def evaluate(self, graph: Graph, inputs: Sequence[Datum]) -> list[Datum]:
+        """The outputs for inputs as they come from outside, which the override converts."""
+        with torch.no_grad():
+            outputs = self.run(graph, [self.enter(v, x) for v, x in zip(graph.inputs, inputs, strict=True)])
+            return [self.tensor(x, v.type) for v, x in zip(graph.outputs, outputs, strict=True)]
 
     def run(self, graph: Graph, inputs: Sequence[Datum]) -> list[Datum]:
         """The outputs; numbers stay Python numbers."""

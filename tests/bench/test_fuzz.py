@@ -65,6 +65,8 @@ def test_overflow_of_float16_is_forgiven_where_eager_overflows() -> None:
     [
         ("prod(%x) {dims=(-1,)}", [1e30, 1e30, 0.0], False),
         ("prod(%x) {dims=(-1,)}", [1e-30, inf, 1e-30], False),
+        ("prod(%x) {dims=(-1,)}", [1e30, 1e30, 0.5], False),
+        ("prod(%x) {dims=(-1,)}", [1e-30, 1e-30, 2.0], False),
         ("prod(%x) {dims=(-1,)}", [1e30, 1e30, 2.0], True),
         ("prod(%x) {dims=(-1,)}", [1e-30, 0.0, 0.5], True),
         ("sum(%x) {dims=(-1,)}", [3e38, 3e38, -3e38], False),

@@ -118,7 +118,8 @@ def test_a_tile_that_may_hold_a_row_is_no_wider(columns: int, lanes: int) -> Non
     body.set_outputs([body.do("div", x, body.do("max", x, dims=(-1,)))])
     region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[x.type])
     kernel = triton_schedule(region)
-    assert {loop.step for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile"} == {lanes}
+    steps = [loop.step for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile"]
+    assert steps == [lanes] * (1 if columns <= lanes else 2)  # a row that one tile holds is loaded once
 
 
 def test_reductions_over_different_columns_have_loops_of_their_own() -> None:
