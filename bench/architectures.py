@@ -87,8 +87,8 @@ class Found:
 
 def find(name: str, dtype: str, seed: int) -> Found:
     """Check one architecture, and hold its sites against what was compiled."""
+    from fusec.debug.site_status import site_statuses
     from fusec.debug.subject import subject_of
-    from fusec.debug.verdicts import verdicts
     from fusec.dynamo import compiled_graphs
 
     warnings.filterwarnings("ignore")
@@ -109,7 +109,7 @@ def find(name: str, dtype: str, seed: int) -> Found:
     found.fallbacks = {n: k for s in result.summaries for n, k in s["fallbacks"].items()}
     model: Any = family.build(seed=seed)
     subjects = [subject_of(compiled) for compiled in compiled_graphs()]
-    found.sites = [v.to_json() for v in verdicts(Routed(model) if family.routed else model, subjects)]
+    found.sites = [v.to_json() for v in site_statuses(Routed(model) if family.routed else model, subjects)]
     return found
 
 

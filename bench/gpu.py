@@ -44,7 +44,7 @@ from bench.peers import peer
 from bench.triton_kernels import graphs_of, other_forms, regions_of
 from bench.workloads import described
 from fusec.codegen.program.recordings import PASS_NAME as RECORDING
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.config import Config
 from fusec.ir.graph import Node
 from fusec.ir.structure import structure
@@ -133,24 +133,24 @@ def _kernels_of(run: Run, workload: Workload, seen: set[Any], rows: list[dict[st
                     continue
                 seen.add(key)
                 forms = other_forms(region, TritonTarget().machine(Config()))
-                for choice in (None, *[form for form in forms if form.descriptors][:1]):
-                    row = {"in": workload.title, "mode": mode, "choice": str(choice or "default")}
-                    what = f"kernel {region.attributes['label']} of {workload.title}, {mode}, {row['choice']}"
+                for config in (None, *[form for form in forms if form.descriptors][:1]):
+                    row = {"in": workload.title, "mode": mode, "config": str(config or "default")}
+                    what = f"kernel {region.attributes['label']} of {workload.title}, {mode}, {row['config']}"
                     if run.late(what, 3):
                         continue
-                    rows.append(row | _kernel(region, inputs, choice))
+                    rows.append(row | _kernel(region, inputs, config))
                     if rows[-1]["problem"]:
                         run.fails(what, rows[-1]["problem"])
 
 
-def _kernel(region: Node, inputs: list[Any], choice: Choice | None) -> dict[str, Any]:
+def _kernel(region: Node, inputs: list[Any], config: KernelConfig | None) -> dict[str, Any]:
     from fusec.codegen.triton import check
 
     label = str(region.attributes["label"])
     found = {"kernel": label, "ratio": 0.0, "problem": ""}
     try:
         name = "".join(c if c.isalnum() else "_" for c in label)
-        outcome = check.check_region(region, name, chips=(), inputs=inputs, choice=choice)
+        outcome = check.check_region(region, name, chips=(), inputs=inputs, config=config)
         return found | {"ratio": outcome.comparison.ratio, "problem": "" if outcome.ok else str(outcome)}
     except Exception as problem:
         return found | {"problem": described(problem)}

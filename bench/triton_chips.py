@@ -184,14 +184,14 @@ def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, others:
 
 
 def _others(region: Node, found: Found, machine: Machine) -> Iterator[Found]:
-    """A kernel with each other choice than the default."""
+    """A kernel with each other config than the default."""
     from fusec.codegen.triton import TritonTarget
-    from fusec.codegen.triton.schedules import choices
+    from fusec.codegen.triton.schedules import configs
 
     target = TritonTarget()
-    for choice in choices(region, machine)[1:]:
-        other = replace(found, label=f"{found.label} ({choice})", key=(found.key, choice), loses=True)
-        _complete(other, target.schedule(region, "kernel", machine, choice), region.body)
+    for config in configs(region, machine)[1:]:
+        other = replace(found, label=f"{found.label} ({config})", key=(found.key, config), loses=True)
+        _complete(other, target.schedule(region, "kernel", machine, config), region.body)
         yield other
 
 

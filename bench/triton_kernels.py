@@ -26,7 +26,7 @@ from bench.harness import progress, report
 from bench.numerics import DTYPES, cast_inputs, cast_parameters
 from bench.record import in_mode, write_result
 from fusec.analysis.machine import Machine, chip
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.config import MODES, Config
 from fusec.dynamo import backend_with, interpreted
 from fusec.errors import ScheduleError
@@ -143,25 +143,23 @@ def regions_of(graph: Graph, arguments: list[Any], config: Config | None = None)
     return [(region, [numbers[v] for v in region.operands]) for region in regions]
 
 
-def other_forms(region: Node, machine: Machine) -> list[Choice]:
-    """One choice for a product of every form that its default has not: the other way around, in parts, by descriptors.
+def other_forms(region: Node, machine: Machine) -> list[KernelConfig]:
+    """One config for a product of every form that its default has not: the other way around, in parts, by descriptors.
 
     Those that are tried for the machine at all.
     """
-    from fusec.codegen.triton.schedules import choices
-
     try:
-        default, *others = choices(region, machine)
+        default, *others = configs(region, machine)
     except ScheduleError:
         return []
-    forms: dict[tuple[bool, bool, bool], Choice] = {_form(default): default}
-    for choice in others:
-        forms.setdefault(_form(choice), choice)
+    forms: dict[tuple[bool, bool, bool], KernelConfig] = {_form(default): default}
+    for config in others:
+        forms.setdefault(_form(config), config)
     return list(forms.values())[1:]
 
 
-def _form(choice: Choice) -> tuple[bool, bool, bool]:
-    return choice.turned, choice.splits > 1, choice.descriptors
+def _form(config: KernelConfig) -> tuple[bool, bool, bool]:
+    return config.transposed, config.splits > 1, config.descriptors
 
 
 def _inputs(family: Family, model: nn.Module, dtype: torch.dtype, shape: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -214,7 +212,7 @@ def _check(row: Row, region: Node, inputs: list[Any], options: argparse.Namespac
     forms = other_forms(region, machine) if options.mode != "default" else []
     try:
         outcome = check_region(region, name, options.chips.split(","), inputs=inputs)
-        others = [check_region(region, name, (), inputs=inputs, choice=form, machine=machine) for form in forms]
+        others = [check_region(region, name, (), inputs=inputs, config=form, machine=machine) for form in forms]
     except Exception as reason:  # one kernel that fails must not hide the others
         row.problem = " ".join(f"{type(reason).__name__}: {reason}".split())[:400]
         return

@@ -86,7 +86,7 @@ class Target(Protocol):
             BuildError: where nothing can be built at all, as for want of a compiler.
         """
 
-    def settled(
+    def select_kernel(
         self,
         region: Node,
         kernel: Kernel,

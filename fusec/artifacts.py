@@ -8,11 +8,11 @@ from fusec.config import Config
 from fusec.frontend.torch_internals import carried_by_torch
 
 logger = logging.getLogger(__name__)
-NAME = re.compile(r"([0-9a-f]{64})(\.so|\.choice|\.passes)")
+NAME = re.compile(r"([0-9a-f]{64})(\.so|\.config|\.passes)")
 """Of an entry that is taken: a key and what follows it. Anything else might be a path."""
 
 
-def carry(cache: Cache, key: str, suffix: str) -> None:
+def export(cache: Cache, key: str, suffix: str) -> None:
     """Hand an entry to torch, digest and all."""
     entry = cache.entry(key, suffix)
     if entry is not None:

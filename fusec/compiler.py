@@ -48,7 +48,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     from fusec.codegen.program.launchables import Schedules
     from fusec.codegen.program.program import build_program
     from fusec.codegen.target import current
-    from fusec.outcomes import Outcome
+    from fusec.pass_cache import PassCache
     from fusec.passes import default_pipeline, kept_traces, library_pipeline
 
     config = config or Config.from_environment()
@@ -60,11 +60,11 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
         context = Context(config, machine=machine, unschedulable=schedules.refusal, library=library_pipeline(config))
         start = time.perf_counter()
         pipeline = default_pipeline(config, target.name)
-        outcome = Outcome(pipeline, graph, context)
-        if not outcome.recall(work):
+        passes = PassCache(pipeline, graph, context)
+        if not passes.load(work):
             with kept_traces(config):
                 pipeline.run(work, context)
-            outcome.keep(work)
+            passes.store(work)
         passed = time.perf_counter()
         program = build_program(work, target, context, schedules)
     if config.freeze:

@@ -31,7 +31,7 @@ from fusec.frontend.torch_internals import (
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType
 from fusec.reference.interpreter import bind_symbols, evaluate
-from fusec.reference.layout import settle_outputs
+from fusec.reference.layout import finalize_outputs
 from fusec.reference.opaque import forget_registered
 
 logger = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ def interpreted(graph: Graph) -> Boxed:
         given = list(args)
         args.clear()
         symbols = bind_symbols(graph, given)
-        return settle_outputs(graph, evaluate(graph, given, symbols, mutate=True), given, symbols)
+        return finalize_outputs(graph, evaluate(graph, given, symbols, mutate=True), given, symbols)
 
     return run
 

@@ -156,8 +156,8 @@ class Context:
         from fusec.verify.rewrites import check_rewrite
 
         try:
-            verdict = check_rewrite(before, after, exact=exact)
-            passed, reason = None if verdict.undecided else verdict.passed, verdict.message
+            result = check_rewrite(before, after, exact=exact)
+            passed, reason = None if result.undecided else result.passed, result.message
         except Exception as problem:  # the check itself failed
             passed, reason = None, str(problem)
         if passed is None:

@@ -13,10 +13,10 @@ from fusec.cache import open_cache
 from fusec.config import Config
 from fusec.errors import OptionError, suggestion
 from fusec.passes import fusion, raising
-from fusec.passes.attention import SpellAttention
-from fusec.passes.biased_products import BiasedProducts
 from fusec.passes.canonicalize import RULES, Canonicalize, normalize
 from fusec.passes.declared import ApplyDeclared
+from fusec.passes.decompose_sdpa import DecomposeSDPA
+from fusec.passes.fold_bias import FoldBiasIntoGemm
 from fusec.passes.grouping import Group
 from fusec.passes.patterns import trace_types
 from fusec.passes.traces import Traces
@@ -59,9 +59,9 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
         "canonicalize": Canonicalize,
         "raise": partial(ApplyDeclared, "raise", raising.__doc__, order[:first], library),
         "fuse": partial(ApplyDeclared, "fuse", fusion.__doc__, order[first:], library, True),
-        "attention": partial(SpellAttention, config.small_m),
+        "attention": partial(DecomposeSDPA, config.small_m),
         "group": partial(Group, config.small_m),
-        "bias": BiasedProducts,
+        "bias": FoldBiasIntoGemm,
     }
     names = {*made, *FUSIONS, *REWRITES, *(rule.name for rule in RULES)}
     for unknown in sorted(config.disabled - names):

@@ -99,4 +99,4 @@ def nothing_compiled_before() -> None:
 @pytest.fixture(autouse=True)
 def passes_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every compile of a test runs its passes, however much another test has compiled, with passes of its own too."""
-    monkeypatch.setattr("fusec.outcomes.key_of_derived", lambda *sources: "")
+    monkeypatch.setattr("fusec.pass_cache.key_of_derived", lambda *sources: "")

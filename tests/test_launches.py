@@ -55,7 +55,7 @@ class Scheduled:
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[Any]:
         return [Printed(kernel, self.print(kernel)) for kernel in kernels]
 
-    def settled(self, region: Node, kernel: Kernel, built: Any, *_: Any) -> tuple[Kernel, Any]:
+    def select_kernel(self, region: Node, kernel: Kernel, built: Any, *_: Any) -> tuple[Kernel, Any]:
         return kernel, built
 
 

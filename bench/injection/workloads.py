@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from bench.injection.planting import Place
 from fusec.config import Config
-from fusec.outcomes import SUFFIX
+from fusec.pass_cache import SUFFIX
 
 FILES = ("artifacts", "cache", "ownership", "pruning", "scratch")
 """Stages that read and write files."""

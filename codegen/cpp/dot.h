@@ -387,7 +387,7 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
   }
 }
 
-// As many rows as it takes beside a right operand that lies along k: blocks of it are turned, so that lanes run along
+// As many rows as it takes beside a right operand that lies along k: blocks of it are transposed, so that lanes run along
 // columns and nothing has to be folded.
 template <int N, int STEP> FN void turn_registers(typename Raw<int32_t, N>::type* rows) {
   // Blocks off the diagonal change places, of half the size each time.
@@ -414,9 +414,9 @@ template <int N, int STEP> FN void turn_registers(typename Raw<int32_t, N>::type
   }
 }
 
-// turned[k, c] = right[c, k], for so many columns and steps along k, each a float or a word.
+// transposed[k, c] = right[c, k], for so many columns and steps along k, each a float or a word.
 template <int N, class W, class R>
-DOT_FUNCTION turn(W* turned, int64_t turned_step, const R* right, int64_t right_step, int64_t columns, int64_t depth) {
+DOT_FUNCTION turn(W* transposed, int64_t turned_step, const R* right, int64_t right_step, int64_t columns, int64_t depth) {
   typedef typename Raw<int32_t, N>::type raw;
   const auto row = [&](int64_t c, int64_t k) LANEWISE {
     raw bits;
@@ -436,12 +436,12 @@ DOT_FUNCTION turn(W* turned, int64_t turned_step, const R* right, int64_t right_
         raw rows[N];
         for (int i = 0; i < N; i++) rows[i] = row(c + i, k);
         turn_registers<N, N / 2>(rows);
-        for (int i = 0; i < N; i++) __builtin_memcpy(turned + (k + i) * turned_step + c, &rows[i], sizeof(raw));
+        for (int i = 0; i < N; i++) __builtin_memcpy(transposed + (k + i) * turned_step + c, &rows[i], sizeof(raw));
       }
     }
     for (; k < depth; k++) {
       for (int64_t i = 0; i < wide; i++) {
-        W& place = turned[k * turned_step + c + i];
+        W& place = transposed[k * turned_step + c + i];
         if constexpr (same_type<W, R>::value) place = right[(c + i) * right_step + k];
         else place = load(right + (c + i) * right_step + k);
       }
@@ -449,7 +449,7 @@ DOT_FUNCTION turn(W* turned, int64_t turned_step, const R* right, int64_t right_
   }
 }
 
-// W is what the block is turned as: what lies there, or floats that are made of halves on the way, as the left
+// W is what the block is transposed as: what lies there, or floats that are made of halves on the way, as the left
 // operand's rows are, group by group.
 template <int N, class W, class L, class R>
 FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
@@ -457,13 +457,13 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
   typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
   constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
   constexpr bool widened = !same_type<Factor, L>::value;
-  alignas(64) W turned[wide * some];
+  alignas(64) W transposed[wide * some];
   alignas(64) float group[widened ? 6 * some : 1];
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t width = columns - c < wide ? columns - c : wide;
     for (int64_t k = 0; k == 0 || k < depth; k += some) {  // without anything to sum the result is 0
       const int64_t far = depth - k < some ? depth - k : some;
-      turn<N>(turned, wide, right + c * right_step + k, right_step, width, far);
+      turn<N>(transposed, wide, right + c * right_step + k, right_step, width, far);
       // Memory fetches the block that follows meanwhile, so many of its columns with each group of rows, and the left
       // operand's next rows.
       const R* const next = right + (k + some < depth ? c * right_step + k + some : (c + width) * right_step);
@@ -479,13 +479,13 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
         }
       };
       const int64_t step = widened ? some : left_step;
-      dot_panel_n<N>(Panel<float, Factor, W>{target_step, step, 1, turned, wide, width, far, k != 0}, target + c, rows,
+      dot_panel_n<N>(Panel<float, Factor, W>{target_step, step, 1, transposed, wide, width, far, k != 0}, target + c, rows,
                      lefts);
     }
   }
 }
 
-// The same where that block of the right operand lies turned in memory: panel[k, c], bfloat16 in pairs along k.
+// The same where that block of the right operand lies transposed in memory: panel[k, c], bfloat16 in pairs along k.
 template <int N, class A, class L, class R>
 FN void dot_packed(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right, int64_t rows,
                    int64_t columns, int64_t depth) {

@@ -10,7 +10,7 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
-_TRUTH = {
+_BOOL = {
     "add": "{0} | {1}", "mul": "{0} & {1}", "maximum": "{0} | {1}", "minimum": "{0} & {1}", "ne": "{0} ^ {1}",
     "eq": "!({0} ^ {1})", "lt": "!{0} & {1}", "le": "!{0} | {1}", "gt": "{0} & !{1}", "ge": "{0} | !{1}",
     "not": "!{0}", "abs": "{0}", "isnan": "{0} & !{0}", "isinf": "{0} & !{0}", "sign": "{0}",
@@ -33,8 +33,8 @@ def print_operation(op: str, operands: Sequence[str], dtype: DType, exponent: fl
     Raises:
         BuildError: for an operation that has no C++ form.
     """
-    if dtype == t.BOOL and op in _TRUTH:
-        return _TRUTH[op].format(*operands)
+    if dtype == t.BOOL and op in _BOOL:
+        return _BOOL[op].format(*operands)
     if op == "pow" and dtype.is_float and exponent is not None and float(exponent) in _POWERS:
         return _POWERS[float(exponent)].format(*operands)
     if op == "where":

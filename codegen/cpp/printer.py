@@ -120,7 +120,7 @@ class _Printer(Straight):
 
     def _statement(self, statement: Statement) -> None:
         if isinstance(statement, Loop):
-            kinds = {"grid": self._grid, "dealt": self._dealt, "serial": self._serial, "tile": self._tile}
+            kinds = {"grid": self._grid, "dynamic": self._dynamic, "serial": self._serial, "tile": self._tile}
             kinds[statement.kind](statement)
         elif isinstance(statement, When):
             self._when(statement)
@@ -174,7 +174,7 @@ class _Printer(Straight):
         self.depth -= 1
         self.line(text)
 
-    def _dealt(self, loop: Loop) -> None:
+    def _dynamic(self, loop: Loop) -> None:
         self.line(f"for (auto dealt = team.deal({CPP.print(loop.stop)}); dealt; ++dealt) {{")
         self.depth += 1
         self.line(f"const int64_t {identifier(loop.axis)} = *dealt;")

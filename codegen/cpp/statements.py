@@ -8,6 +8,7 @@ from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, print_c
 from fusec.codegen.cpp.operations import print_operation
 from fusec.codegen.tile.kernel import (
     Check,
+    ClampIndex,
     Compute,
     Constant,
     Dot,
@@ -19,7 +20,6 @@ from fusec.codegen.tile.kernel import (
     Loop,
     Matrix,
     Operand,
-    Place,
     Statement,
     Store,
     Update,
@@ -85,8 +85,8 @@ class Straight:
             BuildError: for tiles of two axes, and where a scalar stands for a tile or the other way round.
         """
         printed = {
-            Load: self._load, Store: self._store, Check: self._check, Place: self._place, Compute: self._compute,
-            Index: self._index, Init: self._init, Update: self._update, Fold: self._fold, Dot: self._dot,
+            Load: self._load, Store: self._store, Check: self._check, ClampIndex: self._clamp_index, Compute:
+            self._compute, Index: self._index, Init: self._init, Update: self._update, Fold: self._fold, Dot: self._dot,
         }  # fmt: skip
         if type(statement) not in printed:
             raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
@@ -117,10 +117,10 @@ class Straight:
         axis = next((s for s in offset.free_symbols if str(s) == axis.name), axis)
         stride = sympy.expand(offset).coeff(axis, 1)
         rest = sympy.expand(offset - stride * axis)
-        places = [s for s in offset.free_symbols if str(s) in self.kinds and self.kinds[str(s)].lanes]
-        if places or axis in rest.free_symbols or axis in stride.free_symbols:
+        indices = [s for s in offset.free_symbols if str(s) in self.kinds and self.kinds[str(s)].lanes]
+        if indices or axis in rest.free_symbols or axis in stride.free_symbols:
             lane = sympy.Symbol("lane", integer=True)
-            each = {s: sympy.Symbol(f"{identifier(s.name)}.v[lane]", integer=True) for s in places}
+            each = {s: sympy.Symbol(f"{identifier(s.name)}.v[lane]", integer=True) for s in indices}
             at = CPP.print(offset.subs({axis: axis + lane, **each}))
             return identifier(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
         return pointer, "" if stride == 1 else f"_strided {CPP.print(stride)}"
@@ -129,7 +129,7 @@ class Straight:
         value, length = self._operand(s.value, t.I64), CPP.print(s.length)
         self.line(f"if (uint64_t({value}) >= uint64_t({length})) return out_of_range({value}, {s.number});")
 
-    def _place(self, s: Place) -> None:
+    def _clamp_index(self, s: ClampIndex) -> None:
         value, length = self._operand(s.value, t.I64), CPP.print(s.length)
         self.line(f"const {self._define(s.dst, t.I64, self.lanes_of(s.value))} = clamp_index({value}, {length});")
 
@@ -258,7 +258,7 @@ class Straight:
             self._link(s, f"along_{along}")
 
     def _packed_dot(self, s: Dot) -> None:
-        """Of a whole block, which begins where it would if it were not turned."""
+        """Of a whole block, which begins where it would if it were not transposed."""
         operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, s.left.row_stride), _matrix(s.right)]
         arguments = ", ".join([*operands, *map(CPP.print, (s.rows, s.columns, s.depth))])
         self.line(f"dot_packed<{self.steps[0]}>({arguments});")
@@ -271,7 +271,7 @@ class Straight:
         paired = lanes == _PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")
         words = [("word", "word")] if paired else []
         operands = {
-            "along_k": [("float", "float"), *words] if sums == "float" else [],  # turned, and widened or in pairs
+            "along_k": [("float", "float"), *words] if sums == "float" else [],  # transposed, and widened or in pairs
             "along_n": [("float" if sums == "float" else left, right)],
             "packed": words or [(left, right)],
         }

@@ -95,7 +95,7 @@ class CppTarget:
         built = iter(build([text for text in texts if not isinstance(text, BuildError)], config))
         return [text if isinstance(text, BuildError) else next(built) for text in texts]
 
-    def settled(
+    def select_kernel(
         self,
         region: Node,
         kernel: Kernel,

@@ -55,7 +55,7 @@ class CudaGraphs:
             torch.cuda.set_stream(stream)  # torch leaves another one where a recording fails
         return graph.replay, outputs
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the last replay."""
         self._done.synchronize()
 

@@ -72,7 +72,7 @@ class Keeping:
         read = [v for node in graph.nodes if node not in self.once for v in _read(node, kernels)]
         kept = [v for v in (*read, *graph.outputs) if v.producer in self.once]
         self.values: dict[tuple[Value, int], None] = dict.fromkeys((v, 0) for v in kept)
-        """Each with the rows of the blocks in which it lies turned, or 0."""
+        """Each with the rows of the blocks in which it lies transposed, or 0."""
         for node, (kernel, _) in kernels.items():
             pairs = zip(node.operands, kernel.buffers, strict=False)
             self.values.update(dict.fromkeys((v, b.packed) for v, b in pairs if b.packed))

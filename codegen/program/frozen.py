@@ -118,7 +118,7 @@ def _forgetting(frozen: Frozen, weight: int, freed: set[int]) -> Callable[[objec
 
 
 def packed(weight: Tensor, rows: int) -> Tensor:
-    """A matrix in blocks of so many rows, each turned, the last one shorter; bfloat16 in pairs along a row."""
+    """A matrix in blocks of so many rows, each transposed, the last one shorter; bfloat16 in pairs along a row."""
     words = weight.contiguous().view(torch.int32)
     whole = len(words) // rows * rows
     out = torch.empty_like(words)

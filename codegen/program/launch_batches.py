@@ -42,7 +42,7 @@ class _Waiting:
     """What is to be said of each."""
 
 
-class Stretch:
+class LaunchBatch:
     """The launches since the last line that reads data.
 
     Args:
@@ -86,7 +86,7 @@ class Stretch:
         if not self.launches or len(self.launches) >= self.longest:
             self.write()
 
-    def settle(self, value: Value) -> None:
+    def materialize(self, value: Value) -> None:
         """Have a tensor of a value, for a line that is written before the launches are but reads no data."""
         name = self.text.names[value]
         if name in self.blocks:

@@ -90,7 +90,7 @@ def build_kernels(
         except FusecError as reason:
             _report(context, node, "has no kernel and runs through ATen", reason)
             continue
-        tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work, kernel.choice)
+        tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work, kernel.config)
         if tile_program not in kernels:
             name = next(n for n in _numbered(kernel.name) if n not in names)
             names.add(name)
@@ -99,17 +99,17 @@ def build_kernels(
     distinct = list(kernels.values())
     launchables = _launchables(distinct, target, context)
     found: dict[Node, tuple[Kernel, Launchable]] = {}
-    settled: dict[str, tuple[Kernel, Launchable]] = {}
+    selected: dict[str, tuple[Kernel, Launchable]] = {}
     for node, kernel in scheduled.items():
         launchable = launchables[kernel.name]
         if isinstance(launchable, BuildError):
             _report(context, node, "could not be built and runs through ATen", launchable)
         else:
-            if kernel.name not in settled:
+            if kernel.name not in selected:
                 what = "could not be compiled and runs through ATen"
                 report = partial(_report, context, node, what, name=kernel.name)
-                settled[kernel.name] = target.settled(node, kernel, launchable, context, report)
-            found[node] = settled[kernel.name]
+                selected[kernel.name] = target.select_kernel(node, kernel, launchable, context, report)
+            found[node] = selected[kernel.name]
     return found
 
 

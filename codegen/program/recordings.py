@@ -38,7 +38,7 @@ class Recorder(Protocol):
         Gives what does it, any number of times, on the same memory; and what the function gave, which lies there.
         """
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all that was replayed, so that its memory can be freed."""
 
 
@@ -136,7 +136,7 @@ class Recordings:
     def _moved(self, recording: _Recording) -> int:
         """An input lies elsewhere than the recording expects; gives how often in a row."""
         if recording.replay is not None:
-            self.recorder.settle()
+            self.recorder.synchronize()
             self._tell("analysis", "recorded again, since an input that keeps its place lies elsewhere or changed")
             return 1
         if recording.moves + 1 == MOVES:
@@ -156,7 +156,7 @@ class Recordings:
             recording.replay, recording.outputs = self.recorder.record(lambda: self.run(list(args)))
         except Exception as reason:
             self.given_up = True
-            self.recorder.settle()
+            self.recorder.synchronize()
             self.found.clear()  # which frees the memory of all recordings: it may be what was missing
             text = f"{type(reason).__name__}: {reason}"
             fix = "call without CUDA graphs; what is at fault waits for the GPU, or asks it for a number"

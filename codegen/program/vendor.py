@@ -92,11 +92,11 @@ def write_biased(text: ProgramText, region: Node) -> None:
         _call_convolution(text, region, product, text.names[bias])
         return
     (a_term, b_term), _ = split_spec(product.attributes["spec"])
-    turned = ".t()" if b_term[0] == a_term[-1] else ""
+    transposed = ".t()" if b_term[0] == a_term[-1] else ""
     text.step("vendor", "linear", region.sources)
     name = text.define(region.result, None)
     function = text.constant(torch.nn.functional.linear, "linear")
-    text.line(f"{name} = {function}({text.names[x]}, {text.names[weight]}{turned}, {text.names[bias]})")
+    text.line(f"{name} = {function}({text.names[x]}, {text.names[weight]}{transposed}, {text.names[bias]})")
 
 
 def _is_linear(node: Node, a_term: str, b_term: str, out_term: str) -> bool:

@@ -6,7 +6,7 @@ import torch
 
 from fusec.codegen.program.calls import write_call
 from fusec.codegen.program.freezing import Keeping
-from fusec.codegen.program.launch_batches import LONGEST, Stretch
+from fusec.codegen.program.launch_batches import LONGEST, LaunchBatch
 from fusec.codegen.program.launchables import kernel_name
 from fusec.codegen.program.runtime import interpret
 from fusec.codegen.program.text import ProgramText, same_layout
@@ -17,7 +17,7 @@ from fusec.codegen.tile.sizes import PYTHON, sizes_text
 from fusec.ir.graph import Graph, Node, Value, storage, updated
 from fusec.ir.ops import Trait
 from fusec.ir.types import Size, TensorType, same_size
-from fusec.loops.indexing import placing
+from fusec.loops.indexing import dynamically_indexed
 from fusec.loops.strides import view_layout
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import LOOKUPS
@@ -36,9 +36,9 @@ class ProgramWriter:
         self.text, self.graph, self.kernels, self.keeping = text, text.graph, kernels, keeping
         self.nodes = [node for node in self.graph.nodes if node not in keeping.once]
         self.packed: dict[tuple[Value, int], str] = {}
-        """Variables of values that lie turned in blocks of so many rows."""
+        """Variables of values that lie transposed in blocks of so many rows."""
         direct = all(isinstance(launchable, DirectLaunchable) for _, launchable in kernels.values())
-        self.stretch = Stretch(text, longest if direct else 1)
+        self.batch = LaunchBatch(text, longest if direct else 1)
         self.last_use: dict[Value, Node] = {}
         for node in self.nodes:
             self.last_use.update(dict.fromkeys(node.operands, node))
@@ -52,7 +52,7 @@ class ProgramWriter:
             self._node(node)
             self._free(node)
         self.text.node = None
-        self.stretch.write()
+        self.batch.write()
         self._outputs()
 
     def _inputs(self) -> None:
@@ -88,7 +88,7 @@ class ProgramWriter:
     def _node(self, node: Node) -> None:
         is_view = node.has(Trait.VIEW) and not node.is_op("concat")
         if node not in self.kernels and not is_view and not node.has(Trait.SOURCE):
-            self.stretch.write()
+            self.batch.write()
         if node in self.kernels:
             self._launch(node, *self.kernels[node])
         elif is_view:
@@ -118,7 +118,7 @@ class ProgramWriter:
         used = dict.fromkeys(v for v in node.operands if self.last_use[v] is node and v not in self.kept)
         used = {v: None for v in used if v in self.text.names}  # not what is only there in blocks
         unread = [r for r in node.results if r not in self.last_use and r not in self.kept]
-        self.stretch.free([self.text.names[v] for v in [*used, *unread]] + self.text.take_temporaries())
+        self.batch.free([self.text.names[v] for v in [*used, *unread]] + self.text.take_temporaries())
 
     def _outputs(self) -> None:
         names, owned = [], set[Value]()
@@ -160,17 +160,17 @@ class ProgramWriter:
         lies = zip(node.operands, node.body.inputs, kernel.buffers, strict=False)
         packed = {inner: self.packed[value, buffer.packed] for value, inner, buffer in lies if buffer.packed}
         pairs = [pair for pair in zip(node.operands, node.body.inputs, strict=True) if pair[1] not in packed]
-        checks = [_check(place) for place in placing(node.body)]
+        checks = [_check(place) for place in dynamically_indexed(node.body)]
         # A copy has to see what the launches before it write.
         copies = not all(value in node.written or text.lies(value, inner.tensor.strides) for value, inner in pairs)
-        if copies or not self.stretch.takes(checks):
-            self.stretch.write()
+        if copies or not self.batch.takes(checks):
+            self.batch.write()
         buffers = []
         for value, inner in zip(node.operands, node.body.inputs, strict=True):
             if inner in packed:
                 buffers.append(packed[inner])
             elif value in node.written:
-                self.stretch.settle(value)
+                self.batch.materialize(value)
                 text.layout(value)  # the storage itself, or an error
                 buffers.append(text.names[value])
             else:
@@ -179,10 +179,10 @@ class ProgramWriter:
         for result, inner in zip(node.results, node.body.outputs, strict=True):
             destination = updated(node, result.index)
             if destination is None:
-                buffers.append(self.stretch.result(result, inner.tensor))
+                buffers.append(self.batch.result(result, inner.tensor))
             else:
                 text.alias(result, destination)
-        self.stretch.add(launchable, buffers, kernel.symbols, checks)
+        self.batch.add(launchable, buffers, kernel.symbols, checks)
 
     def _source(self, node: Node) -> None:
         type, text = node.result.tensor, self.text
@@ -237,14 +237,14 @@ class ProgramWriter:
         strides = text.layout(operand)
         type, shape = operand.tensor, node.result.shape
         source = text.names[operand]
-        self.stretch.settle(operand)
+        self.batch.materialize(operand)
         if all(same_size(a, b) for a, b in zip(shape, type.shape, strict=False)) and len(shape) == type.rank:
             if node.is_op("reshape", "expand"):
                 text.alias(node.result, operand)
                 return
         found = view_layout(node, replace(type, strides=strides))
         if found is None:
-            self.stretch.write()
+            self.batch.write()
             name = text.define(node.result, None)
             text.step("copy", "reshape", node.sources)
             text.line(f"{name} = {source}.reshape({sizes_text(shape)})")

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import sympy
 
-from fusec.codegen.tile.kernel import Check, Dot, Kernel, Load, Loop, Place, Statement, Store, When, walk
+from fusec.codegen.tile.kernel import Check, ClampIndex, Dot, Kernel, Load, Loop, Statement, Store, When, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 from fusec.loops.affine import at_least, divide
@@ -76,7 +76,7 @@ def size_limits(body: Graph) -> dict[str, Size]:
 
 
 def accesses(kernel: Kernel) -> Iterator[Access]:
-    """Every load and store of a kernel; a place counts as one more loop around.
+    """Every load and store of a kernel; a clamped index counts as one more loop around.
 
     It is clamped to its length; it must also be checked, so that what is out of range is reported: one of its length
     before any store, or its own value right before it is used.
@@ -87,9 +87,9 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
     found = [
         s
         for s in walk(kernel.body)
-        if isinstance(s, Place) and (s.length in checked or (s.value, s.length) in themselves)
+        if isinstance(s, ClampIndex) and (s.length in checked or (s.value, s.length) in themselves)
     ]
-    places = tuple(Loop(s.dst, 0, s.length, 1, "tile", ()) for s in found)
+    indices = tuple(Loop(s.dst, 0, s.length, 1, "tile", ()) for s in found)
     lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}
 
     def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:
@@ -101,7 +101,7 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
             elif isinstance(statement, (Load, Store)):
                 yield Access(statement, loops, lengths[statement.buffer])
 
-    return visit(kernel.body, places)
+    return visit(kernel.body, indices)
 
 
 class _Space:

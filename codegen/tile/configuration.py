@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelConfig:
     """How a region is cut into blocks on a GPU, and how a block is run."""
 
     rows: int = 0
@@ -24,7 +24,7 @@ class Choice:
     programs have room then."""
     descriptors: bool = False
     """Whether blocks of products come by tensor descriptors where their memory allows, and not address by address."""
-    turned: bool = False
+    transposed: bool = False
     """Whether a matrix unit takes a block of the weight as its first operand and the rows as its second, which may be
     narrower."""
 
@@ -33,4 +33,4 @@ class Choice:
         numbers = (self.rows, self.columns, self.depth, parts, self.warps, self.stages, self.registers)
         names = ("rows", "columns", "deep", "parts", "warps", "stages", "registers")
         said = [f"{n} {name}" for n, name in zip(numbers, names, strict=True) if n]
-        return ", ".join([*said, *(name for name in ("descriptors", "turned") if getattr(self, name))])
+        return ", ".join([*said, *(name for name in ("descriptors", "transposed") if getattr(self, name))])

@@ -11,6 +11,7 @@ from fusec.codegen.tile.kernel import (
     MAX_CHECKS,
     Buffer,
     Check,
+    ClampIndex,
     Compute,
     Constant,
     Index,
@@ -18,7 +19,6 @@ from fusec.codegen.tile.kernel import (
     Loop,
     LoopKind,
     Operand,
-    Place,
     Statement,
     Store,
     When,
@@ -30,7 +30,7 @@ from fusec.ir.graph import Graph, Node, Value, is_written, storage
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, product, same_size
 from fusec.loops import indexing
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import Located, Output
+from fusec.loops.indexing import DynamicIndex, IndexedExpr, Output
 
 _FAR = 2**40
 """Farther than any index."""
@@ -41,11 +41,11 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
 class _Level:
     axes: frozenset[Axis]
     statements: list[Statement] = field(default_factory=list)
-    names: dict[Located, Operand] = field(default_factory=dict)
-    rounded: dict[Located, str] = field(default_factory=dict)
+    names: dict[IndexedExpr, Operand] = field(default_factory=dict)
+    rounded: dict[IndexedExpr, str] = field(default_factory=dict)
     """Half values as their type holds them."""
-    places: dict[tuple[Operand, Size], str] = field(default_factory=dict)
-    """Names of values that are places in dims of a length."""
+    clamped: dict[tuple[Operand, Size], str] = field(default_factory=dict)
+    """Names of values clamped to a length."""
 
 
 class Emitter:
@@ -62,12 +62,12 @@ class Emitter:
             body: what it computes.
 
         Raises:
-            ScheduleError: where more indices are found at run time than checks can be told apart.
+            ScheduleError: where there are more dynamic indices than numbers of checks.
         """
-        self.numbers = {node: i for i, node in enumerate(indexing.placing(body), 1)}
+        self.numbers = {node: i for i, node in enumerate(indexing.dynamically_indexed(body), 1)}
         """Under which number the indices of each node are checked."""
         if len(self.numbers) > MAX_CHECKS:
-            raise ScheduleError("a kernel with too many places that are found at run time")
+            raise ScheduleError("a kernel with too many dynamic indices")
         written = {storage(v) for node in body.nodes for v in node.written}
         self.buffers: dict[Value, Buffer] = {
             v: _buffer(f"in{i}", v, "update" if v in written else "input") for i, v in enumerate(body.inputs)
@@ -79,8 +79,8 @@ class Emitter:
         self.output_types = [v.tensor for v in body.outputs]
         self.scratch: list[Buffer] = []
         self.packed: dict[Value, set[int]] = {}
-        """For what products read: the rows of blocks in which it would lie turned; 0 where it must not."""
-        self.kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
+        """For what products read: the rows of blocks in which it would lie transposed; 0 where it must not."""
+        self.kept: dict[IndexedExpr, tuple[Buffer, sympy.Expr]] = {}
         """Values that lie in scratch: where, by axes."""
         self.levels = [_Level(frozenset())]
         self._names: dict[Axis, str] = {}
@@ -229,7 +229,7 @@ class Emitter:
         self.levels = [_Level(level.axes)]
         return level.statements
 
-    def define(self, item: Located, operand: Operand, level: int = -1) -> None:
+    def define(self, item: IndexedExpr, operand: Operand, level: int = -1) -> None:
         """Say which name holds a value from here on (within the loop of that level)."""
         self.levels[level].names[item] = operand
 
@@ -243,7 +243,7 @@ class Emitter:
 
     # Computations.
 
-    def emit(self, item: Located) -> Operand:
+    def emit(self, item: IndexedExpr) -> Operand:
         """The name of a value, computed now unless an open loop has it already."""
         for level in reversed(self.levels):
             if item in level.names:
@@ -260,8 +260,8 @@ class Emitter:
                 nothing = Compute(self.fresh(), "cast", (Constant(0),), accumulation(item.dtype))
                 return self._define(item, nothing, self._level(item))
             return self._define(item, self._load(item, buffer, offset), self._level(item))
-        if item.place is not None:
-            return self._lookup(item, item.place)
+        if item.dynamic_index is not None:
+            return self._lookup(item, item.dynamic_index)
         if item.kind == "constant":
             return self._constant(item)
         if item.kind == "index":
@@ -274,23 +274,23 @@ class Emitter:
         """Store one output element (tile) in the innermost loop."""
         value, type = self.emit(output.root), self.output_types[output.position]
         index, there = output.index, sympy.Integer(0)
-        if output.place is not None:
-            d = output.place.dim
+        if output.dynamic_index is not None:
+            d = output.dynamic_index.dim
             index = (*index[:d], Affine(), *index[d + 1 :])
             # The only row of a dim is row 0, whatever the stride: with stride 0 the address would not name the row, and
             # a tile of no rows would not be masked.
-            there = self.place(output.place) * (1 if type.shape[d] == 1 else type.strides[d])
+            there = self.dynamic_index(output.dynamic_index) * (1 if type.shape[d] == 1 else type.strides[d])
         offset = sympy.expand(self.offset(index, type) + there)
         self.inner.append(Store(self.outputs[output.position].name, offset, value))
 
-    def place(self, place: indexing.Place) -> sympy.Symbol:
-        """A place that is found at run time, as something that offsets may mention."""
-        value = self.emit(place.value)
-        level = self.levels[self._level(place.value, (value,))]
-        if (value, place.length) not in level.places:
-            name = level.places[value, place.length] = self.fresh("place")
-            level.statements += (*self.guard(place, value), Place(name, value, place.length))
-        return index_symbol(level.places[value, place.length])
+    def dynamic_index(self, index: DynamicIndex) -> sympy.Symbol:
+        """An index that is known only at run time, clamped to its dim, as a symbol for offsets."""
+        value = self.emit(index.value)
+        level = self.levels[self._level(index.value, (value,))]
+        if (value, index.length) not in level.clamped:
+            name = level.clamped[value, index.length] = self.fresh("index")
+            level.statements += (*self.guard(index, value), ClampIndex(name, value, index.length))
+        return index_symbol(level.clamped[value, index.length])
 
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:
         """An integer as something that the start or stop of a loop may mention, so near 0 that sums do not overflow."""
@@ -302,32 +302,32 @@ class Emitter:
             value = near
         return sympy.Symbol(near, integer=True)
 
-    def guard(self, place: indexing.Place, value: Operand) -> tuple[Statement, ...]:
-        """What comes before an index that is found at run time is used: nothing where all are checked ahead."""
+    def guard(self, index: DynamicIndex, value: Operand) -> tuple[Statement, ...]:
+        """Statements ahead of the use of a dynamic index: none where all are checked before the grid."""
         return ()
 
-    def checks_ahead(self, places: Iterable[indexing.Place]) -> tuple[Statement, ...]:
-        """What sees, ahead of all else, that the places found at run time that a kernel relies on lie in their dims."""
+    def checks_ahead(self, indices: Iterable[DynamicIndex]) -> tuple[Statement, ...]:
+        """Statements that check every dynamic index of a kernel against its dim, ahead of all else."""
         opened, self.levels = self.levels, [_Level(frozenset())]
         kept, self.kept = self.kept, {}  # nothing lies in scratch yet
-        for place in {(p.value, p.length): p for p in reversed(list(places))}.values():
+        for index in {(i.value, i.length): i for i in reversed(list(indices))}.values():
             with ExitStack() as loops:
-                for axis in sorted(place.value.axes, key=lambda a: a.serial):
+                for axis in sorted(index.value.axes, key=lambda a: a.serial):
                     loops.enter_context(self.loop(axis, "serial"))
-                self.inner.append(Check(self.emit(place.value), place.length, self.numbers[place.node]))
+                self.inner.append(Check(self.emit(index.value), index.length, self.numbers[index.node]))
         statements, self.levels, self.kept = tuple(self.inner), opened, kept
         return statements
 
-    def _lookup(self, item: Located, place: indexing.Place) -> str:
+    def _lookup(self, item: IndexedExpr, index: DynamicIndex) -> str:
         offset, (row,) = self.offset(item.index, item.value.tensor), item.bound
-        there = sympy.expand(offset.subs(self.axis_symbol(row), self.place(place)))
-        level = self._level(item, (self.emit(place.value),))
+        there = sympy.expand(offset.subs(self.axis_symbol(row), self.dynamic_index(index)))
+        level = self._level(item, (self.emit(index.value),))
         return self._define(item, self._load(item, self.buffers[item.value], there), level)
 
-    def _load(self, item: Located, buffer: Buffer, offset: sympy.Expr) -> Statement:
+    def _load(self, item: IndexedExpr, buffer: Buffer, offset: sympy.Expr) -> Statement:
         return Load(self.fresh(), buffer.name, offset)
 
-    def _level(self, item: Located, operands: Sequence[Operand] = ()) -> int:
+    def _level(self, item: IndexedExpr, operands: Sequence[Operand] = ()) -> int:
         """The outermost open loop that binds the axes of ``item`` and in which its operands are known."""
         names = {o for o in operands if isinstance(o, str)}
         for number, level in enumerate(self.levels):
@@ -336,31 +336,31 @@ class Emitter:
                 return number
         raise ScheduleError(f"{item!r} depends on a loop that is not open")
 
-    def _define(self, item: Located, statement: Statement, level: int) -> str:
+    def _define(self, item: IndexedExpr, statement: Statement, level: int) -> str:
         self.levels[level].statements.append(statement)
         name = statement.dst  # type: ignore[union-attr]
         self.levels[level].names[item] = name
         return name
 
-    def _constant(self, item: Located) -> Operand:
+    def _constant(self, item: IndexedExpr) -> Operand:
         node = item.node
         if node.is_op("constant"):
             return Constant(node.attributes["value"])
         value = Index(self.fresh("n"), sympy.sympify(node.attributes["expr"]))
         return self._cast_index(item, value, 0)
 
-    def _index(self, item: Located) -> Operand:
+    def _index(self, item: IndexedExpr) -> Operand:
         value = Index(self.fresh("n"), self.expression(item.index[0]))
         return self._cast_index(item, value, self._level(item))
 
-    def _cast_index(self, item: Located, value: Index, level: int) -> Operand:
+    def _cast_index(self, item: IndexedExpr, value: Index, level: int) -> Operand:
         name = self._define(item, value, level)
         if item.dtype == I64:
             return name
         cast = Compute(self.fresh(), "cast", (name,), accumulation(item.dtype))
         return self._define(item, cast, level)
 
-    def _pointwise(self, item: Located) -> Operand:
+    def _pointwise(self, item: IndexedExpr) -> Operand:
         node = item.node
         operands = tuple(self.emit(o) for o in item.operands)
         source = accumulation(node.operands[0].dtype)
@@ -373,7 +373,7 @@ class Emitter:
         dtype = source if node.is_op(*_COMPARISONS) else accumulation(target)
         return self._define(item, Compute(self.fresh(), node.op.name, operands, dtype), level)
 
-    def _rounded(self, item: Located, name: Operand) -> Operand:
+    def _rounded(self, item: IndexedExpr, name: Operand) -> Operand:
         """A half value as its type holds it: what is computed here is wider, and compares and truncates otherwise."""
         exact = item.kind not in ("pointwise", "reduction", "contraction") or item.node.is_op("cast")
         if exact or accumulation(item.dtype) == item.dtype or isinstance(name, Constant):
@@ -387,7 +387,7 @@ class Emitter:
         level.rounded[item] = compute.dst
         return compute.dst
 
-    def _cast(self, item: Located, operands: tuple[Operand, ...], source: DType, target: DType) -> Operand:
+    def _cast(self, item: IndexedExpr, operands: tuple[Operand, ...], source: DType, target: DType) -> Operand:
         if accumulation(target) == target and source == target:
             # A widened half value is held in f32 already.
             self.levels[self._level(item, operands)].names[item] = operands[0]

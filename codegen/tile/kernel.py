@@ -12,13 +12,13 @@ from typing import Literal, TypeAlias
 
 import sympy
 
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.ir.graph import Source
 from fusec.ir.types import DType, Size
 
 
 def index_symbol(name: str) -> sympy.Symbol:
-    """What stands for an index in an expression: of a loop, a block or a place."""
+    """What stands for an index in an expression: of a loop, a block or a dynamic index."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
@@ -38,8 +38,8 @@ class Buffer:
     """``update`` is read and written in place. ``scratch`` is private to one iteration of the grid (C++ only), and
     ``shared`` is seen by all, and by what comes after the grid."""
     packed: int = 0
-    """Rows of the blocks in which a matrix lies, each turned, the last one shorter: lanes that run along the columns
-    of a product find them side by side. 0 where it lies as its type says (C++)."""
+    """Rows of the blocks in which a matrix lies, each transposed, the last one shorter: lanes that run along the
+    columns of a product find them side by side. 0 where it lies as its type says (C++)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Constant:
 Operand: TypeAlias = str | Constant
 """A name defined earlier, or a literal."""
 
-LoopKind: TypeAlias = Literal["grid", "dealt", "serial", "tile"]
+LoopKind: TypeAlias = Literal["grid", "dynamic", "serial", "tile"]
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Descriptor:
     """Elements ahead of the first."""
     axes: tuple[str, ...]
     """The tile axes that a block is over, in the order in which it lies in memory."""
-    places: tuple[sympy.Expr, ...]
-    """Where a block begins along each dim, by where tiles do."""
+    offsets: tuple[sympy.Expr, ...]
+    """Where a block begins along each dim, in terms of where tiles begin."""
     block: tuple[int, ...]
     """Elements of a block along each dim."""
     shape: tuple[Size, ...]
@@ -90,7 +90,7 @@ class Load:
     dst: str
     buffer: str
     offset: sympy.Expr
-    """In elements, affine in loop axes, size symbols and places."""
+    """In elements, affine in loop axes, size symbols and clamped indices."""
     descriptor: Descriptor | None = None
     """What tells of all that it loads, where it may come so (Triton)."""
 
@@ -215,7 +215,8 @@ class Check:
     """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
 
     On a CPU checks come before the grid: a kernel that has anything to report has not stored anything. On a GPU each
-    comes right before its place, and ends the program with the device's assertion, as those of eager's kernels do.
+    comes right before its index is used, and ends the program with the device's assertion, as those of eager's kernels
+    do.
     """
 
     value: Operand
@@ -224,7 +225,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Place:
+class ClampIndex:
     """``dst`` = an integer ``value`` as i64, clamped to ``0 <= dst < length``, for use in offsets.
 
     A check reports a value that is out of range. It may have computed the value in another loop, where floats are
@@ -242,10 +243,10 @@ class Loop:
 
     ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
     outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them, which see what was
-    stored. ``dealt`` iterations, from 0 in steps of 1, are independent as well: the parts of a grid over ``PARTS`` take
-    each the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step`` elements,
-    the last one partly filled; inside it names are tiles, and the axis stands for the first element of the tile plus
-    the lane.
+    stored. ``dynamic`` iterations, from 0 in steps of 1, are independent as well: the parts of a grid over ``PARTS``
+    take each the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
+    elements, the last one partly filled; inside it names are tiles, and the axis stands for the first element of the
+    tile plus the lane.
     """
 
     axis: str
@@ -266,7 +267,7 @@ class When:
 
 
 Statement: TypeAlias = (
-    "Load | Compute | Index | Init | Update | Assign | Fold | Dot | DotTiles | Store | Check | Place | Loop | When"
+    "Load | Compute | Index | Init | Update | Assign | Fold | Dot | DotTiles | Store | Check | ClampIndex | Loop | When"
 )
 
 
@@ -287,7 +288,7 @@ class Kernel:
     formula: str = ""
     """What it computes, for the comment at its head."""
     sources: tuple[Source, ...] = ()
-    choice: Choice = field(default_factory=Choice)
+    config: KernelConfig = field(default_factory=KernelConfig)
     """What its schedule was left free to choose (Triton)."""
 
     @property

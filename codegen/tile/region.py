@@ -4,24 +4,29 @@ from collections.abc import Iterable
 
 import sympy
 
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter, region_symbols
 from fusec.codegen.tile.kernel import Kernel, Statement
 from fusec.ir.graph import Graph, Node
 from fusec.ir.printer import print_graph
 from fusec.ir.types import Size, estimate, product
-from fusec.loops.indexing import Nest, made
+from fusec.loops.indexing import LoopNest, made
 from fusec.loops.kinds import Shape
 
 ANY_ROWS = 1 << 16
 """No limit on the rows of a matmul: grouping has chosen already, so that whatever has a schedule is scheduled."""
-_FIXED = Choice()
+_FIXED = KernelConfig()
 _MULTIPLIED = 16
 """Multiply-adds that take as long as one element that is read, about."""
 
 
 def assemble(
-    region: Node, nest: Nest, shape: Shape, emitter: Emitter, statements: Iterable[Statement], choice: Choice = _FIXED
+    region: Node,
+    nest: LoopNest,
+    shape: Shape,
+    emitter: Emitter,
+    statements: Iterable[Statement],
+    config: KernelConfig = _FIXED,
 ) -> Kernel:
     """The kernel of a region, unnamed, from what its schedule has emitted."""
     body, statements = region.body, tuple(statements)
@@ -35,11 +40,11 @@ def assemble(
         work=_work(body, nest, shape),
         formula=print_graph(body, sources=False),
         sources=region.sources,
-        choice=choice,
+        config=config,
     )
 
 
-def _work(body: Graph, nest: Nest, shape: Shape) -> Size:
+def _work(body: Graph, nest: LoopNest, shape: Shape) -> Size:
     """The largest of what is read, made and multiplied: of sizes that only a call knows, and of those known before."""
     if shape.attention is not None:
         return product(tuple(a.size for a in shape.attention.loops))

@@ -13,7 +13,7 @@ from fusec.codegen.tile.emitter import Emitter, grid
 from fusec.codegen.tile.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update, index_symbol
 from fusec.ir.types import DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import Located, Nest, Output, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
 from fusec.loops.kinds import Shape
 from fusec.loops.updates import loads_of
 
@@ -42,7 +42,7 @@ class Tiling:
     """How many iterations of a grid run at once."""
 
 
-def schedule_rows(emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
+def schedule_rows(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
     """The body of a kernel for a pointwise or row region.
 
     Raises:
@@ -54,10 +54,10 @@ def schedule_rows(emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) ->
 class Rows:
     """The loops of one nest; ``fill`` and ``stores`` serve schedules that open outer loops of their own."""
 
-    def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
+    def __init__(self, emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> None:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
         self.strides = unit_strides(_accesses(nest, emitter.output_types))
-        self.wanted: dict[Located, tuple[sympy.Expr, int]] = {}
+        self.wanted: dict[IndexedExpr, tuple[sympy.Expr, int]] = {}
         """Values to be kept in scratch once computed: where, and how many elements a row has."""
         self.in_columns = False
         """Whether lanes run along what stays, inside which the reductions loop."""
@@ -121,12 +121,12 @@ class Rows:
             else:
                 self.stores(outputs)
 
-    def _phases(self) -> list[tuple[tuple[Axis, ...], list[Located], list[Output]]]:
+    def _phases(self) -> list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]:
         """Loops over columns in order: the reductions each makes, and the outputs each stores."""
         rows = frozenset(self.shape.rows)
         reductions = self.shape.reductions
         pending = list(self.nest.outputs)
-        phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]] = []
+        phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]] = []
         for depth in sorted({r.depth for r in reductions}):
             here = [r for r in reductions if r.depth == depth]
             for bound in dict.fromkeys(r.bound for r in here):
@@ -136,7 +136,7 @@ class Rows:
                 phases.append((bound, [r for r in here if r.bound == bound], ready))
         return [*phases, ((), [], pending)]
 
-    def _reduce(self, bound: tuple[Axis, ...], reductions: list[Located], outputs: list[Output]) -> None:
+    def _reduce(self, bound: tuple[Axis, ...], reductions: list[IndexedExpr], outputs: list[Output]) -> None:
         """The loops over one set of columns, with lanes along one of them unless a tile loop is open already."""
         lane = None if self.in_columns else self._lane_among(bound)
         steps = [(axis, 1) for axis in bound if axis is not lane]
@@ -149,8 +149,8 @@ class Rows:
             self.emitter.define(r, name)
 
     def _accumulate(
-        self, loops: Sequence[Run], lane: Axis | None, reductions: list[Located], outputs: list[Output]
-    ) -> dict[Located, str]:
+        self, loops: Sequence[Run], lane: Axis | None, reductions: list[IndexedExpr], outputs: list[Output]
+    ) -> dict[IndexedExpr, str]:
         """New accumulators, and the loops that fill them; gives the names of the totals."""
         emitter = self.emitter
         chain = next((i for i, loop in enumerate(loops) if loop.ends_chain), len(loops))
@@ -184,26 +184,26 @@ class Rows:
     def _run_start(self, axis: Axis, length: int) -> sympy.Symbol:
         return index_symbol(f"{self.emitter.axis_name(axis)}_run{length}")
 
-    def _folded(self, reduction: Located, accumulator: str) -> str:
+    def _folded(self, reduction: IndexedExpr, accumulator: str) -> str:
         total = self.emitter.fresh("r")
         self.emitter.inner.append(Fold(total, _fold(reduction), accumulator, _accumulator(reduction)))
         return total
 
-    def _addends(self, reduction: Located) -> tuple[Operand, ...]:
+    def _addends(self, reduction: IndexedExpr) -> tuple[Operand, ...]:
         """What is added per element: the two factors of a product that nobody else wants, so that they fuse."""
         (x,) = reduction.operands
         if reduction.node.is_op("sum") and x.kind == "pointwise" and x.node.is_op("mul") and len(x.value.users) == 1:
             return tuple(self.emitter.emit(o) for o in x.operands)
         return (self.emitter.emit(x),)
 
-    def _fits_one_tile(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> bool:
+    def _fits_one_tile(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> bool:
         bounds = {bound for bound, reductions, _ in phases if reductions}
         if len(bounds) != 1 or len(next(iter(bounds))) != 1:
             return False
         size = next(iter(bounds))[0].size
         return isinstance(size, int) and size <= self.tiling.longest_row
 
-    def _whole_row(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> None:
+    def _whole_row(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> None:
         """One tile holds the row: everything is loaded once and reduced in place."""
         ((axis,),) = {bound for bound, reductions, _ in phases if reductions}
         rows = frozenset(self.shape.rows)
@@ -282,11 +282,11 @@ class Rows:
 
     # Scratch: dear values that several loops over the row need.
 
-    def _plan_scratch(self, phases: list[tuple[tuple[Axis, ...], list[Located], list[Output]]]) -> None:
+    def _plan_scratch(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> None:
         if not self.tiling.has_scratch:
             return
         rows = frozenset(self.shape.rows)
-        uses: Counter[Located] = Counter()
+        uses: Counter[IndexedExpr] = Counter()
         for _, reductions, outputs in phases:
             roots = [r.operands[0] for r in reductions] + [o.root for o in outputs]
             uses.update(walk(roots, lambda item: not item.axes <= rows and item.kind != "reduction"))
@@ -342,17 +342,17 @@ def unit_strides(accesses: Iterable[tuple[tuple[Affine, ...], TensorType]]) -> C
     return counts
 
 
-def _accesses(nest: Nest, output_types: Sequence[TensorType]) -> Iterator[tuple[tuple[Affine, ...], TensorType]]:
+def _accesses(nest: LoopNest, output_types: Sequence[TensorType]) -> Iterator[tuple[tuple[Affine, ...], TensorType]]:
     """Where each load and store of a nest lies, and in what."""
     yield from ((i.index, i.value.tensor) for i in nest.walk() if i.kind in ("load", "lookup"))
     yield from ((o.index, output_types[o.position]) for o in nest.outputs)
 
 
-def _fold(reduction: Located) -> str:
+def _fold(reduction: IndexedExpr) -> str:
     return reduction.node.op.name
 
 
-def _accumulator(reduction: Located) -> DType:
+def _accumulator(reduction: IndexedExpr) -> DType:
     return accumulation(reduction.dtype)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.analysis.machine import CHIPS, USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip, known_chip
 from fusec.codegen.target import Launchable
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Compute, Kernel, walk
 from fusec.codegen.triton.arithmetic import expression
 from fusec.codegen.triton.printer import print_kernel
@@ -35,19 +35,21 @@ class TritonTarget:
             return chip(config.machine, USUAL_CHIP_OF_AMD if torch.version.hip else USUAL_CHIP)
         return _described(torch.cuda.get_device_properties(), nvidia=torch.version.hip is None)
 
-    def schedule(self, region: Node, name: str, machine: Machine | None = None, choice: Choice | None = None) -> Kernel:
+    def schedule(
+        self, region: Node, name: str, machine: Machine | None = None, config: KernelConfig | None = None
+    ) -> Kernel:
         """The tile program of a kernel region.
 
         Args:
             region: a kernel.
             name: what it is called.
             machine: the GPU; by default the usual one.
-            choice: what its schedule leaves free; by default what suits that GPU.
+            config: what its schedule leaves free; by default what suits that GPU.
 
         Raises:
             ScheduleError: where there is none.
         """
-        kernel = replace(schedule(region, machine, choice), name=name)
+        kernel = replace(schedule(region, machine, config), name=name)
         for statement in walk(kernel.body):
             if isinstance(statement, Compute):
                 expression(statement, str)  # grouping splits what has no form in Triton
@@ -87,7 +89,7 @@ class TritonTarget:
             prepare_all([kernel for kernel in built if isinstance(kernel, TritonKernel)])
         return built
 
-    def settled(
+    def select_kernel(
         self,
         region: Node,
         kernel: Kernel,
@@ -107,7 +109,7 @@ class TritonTarget:
         unfused = Unfused(kernel.name, region.body, kernel.symbols)
         if context.config.autotune and isinstance(built, Candidate):
             tuner = Tuner.here(context, self, _launches_dependents(context.config))
-            kernel, built = tuner.settle(region, kernel, built) if tuner else (kernel, built)
+            kernel, built = tuner.select_kernel(region, kernel, built) if tuner else (kernel, built)
         return kernel, GuardedKernel(built, unfused, report)
 
 

@@ -34,7 +34,7 @@ def prepare_all(kernels: Sequence[TritonKernel]) -> None:
         with suppress(Exception):
             kernel.prepare(given)
 
-    known = [k for k in kernels if not (k.kernel.symbols or k.kernel.choice.descriptors)]
+    known = [k for k in kernels if not (k.kernel.symbols or k.kernel.config.descriptors)]
     if known:
         with ThreadPoolExecutor(min(len(known), os.cpu_count() or 1)) as pool:
             list(pool.map(prepare, known))

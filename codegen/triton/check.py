@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusec.analysis.machine import Machine, chip
 from fusec.codegen.tile.bounds import Access, size_limits, unproven_accesses
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import storage_numel
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
@@ -57,14 +57,14 @@ def check_region(
     chips: Sequence[str] = DEFAULT_CHIPS,
     seed: int = 0,
     inputs: Sequence[Tensor] | None = None,
-    choice: Choice | None = None,
+    config: KernelConfig | None = None,
     machine: Machine | None = None,
 ) -> RegionCheck:
     """Schedule a region with whole rows, run it, prove its bounds and compile it for chips that need not be there.
 
     It runs where its tensors lie: on a CPU in Triton's interpreter.
 
-    What is compiled suits each of them, unless a choice is given.
+    What is compiled suits each of them, unless a config is given.
 
     Args:
         region: a node that holds primitives.
@@ -73,7 +73,7 @@ def check_region(
         seed: of the sampled inputs.
         inputs: what the region takes; sampled unless given, though a sample may be nothing that occurs: sums of
             squares below zero have a root that says little about a kernel.
-        choice: what the schedule leaves free; by default what suits a chip.
+        config: what the schedule leaves free; by default what suits a chip.
         machine: the GPU that what runs has to suit; by default the one that is there, or the usual one.
 
     Raises:
@@ -81,10 +81,10 @@ def check_region(
         BuildError: where Triton refuses the kernel.
     """
     target = TritonTarget()
-    kernel = target.schedule(region, name, machine or target.machine(Config()), choice)
+    kernel = target.schedule(region, name, machine or target.machine(Config()), config)
     comparison = _compare(kernel, region.body, seed, inputs)
     multiplies, limits = multiplies_matrices(region.body), size_limits(region.body)
-    kernels = {code: target.schedule(region, name, chip(code), choice) for code in chips}
+    kernels = {code: target.schedule(region, name, chip(code), config) for code in chips}
     reports = tuple(replace(compile_for(k, code), multiplies_halves=multiplies) for code, k in kernels.items())
     unproven = {str(a): a for k in (kernel, *kernels.values()) for a in unproven_accesses(k, limits)}
     return RegionCheck(kernel, comparison, reports, tuple(unproven.values()))

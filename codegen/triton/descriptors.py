@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.tile.sizes import PYTHON, sizes_text
-from fusec.codegen.triton.schedules.descriptors import ALIGNMENT, MOST_PLACES
+from fusec.codegen.triton.schedules.descriptors import ALIGNMENT, MAX_DYNAMIC_INDICES
 from fusec.codegen.triton.signature import Described, descriptors
 
 
@@ -51,14 +51,14 @@ def fits(kernel: Kernel) -> Callable[[Sequence[Tensor], Sequence[int]], bool]:
     def fit(buffers: Sequence[Tensor], symbols: Sequence[int]) -> bool:
         if any(buffers[i].data_ptr() % ALIGNMENT for i in described):
             return False
-        return not unknown or most(*symbols) <= MOST_PLACES
+        return not unknown or most(*symbols) <= MAX_DYNAMIC_INDICES
 
     return fit
 
 
 def without(kernel: Kernel) -> Kernel:
     """The same kernel with loads that go by address."""
-    return replace(kernel, choice=replace(kernel.choice, descriptors=False))
+    return replace(kernel, config=replace(kernel.config, descriptors=False))
 
 
 def _layout(kernel: Kernel, described: Described) -> Callable[..., tuple[tuple[int, ...], tuple[int, ...]]]:

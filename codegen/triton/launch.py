@@ -59,7 +59,7 @@ class TritonKernel:
         self._launchers: list[tuple[Kernel, Launcher]] = []
         self._interpreted: InterpretedKernel | None = None
         self._fit = fits(kernel)
-        self._by_address = TritonKernel(without(kernel), dependent) if kernel.choice.descriptors else None
+        self._by_address = TritonKernel(without(kernel), dependent) if kernel.config.descriptors else None
         """What runs where memory does not lie as descriptors need it."""
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:

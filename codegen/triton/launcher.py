@@ -38,7 +38,7 @@ class Launcher:
     def __init__(self, kernel: Kernel, function: Any, options: dict[str, Any]) -> None:
         self._kernel, self._function, self._options = kernel, function, options
         self._programs = counting(kernel)
-        self._describe = Descriptors(kernel) if kernel.choice.descriptors else None
+        self._describe = Descriptors(kernel) if kernel.config.descriptors else None
         self._lanes = [p.default for p in function.params if p.is_constexpr]
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._refused: dict[tuple[Any, ...], str] = {}

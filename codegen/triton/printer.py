@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import (
     Assign,
     Buffer,
     Check,
+    ClampIndex,
     Compute,
     Constant,
     DotTiles,
@@ -21,7 +22,6 @@ from fusec.codegen.tile.kernel import (
     Load,
     Loop,
     Operand,
-    Place,
     Statement,
     Store,
     Update,
@@ -110,8 +110,8 @@ class _Printer:
         self.described = described(kernel)
         self.tiles: dict[str, tuple[str, ...]] = {}
         """Names that stand for a tile, and its axes; all others are scalars."""
-        self.places: set[str] = set()
-        """Names of places along a dim, which may be tiles and stand in offsets."""
+        self.indices: set[str] = set()
+        """Names of clamped dynamic indices, which may be tiles and appear in offsets."""
         self.masked: set[str] = set()
         """Names that are 0 in lanes beyond the end, as a load leaves them."""
         for buffer in kernel.buffers:
@@ -140,10 +140,10 @@ class _Printer:
 
     def _comment(self) -> Iterator[str]:
         yield from (f"# {line}" for line in self.kernel.formula.splitlines())
-        places = dict.fromkeys(str(source) for source in self.kernel.sources)
-        yield from (f"#   {place}" for place in places if place)
-        if self.kernel.choice != Choice():
-            yield f"# {replace(self.kernel.choice, warps=num_warps(self.kernel))}"
+        sources = dict.fromkeys(map(str, self.kernel.sources))
+        yield from (f"#   {source}" for source in sources if source)
+        if self.kernel.config != KernelConfig():
+            yield f"# {replace(self.kernel.config, warps=num_warps(self.kernel))}"
 
     def _programs(self, grid: tuple[Loop, ...]) -> Iterator[str]:
         """The axes of the grid from the one program number, the innermost fastest."""
@@ -197,7 +197,7 @@ class _Printer:
             return {statement.value}
         if isinstance(statement, Fold):
             return {statement.src}
-        if isinstance(statement, (Store, Check, Place)) and isinstance(statement.value, str):
+        if isinstance(statement, (Store, Check, ClampIndex)) and isinstance(statement.value, str):
             return {statement.value}
         return set()
 
@@ -211,7 +211,7 @@ class _Printer:
 
     def _run_ahead(self, loop: Loop) -> str:
         """The range of a tile loop; Triton loads ahead by itself for a matrix unit, and for other products if told."""
-        stages, body = self.kernel.choice.stages, list(walk(loop.body))
+        stages, body = self.kernel.config.stages, list(walk(loop.body))
         multiplies = self.kernel.kind == "contraction" and any(
             isinstance(s, Update) and len(s.values) > 1 for s in body
         )
@@ -280,7 +280,7 @@ class _Printer:
     def _axes_in(self, offset: sympy.Expr, tiles: tuple[_Tile, ...]) -> tuple[str, ...]:
         """The axes of the tile that an expression stands for."""
         names, loops = mentioned(offset), {tile.axis for tile in tiles}
-        return self._ordered((names & loops).union(*(self.tiles[place] for place in names & self.places)))
+        return self._ordered((names & loops).union(*(self.tiles[index] for index in names & self.indices)))
 
     def _axes_of(self, *operands: Operand) -> tuple[str, ...]:
         """The axes of what is made of these."""
@@ -335,11 +335,11 @@ class _Printer:
         """What a descriptor loads, as a tile over these axes."""
         descriptor, first = load.descriptor, {index_symbol(tile.axis): tile.first for tile in tiles}
         assert descriptor is not None
-        places = [TRITON.print(sympy.expand(place.subs(first))) for place in descriptor.places]
-        if self.wide:  # descriptors take places of 32 bits
-            places = [place if place.isdecimal() else f"tl.cast({place}, tl.int32)" for place in places]
-        block = f"{self.described[load].name}.load([{', '.join(places)}])"
-        if len(places) > 2:
+        offsets = [TRITON.print(sympy.expand(offset.subs(first))) for offset in descriptor.offsets]
+        if self.wide:  # descriptors take offsets of 32 bits
+            offsets = [o if o.isdecimal() else f"tl.cast({o}, tl.int32)" for o in offsets]
+        block = f"{self.described[load].name}.load([{', '.join(offsets)}])"
+        if len(offsets) > 2:
             block += f".reshape({', '.join(self.blocks[self.lanes[axis]] for axis in descriptor.axes)})"
         return block if descriptor.axes == axes else f"{block}.T"
 
@@ -350,18 +350,18 @@ class _Printer:
 
     def _check(self, check: Check, tiles: tuple[_Tile, ...]) -> str:
         """Eager's kernels, too, end with an assertion of the device, which the next call that waits for it reports."""
-        place, length = self._integer(check.value), TRITON.print(check.length, True)
+        value, length = self._integer(check.value), TRITON.print(check.length, True)
         message = f"kernel {self.kernel.name}: index out of bounds for a dimension of size {length}"
         valid = self._valid_lanes(self._axes_of(check.value), tiles)
         mask = f", mask={valid}" if valid else ""
-        return f"tl.device_assert(({place} >= 0) & ({place} < {length}), {message!r}{mask})"
+        return f"tl.device_assert(({value} >= 0) & ({value} < {length}), {message!r}{mask})"
 
-    def _place(self, place: Place, tiles: tuple[_Tile, ...]) -> str:
-        self._mark(place.dst, self._axes_of(place.value))
-        self.tiles.setdefault(place.dst, ())
-        self.places.add(place.dst)
-        last = f"{TRITON.print(place.length, True)} - 1"
-        return f"{identifier(place.dst)} = tl.minimum(tl.maximum({self._integer(place.value)}, 0), {last})"
+    def _clamp_index(self, s: ClampIndex, tiles: tuple[_Tile, ...]) -> str:
+        self._mark(s.dst, self._axes_of(s.value))
+        self.tiles.setdefault(s.dst, ())
+        self.indices.add(s.dst)
+        last = f"{TRITON.print(s.length, True)} - 1"
+        return f"{identifier(s.dst)} = tl.minimum(tl.maximum({self._integer(s.value)}, 0), {last})"
 
     def _integer(self, value: Operand) -> str:
         return filled(value.value, I64) if isinstance(value, Constant) else f"{identifier(value)}.to(tl.int64)"

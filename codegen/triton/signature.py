@@ -49,7 +49,7 @@ class Described:
 
 def described(kernel: Kernel) -> dict[Load, Described]:
     """Which loads go by a descriptor, and by which: none, unless that was chosen."""
-    if not kernel.choice.descriptors:
+    if not kernel.config.descriptors:
         return {}
     names, found = dict[tuple[object, ...], str](), dict[Load, Described]()
     for load in walk(kernel.body):
@@ -77,15 +77,15 @@ def blocks(kernel: Kernel) -> tuple[Block, ...]:
 
 def options(kernel: Kernel) -> dict[str, Any]:
     """What Triton's compiler is told of a kernel: a product is rounded before it is added, whatever is its default."""
-    chosen = {"num_stages": kernel.choice.stages, "maxnreg": kernel.choice.registers}
+    chosen = {"num_stages": kernel.config.stages, "maxnreg": kernel.config.registers}
     told = {"num_warps": num_warps(kernel), **{k: n for k, n in chosen.items() if n}, "enable_fp_fusion": False}
     return told | ASSERTING if any(isinstance(s, Check) for s in walk(kernel.body)) else told
 
 
 def num_warps(kernel: Kernel) -> int:
     """How many warps share a program: those chosen, or enough that a lane holds few elements of a tile."""
-    if kernel.choice.warps:
-        return kernel.choice.warps
+    if kernel.config.warps:
+        return kernel.config.warps
     lanes, axes = lanes_along(kernel), spans(kernel)
     loads = [axes.get(s.dst, ()) for s in walk(kernel.body) if isinstance(s, Load)]
     largest = max([math.prod(lanes[a] for a in own) for own in loads], default=1)

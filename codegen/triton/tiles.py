@@ -8,6 +8,7 @@ import sympy
 
 from fusec.codegen.tile.kernel import (
     Assign,
+    ClampIndex,
     Compute,
     DotTiles,
     Fold,
@@ -17,7 +18,6 @@ from fusec.codegen.tile.kernel import (
     Load,
     Loop,
     Operand,
-    Place,
     Statement,
     Update,
     When,
@@ -53,11 +53,11 @@ def _renamed(part: Any, axes: set[str], names: Mapping[sympy.Symbol, sympy.Symbo
 def tile_axes(kernel: Kernel) -> tuple[str, ...]:
     """The axes of all tile loops in the order of the dimensions of every tile: outer before inner.
 
-    The rows, which are outermost, come last in products that are turned. What a product sums over stands before the
+    The rows, which are outermost, come last in products that are transposed. What a product sums over stands before the
     last axis of its own, so that a matrix unit takes its second operand as it is loaded.
     """
     order, axes = _tile_loops(kernel), spans(kernel)
-    if kernel.choice.turned:
+    if kernel.config.transposed:
         order.append(order.pop(0))
     for dot in (s for s in walk(kernel.body) if isinstance(s, DotTiles)):
         columns = max((order.index(axis) for axis in axes.get(dot.acc, ())), default=0)
@@ -136,7 +136,7 @@ def _definitions(
             yield statement.acc, statement, lane if partial.get(statement.acc) else ""
         elif isinstance(statement, (Assign, DotTiles)):
             yield statement.acc, statement, ""
-        elif isinstance(statement, (Load, Compute, Index, Fold, Place)):
+        elif isinstance(statement, (Load, Compute, Index, Fold, ClampIndex)):
             yield statement.dst, statement, ""
 
 
@@ -147,7 +147,7 @@ def _taken(statement: Statement, found: dict[str, frozenset[str]]) -> frozenset[
     if isinstance(statement, Load):
         names = mentioned(statement.offset)  # of axes, and of places
         return names | of(*names)
-    if isinstance(statement, Place):
+    if isinstance(statement, ClampIndex):
         return of(statement.value)
     if isinstance(statement, Index):
         return mentioned(statement.value)

@@ -12,7 +12,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import DType, Size, TensorType, accumulation, estimate, product, simplify
-from fusec.loops.indexing import Located, locate
+from fusec.loops.indexing import IndexedExpr, lower_to_loops
 from fusec.loops.recomputation import evaluations
 
 Unit: TypeAlias = tuple[str, str]
@@ -95,7 +95,7 @@ def node_cost(node: Node, cached: Callable[[Value], bool] = lambda value: False)
     return Cost(moved, _work(node), min(near, moved) if both else sympy.Min(near, moved))
 
 
-def kernel_cost(body: Graph, counts: Mapping[Located, float], machine: Machine) -> Cost:
+def kernel_cost(body: Graph, counts: Mapping[IndexedExpr, float], machine: Machine) -> Cost:
     """What a kernel with this body costs, about: what its loops repeat counts each time.
 
     Args:
@@ -119,12 +119,12 @@ def region_cost(region: Node, symbols: Mapping[str, int], cached: Callable[[Valu
     if not region.has(Trait.REGION):
         return cost
     try:
-        return replace(cost, work=work_of(evaluations(locate(region.body), symbols), symbols))
+        return replace(cost, work=work_of(evaluations(lower_to_loops(region.body), symbols), symbols))
     except ScheduleError:  # it runs operation by operation
         return cost
 
 
-def work_of(counts: Mapping[Located, float], symbols: Mapping[str, int] | None = None) -> dict[Unit, Size]:
+def work_of(counts: Mapping[IndexedExpr, float], symbols: Mapping[str, int] | None = None) -> dict[Unit, Size]:
     """Operations by unit of what is computed so often."""
     work: dict[Unit, Size] = {}
     for item, count in counts.items():
@@ -133,7 +133,7 @@ def work_of(counts: Mapping[Located, float], symbols: Mapping[str, int] | None =
     return work
 
 
-def operations(item: Located, symbols: Mapping[str, int] | None = None) -> int:
+def operations(item: IndexedExpr, symbols: Mapping[str, int] | None = None) -> int:
     """Operations of one evaluation, about."""
     bound = product(tuple(axis.size for axis in item.bound))
     return estimate(bound, symbols) * item.node.op.cost

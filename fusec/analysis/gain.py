@@ -9,7 +9,7 @@ from fusec.analysis.memory import touched_bytes
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import Size, estimate
-from fusec.loops.indexing import Located, locate
+from fusec.loops.indexing import IndexedExpr, lower_to_loops
 from fusec.loops.kinds import Limits, classify
 from fusec.loops.recomputation import evaluations, repetitions
 
@@ -39,7 +39,7 @@ def judge(body: Graph, limits: Limits, machine: Machine, refused: str = "") -> J
     if refused:
         return Judgement(refused, _apart(body, machine))
     try:
-        nest = locate(body)
+        nest = lower_to_loops(body)
         shape = classify(nest, limits)
     except ScheduleError as reason:
         return Judgement(reason.reason, _apart(body, machine))
@@ -59,7 +59,7 @@ def may_lose(together: Judgement, machine: Machine) -> bool:
     return repeated > max(machine.launch_us * 1e-6, DOUBT * float(together.cost.time(machine)))
 
 
-def _repeated(counts: Mapping[Located, float]) -> tuple[str, Cost]:
+def _repeated(counts: Mapping[IndexedExpr, float]) -> tuple[str, Cost]:
     """The value that costs most by being repeated, in words, and all operations beyond once."""
     items = {item.value: item for item in counts}
     work: dict[Unit, Size] = {}

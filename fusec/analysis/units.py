@@ -25,7 +25,7 @@ class Units:
         """Each unit once."""
         return list({id(unit): unit for unit in self.of.values()}.values())
 
-    def closes_circle(self, first: set[Node], second: set[Node]) -> bool:
+    def closes_cycle(self, first: set[Node], second: set[Node]) -> bool:
         """Whether a path leads from ``first`` to ``second`` through another unit, so that they cannot be one."""
         place = self.uses.position.__getitem__
         start = min(map(place, first))

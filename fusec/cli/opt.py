@@ -13,7 +13,7 @@ from fusec.cli.terminal import CHECK_FAILED, check_name, note, write_json, write
 if TYPE_CHECKING:
     from fusec.debug.subject import Subject
     from fusec.pipeline import PassRecord, Pipeline
-    from fusec.verify.rewrites import Verdict
+    from fusec.verify.rewrites import EquivalenceResult
 
 PRINTS = ("before", "after", "changed", "diff")
 KINDS = ("passed", "missed", "failure", "analysis")
@@ -60,14 +60,14 @@ def opt(
         check_name("pass", only, [step.name for step in pipeline.passes])
     found = run_passes(read_graph(graph), passes, options=options)
     _print_history(found, wanted, only, kinds, sources)
-    verdicts = verify_passes(found.records) if verify_each else {}
+    results = verify_passes(found.records) if verify_each else {}
     if timing:
-        _print_timing(found.records, verdicts)
+        _print_timing(found.records, results)
     if as_json:
-        write_json(_report(found, verdicts))
+        write_json(_report(found, results))
     if not as_json or output != "-":
         write_text(output, print_graph(found.final, sources=sources))
-    _judge(found, verdicts)
+    _print_results(found, results)
 
 
 def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
@@ -122,33 +122,33 @@ def _print_record(record: "PassRecord", wanted: Sequence[str]) -> None:
             typer.secho(line, err=True, fg=fg if colour else None)
 
 
-def _print_timing(records: "Sequence[PassRecord]", verdicts: "dict[int, Verdict]") -> None:
+def _print_timing(records: "Sequence[PassRecord]", results: "dict[int, EquivalenceResult]") -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("pass", "ms", "applications", "changed", *(["verified"] if verdicts else [])):
+    for column in ("pass", "ms", "applications", "changed", *(["verified"] if results else [])):
         table.add_column(column, justify="right" if column in ("ms", "applications") else "left")
     for i, r in enumerate(records):
-        verdict = [verdicts[i].message if i in verdicts else ""] if verdicts else []
-        table.add_row(r.name, f"{1000 * r.seconds:.1f}", str(r.applications), "yes" if r.changed else "", *verdict)
+        result = [results[i].message if i in results else ""] if results else []
+        table.add_row(r.name, f"{1000 * r.seconds:.1f}", str(r.applications), "yes" if r.changed else "", *result)
     table.add_row("total", f"{1000 * sum(r.seconds for r in records):.1f}", str(sum(r.applications for r in records)))
     Console(stderr=True, width=None if sys.stderr.isatty() else 140).print(table)
 
 
-def _report(found: "Subject", verdicts: "dict[int, Verdict]") -> dict[str, Any]:
+def _report(found: "Subject", results: "dict[int, EquivalenceResult]") -> dict[str, Any]:
     passes = []
     for i, r in enumerate(found.records):
         row = {"pass": r.name, "seconds": r.seconds, "changed": r.changed, "applications": r.applications}
-        passes.append(row | ({"verified": bool(verdicts[i]), "verdict": verdicts[i].message} if i in verdicts else {}))
+        passes.append(row | ({"verified": bool(results[i]), "result": results[i].message} if i in results else {}))
     return {"nodes": len(found.final), "passes": passes, "remarks": [r.to_json() for r in found.remarks]}
 
 
-def _judge(found: "Subject", verdicts: "dict[int, Verdict]") -> None:
+def _print_results(found: "Subject", results: "dict[int, EquivalenceResult]") -> None:
     """Say which pass failed or changed the meaning, and end with the code for it."""
     from fusec.debug.optimize import require_agreement
 
-    require_agreement(found.records, verdicts)
+    require_agreement(found.records, results)
     failures = [remark for remark in found.remarks if remark.kind == "failure"]
     for remark in failures:
         note(str(remark))

@@ -15,7 +15,7 @@ from fusec.ir.types import ASSUMED_SIZE, estimate
 from fusec.remarks import Remark
 
 if TYPE_CHECKING:
-    from fusec.debug.verdicts import Verdict
+    from fusec.debug.site_status import SiteStatus
 
 KINDS = ("generated", "vendor", "opaque")
 _NOTHING = Roofline(0.0, 0.0, "launch", 0.0, 0.0)
@@ -96,7 +96,7 @@ class Explanation:
     """Sizes taken for symbols."""
     copies: int = 0
     """Copies made where layouts do not fit."""
-    sites: "list[Verdict]" = field(default_factory=list)
+    sites: "list[SiteStatus]" = field(default_factory=list)
     """Places where a fusion could be expected, and what became of them; none where no module was given."""
     machine: Machine = field(default_factory=assumed_cpu)
     """What predicted times are those of."""
@@ -188,7 +188,7 @@ def explain(
 
 def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = None) -> Explanation:
     """Put the parts of one model together; with its module, its sites are looked up too."""
-    from fusec.debug.verdicts import verdicts
+    from fusec.debug.site_status import site_statuses
 
     remarks = [r for s in subjects for r in s.remarks]
     sizes = {name: s.sizes.get(name, ASSUMED_SIZE) for s in subjects for name in _symbols(s.final)}
@@ -206,7 +206,7 @@ def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = 
         sum(record.seconds for s in subjects for record in s.records),
         sizes,
         sum(s.copies for s in subjects),
-        verdicts(model, subjects) if hasattr(model, "named_modules") else [],
+        site_statuses(model, subjects) if hasattr(model, "named_modules") else [],
         subjects[0].machine if subjects else assumed_cpu(),
     )
 

@@ -11,7 +11,7 @@ from fusec.ir.graph import Graph
 from fusec.pipeline import Context, PassRecord, Pipeline
 
 if TYPE_CHECKING:
-    from fusec.verify.rewrites import Verdict
+    from fusec.verify.rewrites import EquivalenceResult
 
 
 def opt(
@@ -61,8 +61,8 @@ def choose_passes(text: str, config: Config, target: str) -> Pipeline:
     return Pipeline.parse(text, known)
 
 
-def verify_passes(records: Sequence[PassRecord]) -> "dict[int, Verdict]":
-    """Run both sides of every pass that changed the graph; the verdicts by the number of the record."""
+def verify_passes(records: Sequence[PassRecord]) -> "dict[int, EquivalenceResult]":
+    """Run both sides of every pass that changed the graph; the results by the number of the record."""
     from fusec.ir.parser import parse_graph
     from fusec.verify.rewrites import check_rewrite
 
@@ -73,15 +73,15 @@ def verify_passes(records: Sequence[PassRecord]) -> "dict[int, Verdict]":
     }
 
 
-def require_agreement(records: Sequence[PassRecord], verdicts: "Mapping[int, Verdict]") -> None:
+def require_agreement(records: Sequence[PassRecord], results: "Mapping[int, EquivalenceResult]") -> None:
     """Name the first pass that changed the meaning.
 
     Raises:
         VerificationError: where there is one.
     """
-    for i, verdict in verdicts.items():
-        if not verdict:
+    for i, result in results.items():
+        if not result:
             raise VerificationError(
-                f"pass {records[i].name} changes the result", why=verdict.message,
+                f"pass {records[i].name} changes the result", why=result.message,
                 fix="find the application at fault with --apply and --remarks passed",
             )  # fmt: skip

@@ -12,7 +12,7 @@ from fusec.analysis.machine import ASSUMED, Machine
 from fusec.codegen.program.freezing import PASS_NAME as FREEZE
 from fusec.codegen.program.recordings import PASS_NAME as RECORDED
 from fusec.debug.explain import KINDS, Explanation
-from fusec.debug.verdicts import Verdict
+from fusec.debug.site_status import SiteStatus
 from fusec.remarks import Remark
 
 COLOURS = {"generated": "green", "vendor": "blue", "opaque": "yellow"}
@@ -193,10 +193,10 @@ def site_view(e: Explanation) -> RenderableType:
         names = dict.fromkeys(name for v in mine for name in v.meanings or v.kernels)
         share = Text(f"{fused}/{len(mine)}", style="green" if fused == len(mine) else "yellow")
         counts.add_row(kind, share, Text(", ".join(names), style="magenta"))
-    missed: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in e.sites:
-        if not verdict.fused:
-            missed.setdefault((verdict.site.kind, verdict.reason), []).append(verdict)
+    missed: dict[tuple[str, str], list[SiteStatus]] = {}
+    for site in e.sites:
+        if not site.fused:
+            missed.setdefault((site.site.kind, site.reason), []).append(site)
     reasons = _table("Not fused", "kind", "why", "where", "bytes lost", numbers=(3,))
     for (kind, reason), same in missed.items():
         times = f" ×{len(same)}" if len(same) > 1 else ""

@@ -18,7 +18,7 @@ from fusec.frontend.dtypes import tensor_type, to_dtype, to_type
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template, attribute, bind
 from fusec.frontend.predictions import check_views_by_strides
-from fusec.frontend.sizes import Real, settle_lengths, settle_numbers, to_plain, to_size
+from fusec.frontend.sizes import Real, finalize_lengths, finalize_numbers, to_plain, to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import (
     CHECKS,
@@ -67,8 +67,8 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collect
     """
     gm = without_states(gm)
     check_views_by_strides(gm.graph)
-    settle_lengths(gm.graph)
-    settle_numbers(gm.graph)
+    finalize_lengths(gm.graph)
+    finalize_numbers(gm.graph)
     return Importer(gm, names=names, weights=weights, tolerant=True).run(aliases=True)
 
 

@@ -53,7 +53,7 @@ class Real:
     expr: Any
 
 
-def settle_lengths(graph: torch.fx.Graph) -> None:
+def finalize_lengths(graph: torch.fx.Graph) -> None:
     """Let what a call of attention demands be known: equal batches, and as many keys as values and columns of the mask.
 
     Dynamo gives each length of a growing cache a symbol of its own, and ATen's own check is inside of the call, which
@@ -68,7 +68,7 @@ def settle_lengths(graph: torch.fx.Graph) -> None:
                     bool(a == b)
 
 
-def settle_numbers(graph: torch.fx.Graph) -> None:
+def finalize_numbers(graph: torch.fx.Graph) -> None:
     """Let the numbers that a call is given be positive, as symbols of the IR are, or known to be 0: a guard says which.
 
     A negative one stays unknown: there may be many of them, and each would be compiled for itself.

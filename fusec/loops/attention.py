@@ -8,7 +8,7 @@ from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import accumulation
 from fusec.loops.affine import Axis
-from fusec.loops.indexing import Located, Nest, below, stride
+from fusec.loops.indexing import IndexedExpr, LoopNest, below, stride
 
 FEW_QUERIES = 16
 """Up to this many queries of one key head, keys and values are read once for all of them."""
@@ -20,27 +20,27 @@ _MAX_NODES = 60
 class Attention:
     """The parts of ``Σ_j softmax_j(scores(query·key))·value`` and the axes they run over."""
 
-    product: Located
+    product: IndexedExpr
     """query·key."""
-    scores: Located
+    scores: IndexedExpr
     """What the softmax is taken of: ``product``, scaled, masked, capped."""
-    largest: Located
+    largest: IndexedExpr
     """The maximum of a row of scores."""
-    maxima: tuple[Located, ...]
+    maxima: tuple[IndexedExpr, ...]
     """Other maxima, of scores that something has been taken away from; inner ones first."""
-    exponential: Located
+    exponential: IndexedExpr
     """``exp(scores - shift)``: as a rule ``shift`` is ``largest``; sinks and the like may stand in it too."""
-    total: Located | None
+    total: IndexedExpr | None
     """The sum of a row of exponentials."""
-    weights: Located
+    weights: IndexedExpr
     """What the second product takes: ``exponential``, divided by ``total``."""
-    weighted: Located
+    weighted: IndexedExpr
     """The second product."""
-    query: Located
-    factors: tuple[tuple[str, Located], ...]
+    query: IndexedExpr
+    factors: tuple[tuple[str, IndexedExpr], ...]
     """Numbers that the keys are multiplied (``mul``) or divided (``div``) by, which the queries take."""
-    key: Located
-    value: Located
+    key: IndexedExpr
+    value: IndexedExpr
     keys: Axis
     """The axis of the softmax."""
     depth: Axis
@@ -64,9 +64,9 @@ class Attention:
         return math.prod(a.size if isinstance(a.size, int) else FEW_QUERIES + 1 for a in self.queries)
 
     @property
-    def fixed(self) -> tuple[Located, ...]:
+    def fixed(self) -> tuple[IndexedExpr, ...]:
         """The numbers that the exponentials are multiplied or divided by."""
-        found: dict[Located, None] = {}
+        found: dict[IndexedExpr, None] = {}
         item = self.weights
         while item is not self.exponential:
             moving = [o for o in item.operands if self.keys in o.axes]
@@ -80,7 +80,7 @@ class Attention:
         return (*self.batch, *self.queries, self.keys, self.depth)
 
 
-def find_attention(nest: Nest) -> Attention | None:
+def find_attention(nest: LoopNest) -> Attention | None:
     """The attention that a region is; None where it holds no product of a product.
 
     Raises:
@@ -104,7 +104,9 @@ def find_attention(nest: Nest) -> Attention | None:
     return _parts(nest, product, weighted, weights, value)
 
 
-def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, value: Located) -> Attention:
+def _parts(
+    nest: LoopNest, product: IndexedExpr, weighted: IndexedExpr, weights: IndexedExpr, value: IndexedExpr
+) -> Attention:
     (keys,), (depth,) = weighted.bound, product.bound
     exponentials = [i for i in below([weighted]) if i.kind == "pointwise" and i.node.is_op("exp") and keys in i.axes]
     if len(exponentials) != 1:
@@ -165,7 +167,7 @@ def _parts(nest: Nest, product: Located, weighted: Located, weights: Located, va
     )  # fmt: skip
 
 
-def _unscaled(item: Located) -> tuple[Located, tuple[tuple[str, Located], ...]]:
+def _unscaled(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, IndexedExpr], ...]]:
     """What an operand is before it is widened, multiplied and divided by numbers, and the numbers."""
     if item.kind == "pointwise" and item.node.is_op("cast"):
         (narrow,) = item.operands
@@ -177,7 +179,7 @@ def _unscaled(item: Located) -> tuple[Located, tuple[tuple[str, Located], ...]]:
     return item, ()
 
 
-def is_shifted(item: Located, scores: Located, keys: Axis) -> bool:
+def is_shifted(item: IndexedExpr, scores: IndexedExpr, keys: Axis) -> bool:
     """Whether ``item`` is ``scores`` with something added or taken away that is the same for all keys."""
     if item is scores:
         return True
@@ -191,7 +193,7 @@ def is_shifted(item: Located, scores: Located, keys: Axis) -> bool:
     return first and len(moving) == 1 and is_shifted(moving[0], scores, keys)
 
 
-def is_linear(item: Located, exponential: Located, keys: Axis) -> bool:
+def is_linear(item: IndexedExpr, exponential: IndexedExpr, keys: Axis) -> bool:
     """Whether ``item`` is ``exponential`` times something that is the same for all keys, roundings aside."""
     if item is exponential:
         return True
@@ -213,7 +215,7 @@ def is_linear(item: Located, exponential: Located, keys: Axis) -> bool:
     return False
 
 
-def summed(item: Located, exponential: Located, keys: Axis, total: Located) -> Located:
+def summed(item: IndexedExpr, exponential: IndexedExpr, keys: Axis, total: IndexedExpr) -> IndexedExpr:
     """A linear function of ``exponential`` with ``total``, the sum of exponential·value, in its place."""
     if item is exponential:
         return total
@@ -225,7 +227,7 @@ def summed(item: Located, exponential: Located, keys: Axis, total: Located) -> L
     return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
 
 
-def at_largest(item: Located, scores: Located, largest: Located, keys: Axis) -> Located:
+def at_largest(item: IndexedExpr, scores: IndexedExpr, largest: IndexedExpr, keys: Axis) -> IndexedExpr:
     """What is computed from a score, for the largest one."""
     if item is scores:
         return largest

@@ -1,6 +1,6 @@
 """Where every element comes from: a region's body, with views resolved, as computations at affine indices.
 
-``locate`` turns a body graph into a tree without views: each ``Located`` is one operation at one index over
+``lower_to_loops`` turns a body graph into a tree without views: each ``IndexedExpr`` is one operation at one index over
 loop axes. It is what decides whether a region is one loop nest, and what schedules turn into a kernel.
 """
 
@@ -17,21 +17,21 @@ from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, divide, reind
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Located:
+class IndexedExpr:
     """One operation at one index. Identity is equality; equal computations are one object."""
 
     kind: str
     """``load``, ``lookup``, ``constant``, ``index``, ``pointwise``, ``reduction`` or ``contraction``."""
     value: Value
     index: tuple[Affine, ...]
-    operands: "tuple[Located, ...]" = ()
+    operands: "tuple[IndexedExpr, ...]" = ()
     bound: tuple[Axis, ...] = ()
-    """The axes that a reduction or contraction sums over; of a lookup, the one that stands for its place."""
+    """The axes that a reduction or contraction sums over; of a lookup, the one that stands for its dynamic index."""
     axes: frozenset[Axis] = frozenset()
     """The axes its value depends on."""
     depth: int = 0
     """How many reductions lie below it, one above the other."""
-    place: "Place | None" = None
+    dynamic_index: "DynamicIndex | None" = None
     """Of a lookup: where along a dim it loads."""
 
     @property
@@ -51,13 +51,13 @@ class Located:
 
 
 @dataclass(frozen=True)
-class Place:
+class DynamicIndex:
     """Where along a dim something lies, as a value says that is known only at run time."""
 
     node: Node
     """What stores or loads there; its first operand has the dim."""
     dim: int
-    value: Located
+    value: IndexedExpr
 
     @property
     def length(self) -> Size:
@@ -71,12 +71,12 @@ class Output:
 
     position: int
     """Which output of the body."""
-    root: Located
+    root: IndexedExpr
     index: tuple[Affine, ...]
     """Where the element belongs in the output; of a write, in the value that is written."""
     destination: Value | None = None
     """The input whose storage a write changes."""
-    place: Place | None = None
+    dynamic_index: DynamicIndex | None = None
     """Of a write at rows that an index gives: where the element belongs in the destination along that dim."""
 
     @property
@@ -86,29 +86,29 @@ class Output:
 
 
 @dataclass
-class Nest:
+class LoopNest:
     """A located region."""
 
     outputs: list[Output]
     axes: tuple[tuple[Axis, ...], ...]
     """Per dim of the widest output, the axes it is made of, outer first (those of all segments); then any others."""
 
-    def walk(self) -> Iterator[Located]:
+    def walk(self) -> Iterator[IndexedExpr]:
         """Every computation once, operands first."""
-        return walk([*(o.root for o in self.outputs), *(o.place.value for o in self.outputs if o.place is not None)])
+        stored_at = [o.dynamic_index.value for o in self.outputs if o.dynamic_index is not None]
+        return walk([*(o.root for o in self.outputs), *stored_at])
 
-    def places(self) -> list[Place]:
+    def dynamic_indices(self) -> list[DynamicIndex]:
         """What has to be checked before anything is stored."""
-        roots = [place for o in self.outputs if (place := o.place) is not None]
-        items = walk([*(o.root for o in self.outputs), *(place.value for place in roots)])
-        return [*roots, *(i.place for i in items if i.place is not None)]
+        stored_at = [o.dynamic_index for o in self.outputs if o.dynamic_index is not None]
+        return [*stored_at, *(i.dynamic_index for i in self.walk() if i.dynamic_index is not None)]
 
 
 _MAX_CUTS = 24
 _SEGMENT = re.compile(r"@\d+")
 
 
-def locate(body: Graph) -> Nest:
+def lower_to_loops(body: Graph) -> LoopNest:
     """Locate every output of a region.
 
     Raises:
@@ -118,7 +118,7 @@ def locate(body: Graph) -> Nest:
     cuts = _Cuts()
     for _ in range(_MAX_CUTS):
         try:
-            return _Locator(shape, cuts).run(body)
+            return _Lowering(shape, cuts).run(body)
         except Unaligned as cut:
             cuts.add(cut)
         except NotAffine as reason:
@@ -132,8 +132,8 @@ def made(output: Value) -> Value:
     return node.operands[1] if node is not None and node.is_op("write") else output
 
 
-def placing(body: Graph) -> list[Node]:
-    """The nodes of a region's body that store or load at places found at run time, in order."""
+def dynamically_indexed(body: Graph) -> list[Node]:
+    """The nodes of a region's body that store or load at dynamic indices, in order."""
     return [n for n in body.nodes if n.has(Trait.LOOKUP) or (n.has(Trait.WRITE) and "dim" in n.attributes)]
 
 
@@ -192,13 +192,13 @@ class _Cuts:
         return [_Part(Affine.of([(axis, 1)]), (axis,))]
 
 
-class _Locator:
-    """One attempt to locate a body with a fixed set of cuts."""
+class _Lowering:
+    """One attempt to lower a body with a fixed set of cuts."""
 
     def __init__(self, shape: tuple[Size, ...], cuts: _Cuts) -> None:
         self.cuts = cuts
         self.shape = shape
-        self.memo: dict[tuple[Value, tuple[Affine, ...]], Located] = {}
+        self.memo: dict[tuple[Value, tuple[Affine, ...]], IndexedExpr] = {}
         self.pool: list[tuple[_Part, Size]] = []
         """The variables there are: of reductions, of the dims, of contractions; the last that is free is taken."""
         self.contracted = 0
@@ -211,14 +211,14 @@ class _Locator:
             if len(parts) == 1 and n != 1:
                 self.pool.append((parts[0], n))
 
-    def run(self, body: Graph) -> Nest:
+    def run(self, body: Graph) -> LoopNest:
         outputs: list[Output] = []
         values = [made(value) for value in body.outputs]
         for position in sorted(range(len(values)), key=lambda i: _extent(values[i].shape), reverse=True):
-            for index in self._places(values[position]):
+            for index in self._segments(values[position]):
                 outputs.append(self._output(position, body.outputs[position], values[position], index))
         known = {a for dim in self.axes for a in dim}
-        return Nest(outputs, (*self.axes, tuple(a for a in self.extra if a not in known)))
+        return LoopNest(outputs, (*self.axes, tuple(a for a in self.extra if a not in known)))
 
     def _output(self, position: int, value: Value, what: Value, index: tuple[Affine, ...]) -> Output:
         axes = [a for part in index for a in dict.fromkeys(part.axes)]
@@ -227,15 +227,15 @@ class _Locator:
         root, node = self.at(what, index), value.producer
         if node is None or what is value:
             return Output(position, root, index)
-        destination, place = node.operands[0], None
+        destination, dynamic_index = node.operands[0], None
         if destination.producer is not None:
             raise ScheduleError("a kernel writes to a view")
         if "dim" in node.attributes:
             d = node.attributes["dim"] % len(index)
-            place = Place(node, d, self.at(node.operands[2], (index[d],)))
-        return Output(position, root, index, destination, place)
+            dynamic_index = DynamicIndex(node, d, self.at(node.operands[2], (index[d],)))
+        return Output(position, root, index, destination, dynamic_index)
 
-    def _places(self, value: Value) -> list[tuple[Affine, ...]]:
+    def _segments(self, value: Value) -> list[tuple[Affine, ...]]:
         """The indices, one per segment, at which an output is computed: its dims aligned with the root's."""
         shape = value.shape
         if groups := _merged(self.shape, shape):
@@ -247,52 +247,52 @@ class _Locator:
             shape = shape[len(lead) :]
         else:
             lead = ()
-        places: list[tuple[Affine, ...]] = [lead]
+        segments: list[tuple[Affine, ...]] = [lead]
         offset = len(self.shape) - len(shape)
         beside = [d for d, n in enumerate(shape) if n != 1 and same_size(n, self.shape[d + offset])]
         aligned = {a for d in beside for part in self.dims[d + offset] for a in part.axes}
         for d, n in enumerate(shape):
             if n == 1:
-                places = [(*place, Affine()) for place in places]
+                segments = [(*segment, Affine()) for segment in segments]
             elif d in beside:
                 indices = [part.index for part in self.dims[d + offset]]
-                places = [(*place, part) for place in places for part in indices]
+                segments = [(*segment, part) for segment in segments for part in indices]
             else:
-                taken = {a for place in places for position in place for a in position.axes}
+                taken = {a for segment in segments for position in segment for a in position.axes}
                 part = self._bind(n, taken | aligned)
                 self.extra.update(dict.fromkeys(part.axes))
-                places = [(*place, part.index) for place in places]
-        if len(places) > 16:
-            raise ScheduleError("an output falls into too many segments", why=f"{len(places)} of them")
-        return places
+                segments = [(*segment, part.index) for segment in segments]
+        if len(segments) > 16:
+            raise ScheduleError("an output falls into too many segments", why=f"{len(segments)} of them")
+        return segments
 
     def _flattened(self, groups: list[list[int]]) -> list[tuple[Affine, ...]]:
         """The indices of an output whose dims are each several neighbouring dims of the root in one."""
-        places: list[tuple[Affine, ...]] = [()]
+        segments: list[tuple[Affine, ...]] = [()]
         for group in groups:
             indices = [Affine()]
             for d in group:
                 indices = [outer.scaled(self.shape[d]) + part.index for outer in indices for part in self.dims[d]]
-            places = [(*place, index) for place in places for index in indices]
-        return places
+            segments = [(*segment, index) for segment in segments for index in indices]
+        return segments
 
-    def at(self, value: Value, index: tuple[Affine, ...]) -> Located:
+    def at(self, value: Value, index: tuple[Affine, ...]) -> IndexedExpr:
         """The computation of ``value`` at ``index``."""
         key = (value, index)
         found = self.memo.get(key)
         if found is None:
-            found = self.memo[key] = self._locate(value, index)
+            found = self.memo[key] = self._lower(value, index)
         return found
 
-    def _locate(self, value: Value, index: tuple[Affine, ...]) -> Located:
+    def _lower(self, value: Value, index: tuple[Affine, ...]) -> IndexedExpr:
         node = value.producer
         axes = frozenset(axis for part in index for axis in part.axes)
         if node is None:
-            return Located("load", value, index, axes=axes)
+            return IndexedExpr("load", value, index, axes=axes)
         if node.is_op("constant", "size"):
-            return Located("constant", value, ())
+            return IndexedExpr("constant", value, ())
         if node.is_op("iota"):
-            return Located("index", value, index, axes=axes)
+            return IndexedExpr("index", value, index, axes=axes)
         if node.has(Trait.VIEW):
             return self._through_view(node, index)
         if node.is_op("write") and "dim" not in node.attributes:
@@ -308,7 +308,7 @@ class _Locator:
             return self._lookup(node, index)
         raise ScheduleError(f"{node.op.name} cannot be part of a kernel")
 
-    def _through_view(self, node: Node, index: tuple[Affine, ...]) -> Located:
+    def _through_view(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         shape = node.result.shape
         if node.is_op("concat"):
             return self._concat(node, index)
@@ -331,7 +331,7 @@ class _Locator:
             return self.at(x, broadcast_index(x.shape, shape, index))
         return self.at(x, reindex(index, shape, x.shape))
 
-    def _concat(self, node: Node, index: tuple[Affine, ...]) -> Located:
+    def _concat(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         d = node.attributes["dim"]
         position = index[d]
         low, high = position.offset, position.maximum()
@@ -359,7 +359,7 @@ class _Locator:
             raise NotAffine("a concatenation that cuts across two loops")
         raise Unaligned(axis, segment=steps)
 
-    def _reduction(self, node: Node, index: tuple[Affine, ...]) -> Located:
+    def _reduction(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         (x,) = node.operands
         inner, taken = list(index), {axis for part in index for axis in part.axes}
         bound: list[Axis] = []
@@ -381,7 +381,7 @@ class _Locator:
         self.pool.insert(0, (part, n))
         return part
 
-    def _contraction(self, node: Node, index: tuple[Affine, ...]) -> Located:
+    def _contraction(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         terms, out = split_spec(node.attributes["spec"])
         at = dict(zip(out, index, strict=True))
         bound: list[Axis] = []
@@ -397,24 +397,24 @@ class _Locator:
         )
         return _above("contraction", node.result, index, operands, tuple(bound))
 
-    def _lookup(self, node: Node, index: tuple[Affine, ...]) -> Located:
-        """A load at a place that another computation gives, which stands as an axis of its own in the index."""
-        table, places = node.operands
+    def _lookup(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
+        """A load at a computed index, which stands as an axis of its own in the index."""
+        table, indices = node.operands
         d = node.attributes["dim"] % len(table.shape)
         whole = node.is_op("gather")
-        behind = d + (1 if whole else len(places.shape))
-        place = Place(node, d, self.at(places, index if whole else index[d:behind]))
-        row = Axis(place.length, "row")
+        behind = d + (1 if whole else len(indices.shape))
+        position = DynamicIndex(node, d, self.at(indices, index if whole else index[d:behind]))
+        row = Axis(position.length, "row")
         try:
             found = self.at(table, (*index[:d], Affine.of([(row, 1)]), *index[behind:]))
         except Unaligned as cut:
             if cut.axis is row:
-                raise NotAffine("a place that is found at run time lies across two dims") from cut
+                raise NotAffine("a dynamic index lies across two dims") from cut
             raise
         if found.kind != "load":
             raise ScheduleError("a kernel looks up what it computes itself")
-        axes = found.axes - {row} | place.value.axes
-        return Located("lookup", found.value, found.index, (place.value,), (row,), axes, 0, place)
+        axes = found.axes - {row} | position.value.axes
+        return IndexedExpr("lookup", found.value, found.index, (position.value,), (row,), axes, 0, position)
 
     def _summed(self, n: Size, taken: set[Axis]) -> _Part:
         """The variable of a contracted dim: that of every contraction over ``n``, unless the operands' dims use it."""
@@ -429,9 +429,11 @@ class _Locator:
         return part
 
 
-def walk(roots: Iterable[Located], where: Callable[[Located], bool] = lambda item: True) -> Iterator[Located]:
+def walk(
+    roots: Iterable[IndexedExpr], where: Callable[[IndexedExpr], bool] = lambda item: True
+) -> Iterator[IndexedExpr]:
     """These computations and all they need, each once, operands first; it stops at any that is not ``where``."""
-    seen: set[Located] = set()
+    seen: set[IndexedExpr] = set()
     for root in roots:
         stack = [(root, False)]
         while stack:
@@ -444,12 +446,12 @@ def walk(roots: Iterable[Located], where: Callable[[Located], bool] = lambda ite
                 stack.extend((operand, False) for operand in reversed(item.operands))
 
 
-def below(roots: Iterable[Located]) -> set[Located]:
+def below(roots: Iterable[IndexedExpr]) -> set[IndexedExpr]:
     """Everything that the operands of these computations need, themselves excluded."""
     return set(walk(operand for root in roots for operand in root.operands))
 
 
-def above(nest: Nest, roots: Iterable[Located]) -> set[Located]:
+def above(nest: LoopNest, roots: Iterable[IndexedExpr]) -> set[IndexedExpr]:
     """Everything in a nest that needs one of these computations, themselves included."""
     found = set(roots)
     for item in nest.walk():  # operands come first
@@ -458,8 +460,8 @@ def above(nest: Nest, roots: Iterable[Located]) -> set[Located]:
     return found
 
 
-def stride(item: Located, axis: Axis) -> Size:
-    """What one step along an axis adds to the place of a loaded element."""
+def stride(item: IndexedExpr, axis: Axis) -> Size:
+    """What one step along an axis adds to the offset of a loaded element."""
     out: Size = 0
     for part, step in zip(item.index, item.value.tensor.strides, strict=True):
         out = out + part.coefficient(axis) * step
@@ -489,8 +491,8 @@ def broadcast_index(shape: tuple[Size, ...], to: tuple[Size, ...], index: tuple[
 
 
 def _above(
-    kind: str, value: Value, index: tuple[Affine, ...], operands: tuple[Located, ...], bound: tuple[Axis, ...] = ()
-) -> Located:
+    kind: str, value: Value, index: tuple[Affine, ...], operands: tuple[IndexedExpr, ...], bound: tuple[Axis, ...] = ()
+) -> IndexedExpr:
     axes = frozenset().union(*(o.axes for o in operands)) - set(bound)
     depth = max((o.depth for o in operands), default=0) + (1 if kind != "pointwise" else 0)
-    return Located(kind, value, index, operands, bound, axes, depth)
+    return IndexedExpr(kind, value, index, operands, bound, axes, depth)

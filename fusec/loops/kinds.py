@@ -8,7 +8,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, F16, F32, DType, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
-from fusec.loops.indexing import Located, Nest, above, below, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, stride, walk
 from fusec.loops.updates import check_updates
 
 FEW_ROWS = 16
@@ -52,14 +52,14 @@ class Shape:
     kind: Kind
     rows: tuple[Axis, ...]
     """Axes that are the same for a whole reduction, or for all of a contraction's left operand: outer loops."""
-    contractions: tuple[Located, ...] = ()
-    reductions: tuple[Located, ...] = ()
+    contractions: tuple[IndexedExpr, ...] = ()
+    reductions: tuple[IndexedExpr, ...] = ()
     attention: Attention | None = None
     many: bool = False
     """Whether a contraction has so many rows that they are taken in blocks."""
 
 
-def classify(nest: Nest, limits: Limits = Limits()) -> Shape:
+def classify(nest: LoopNest, limits: Limits = Limits()) -> Shape:
     """The kind of a nest, which may be a kernel.
 
     Raises:
@@ -70,7 +70,7 @@ def classify(nest: Nest, limits: Limits = Limits()) -> Shape:
     return shape
 
 
-def _shape(nest: Nest, limits: Limits) -> Shape:
+def _shape(nest: LoopNest, limits: Limits) -> Shape:
     items = list(nest.walk())
     reductions = tuple(i for i in items if i.kind == "reduction")
     contractions = tuple(i for i in items if i.kind == "contraction")
@@ -92,7 +92,7 @@ def _shape(nest: Nest, limits: Limits) -> Shape:
 
 
 def _contraction(
-    nest: Nest, reductions: tuple[Located, ...], contractions: tuple[Located, ...], limits: Limits
+    nest: LoopNest, reductions: tuple[IndexedExpr, ...], contractions: tuple[IndexedExpr, ...], limits: Limits
 ) -> Shape:
     rows = contractions[0].operands[0].axes - set(contractions[0].bound)
     inside = below(contractions)
@@ -124,12 +124,12 @@ def _contraction(
     return Shape("contraction", ordered(nest, rows), contractions, reductions)
 
 
-def rows_at_once(contractions: Iterable[Located], halves: int) -> int:
+def rows_at_once(contractions: Iterable[IndexedExpr], halves: int) -> int:
     """Rows up to which products have a schedule for few, which of half types are so many."""
     return halves if all(c.operands[1].dtype in HALVES for c in contractions) else FEW_ROWS
 
 
-def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], limits: Limits) -> Iterator[str]:
+def _objections_to_many(nest: LoopNest, contractions: tuple[IndexedExpr, ...], limits: Limits) -> Iterator[str]:
     """Why the rows of a kernel's products cannot be taken in blocks."""
     needy = above(nest, contractions)
     if any(o.root not in needy for o in nest.outputs):
@@ -144,7 +144,7 @@ def _objections_to_many(nest: Nest, contractions: tuple[Located, ...], limits: L
             yield from _objections_to_layouts(nest, c)
 
 
-def _objections_to_layouts(nest: Nest, c: Located) -> Iterator[str]:
+def _objections_to_layouts(nest: LoopNest, c: IndexedExpr) -> Iterator[str]:
     """Why the operands of a contraction do not lie as registers take them in."""
     left, right = c.operands
     if len(c.bound) != 1 or stride(left, c.bound[0]) != 1:
@@ -155,7 +155,7 @@ def _objections_to_layouts(nest: Nest, c: Located) -> Iterator[str]:
             yield "its weight does not lie along what is summed"
 
 
-def _objections(c: Located, rows: frozenset[Axis], inside: set[Located]) -> Iterator[str]:
+def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr]) -> Iterator[str]:
     """Why a contraction has no schedule of its own."""
     left, right = c.operands
     bound = set(c.bound)
@@ -181,7 +181,7 @@ def _objections(c: Located, rows: frozenset[Axis], inside: set[Located]) -> Iter
         yield "its weight is not laid out in the order in which it is summed"
 
 
-def ordered(nest: Nest, axes: frozenset[Axis]) -> tuple[Axis, ...]:
+def ordered(nest: LoopNest, axes: frozenset[Axis]) -> tuple[Axis, ...]:
     """Axes in the order of the dims of the widest output, any others behind them."""
     known = [a for dim in nest.axes for a in dim if a in axes]
     return (*known, *sorted(axes.difference(known), key=lambda a: a.serial))

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from fusec.ir.graph import Value
 from fusec.ir.types import estimate
 from fusec.loops.affine import Axis
-from fusec.loops.indexing import Located, Nest, below
+from fusec.loops.indexing import IndexedExpr, LoopNest, below
 
 
-def evaluations(nest: Nest, symbols: Mapping[str, int] | None = None) -> dict[Located, float]:
+def evaluations(nest: LoopNest, symbols: Mapping[str, int] | None = None) -> dict[IndexedExpr, float]:
     """How often each computation of a nest is carried out, about; ``symbols`` are the sizes that are known."""
     # The grid runs over the rows of reductions; the other loops lie inside.
     rows = next((i.axes for i in nest.walk() if i.kind == "reduction"), frozenset[Axis]())
     order = sorted((a for dim in nest.axes for a in dim), key=lambda axis: axis not in rows)
-    found: dict[Located, float] = {}
+    found: dict[IndexedExpr, float] = {}
     prologue = below(i for i in nest.walk() if i.kind == "contraction")
-    seen: set[Located] = set()
+    seen: set[IndexedExpr] = set()
     for output in nest.outputs:
         own = {axis for part in output.index for axis in part.axes}
         nested = [a for a in order if a in own]
@@ -32,7 +32,7 @@ def evaluations(nest: Nest, symbols: Mapping[str, int] | None = None) -> dict[Lo
     return found
 
 
-def repetitions(evaluations: Mapping[Located, float]) -> dict[Value, float]:
+def repetitions(evaluations: Mapping[IndexedExpr, float]) -> dict[Value, float]:
     """For each value that is computed more often than it has elements, how many times over."""
     counts: dict[Value, float] = {}
     for item, count in evaluations.items():
@@ -41,7 +41,7 @@ def repetitions(evaluations: Mapping[Located, float]) -> dict[Value, float]:
     return {value: n for value, n in times.items() if n > 1}
 
 
-def _evaluations(item: Located, nested: Sequence[Axis], symbols: Mapping[str, int] | None) -> float:
+def _evaluations(item: IndexedExpr, nested: Sequence[Axis], symbols: Mapping[str, int] | None) -> float:
     """Once for each step of the loops down to the innermost that it depends on."""
     depends = [i for i, a in enumerate(nested) if a in item.axes]
     loops = {*(nested[: max(depends) + 1] if depends else ()), *item.axes}

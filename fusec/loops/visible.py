@@ -12,7 +12,7 @@ import sympy
 
 from fusec.ir.types import I64, Size
 from fusec.loops.affine import Axis
-from fusec.loops.indexing import Located, walk
+from fusec.loops.indexing import IndexedExpr, walk
 
 _LESS = {"le": 0, "lt": 1, "ge": 0, "gt": 1}
 
@@ -25,11 +25,11 @@ class Bound:
     """Whether keys are not above ``value``, or not below it."""
     value: sympy.Expr
     """Inclusive, over the other axes and the numbers below."""
-    numbers: dict[sympy.Symbol, Located]
+    numbers: dict[sympy.Symbol, IndexedExpr]
     """Integers that are known only at run time, but before any score is: a position that was loaded."""
 
 
-def visible_keys(scores: Located, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> list[Bound]:
+def visible_keys(scores: IndexedExpr, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> list[Bound]:
     """Limits of the keys whose score is not -inf.
 
     Only what is proven counts: comparisons of indices under which a score is exactly -inf otherwise.
@@ -38,7 +38,7 @@ def visible_keys(scores: Located, keys: Axis, symbol: Callable[[Axis], sympy.Sym
     return [bound for bound in bounds if bound is not None]
 
 
-def loaded_masks(scores: Located, keys: Axis) -> list[tuple[Located, bool | float]]:
+def loaded_masks(scores: IndexedExpr, keys: Axis) -> list[tuple[IndexedExpr, bool | float]]:
     """Values known before any score is, and what each equals only where a score is -inf: for a look at run time.
 
     Those that bound the keys are not among them.
@@ -53,7 +53,7 @@ def loaded_masks(scores: Located, keys: Axis) -> list[tuple[Located, bool | floa
     ]
 
 
-def _is_known(item: Located) -> bool:
+def _is_known(item: IndexedExpr) -> bool:
     """Whether a value is made of loads and arithmetic alone."""
     return all(part.kind in ("load", "constant", "index", "pointwise") for part in walk([item]))
 
@@ -63,7 +63,7 @@ def _placeholder(axis: Axis) -> sympy.Symbol:
 
 
 def _bound(
-    condition: Located, hidden: bool | float, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]
+    condition: IndexedExpr, hidden: bool | float, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]
 ) -> Bound | None:
     """What a condition that hides keys says of those that it shows; None where that is no bound."""
     if condition.kind != "pointwise" or condition.node.op.name not in _LESS:
@@ -79,7 +79,7 @@ def _bound(
     return Bound(slope == -1, value, integers.numbers)
 
 
-def _hidden(scores: Located) -> Iterator[tuple[Located, bool | float]]:
+def _hidden(scores: IndexedExpr) -> Iterator[tuple[IndexedExpr, bool | float]]:
     """Values, each with what it equals only where a score is -inf."""
     if scores.kind == "load" and scores.dtype.is_float:
         yield scores, -math.inf
@@ -96,7 +96,7 @@ def _hidden(scores: Located) -> Iterator[tuple[Located, bool | float]]:
             yield from _hidden(operand)
 
 
-def _each(condition: Located, hidden: bool) -> Iterator[tuple[Located, bool]]:
+def _each(condition: IndexedExpr, hidden: bool) -> Iterator[tuple[IndexedExpr, bool]]:
     """What a conjunction (or the negation of a disjunction) is made of."""
     if condition.kind == "pointwise" and condition.node.is_op("or" if hidden else "and"):
         for operand in condition.operands:
@@ -110,9 +110,9 @@ class _Integers:
 
     def __init__(self, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> None:
         self.keys, self.symbol = keys, symbol
-        self.numbers: dict[sympy.Symbol, Located] = {}
+        self.numbers: dict[sympy.Symbol, IndexedExpr] = {}
 
-    def slack(self, condition: Located) -> sympy.Expr | None:
+    def slack(self, condition: IndexedExpr) -> sympy.Expr | None:
         """An expression that is not negative exactly where a comparison holds; None where it is not of integers."""
         left, right = (self.expression(o) for o in condition.operands)
         if left is None or right is None:
@@ -121,7 +121,7 @@ class _Integers:
             left, right = right, left
         return sympy.expand(right - left - _LESS[condition.node.op.name])
 
-    def expression(self, item: Located) -> sympy.Expr | None:
+    def expression(self, item: IndexedExpr) -> sympy.Expr | None:
         """An integer: computed from indices where it is, or else a number at run time that is the same for all keys."""
         if item.dtype.kind != "int":
             return None
@@ -131,7 +131,7 @@ class _Integers:
             self.numbers[out] = item
         return out
 
-    def _computed(self, item: Located) -> sympy.Expr | None:
+    def _computed(self, item: IndexedExpr) -> sympy.Expr | None:
         if item.kind == "index":
             out: sympy.Expr = sympy.sympify(item.index[0].offset)
             for axis, coefficient in item.index[0].terms:

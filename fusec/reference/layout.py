@@ -43,17 +43,17 @@ def laid_out(x: Any, ty: Type | None, symbols: Mapping[str, int]) -> Any:
         return x
 
 
-def settle_outputs(
+def finalize_outputs(
     graph: Graph, results: Sequence[Any], inputs: Sequence[Any], symbols: Mapping[str, int]
 ) -> list[Any]:
     """Results with the promised strides, none of which shares storage with an input or another result."""
     taken = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, Tensor) and x.layout == torch.strided}
-    settled: list[Any] = []
+    specialized: list[Any] = []
     for x, ty in zip(results, graph.output_types, strict=True):
         x = laid_out(x, ty, symbols)
         if isinstance(x, Tensor) and x.layout == torch.strided and x.numel():
             if x.untyped_storage().data_ptr() in taken:
                 x = copied(x, x.stride())
             taken.add(x.untyped_storage().data_ptr())
-        settled.append(x)
-    return settled
+        specialized.append(x)
+    return specialized

@@ -13,7 +13,7 @@ from fusec.ir.types import DType, TensorType
 from fusec.rewriting.driver import cut, erase_unread
 from fusec.rewriting.fusion import Fusion
 from fusec.rewriting.index import Index
-from fusec.rewriting.journal import Journal
+from fusec.rewriting.listener import RewriteListener
 from fusec.rewriting.match import Match, MatchFailure, Pattern
 from fusec.rewriting.matcher import Matcher
 from fusec.rewriting.rule import Declaration, Rewrite
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def apply_declared(
-    declarations: Iterable[Declaration], graph: Graph, library: PatternLibrary, journal: Journal | None = None
+    declarations: Iterable[Declaration], graph: Graph, library: PatternLibrary, listener: RewriteListener | None = None
 ) -> int:
     """Replace every match of each declaration in turn; how many there were. Node order is restored."""
-    work = _Application(graph, library, journal)
+    work = _Application(graph, library, listener)
     count = sum(map(work.apply, declarations))
     if count:
         graph.sort()
@@ -37,8 +37,8 @@ def apply_declared(
 class _Application:
     """Declarations applied to one graph, one after the other."""
 
-    def __init__(self, graph: Graph, library: PatternLibrary, journal: Journal | None) -> None:
-        self.graph, self.library, self.journal = graph, library, journal
+    def __init__(self, graph: Graph, library: PatternLibrary, listener: RewriteListener | None) -> None:
+        self.graph, self.library, self.listener = graph, library, listener
         self.index, self.outputs = Index(graph), set(graph.outputs)
         self.writes = [node for node in graph if node.written]
 
@@ -64,16 +64,16 @@ class _Application:
             found = matcher.match(value)
             if isinstance(found, Match):
                 count += self.replace(declared, found, dtype)
-            elif self.journal is not None and found.depth > 0 and pattern.is_telling:
-                self.journal.near_miss(found)
+            elif self.listener is not None and found.depth > 0 and pattern.is_telling:
+                self.listener.near_miss(found)
         return count
 
     def replace(self, declared: Declaration, match: Match, dtype: DType) -> bool:
-        """Put what stands for a match in its place, if the journal allows it."""
-        graph, journal, nodes = self.graph, self.journal, sorted_nodes(match)
+        """Put what stands for a match in its place, if the listener allows it."""
+        graph, listener, nodes = self.graph, self.listener, sorted_nodes(match)
         # Numbers that layers share name all of them.
         sources = tuple(dict.fromkeys(s for n in nodes if not n.has(Trait.SOURCE) for s in n.sources))
-        if journal is not None and not journal.application(declared.name, sources, describe(match)):
+        if listener is not None and not listener.application(declared.name, sources, describe(match)):
             return False
         size = len(graph)
         if isinstance(declared, Rewrite):
@@ -84,12 +84,12 @@ class _Application:
         if self.may_close_cycle(added, results) and closes_cycle(graph, added, results):
             graph.erase_dead(added)
             return False
-        if journal is not None and journal.verifies:
+        if listener is not None and listener.verifies:
             inputs = list(dict.fromkeys(v for n in added for v in n.operands if v.producer not in added))
             exact = not isinstance(declared, Rewrite) or declared.exact
             before = cut(inputs, nodes, list(results))
             after = cut(inputs, added, list(results.values()))
-            if not journal.agrees(declared.name, before, after, exact):
+            if not listener.agrees(declared.name, before, after, exact):
                 graph.erase_dead(added)
                 return False
         for old, new in results.items():

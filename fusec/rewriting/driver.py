@@ -8,7 +8,7 @@ from fusec.ir.graph import Graph, Node, Value, base, readers, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import same_shape
 from fusec.loops.strides import view_layout
-from fusec.rewriting.journal import Journal
+from fusec.rewriting.listener import RewriteListener
 from fusec.rewriting.writes import behind, follows, writes_by_storage
 
 
@@ -38,14 +38,14 @@ def simplifies(*ops: str, exact: bool = True) -> Callable[[Callable[[Graph, Node
     return declare
 
 
-def simplify_graph(graph: Graph, rules: Sequence[Simplification], journal: Journal | None = None) -> bool:
+def simplify_graph(graph: Graph, rules: Sequence[Simplification], listener: RewriteListener | None = None) -> bool:
     """Apply the rules until none fits; whether any did. Node order is restored, dead nodes are gone."""
-    return _Worklist(graph, rules, journal).run()
+    return _Worklist(graph, rules, listener).run()
 
 
 class _Worklist:
-    def __init__(self, graph: Graph, rules: Sequence[Simplification], journal: Journal | None) -> None:
-        self.graph, self.journal = graph, journal
+    def __init__(self, graph: Graph, rules: Sequence[Simplification], listener: RewriteListener | None) -> None:
+        self.graph, self.listener = graph, listener
         self.rules: dict[str, list[Simplification]] = {}
         for rule in rules:
             for op in rule.ops:
@@ -71,16 +71,16 @@ class _Worklist:
         return changed
 
     def apply(self, rule: Simplification, node: Node) -> bool:
-        if self.journal is not None and not self.journal.enabled(rule.name):
+        if self.listener is not None and not self.listener.enabled(rule.name):
             return False
         size = len(self.graph)
         try:
             value = rule.apply(self.graph, node)
         except Exception as reason:  # whatever a rule does, the model still compiles
             self.graph.erase_dead(self.graph.newest(len(self.graph) - size))
-            if self.journal is None:
+            if self.listener is None:
                 raise
-            self.journal.disable(rule.name, str(reason))
+            self.listener.disable(rule.name, str(reason))
             return False
         if value is None:
             return False
@@ -118,14 +118,14 @@ class _Worklist:
         return False
 
     def allowed(self, rule: Simplification, node: Node, value: Value, added: list[Node]) -> bool:
-        if self.journal is None:
+        if self.listener is None:
             return True
-        if not self.journal.application(rule.name, node.sources, rule.name):
+        if not self.listener.application(rule.name, node.sources, rule.name):
             return False
-        if not self.journal.verifies:
+        if not self.listener.verifies:
             return True
         before, after = neighbourhood(node, value, added)
-        return self.journal.agrees(rule.name, before, after, rule.exact)
+        return self.listener.agrees(rule.name, before, after, rule.exact)
 
     def commit(self, node: Node, value: Value, added: list[Node]) -> None:
         for new in added:

@@ -126,7 +126,7 @@ class PatternLibrary:
         key = (dtype, present, batch, function, _stated(declared), *map(_stated, _of_users()))
         if key not in self.made:
             graph, samples = self.traced(declared, function, dtype, present, batch)
-            self.made[key] = self.settle(declared, spelling, graph, samples)
+            self.made[key] = self.specialize(declared, spelling, graph, samples)
         return self.made[key]
 
     def traced(
@@ -149,7 +149,7 @@ class PatternLibrary:
             value.name = name
         return graph, samples
 
-    def settle(self, declared: Declaration, spelling: str, graph: Graph, samples: dict[str, Any]) -> Pattern | None:
+    def specialize(self, declared: Declaration, spelling: str, graph: Graph, samples: dict[str, Any]) -> Pattern | None:
         """Normalise a traced graph, find earlier fusions in it, and say what its parts stand for."""
         tensors = {v: v.name for v in graph.inputs}
         self.normalize(graph)

@@ -134,8 +134,8 @@ def spellings_that_differ(declared: Fusion[Any, Any], draw: Draw, tolerance: flo
             found = _as_list(function(*arguments))
             why = _difference(wanted, found, tolerance)
             if not why and function is not declared.function:
-                verdict = check_rewrite(graph, trace(function, arguments, symbolic=False), exact=False)
-                why = "" if verdict else verdict.message
+                result = check_rewrite(graph, trace(function, arguments, symbolic=False), exact=False)
+                why = "" if result else result.message
             wrong += [f"{name}({', '.join(present)}): {why}"] if why else []
     return wrong
 
@@ -168,9 +168,9 @@ def contradiction(declared: Fusion[Any, Any], match: Match) -> str:
     to = dict(zip(said.inputs, (inputs[b] for b in bound if isinstance(b, Value)), strict=True))
     wanted.splice(said.nodes, to)
     wanted.set_outputs([to[v] for v in said.outputs])
-    verdict = check_rewrite(wanted, found, exact=False)
-    if not verdict:
-        return verdict.message
+    result = check_rewrite(wanted, found, exact=False)
+    if not result:
+        return result.message
     if any(v.dtype.is_float and v.dtype != F32 for v in operands):
         return ""
     arguments = list(given.values())

@@ -43,7 +43,7 @@ class OracleResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EquivalenceResult:
     """Whether a rewrite keeps the meaning."""
 
     passed: bool
@@ -60,7 +60,7 @@ class Verdict:
         return not self.passed and all(r.state != "differ" for r in self.results)
 
 
-def check_rewrite(before: Graph, after: Graph, exact: bool = True, seed: int = 0) -> Verdict:
+def check_rewrite(before: Graph, after: Graph, exact: bool = True, seed: int = 0) -> EquivalenceResult:
     """Judge whether ``after`` may take the place of ``before``; both have the same inputs and outputs.
 
     Float64 and special values decide. The field decides too where it can express both sides, unless the rewrite
@@ -70,37 +70,37 @@ def check_rewrite(before: Graph, after: Graph, exact: bool = True, seed: int = 0
     """
     types = _compare_types(before, after)
     if types.state != "agree":
-        return Verdict(False, (types,), types.detail)
-    verdict: Verdict | None = None
+        return EquivalenceResult(False, (types,), types.detail)
+    result: EquivalenceResult | None = None
     try:
         for trial in trials(before, after):
-            verdict = _judge(trial, types, exact, seed)
-            if verdict.passed:
+            result = _compare(trial, types, exact, seed)
+            if result.passed:
                 break
     except GraphError as reason:
-        return Verdict(False, (types,), reason.what)
-    return Verdict(False, (types,), "the graphs are too large to be run") if verdict is None else verdict
+        return EquivalenceResult(False, (types,), reason.what)
+    return EquivalenceResult(False, (types,), "the graphs are too large to be run") if result is None else result
 
 
-def _judge(trial: Trial, types: OracleResult, exact: bool, seed: int) -> Verdict:
+def _compare(trial: Trial, types: OracleResult, exact: bool, seed: int) -> EquivalenceResult:
     results = [types]
     wrong: OracleResult | None = None
     for oracle in ("float64", "special values", "field"):
         try:
             found = _ask_field(trial, seed) if oracle == "field" else _ask_floats(oracle, trial, ROUNDS[oracle], seed)
         except _NotRunnable as reason:
-            return Verdict(False, (*results, OracleResult(oracle, "unknown", str(reason))), str(reason))
+            return EquivalenceResult(False, (*results, OracleResult(oracle, "unknown", str(reason))), str(reason))
         results.append(found)
         if found.state == "differ" and (exact or oracle != "field"):
             wrong = found
             break
     if wrong is None:
-        return Verdict(True, tuple(results), f"both sides agree{trial.note}")
+        return EquivalenceResult(True, tuple(results), f"both sides agree{trial.note}")
     place = (
         f"output {wrong.output} at {wrong.index}: {wrong.before} and {wrong.after}" if wrong.index is not None else ""
     )
     why = ", ".join(filter(None, (place, wrong.detail)))
-    return Verdict(False, tuple(results), f"{wrong.oracle}: {why}{trial.note}")
+    return EquivalenceResult(False, tuple(results), f"{wrong.oracle}: {why}{trial.note}")
 
 
 class _NotRunnable(Exception):

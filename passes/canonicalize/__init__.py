@@ -8,7 +8,7 @@ from fusec.passes.canonicalize import arithmetic, casts, concatenations, contrac
 from fusec.passes.canonicalize.subexpressions import merge_equal
 from fusec.pipeline import Context
 from fusec.rewriting.driver import Simplification, simplify_graph
-from fusec.rewriting.journal import Journal
+from fusec.rewriting.listener import RewriteListener
 
 RULES: tuple[Simplification, ...] = (
     *numbers.RULES,
@@ -24,11 +24,11 @@ _ROUNDS = 4
 """Merging equal nodes can open new simplifications; this often it is tried."""
 
 
-def normalize(graph: Graph, journal: Journal | None = None) -> None:
+def normalize(graph: Graph, listener: RewriteListener | None = None) -> None:
     """Bring a graph to its normal form. Patterns go through this very function."""
     graph.erase_dead()
     for _ in range(_ROUNDS):
-        simplify_graph(graph, RULES, journal)
+        simplify_graph(graph, RULES, listener)
         if not merge_equal(graph):
             break
 

@@ -174,7 +174,7 @@ def exponential_of_logarithm(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("where")
-def settled_choice(graph: Graph, node: Node) -> Value | None:
+def where_of_known_condition(graph: Graph, node: Node) -> Value | None:
     """A choice whose condition is a number, or whose branches are one value."""
     condition, a, b = node.operands
     known = number_of(condition)
@@ -184,7 +184,7 @@ def settled_choice(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("where")
-def choice_of_truths(graph: Graph, node: Node) -> Value | None:
+def where_of_true_and_false(graph: Graph, node: Node) -> Value | None:
     """c ? true : false = c."""
     condition, a, b = node.operands
     if node.result.dtype.kind != "bool" or number_of(a) != 1 or number_of(b) != 0:
@@ -193,7 +193,7 @@ def choice_of_truths(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("where")
-def negated_choice(graph: Graph, node: Node) -> Value | None:
+def where_of_negation(graph: Graph, node: Node) -> Value | None:
     """¬c ? a : b = c ? b : a."""
     condition, a, b = node.operands
     if condition.producer is None or not condition.producer.is_op("not"):
@@ -202,7 +202,7 @@ def negated_choice(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("eq", "ne")
-def compared_truth(graph: Graph, node: Node) -> Value | None:
+def comparison_of_bools(graph: Graph, node: Node) -> Value | None:
     """(x = true) = (x ≠ false) = x, and (x = false) = (x ≠ true) = ¬x, of truth values."""
     x, c = node.operands
     known = number_of(c)
@@ -213,7 +213,7 @@ def compared_truth(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("and", "or")
-def neutral_truth(graph: Graph, node: Node) -> Value | None:
+def neutral_bool(graph: Graph, node: Node) -> Value | None:
     """x ∧ true = x, x ∨ false = x."""
     for x, c in (node.operands, node.operands[::-1]):
         known = number_of(_spread(c))
@@ -223,7 +223,7 @@ def neutral_truth(graph: Graph, node: Node) -> Value | None:
 
 
 @simplifies("lt", "le", "gt", "ge")
-def settled_place(graph: Graph, node: Node) -> Value | None:
+def iota_out_of_range(graph: Graph, node: Node) -> Value | None:
     """0, 1, … n-1 compared with a number that is in front of all of them, or behind."""
     places, c = node.operands
     number, source = number_of(c), _spread(places).producer
@@ -262,10 +262,10 @@ RULES = (
     one_over,
     reciprocal_root,
     exponential_of_logarithm,
-    settled_choice,
-    choice_of_truths,
-    negated_choice,
-    compared_truth,
-    neutral_truth,
-    settled_place,
+    where_of_known_condition,
+    where_of_true_and_false,
+    where_of_negation,
+    comparison_of_bools,
+    neutral_bool,
+    iota_out_of_range,
 )

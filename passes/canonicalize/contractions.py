@@ -113,13 +113,13 @@ def permuted_result(graph: Graph, node: Node) -> Value | None:
     if product_ is None or not product_.is_op("contraction") or len(value.users) != 1 or value in graph.outputs:
         return None
     terms, out = split_spec(product_.attributes["spec"])
-    turned = "".join(out[d] for d in node.attributes["dims"])
+    transposed = "".join(out[d] for d in node.attributes["dims"])
     shared = [label for label in out if all(label in term for term in terms)]
-    owners = ["both" if label in shared else "left" if label in terms[0] else "right" for label in turned]
+    owners = ["both" if label in shared else "left" if label in terms[0] else "right" for label in transposed]
     order = list(dict.fromkeys(owners))
     if owners != sorted(owners, key=order.index) or ("both" in order and order[0] != "both"):
         return None
-    return _contraction(graph, product_, list(product_.operands), terms, turned)
+    return _contraction(graph, product_, list(product_.operands), terms, transposed)
 
 
 @simplifies("contraction")

@@ -322,7 +322,7 @@ class Grouping:
         shared = any(not inside.issuperset(self.uses.readers(n)) for n in first)
         if shared and not self._same_range(producer, second):
             return "several kernels read it"
-        if self.units.closes_circle(first, second):
+        if self.units.closes_cycle(first, second):
             return "a kernel between them needs the one and feeds the other"
         together = self.candidates.judged(inside)
         return together.reason or self.candidates.loss(together, first, second)
@@ -354,7 +354,7 @@ class Grouping:
     def _stays_apart(self, one: set[Node], other: set[Node]) -> bool:
         """Whether two groups of which neither reads the other are no kernel."""
         both = one | other
-        if len(both) > _MAX_NODES or self.units.closes_circle(one, other) or self.units.closes_circle(other, one):
+        if len(both) > _MAX_NODES or self.units.closes_cycle(one, other) or self.units.closes_cycle(other, one):
             return True
         together = self.candidates.judged(both)
         return bool(together.reason or self.candidates.loss(together, one, other))
@@ -365,7 +365,7 @@ class Grouping:
         for unit in self.units.distinct():
             if not all(self._is_tiny(n) and unit.issuperset(self.uses.readers(n)) for n in unit):
                 continue
-            apart = self.units.closes_circle(joined, unit) or self.units.closes_circle(unit, joined) if joined else ""
+            apart = self.units.closes_cycle(joined, unit) or self.units.closes_cycle(unit, joined) if joined else ""
             if not apart and len(joined) + len(unit) <= _MAX_NODES and not self.candidates.verdict(joined | unit):
                 joined |= unit
                 self.units.put(joined)

@@ -38,7 +38,7 @@ def shift(nodes: Sequence[Node], units: Units, candidates: Candidates) -> int:
         first, second = units.of[node], next(iter(readers), None)
         if second is None or any(other is not second for other in readers) or node in uses.returned:
             continue
-        if first is second or len(first) == 1 or units.closes_circle({node}, second):
+        if first is second or len(first) == 1 or units.closes_cycle({node}, second):
             continue
         moved = first - {node}, second | {node}
         if candidates.is_better([candidates.judged(part) for part in moved], map(candidates.judged, (first, second))):

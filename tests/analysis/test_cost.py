@@ -26,7 +26,7 @@ from fusec.config import Config
 from fusec.errors import OptionError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import BF16, F32, DType, Size, TensorType, contiguous_strides, symbol
-from fusec.loops.indexing import locate
+from fusec.loops.indexing import lower_to_loops
 from fusec.loops.recomputation import evaluations, repetitions
 
 ROWS = symbol("rows")
@@ -65,7 +65,7 @@ def attention() -> Graph:
 
 
 def in_one_kernel(body: Graph) -> Cost:
-    return kernel_cost(body, evaluations(locate(body)), SLOW)
+    return kernel_cost(body, evaluations(lower_to_loops(body)), SLOW)
 
 
 def test_a_product_is_counted_in_symbols() -> None:
@@ -93,7 +93,7 @@ def test_what_a_kernel_repeats_counts_each_time() -> None:
     angles, x = tensor(graph, 1, 100, 64), tensor(graph, 8, 100, 64)
     table = graph.add_node("cos", [angles]).result
     graph.set_outputs([graph.add_node("mul", [x, table]).result])
-    counts = evaluations(locate(graph))
+    counts = evaluations(lower_to_loops(graph))
     assert repetitions(counts) == {table: 8.0}
     assert kernel_cost(graph, counts, SLOW).flops == 8 * 100 * 64 * (24 + 1)
 

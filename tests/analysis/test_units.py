@@ -43,7 +43,7 @@ def test_circles(seed: int) -> None:
     for producer, node in rng.sample(edges, len(edges)):
         first, second = units.of[producer], units.of[node]
         if first is not second:
-            circle = units.closes_circle(first, second)
+            circle = units.closes_cycle(first, second)
             assert circle == path_through_another(units, first, second)
             if not circle and rng.random() < 0.5:
                 units.put(first | second)

@@ -134,8 +134,8 @@ class TapeRecorder:
 
         return replay, outputs
 
-    def settle(self) -> None:
-        self.log.append("settle")
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
 
 
 class Launched:
@@ -171,10 +171,10 @@ class Watched:
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[Any]:
         return [Launched(kernel, self.recorder) for kernel in self.target.build(kernels, config)]
 
-    def settled(
+    def select_kernel(
         self, region: Node, kernel: Kernel, built: Any, context: Context, report: Callable[[BuildError], None]
     ) -> tuple[Kernel, Any]:
-        return self.target.settled(region, kernel, built, context, report)
+        return self.target.select_kernel(region, kernel, built, context, report)
 
 
 def record_on_cpu(patch: pytest.MonkeyPatch, target: str = "cpp") -> TapeRecorder:

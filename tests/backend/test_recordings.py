@@ -107,7 +107,7 @@ def test_a_weight_in_another_place_is_recorded_again(recorder: TapeRecorder) -> 
     model.up.weight.data = torch.randn(40, 16)
     for _ in range(4):
         torch.testing.assert_close(fast(x), model(x))
-    assert recorder.log.count("record") == 2 and recorder.log.count("settle") == 1
+    assert recorder.log.count("record") == 2 and recorder.log.count("synchronize") == 1
     assert ["recorded again" in r.message for r in remarks()] == [False, True]
 
 
@@ -327,7 +327,7 @@ def test_what_fails_to_record_gives_the_memory_of_all_recordings_back(
     for _ in range(4):
         x = torch.randn(3, 16)
         torch.testing.assert_close(fast(x), model(x))
-    assert made() is None and on_cpp.log.count("settle") == 1
+    assert made() is None and on_cpp.log.count("synchronize") == 1
     torch.testing.assert_close(fast(x[:2]), model(x[:2]))
 
 

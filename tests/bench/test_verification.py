@@ -30,10 +30,10 @@ def test_every_application_is_verified() -> None:
 
 @pytest.mark.parametrize(("verdict", "place"), [(None, "unknown"), (False, "failures")])
 def test_what_is_not_verified_is_told(monkeypatch: pytest.MonkeyPatch, verdict: bool | None, place: str) -> None:
-    def judge(before: object, after: object, exact: bool = True) -> rewrites.Verdict:
+    def judge(before: object, after: object, exact: bool = True) -> rewrites.EquivalenceResult:
         if verdict is None:
             raise RuntimeError("out of order")
-        return rewrites.Verdict(False, (rewrites.OracleResult("float64", "differ"),), "planted")
+        return rewrites.EquivalenceResult(False, (rewrites.OracleResult("float64", "differ"),), "planted")
 
     monkeypatch.setattr(rewrites, "check_rewrite", judge)
     found = verification.verify("gated", Gated(), INPUTS)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fusec.analysis.machine import chip
 from fusec.cache import Cache
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.autotune import trials
 from fusec.codegen.triton.autotune import tuner as tuning
 from fusec.codegen.triton.autotune.trials import copied, rotating
 from fusec.codegen.triton.autotune.tuner import TunedKernel, Tuner
-from fusec.codegen.triton.autotune.vendor_candidate import ByLibrary
+from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
 from fusec.codegen.triton.launch import TritonKernel
-from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import num_warps
 from fusec.compiler import compile_graph
 from fusec.config import Config
@@ -30,7 +30,7 @@ from fusec.frontend import trace
 from fusec.ir.graph import Node
 from fusec.pipeline import Context
 from fusec.remarks import Remarks
-from tests.codegen.test_by_library import context
+from tests.codegen.test_vendor_candidate import context
 from tests.codegen.triton_regions import regions_of
 
 H200 = chip("h200")
@@ -68,36 +68,36 @@ class Clock:
 
 
 class Bench:
-    """Kernels of which each choice takes as long, and goes as wrong, as a test says."""
+    """Kernels of which each config takes as long, and goes as wrong, as a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.clock, self.remarks, self.folder = Clock(), Remarks(), folder
-        self.seconds: dict[Choice | None, float] = {}
-        self.wrong: set[Choice] = set()
-        self.crashing: set[Choice] = set()
-        self.refused: set[Choice] = set()
-        self.too_large: set[Choice] = set()
-        self.ran: list[Choice | None] = []
+        self.seconds: dict[KernelConfig | None, float] = {}
+        self.wrong: set[KernelConfig] = set()
+        self.crashing: set[KernelConfig] = set()
+        self.refused: set[KernelConfig] = set()
+        self.too_large: set[KernelConfig] = set()
+        self.ran: list[KernelConfig | None] = []
         bench = self
 
         class Simulated(TritonKernel):
             def __init__(self, kernel: Any, dependent: bool = False) -> None:
-                if kernel.choice in bench.refused:
+                if kernel.config in bench.refused:
                     raise BuildError("refused")
                 super().__init__(kernel, dependent)
 
             def __call__(self, buffers: Any, symbols: Any = ()) -> None:
-                if self.kernel.choice in bench.too_large:
+                if self.kernel.config in bench.too_large:
                     raise BuildError("out of shared memory")
-                if self.kernel.choice in bench.crashing:
+                if self.kernel.config in bench.crashing:
                     raise RuntimeError("out of shared memory")
                 super().__call__(buffers, symbols)
-                bench.ran.append(self.kernel.choice)
-                bench.clock.now += bench.seconds.get(self.kernel.choice, 1.0)
-                if self.kernel.choice in bench.wrong:
+                bench.ran.append(self.kernel.config)
+                bench.clock.now += bench.seconds.get(self.kernel.config, 1.0)
+                if self.kernel.config in bench.wrong:
                     buffers[-1].mul_(1.01)
 
-        class Library(ByLibrary):
+        class Library(VendorCandidate):
             def __call__(self, buffers: Any, symbols: Any = ()) -> None:
                 super().__call__(buffers, symbols)
                 bench.ran.append(None)
@@ -111,15 +111,15 @@ class Bench:
         tuner = Tuner("a GPU", H200, Cache(self.folder), self.remarks, self.clock.timer, library)
         return replace(tuner, **changes)
 
-    def settled(self, region: Node, **changes: Any) -> Any:
+    def select_kernel(self, region: Node, **changes: Any) -> Any:
         kernel = TritonTarget().schedule(region, "layer", H200)
-        return self.tuner(**changes).settle(region, kernel, self.kernel(kernel))
+        return self.tuner(**changes).select_kernel(region, kernel, self.kernel(kernel))
 
-    def runs(self, region: Node, given: list[Tensor] | None = None, **changes: Any) -> Choice | None:
+    def runs(self, region: Node, given: list[Tensor] | None = None, **changes: Any) -> KernelConfig | None:
         """Run a region as tuned, hold the result against eager, and say as what it ran in the end."""
         given = given or inputs()
         out = torch.full((*given[0].shape[:-1], given[1].shape[0]), torch.nan)
-        _, launchable = self.settled(region, **changes)
+        _, launchable = self.select_kernel(region, **changes)
         launchable([*given, out], ())
         torch.testing.assert_close(out, layer(*given))
         return self.ran[-1]
@@ -130,7 +130,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     return Bench(monkeypatch, tmp_path)
 
 
-DEFAULT, *OTHERS = choices(region_of(), H200)
+DEFAULT, *OTHERS = configs(region_of(), H200)
 
 
 def test_the_quickest_wins(bench: Bench) -> None:
@@ -171,7 +171,7 @@ def test_the_library_s_attention_may_win(bench: Bench) -> None:
     region = attention_of(causal, given)
     bench.seconds = {None: 0.1}
     for recorded in (False, True):
-        _, launchable = bench.settled(region)
+        _, launchable = bench.select_kernel(region)
         assert isinstance(launchable, TunedKernel) != recorded
         out = torch.full((1, 1, 5, 8), torch.nan)
         launchable([*given, out], ())
@@ -186,7 +186,7 @@ def test_the_library_s_attention_is_not_tried_where_a_mask_is_data(bench: Bench)
     bench.seconds = {None: 0.1}
     region = attention_of(masked, given)
     operands = {v.name: x for v, x in zip(trace(masked, given, symbolic=False).inputs, given, strict=True)}
-    _, launchable = bench.settled(region)
+    _, launchable = bench.select_kernel(region)
     out = torch.full((1, 1, 5, 8), torch.nan)
     launchable([*(operands[v.name] for v in region.body.inputs), out], ())
     torch.testing.assert_close(out, masked(*given))
@@ -199,15 +199,15 @@ def test_candidates_differ_in_what_a_compiler_sees(bench: Bench) -> None:
     """As many warps as a compiler would take by itself are no other candidate."""
     region = region_of(((1, 300), (50, 300), (50,)))
     kernel = TritonTarget().schedule(region, "layer", H200)
-    warps = [choice.warps for choice, _ in bench.tuner().candidates(region, kernel).values() if choice is not None]
-    assert num_warps(kernel) == 8 in {choice.warps for choice in choices(region, H200)}
+    warps = [config.warps for config, _ in bench.tuner().candidates(region, kernel).values() if config is not None]
+    assert num_warps(kernel) == 8 in {config.warps for config in configs(region, H200)}
     assert 4 in warps and 8 not in warps
 
 
 def test_the_library_serves_a_region_of_another_shape(bench: Bench) -> None:
     """Regions with and without a dim of length 1 have one kernel."""
     bench.seconds = {None: 0.1}
-    _, launchable = bench.settled(region_of())
+    _, launchable = bench.select_kernel(region_of())
     x, w, bias = inputs()
     for given in (x, x[0]):
         out = torch.full((*given.shape[:-1], 50), torch.nan)
@@ -223,8 +223,8 @@ FAULTS = {"wrong": "something else", "crashing": "shared memory", "too_large": "
 @pytest.mark.parametrize(
     ("fault", "faulty"), [*((fault, OTHERS[0]) for fault in FAULTS), *((f, DEFAULT) for f in FAULTS if f != "refused")]
 )
-def test_what_is_not_right_never_wins(bench: Bench, fault: str, faulty: Choice) -> None:
-    """The default neither; one that is refused is never there to be settled."""
+def test_what_is_not_right_never_wins(bench: Bench, fault: str, faulty: KernelConfig) -> None:
+    """The default neither; one that is refused is never there to be select_kernel."""
     bench.seconds = {faulty: 0.1, OTHERS[1]: 0.5}
     getattr(bench, fault).add(faulty)
     assert bench.runs(region_of()) == OTHERS[1]
@@ -241,10 +241,10 @@ class OnGpu(Tensor):
 
 @pytest.mark.parametrize("fault", ["too_large", "wrong"])
 def test_where_no_choice_is_right_that_is_told(bench: Bench, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever calls it falls back then, and no choice is recorded."""
+    """Whoever calls it falls back then, and no config is recorded."""
     region = next(r for r in regions_of(lambda x: x.softmax(-1), [torch.randn(6, 40)]))
-    getattr(bench, fault).update(choices(region, H200))
-    _, launchable = bench.settled(region)
+    getattr(bench, fault).update(configs(region, H200))
+    _, launchable = bench.select_kernel(region)
     ran = []
     for capturing in (False, False, True):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda recorded=capturing: recorded)
@@ -252,7 +252,7 @@ def test_where_no_choice_is_right_that_is_told(bench: Bench, fault: str, monkeyp
             launchable([torch.randn(6, 40).as_subclass(OnGpu), torch.empty(6, 40)], ())
         ran.append(len(bench.ran))
     assert len(set(ran)) == 1  # nothing is tried twice, and what is wrong is not recorded in a CUDA graph
-    assert not bench.clock.timed and not list(bench.folder.glob("*.choice"))
+    assert not bench.clock.timed and not list(bench.folder.glob("*.config"))
 
 
 def test_a_median_counts(bench: Bench) -> None:
@@ -274,12 +274,12 @@ def test_what_was_chosen_is_read_back(bench: Bench) -> None:
     bench.seconds = {OTHERS[2]: 0.5}
     bench.runs(region_of())
     timed = bench.clock.timed
-    kernel, launchable = bench.settled(region_of())
-    assert kernel.choice == OTHERS[2] and not isinstance(launchable, TunedKernel)
+    kernel, launchable = bench.select_kernel(region_of())
+    assert kernel.config == OTHERS[2] and not isinstance(launchable, TunedKernel)
     assert bench.runs(region_of()) == OTHERS[2]
     assert bench.clock.timed == timed > 0
-    (record,) = bench.folder.glob("*.choice")
-    assert record.name.endswith(".choice") and b"seconds" in record.read_bytes()
+    (record,) = bench.folder.glob("*.config")
+    assert record.name.endswith(".config") and b"seconds" in record.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -289,15 +289,15 @@ def test_another_chip_version_or_size_is_timed_anew(bench: Bench, changes: dict[
     bench.seconds = {OTHERS[2]: 0.5}
     bench.runs(region_of())
     shapes = changes.pop("shapes", SHAPES)
-    assert isinstance(bench.settled(region_of(shapes), **changes)[1], TunedKernel)
-    assert not isinstance(bench.settled(region_of())[1], TunedKernel)
+    assert isinstance(bench.select_kernel(region_of(shapes), **changes)[1], TunedKernel)
+    assert not isinstance(bench.select_kernel(region_of())[1], TunedKernel)
 
 
 def test_a_record_that_is_no_choice_is_left_alone(bench: Bench) -> None:
     tuner, kernel = bench.tuner(), TritonTarget().schedule(region_of(), "layer", H200)
     for content in (b"{}", b"no json", json.dumps({"chosen": {"color": 3}}).encode()):
-        tuner.cache.publish(tuner.key(kernel), ".choice", content)
-        assert isinstance(bench.settled(region_of())[1], TunedKernel)
+        tuner.cache.publish(tuner.key(kernel), ".config", content)
+        assert isinstance(bench.select_kernel(region_of())[1], TunedKernel)
     assert len(bench.remarks.of("failure")) == 3
 
 
@@ -313,13 +313,13 @@ def test_code_that_nobody_knows_and_a_full_disk_leave_no_record(
     with monkeypatch.context() as patch:
         patch.setattr(Cache, "publish", full)
         assert bench.runs(region_of()) is not None
-    assert not list(bench.folder.glob("*.choice"))
+    assert not list(bench.folder.glob("*.config"))
     assert "for later processes: no space" in caplog.text
 
 
 def test_equal_kernels_are_timed_once(bench: Bench) -> None:
     """Also where both were built before either ran."""
-    first, second = (bench.settled(region_of())[1] for _ in range(2))
+    first, second = (bench.select_kernel(region_of())[1] for _ in range(2))
     for launchable in (first, first, second):
         launchable([*inputs(), torch.empty(1, 50)], ())
     assert len(bench.remarks.of("analysis")) == 1
@@ -329,7 +329,7 @@ def test_unknown_sizes_are_not_timed(bench: Bench) -> None:
     (region,) = [n for n in _symbolic() if n.is_op("region")]
     kernel = TritonTarget().schedule(region, "k", H200)
     built = bench.kernel(kernel)
-    assert bench.tuner().settle(region, kernel, built) == (kernel, built)
+    assert bench.tuner().select_kernel(region, kernel, built) == (kernel, built)
     assert "not known" in bench.remarks.of("missed")[0].reason
 
 
@@ -350,7 +350,7 @@ def test_what_a_kernel_is_given_is_left_as_it_is(bench: Bench) -> None:
     (graph,) = capture(count, torch.arange(40.0), torch.ones(40))
     regions = [r for r in kernel_regions(graph) if any(n.is_op("write") for n in r.body)]
     kernel = TritonTarget().schedule(regions[0], "count", H200)
-    _, launchable = bench.tuner().settle(regions[0], kernel, bench.kernel(kernel))
+    _, launchable = bench.tuner().select_kernel(regions[0], kernel, bench.kernel(kernel))
     assert isinstance(launchable, TunedKernel)
     given = [torch.arange(40.0) if b.role == "update" else torch.ones(40) for b in kernel.buffers]
     launchable(given, ())
@@ -381,7 +381,7 @@ def test_a_number_is_the_same_for_every_run_that_is_timed(bench: Bench) -> None:
             super().__call__(buffers, symbols)
 
     given = [torch.tensor(3.0) if b.role == "update" else torch.ones(1) for b in kernel.buffers]
-    bench.tuner().settle(region, kernel, Watched(kernel))[1](given, ())
+    bench.tuner().select_kernel(region, kernel, Watched(kernel))[1](given, ())
     assert len(seen) > 2 and set(seen) == {3.0}
     assert given[at] == 4
 

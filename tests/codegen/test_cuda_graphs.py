@@ -142,5 +142,5 @@ def test_somebody_else_s_recording_and_what_is_pending(cuda: Cuda) -> None:
     assert not recorder.busy()
     cuda.capturing = True
     assert recorder.busy()
-    recorder.settle()
+    recorder.synchronize()
     assert cuda.asked[-1] == "settled"

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fusec.analysis.machine import CHIPS, chip
 from fusec.cache import Cache
 from fusec.codegen.program.unfused import Unfused
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.autotune.tuner import Tuner
@@ -28,7 +28,7 @@ from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.descriptors import fits
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import descriptors, options
 from fusec.config import Config
 from fusec.errors import ScheduleError
@@ -41,7 +41,7 @@ from tests.codegen.test_triton_many_rows import LARGE, from_heads, gated, rotate
 from tests.codegen.triton_regions import kernel_regions, regions_around_products, regions_with_products
 
 H100 = chip("h100")
-SMALL = Choice(16, 32, 16, stages=3, descriptors=True)
+SMALL = KernelConfig(16, 32, 16, stages=3, descriptors=True)
 BY_CHIP = {machine.code: machine for machine in CHIPS.values()}
 
 
@@ -78,8 +78,8 @@ def region_of(function: Callable[..., Any], shapes: Any, dtype: torch.dtype = to
     return region
 
 
-def kernel_of(region: Node, choice: Choice = SMALL) -> Kernel:
-    return TritonTarget().schedule(region, "kernel", H100, choice)
+def kernel_of(region: Node, config: KernelConfig = SMALL) -> Kernel:
+    return TritonTarget().schedule(region, "kernel", H100, config)
 
 
 def named(kernel: Kernel) -> set[str]:
@@ -96,7 +96,7 @@ def test_every_edge(name: str, dtype: torch.dtype) -> None:
     function, shapes, expected = CASES[name]
     inputs = [torch.randn(shape).to(dtype) for shape in shapes]
     (region,) = regions_with_products(function, inputs)
-    outcome = check_region(region, chips=(), inputs=inputs, choice=SMALL, machine=H100)
+    outcome = check_region(region, chips=(), inputs=inputs, config=SMALL, machine=H100)
     assert outcome.ok and named(outcome.kernel) == expected, outcome
 
 
@@ -104,7 +104,7 @@ def test_blocks_wider_than_a_head() -> None:
     """Have all of several heads: of the last ones of five there are not enough."""
     inputs = [torch.randn(shape) for shape in ((1, 20, 24), (5 * 32, 24), (20, 32), (20, 32))]
     (region,) = regions_with_products(rotated, inputs)
-    outcome = check_region(region, chips=(), inputs=inputs, choice=replace(SMALL, columns=64), machine=H100)
+    outcome = check_region(region, chips=(), inputs=inputs, config=replace(SMALL, columns=64), machine=H100)
     assert outcome.ok and {(2, 16, 16)} == {d.block for d in descriptors(outcome.kernel) if d.buffer == "in1"}, outcome
 
 
@@ -112,7 +112,7 @@ def test_parts_of_a_sum() -> None:
     """Whose blocks end where the next part begins, the last one where the sum does."""
     inputs = [torch.randn(shape) for shape in ((20, 104), (24, 104))]
     (region,) = regions_with_products(F.linear, inputs)
-    outcome = check_region(region, chips=(), inputs=inputs, choice=replace(SMALL, splits=3), machine=H100)
+    outcome = check_region(region, chips=(), inputs=inputs, config=replace(SMALL, splits=3), machine=H100)
     assert outcome.ok and named(outcome.kernel) == {"in0", "in1"}, outcome
 
 
@@ -122,7 +122,7 @@ def test_a_norm_before_leaves_the_weights() -> None:
         lambda x, s, w, v: (F.linear(n := F.rms_norm(x, (24,), s), w), F.linear(n, v)), inputs, symbolic=False
     )
     (region,) = kernel_regions(graph, Config(small_m=32))
-    outcome = check_region(region, chips=(), inputs=inputs, choice=SMALL, machine=H100)
+    outcome = check_region(region, chips=(), inputs=inputs, config=SMALL, machine=H100)
     assert outcome.ok and named(outcome.kernel) == {"in2", "in3"}, outcome
 
 
@@ -132,7 +132,7 @@ def test_infinities_and_nan_reach_what_they_reach() -> None:
     x[0, 3], x[1, 23], x[19, 0] = torch.inf, torch.nan, torch.inf
     w[7, 23], w[39, 5] = -torch.inf, torch.nan
     (region,) = regions_with_products(F.linear, (x, w))
-    outcome = check_region(region, chips=(), inputs=[x, w], choice=SMALL, machine=H100)
+    outcome = check_region(region, chips=(), inputs=[x, w], config=SMALL, machine=H100)
     assert outcome.ok and named(outcome.kernel) == {"in0", "in1"}, outcome
 
 
@@ -151,9 +151,9 @@ def test_the_number_of_rows_may_be_unknown() -> None:
     region = unknown_rows()
     for shape in ((2, 5), (1, 140)):
         inputs = [torch.randn(size).to(torch.bfloat16) for size in ((*shape, 24), (48, 24))]
-        outcome = check_region(region, chips=(), inputs=inputs, choice=SMALL, machine=H100)
+        outcome = check_region(region, chips=(), inputs=inputs, config=SMALL, machine=H100)
         assert outcome.ok and [d.block for d in descriptors(outcome.kernel)] == [(1, 16, 16), (32, 16)], outcome
-    assert compile_for(kernel_of(region, Choice(64, 64, 32, stages=3, descriptors=True)), "sm_90").block_copies
+    assert compile_for(kernel_of(region, KernelConfig(64, 64, 32, stages=3, descriptors=True)), "sm_90").block_copies
 
 
 def test_places_have_32_bits() -> None:
@@ -166,28 +166,33 @@ def test_places_have_32_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "shapes", "choice", "expected"),
+    ("function", "shapes", "config", "expected"),
     [
         (F.linear, ((40, 64), (600, 64)), SMALL, {"in0", "in1"}),
         (F.linear, ((40, 64), (600, 64)), replace(SMALL, descriptors=False), set()),
-        (F.linear, ((40, 64), (600, 64)), Choice(16, 512, 16, descriptors=True), {"in0"}),  # blocks of 512 columns
+        (
+            F.linear,
+            ((40, 64), (600, 64)),
+            KernelConfig(16, 512, 16, descriptors=True),
+            {"in0"},
+        ),  # blocks of 512 columns
         (F.linear, ((40, 20), (24, 20)), SMALL, set()),  # 40 bytes from row to row
         (lambda x, w: torch.relu(F.linear(x, w[:, 4:44])), ((40, 40), (24, 56)), SMALL, {"in0"}),  # 8 bytes ahead
         (from_heads, ((1, 2, 20, 24), (40, 48), (1, 20, 40)), SMALL, {"in1"}),  # blocks of 16 across heads of 24
         (from_heads, ((1, 2, 20, 8), (40, 16), (1, 20, 40)), SMALL, {"in1"}),  # heads apart in a block of the sum
     ],
 )
-def test_what_may_come_so(function: Callable[..., Any], shapes: Any, choice: Choice, expected: set[str]) -> None:
-    assert named(kernel_of(region_of(function, shapes), choice)) == expected
+def test_what_may_come_so(function: Callable[..., Any], shapes: Any, config: KernelConfig, expected: set[str]) -> None:
+    assert named(kernel_of(region_of(function, shapes), config)) == expected
 
 
 def test_chips_without_them_are_not_offered_any_and_refuse_them() -> None:
     region, exact = region_of(*LARGE["plain"][0]), region_of(*LARGE["plain"][0], torch.float32)
     for code, machine in BY_CHIP.items():
-        offered = [choice for choice in choices(region, machine) if choice.descriptors]
+        offered = [config for config in configs(region, machine) if config.descriptors]
         assert bool(offered) == (code in ("sm_90", "sm_100")), code
-        assert not choices(region, machine)[0].descriptors
-        assert not any(choice.descriptors for choice in choices(exact, machine))
+        assert not configs(region, machine)[0].descriptors
+        assert not any(config.descriptors for config in configs(exact, machine))
         if not offered:
             with pytest.raises(ScheduleError, match=machine.name):
                 TritonTarget().schedule(region, "kernel", machine, SMALL)
@@ -201,8 +206,8 @@ def test_blocks_go_from_memory_to_the_matrix_unit(name: str, code: str, unit: st
     """All that is copied ahead is copied by the block, and nothing spills."""
     (function, shapes), dtype = LARGE[name]
     region, machine = region_of(function, shapes, dtype), BY_CHIP[code]
-    choice = next(choice for choice in choices(region, machine) if choice.descriptors)
-    kernel = TritonTarget().schedule(region, "kernel", machine, choice)
+    config = next(config for config in configs(region, machine) if config.descriptors)
+    kernel = TritonTarget().schedule(region, "kernel", machine, config)
     assert " stages, descriptors\n" in print_kernel(kernel)
     report = compile_for(kernel, code)
     assert report.ok and all(unit in instruction for instruction in report.matrix_instructions), report
@@ -214,11 +219,11 @@ def test_they_are_candidates_and_what_was_chosen_is_read_back(tmp_path: Path) ->
     nothing: Any = SimpleNamespace
     tuner = Tuner("a GPU", chip("h200"), Cache(tmp_path), Remarks(), nothing, Unfused)
     kernel = TritonTarget().schedule(region, "k", chip("h200"))
-    found = [choice for choice, _ in tuner.candidates(region, kernel).values() if choice and choice.descriptors]
-    assert found and found[0] == replace(kernel.choice, descriptors=True)
-    tuner.cache.publish(tuner.key(kernel), ".choice", json.dumps({"chosen": asdict(found[0])}).encode())
-    chosen, built = tuner.settle(region, kernel, TritonKernel(kernel))
-    assert chosen.choice == found[0] and "in0_desc.load(" in built.source
+    found = [config for config, _ in tuner.candidates(region, kernel).values() if config and config.descriptors]
+    assert found and found[0] == replace(kernel.config, descriptors=True)
+    tuner.cache.publish(tuner.key(kernel), ".config", json.dumps({"chosen": asdict(found[0])}).encode())
+    chosen, built = tuner.select_kernel(region, kernel, TritonKernel(kernel))
+    assert chosen.config == found[0] and "in0_desc.load(" in built.source
 
 
 def on_gpu(*shape: int, skipped: int = 0) -> Tensor:

@@ -26,12 +26,12 @@ from fusec.codegen.triton.guarded import GuardedKernel
 from fusec.codegen.triton.launch import TritonKernel, define
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import options
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Source
-from tests.codegen.test_places import ROWS, kernel_of
+from tests.codegen.test_dynamic_indices import ROWS, kernel_of
 from tests.codegen.tile_programs import S, softmax
 from tests.codegen.triton_regions import regions_with_products
 
@@ -181,8 +181,8 @@ def fail_to_load_second(name: str, load: Any, *rest: Any) -> Any:
 def in_parts() -> Kernel:
     """A product whose sum is cut into parts: two grids."""
     (region,) = regions_with_products(F.linear, [torch.randn(1, 256), torch.randn(64, 256)])
-    choice = replace(choices(region, machine("h200"))[0], splits=2)
-    return TritonTarget().schedule(region, "linear", machine("h200"), choice)
+    config = replace(configs(region, machine("h200"))[0], splits=2)
+    return TritonTarget().schedule(region, "linear", machine("h200"), config)
 
 
 class Softmax(Unfused):

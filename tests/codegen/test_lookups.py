@@ -9,7 +9,7 @@ from fusec.ir.parser import parse_graph
 from fusec.ir.types import DTYPES
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
-from tests.codegen.test_places import ROWS, agrees, both, grouped, kernel_of, program, raises
+from tests.codegen.test_dynamic_indices import ROWS, agrees, both, grouped, kernel_of, program, raises
 
 EMBEDDED = """graph embedded(%words: f32[50, 40], %positions: f32[16, 40], %ids: i64[2, 5], %w: f32[40]) {
   %first: f32[5, 40] = slice(%positions) {dim=-2, start=2, stop=7, step=1}

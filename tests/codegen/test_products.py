@@ -17,7 +17,7 @@ from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.parser import parse_graph
-from fusec.passes.biased_products import BiasedProducts
+from fusec.passes.fold_bias import FoldBiasIntoGemm
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.reference.contract import compare_outputs
@@ -197,7 +197,7 @@ def test_what_no_product_made_takes_no_bias() -> None:
 def biased(text: str, *inputs: Tensor) -> list[str]:
     """What a graph runs as whose biases went into calls of products, once it has been compared."""
     graph, context = parse_graph(text), Context(Config(strict=True), machine=cpu())
-    for step in (Group(), BiasedProducts()):
+    for step in (Group(), FoldBiasIntoGemm()):
         step.apply(graph, context)
     made = build_program(graph, target_named("cpp"), context)
     torch.testing.assert_close(made(list(inputs)), evaluate(parse_graph(text), inputs))

@@ -104,8 +104,8 @@ def test_what_is_dealt_runs_once(threads: int) -> None:
     def again(place: sympy.Expr) -> tuple[Statement, ...]:
         return Load("x", "y", place), Compute("z", "add", ("x", Constant(1.0)), F32), Store("y", place, "z")
 
-    inner = Loop("b", 0, N, 1, "dealt", again(1 + A * N + B))
-    kernel = dealing("deal", Loop("c", 0, 1, 1, "dealt", again(C)), Loop("a", 0, 3, 1, "serial", (inner,)))
+    inner = Loop("b", 0, N, 1, "dynamic", again(1 + A * N + B))
+    kernel = dealing("deal", Loop("c", 0, 1, 1, "dynamic", again(C)), Loop("a", 0, 3, 1, "serial", (inner,)))
     deal, count, alone = built(kernel, counting("count", (1 + 3 * N,)), counting("alone", (1 + 3 * N,), 0))
     torch.set_num_threads(threads)
     call = row([deal, count, deal, deal, alone, deal, count, deal])
@@ -120,7 +120,7 @@ def test_a_slow_thread_is_relieved() -> None:
     """While the first of 16 iterations takes long, the other thread runs what was dealt to the same one."""
     slow = Loop("b", 0, sympy.Max(0, 1 - A) * 10**8, 1, "serial", (Update("t", "sum", (Constant(1.0),)),))
     body = Init("t", "sum", F32, False), slow, Store("y", A, "t"), Index("p", PART), Store("z", A, "p")
-    grid = Loop("part", 0, PARTS, 1, "grid", (Loop("a", 0, 16, 1, "dealt", body),))
+    grid = Loop("part", 0, PARTS, 1, "grid", (Loop("a", 0, 16, 1, "dynamic", body),))
     buffers = Buffer("y", F32, 16, "output"), Buffer("z", I64, 16, "output")
     (kernel,) = built(Kernel("relieved", "contraction", buffers, (), (grid,), PARALLEL_WORK))
     torch.set_num_threads(2)

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fusec.analysis.machine import Machine
 from fusec.analysis.machine import chip as machine
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Assign, Kernel, Loop, walk
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.schedules import heuristics as choosing
 from fusec.codegen.triton.signature import num_warps
 from fusec.compiler import Compiled, compile_graph
@@ -183,8 +183,8 @@ def test_nothing_is_seen_at_all(queries: int) -> None:
     check_that_nothing_is_seen(on_triton, queries, 70)
 
 
-def in_parts(region: Node, parts: int, chip: str = "h100") -> Choice:
-    (default, *_) = choices(region, machine(chip))
+def in_parts(region: Node, parts: int, chip: str = "h100") -> KernelConfig:
+    (default, *_) = configs(region, machine(chip))
     return replace(default, splits=parts)
 
 
@@ -193,7 +193,7 @@ def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, the keys of few queries are dealt out to three programs."""
     default = choosing._attention
 
-    def parted(attention: Attention, machine: Machine) -> Choice:
+    def parted(attention: Attention, machine: Machine) -> KernelConfig:
         return replace(default(attention, machine), splits=3 if attention.rows <= FEW_QUERIES else 1)
 
     monkeypatch.setattr(choosing, "_attention", parted)
@@ -204,14 +204,14 @@ def test_every_spelling_in_parts(spelling: Spelling) -> None:
     """More blocks than parts, and parts without a key; queries of several heads that share keys among them."""
     for lengths, parts in (((3, 150), 3), ((1, 70), 8)):
         region = region_of(spelling, sample(*lengths))
-        outcome = check_region(region, chips=(), choice=in_parts(region, parts))
+        outcome = check_region(region, chips=(), config=in_parts(region, parts))
         assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
 
 
 @pytest.mark.parametrize("spelling", [by_hand, with_sinks, call_causal], ids=lambda f: f.__name__)
 def test_what_many_parts_found_is_brought_together_column_by_column(spelling: Spelling) -> None:
     region = region_of(spelling, sample(8, 130))
-    outcome = check_region(region, chips=(), choice=in_parts(region, 32))
+    outcome = check_region(region, chips=(), config=in_parts(region, 32))
     _, together = grids(outcome.kernel)
     assert outcome.ok and "column_block" in {loop.axis for loop in walk(together.body) if isinstance(loop, Loop)}
 
@@ -243,7 +243,7 @@ def test_parts_come_of_heads_too_few_for_a_chip() -> None:
 
     def parts(batch: int, keys: int) -> int:
         q, k = torch.empty(batch, 32, 1, 128).bfloat16(), torch.empty(batch, 8, keys, 128).bfloat16()
-        return kernel_of(grouped, (q, k, k), "h100").choice.splits
+        return kernel_of(grouped, (q, k, k), "h100").config.splits
 
     assert parts(1, 4096) > parts(8, 4096) > parts(64, 4096) == 1 == parts(1, 128)
 
@@ -256,7 +256,7 @@ def test_parts_compile(heads: int, shared: int, width: int, chip: str) -> None:
     spelling, positions = (grouped, ()) if shared > 1 else (window_up_to, (torch.arange(1),))
     kernel = kernel_of(spelling, (q, k, k, *positions), chip)
     report = compile_for(kernel, chip)
-    assert kernel.choice.splits > 1 and report.ok, report
+    assert kernel.config.splits > 1 and report.ok, report
 
 
 def test_a_program_runs_it() -> None:
@@ -310,5 +310,5 @@ def test_those_of_float32_fit_into_shared_memory_and_registers(chip: str, width:
 @pytest.mark.parametrize("queries", [4, 512])
 def test_no_candidate_has_blocks_too_small_for_a_matrix_unit(queries: int) -> None:
     q, k = torch.empty(1, 2, queries, 256).bfloat16(), torch.empty(1, 2, 512, 256).bfloat16()
-    found = choices(region_of(grouped, (q, k, k)), machine("h100"))
-    assert len(found) > 3 and all(min(choice.rows, choice.depth) >= 16 for choice in found)
+    found = configs(region_of(grouped, (q, k, k)), machine("h100"))
+    assert len(found) > 3 and all(min(config.rows, config.depth) >= 16 for config in found)

@@ -18,7 +18,7 @@ from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.schedules.operands import power_of_two
 from fusec.codegen.triton.tiles import spans, tile_axes
 from fusec.config import Config
@@ -129,7 +129,7 @@ def test_every_edge_with_the_weight_as_the_first_operand(function: Callable[...,
     for region in regions_of(function, sample(function, 2, 5, torch.bfloat16)):
         plain = TritonTarget().schedule(region, "kernel")
         if plain.kind == "contraction":
-            outcome = check_region(region, chips=(), choice=replace(plain.choice, splits=splits, turned=True))
+            outcome = check_region(region, chips=(), config=replace(plain.config, splits=splits, turned=True))
             assert outcome.ok and first_operands(outcome.kernel) == {"columns"}, outcome
             assert first_operands(plain) == {"rows"}
 
@@ -149,10 +149,10 @@ def test_units_that_read_shared_memory_take_the_weight_first(chip: str, unit: st
     """They take no fewer than 64 rows, which the weight has and the activations have not."""
     inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((8, 4096), (28672, 4096))]
     (region,) = regions_of(plain, inputs)
-    default, *others = choices(region, machine(chip))
+    default, *others = configs(region, machine(chip))
     assert default.turned and replace(default, turned=False) in others
-    for choice, expected in ((default, True), (replace(default, turned=False), False)):
-        report = compile_for(TritonTarget().schedule(region, "k", machine(chip), choice), chip)
+    for config, expected in ((default, True), (replace(default, turned=False), False)):
+        report = compile_for(TritonTarget().schedule(region, "k", machine(chip), config), chip)
         assert report.ok and any(name.startswith(unit) for name in report.matrix_instructions) == expected, report
 
 

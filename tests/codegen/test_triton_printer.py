@@ -281,8 +281,8 @@ def _plain(x):
 
 
 def test_constants_keep_full_precision_and_type():
-    choice = Compute("y", "where", ("k", Constant(0.1), Constant(math.pi)), F64)
-    f64 = pointwise([Compute("k", "gt", ("a", Constant(0.1)), F64), choice], [F64], 10, [("y", F64)])
+    config = Compute("y", "where", ("k", Constant(0.1), Constant(math.pi)), F64)
+    f64 = pointwise([Compute("k", "gt", ("a", Constant(0.1)), F64), config], [F64], 10, [("y", F64)])
     x = torch.linspace(-1, 1, 10, dtype=torch.float64)
     (y,) = run(f64, x)
     assert torch.equal(y, torch.where(x > 0.1, x * 0 + 0.1, x * 0 + math.pi))

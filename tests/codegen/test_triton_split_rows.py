@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fusec.analysis.machine import chip as machine
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import CHIPS, compile_for
 from fusec.codegen.triton.grids import grids
-from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import launches
 from tests.codegen.triton_regions import regions_of
 
@@ -75,18 +75,18 @@ GRIDS = {
 
 
 @pytest.mark.parametrize(
-    "choice", [Choice(1, LANES, 64, 3), Choice(4, LANES, 32, 8), Choice(64, LANES, 16, 5)], ids=str
+    "config", [KernelConfig(1, LANES, 64, 3), KernelConfig(4, LANES, 32, 8), KernelConfig(64, LANES, 16, 5)], ids=str
 )
 @pytest.mark.parametrize("shape", [(3, 37, 5), (2, 24, 16), (1, 1, 33), (5, 2, 1)], ids=str)
 @pytest.mark.parametrize("function", GRIDS, ids=lambda f: f.__name__)
-def test_every_edge(function: Any, shape: tuple[int, ...], choice: Choice) -> None:
+def test_every_edge(function: Any, shape: tuple[int, ...], config: KernelConfig) -> None:
     for dtype in (torch.float32, torch.float16):
         torch.manual_seed(0)
         x = torch.randn(shape, dtype=dtype)
         x.view(-1)[-1] = torch.inf if function is bounded else 0.3
         for region in regions_of(function, [x]):
             if any(node.op.name in ("sum", "max", "min") for node in region.body):
-                outcome = check_region(region, chips=(), choice=choice)
+                outcome = check_region(region, chips=(), config=config)
                 assert outcome.ok and len(grids(outcome.kernel)) == GRIDS[function], outcome
 
 
@@ -95,7 +95,7 @@ def test_what_is_not_a_number_or_nowhere_stays_so() -> None:
     x[0, 3], x[1, 39], x[2] = torch.nan, torch.inf, -torch.inf
     for function in (lambda x: (x.amax(-1), x.sum(-1)), softmax):
         for region in regions_of(function, [x]):
-            assert check_region(region, chips=(), inputs=[x], choice=Choice(1, LANES, 4, 4)).ok
+            assert check_region(region, chips=(), inputs=[x], config=KernelConfig(1, LANES, 4, 4)).ok
 
 
 LARGE: dict[str, Any] = {
@@ -122,5 +122,5 @@ def test_what_has_rows_enough_or_is_soon_done_stays_one_grid() -> None:
     few = ((everything, (1000,)), (softmax, (1, 16384)), (softmax, (4096, 4096)))
     for function, shape in ((rows, (8192, 1, 1024)), (columns, (64, 65536)), *few):
         for region in regions_of(function, [torch.empty(shape, device="meta")]):
-            default, *others = choices(region, machine("h100"))
+            default, *others = configs(region, machine("h100"))
             assert default.splits == 1 and all(other.splits == 1 for other in others)

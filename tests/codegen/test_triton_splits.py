@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.analysis.machine import chip as machine
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import configs
 from fusec.ir.graph import Node
 from tests.codegen.test_triton_contractions import FUNCTIONS, LARGE, ROWS, plain, sample
 from tests.codegen.triton_regions import regions_of, regions_with_products
 
 
-def split(region: Node, parts: int, depth: int = 16) -> Choice:
+def split(region: Node, parts: int, depth: int = 16) -> KernelConfig:
     """The default in so many parts, of blocks so small that there are several."""
-    default = choices(region, machine(""))[0]
+    default = configs(region, machine(""))[0]
     return replace(default, splits=parts, depth=min(depth, default.depth))
 
 
@@ -47,7 +47,7 @@ def test_every_edge(function: Callable[..., Any], parts: int) -> None:
     found = 0
     for region in regions_of(function, sample(function, *rows, torch.bfloat16 if parts == 3 else torch.float32)):
         if "contraction" in {n.op.name for n in region.body}:
-            outcome = check_region(region, chips=(), choice=split(region, parts))
+            outcome = check_region(region, chips=(), config=split(region, parts))
             assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
             found += 1
     assert found
@@ -62,7 +62,7 @@ def test_what_follows_comes_once(function: Callable[..., Any], rows: int) -> Non
     }[function]
     torch.manual_seed(0)
     (region,) = regions_with_products(function, [torch.randn(shape) for shape in shapes])
-    outcome = check_region(region, chips=(), choice=split(region, 4, 32))
+    outcome = check_region(region, chips=(), config=split(region, 4, 32))
     assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
 
 
@@ -73,7 +73,7 @@ def test_stores_into_a_cache_come_once() -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(shape) for shape in ((3, 70), (20, 70), (3, 20))]
     (region,) = regions_with_products(project, inputs)
-    outcome = check_region(region, chips=(), inputs=inputs, choice=split(region, 3))
+    outcome = check_region(region, chips=(), inputs=inputs, config=split(region, 3))
     first, second = grids(outcome.kernel)
     assert outcome.ok and any(b.role == "update" for b in second.buffers), outcome
     assert not any(b.role == "update" for b in first.buffers)
@@ -82,8 +82,8 @@ def test_stores_into_a_cache_come_once() -> None:
 def kernel_of(rows: int, columns: int, depth: int, chip: str, **changes: Any) -> Kernel:
     inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((rows, depth), (columns, depth))]
     (region,) = regions_of(plain, inputs)
-    choice = replace(choices(region, machine(chip))[0], **changes)
-    return TritonTarget().schedule(region, "linear", machine(chip), choice)
+    config = replace(configs(region, machine(chip))[0], **changes)
+    return TritonTarget().schedule(region, "linear", machine(chip), config)
 
 
 def test_the_text_has_a_function_for_each_grid() -> None:
@@ -94,11 +94,11 @@ def test_the_text_has_a_function_for_each_grid() -> None:
 
 def test_sums_are_cut_where_a_weight_comes_too_slowly_otherwise() -> None:
     """Where columns alone ask for too little at once, and the weight is large enough to pay for another launch."""
-    assert kernel_of(1, 4096, 14336, "h200").choice.splits > 1
-    assert kernel_of(8, 4096, 14336, "h200").choice.splits > 1
-    assert kernel_of(1, 14336, 4096, "h200").choice.splits == 1  # columns enough
-    assert kernel_of(1, 4096, 14336, "a100").choice.splits == 1  # slower memory, which asks for less
-    assert kernel_of(1, 1024, 1024, "h200").choice.splits == 1  # too small
+    assert kernel_of(1, 4096, 14336, "h200").config.splits > 1
+    assert kernel_of(8, 4096, 14336, "h200").config.splits > 1
+    assert kernel_of(1, 14336, 4096, "h200").config.splits == 1  # columns enough
+    assert kernel_of(1, 4096, 14336, "a100").config.splits == 1  # slower memory, which asks for less
+    assert kernel_of(1, 1024, 1024, "h200").config.splits == 1  # too small
 
 
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
@@ -110,7 +110,7 @@ def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip
     inputs = [torch.empty((1, rows, *s) if i in rowed and s != (1, 6) else (1, rows, *s) if s == (1, 6) else s,
                           dtype=torch.bfloat16, device="meta") for i, s in enumerate(sizes)]  # fmt: skip
     for region in regions_of(function, tuple(inputs)):
-        choice = replace(choices(region, machine(chip))[0], splits=4)
-        report = compile_for(TritonTarget().schedule(region, name, machine(chip), choice), chip)
+        config = replace(configs(region, machine(chip))[0], splits=4)
+        report = compile_for(TritonTarget().schedule(region, name, machine(chip), config), chip)
         assert report.ok, report
         assert bool(report.matrix_instructions) == (rows > 1)

@@ -14,7 +14,7 @@ from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
-from tests.codegen.test_places import agrees, grouped, program
+from tests.codegen.test_dynamic_indices import agrees, grouped, program
 
 
 def moving(shape: tuple[int, ...], dim: int, step: int, dtype: str = "f32", spelled: str = "%rest, %new") -> str:

@@ -15,7 +15,7 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import BF16, BOOL, F32, F64, I64, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
-from fusec.passes.biased_products import BiasedProducts
+from fusec.passes.fold_bias import FoldBiasIntoGemm
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.remarks import Remark
@@ -86,7 +86,7 @@ def test_many_rows_leave_the_product_to_a_quicker_library_with_its_bias(shape: t
     m = Model()
     product = m.do("contraction", m.tensor(*shape), m.tensor(32, 64), spec=spec)
     (region,) = m.group(m.do("add", product, m.tensor(32)), machine=cpu())
-    BiasedProducts().apply(m, m.context)
+    FoldBiasIntoGemm().apply(m, m.context)
     verify_graph(m)
     assert m.nodes == [region] and region.attributes["kind"] == "vendor"
     assert [n.op.name for n in region.body] == ["contraction", "add"]
@@ -96,7 +96,7 @@ def test_a_bias_stays_a_kernel_where_something_else_reads_the_product() -> None:
     m = Model()
     product = m.do("contraction", m.tensor(100, 64), m.tensor(32, 64), spec="az,bz->ab")
     (region,) = m.group(m.do("add", product, m.tensor(32)), product, machine=cpu())
-    BiasedProducts().apply(m, m.context)
+    FoldBiasIntoGemm().apply(m, m.context)
     assert region.attributes["kind"] == "kernel" and len(m) == 2
 
 

@@ -49,7 +49,7 @@ def library(trace: Any) -> PatternLibrary:
     return PatternLibrary(trace, normalize, first=OWN)
 
 
-def settled(made: PatternLibrary, dtype: DType) -> list[Any]:
+def specialized(made: PatternLibrary, dtype: DType) -> list[Any]:
     """Each pattern of fusec's own declarations, as what it matches."""
     return [(d.name, p.spelling, p.fingerprint, p.any_rank) for d in OWN for p in made.patterns(d, dtype)]
 
@@ -59,10 +59,10 @@ def test_the_next_process_has_the_same_patterns_and_traces_nothing(dtype: DType,
     first, second = Tracer(), Tracer()
     made, known = Traces(first), Traces(second)
     with made.kept(Cache(tmp_path)):
-        want = settled(library(made), dtype)
+        want = specialized(library(made), dtype)
     assert len(first.calls) > len(OWN)
     with known.kept(Cache(tmp_path)):
-        assert settled(library(known), dtype) == want
+        assert specialized(library(known), dtype) == want
     assert not second.calls
 
 

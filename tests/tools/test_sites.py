@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.debug.explain import explain_subjects
+from fusec.debug.site_status import SiteStatus, site_statuses
 from fusec.debug.sites import sites_of
 from fusec.debug.subject import Subject
 from fusec.debug.tables import as_text, site_view
-from fusec.debug.verdicts import Verdict, verdicts
 from fusec.models import gpt2, llama, t5
 from fusec.models.inputs import sample_tokens
 from fusec.passes import default_pipeline
@@ -31,8 +31,8 @@ def subjects(model: nn.Module, *inputs: Tensor) -> list[Subject]:
     return found
 
 
-def judged(model: nn.Module, *inputs: Tensor) -> list[Verdict]:
-    return verdicts(model, subjects(model, *inputs))
+def judged(model: nn.Module, *inputs: Tensor) -> list[SiteStatus]:
+    return site_statuses(model, subjects(model, *inputs))
 
 
 TOKENS = sample_tokens(32, 2, 20)

@@ -7,7 +7,7 @@ from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.tile.region import ANY_ROWS, assemble
 from fusec.codegen.tile.rows import Tiling, schedule_rows
 from fusec.ir.graph import Node
-from fusec.loops.indexing import locate
+from fusec.loops.indexing import lower_to_loops
 from fusec.loops.kinds import MULTIPLIED, Limits, classify
 
 _LIMITS = Limits(ANY_ROWS, MULTIPLIED)
@@ -19,7 +19,7 @@ def schedule(region: Node, tiling: Tiling) -> Kernel:
     Raises:
         ScheduleError: where no schedule covers the region.
     """
-    nest = locate(region.body)
+    nest = lower_to_loops(region.body)
     shape = classify(nest, _LIMITS)
     emitter = Emitter(region.body)
     if shape.attention is not None:
@@ -28,4 +28,4 @@ def schedule(region: Node, tiling: Tiling) -> Kernel:
         statements = schedule_contraction(emitter, nest, shape, tiling)
     else:
         statements = schedule_rows(emitter, nest, shape, tiling)
-    return assemble(region, nest, shape, emitter, (*emitter.checks_ahead(nest.places()), *statements))
+    return assemble(region, nest, shape, emitter, (*emitter.checks_ahead(nest.dynamic_indices()), *statements))

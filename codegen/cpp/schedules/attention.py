@@ -18,7 +18,7 @@ from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size
 from fusec.loops.affine import Axis
 from fusec.loops.attention import FEW_QUERIES, Attention
-from fusec.loops.indexing import Nest
+from fusec.loops.indexing import LoopNest
 
 _QUERIES = 64
 _KEYS = 64
@@ -27,7 +27,7 @@ _SHARED_KEYS = 512
 """Keys that are worth an iteration of their own."""
 
 
-def schedule_attention(emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
+def schedule_attention(emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
     """The body of a kernel for an attention region."""
     rows = math.prod(a.size if isinstance(a.size, int) else 2**30 for a in attention.queries)
     blocks: type[OnlineSoftmax] = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
@@ -40,7 +40,7 @@ class _AlongQueries(OnlineSoftmax):
     keys = _KEYS
     row_count = _QUERIES
 
-    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
+    def __init__(self, emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> None:
         super().__init__(emitter, nest, attention, tiling)
         self.lane = max(attention.queries, key=lambda a: a.size if isinstance(a.size, int) else math.inf)
         self.others = [a for a in attention.queries if a is not self.lane]
@@ -103,7 +103,7 @@ class _AlongKeys(OnlineSoftmax):
 
     keys = _KEYS_OF_FEW
 
-    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
+    def __init__(self, emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> None:
         super().__init__(emitter, nest, attention, tiling)
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))

@@ -32,7 +32,7 @@ from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import BOOL, DType, Size, accumulation
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, at_largest, summed
-from fusec.loops.indexing import Located, Nest, stride
+from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 from fusec.loops.visible import Bound, loaded_masks, visible_keys
 
 _LOWEST = Constant(-math.inf)
@@ -108,7 +108,7 @@ class OnlineSoftmax(ABC):
     def grid(self) -> tuple[Statement, ...]:
         """The loops around everything."""
 
-    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, tiling: Tiling) -> None:
+    def __init__(self, emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> None:
         self.emitter, self.nest, self.parts, self.tiling = emitter, nest, attention, tiling
         self.dtype = accumulation(attention.product.dtype)
         self.depth, self.columns = static_size(attention.depth), static_size(attention.columns)
@@ -205,7 +205,7 @@ class OnlineSoftmax(ABC):
         emitter.inner.append(Fold(name, "max", seen, BOOL))
         return name
 
-    def _shown(self, mask: Located, hidden: bool | float) -> Operand:
+    def _shown(self, mask: IndexedExpr, hidden: bool | float) -> Operand:
         """Whether a mask lets a score through: whether it is not what hides one."""
         value = self.emitter.emit(mask)
         return value if hidden is False else self.compute("ne", value, Constant(hidden), dtype=accumulation(mask.dtype))
@@ -233,7 +233,7 @@ class OnlineSoftmax(ABC):
                 bound = bound.subs(place, self.inner_range[place][0 if slope * sign < 0 else 1])
         return sympy.expand(bound)
 
-    def _at_run_time(self, item: Located, op: str) -> sympy.Symbol:
+    def _at_run_time(self, item: IndexedExpr, op: str) -> sympy.Symbol:
         """The greatest or least value of a number over the queries of one iteration, for bounds of loops."""
         emitter, inside = self.emitter, [axis for axis in self.inside if axis in item.axes]
         if inside:
@@ -282,7 +282,7 @@ class OnlineSoftmax(ABC):
     def _shift(self) -> None:
         """Where the softmax takes something else away than the largest score, as with sinks: make up for it."""
         emitter, parts = self.emitter, self.parts
-        kept: dict[Located, tuple[Buffer, sympy.Expr]] = {}
+        kept: dict[IndexedExpr, tuple[Buffer, sympy.Expr]] = {}
         with self.rows():
             self._define_largest()
             factor = emitter.emit(self._of_largest(parts.exponential))
@@ -305,7 +305,7 @@ class OnlineSoftmax(ABC):
         for item in parts.maxima:
             emitter.define(item, emitter.emit(self._of_largest(item.operands[0])))
 
-    def _of_largest(self, item: Located) -> Located:
+    def _of_largest(self, item: IndexedExpr) -> IndexedExpr:
         return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)
 
     def _scale_sums(self) -> None:
@@ -338,7 +338,7 @@ class OnlineSoftmax(ABC):
         self.emitter.inner.append(Compute(name, op, operands, dtype or self.dtype))
         return name
 
-    def matrix(self, item: Located, down: Axis, right: Axis) -> Matrix:
+    def matrix(self, item: IndexedExpr, down: Axis, right: Axis) -> Matrix:
         """A loaded operand as a matrix, from the first key of the block on."""
         emitter, parts = self.emitter, self.parts
         first = {emitter.axis_symbol(a): 0 for a in (parts.depth, parts.columns)}

@@ -31,17 +31,18 @@ from fusec.ir.types import (
     simplify,
 )
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import Located, Nest, Output, above, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, above, stride, walk
 from fusec.loops.kinds import FEW_ROWS, Shape
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
 """Of a block of rows and their sums: what stays in a second-level cache; but always so many rows, where there are."""
 PANEL_TILES = 4
-"""Tiles of columns that a block has at most: what ``dot.h`` keeps in the first-level cache, side by side if turned."""
+"""Tiles of columns that a block has at most: what ``dot.h`` keeps in the first-level cache, side by side if
+transposed."""
 LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
-"""Rows from which on a frozen weight is turned beforehand, by lanes of a register and type. For fewer, memory decides
-and not arithmetic, and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs that lie side by
-side as they are."""
+"""Rows from which on a frozen weight is transposed beforehand, by lanes of a register and type. For fewer, memory
+decides and not arithmetic, and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs that lie
+side by side as they are."""
 _NEVER = 1 << 62
 _PART = index_symbol("part")
 
@@ -56,7 +57,7 @@ class _Left:
     row_stride: Size
 
 
-def schedule_contraction(emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
+def schedule_contraction(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
     """The body of a kernel for a contraction region.
 
     Raises:
@@ -66,7 +67,7 @@ def schedule_contraction(emitter: Emitter, nest: Nest, shape: Shape, tiling: Til
 
 
 class _Contraction:
-    def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, tiling: Tiling) -> None:
+    def __init__(self, emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> None:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
         self.most_columns = PANEL_TILES * tiling.lanes
         needy = above(nest, shape.contractions)
@@ -105,7 +106,7 @@ class _Contraction:
                 if all(len(self._columns(o)) == 1 for o in results):
                     self._blocks(outer, results, lefts, rows)
                     continue
-                with self.emitter.loop(outer, "dealt", stop=static_size(outer)):
+                with self.emitter.loop(outer, "dynamic", stop=static_size(outer)):
                     self._block(results, lefts, None, rows)
         return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
 
@@ -121,8 +122,8 @@ class _Contraction:
 
     # Prologue.
 
-    def _prologue(self) -> dict[Located, _Left]:
-        lefts: dict[Located, _Left] = {}
+    def _prologue(self) -> dict[IndexedExpr, _Left]:
+        lefts: dict[IndexedExpr, _Left] = {}
         pending: list[Output] = []
         for contraction in self.shape.contractions:
             left, bound = contraction.operands[0], contraction.bound
@@ -142,12 +143,12 @@ class _Contraction:
         self.emitter.kept |= {r: (self.emitter.outputs[o.position], offset) for r, (o, offset) in statistics.items()}
         return lefts
 
-    def _read_again(self) -> list[Located]:
+    def _read_again(self) -> list[IndexedExpr]:
         """Return the reductions of the prologue that the epilogue reads as well, such as the mean of a norm."""
         behind = set(walk((o.root for o in self.results), lambda item: item.kind != "contraction"))
         return [r for r in self.shape.reductions if r in behind and self.rows]  # of a single row they are in scope
 
-    def _left_dtype(self, contraction: Located) -> DType:
+    def _left_dtype(self, contraction: IndexedExpr) -> DType:
         """What the left operand is kept as: bfloat16 where the machine multiplies it, else the type of the sums."""
         left, right = contraction.operands
         lies_along_k = stride(right, contraction.bound[-1]) == 1
@@ -155,14 +156,14 @@ class _Contraction:
             return BF16
         return accumulation(left.dtype)
 
-    def _left_output(self, left: Located, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
+    def _left_output(self, left: IndexedExpr, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
         """The left operand as one more output: a matrix in scratch, the contracted axes in a row."""
         output, offset = self._scratch_output(left, (*self.rows, *bound), dtype, "left")
         row_stride = math.prod(static_size(a) for a in bound)
         return output, _Left(self.emitter.outputs[output.position].name, self._joined(offset, bound), row_stride)
 
     def _scratch_output(
-        self, item: Located, axes: tuple[Axis, ...], dtype: DType, hint: str
+        self, item: IndexedExpr, axes: tuple[Axis, ...], dtype: DType, hint: str
     ) -> tuple[Output, sympy.Expr]:
         """A value as one more output: an array in scratch over these axes, and the offset of an element in it."""
         sizes = tuple(static_size(a) for a in axes)
@@ -172,11 +173,11 @@ class _Contraction:
         index = tuple(Affine.of([(a, 1)]) for a in axes)
         return Output(len(self.emitter.outputs) - 1, item, index), self.emitter.offset(index, type)
 
-    def _row_stride(self, left: Located) -> Size:
+    def _row_stride(self, left: IndexedExpr) -> Size:
         """What one row adds, for rows that lie evenly."""
         return stride(left, (self.taken or self.rows)[-1]) if self.rows else 0
 
-    def _is_dense(self, left: Located, bound: tuple[Axis, ...]) -> bool:
+    def _is_dense(self, left: IndexedExpr, bound: tuple[Axis, ...]) -> bool:
         """Whether a loaded left operand is a matrix as it lies: rows at even distances, elements side by side."""
         return _is_even(left, self.rows) and len(bound) == 1 and stride(left, bound[0]) == 1
 
@@ -203,7 +204,7 @@ class _Contraction:
         needed = [r for r in self.shape.reductions if r in inside]
         axes = tuple(tuple(a for a in dim) for dim in self.nest.axes)
         columns = dict.fromkeys(a for o in outputs for part in o.index for a in part.axes if a not in self.rows)
-        nest = Nest(outputs, (*axes, tuple(a for a in columns if not any(a in dim for dim in axes))))
+        nest = LoopNest(outputs, (*axes, tuple(a for a in columns if not any(a in dim for dim in axes))))
         with ExitStack() as loops:
             for axis in self.rows:
                 loops.enter_context(self.emitter.loop(axis, "serial"))
@@ -218,7 +219,7 @@ class _Contraction:
         axes = [a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows]
         return tuple(self._as_they_lie(axes, self._products([output])))
 
-    def _as_they_lie(self, axes: list[Axis], products: list[Located]) -> list[Axis]:
+    def _as_they_lie(self, axes: list[Axis], products: list[IndexedExpr]) -> list[Axis]:
         """Axes, sorted by how far apart their columns lie in the weights of products."""
         return sorted(axes, key=lambda a: max(estimate(stride(c.operands[1], a)) for c in products), reverse=True)
 
@@ -243,7 +244,9 @@ class _Contraction:
         summed = sum(accumulation(c.dtype).bytes * self.most_columns for c in products)
         return max(LEAST_ROWS, BLOCK_BYTES // (read + summed) // 6 * 6)
 
-    def _blocks(self, axis: Axis, results: list[Output], lefts: dict[Located, _Left], rows: "_Block | None") -> None:
+    def _blocks(
+        self, axis: Axis, results: list[Output], lefts: dict[IndexedExpr, _Left], rows: "_Block | None"
+    ) -> None:
         """Blocks of the only column axis there is."""
         n = static_size(axis)
         size = max(8, min(self.most_columns, n // 64 * 8))
@@ -251,18 +254,18 @@ class _Contraction:
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
         start, stop = block_range(index_symbol("block") * size, size, n)
-        with self.emitter.repeat("block", 0, -(-n // size), 1, "dealt"):
+        with self.emitter.repeat("block", 0, -(-n // size), 1, "dynamic"):
             self._block(results, lefts, _Block(axis, start, stop, size), rows)
 
     def _block(
-        self, results: list[Output], lefts: dict[Located, _Left], columns: "_Block | None", rows: "_Block | None"
+        self, results: list[Output], lefts: dict[IndexedExpr, _Left], columns: "_Block | None", rows: "_Block | None"
     ) -> None:
         """All products that some outputs need in one block, then the outputs."""
         for contraction in self._products(results):
             self._dots(contraction, lefts[contraction.operands[0]], columns, rows)
         self._epilogue(results, columns, rows)
 
-    def _products(self, results: list[Output]) -> list[Located]:
+    def _products(self, results: list[Output]) -> list[IndexedExpr]:
         inside = set(walk(o.root for o in results))
         return [c for c in self.shape.contractions if c in inside]
 
@@ -282,7 +285,7 @@ class _Contraction:
 
     # Dot products.
 
-    def _dots(self, contraction: Located, left: _Left, columns: "_Block | None", block: "_Block | None") -> None:
+    def _dots(self, contraction: IndexedExpr, left: _Left, columns: "_Block | None", block: "_Block | None") -> None:
         """All products of one contraction in the block, into scratch; the epilogue reads them there."""
         emitter = self.emitter
         taken = {*self.rows, *emitter.levels[-1].axes}
@@ -332,8 +335,8 @@ class _Contraction:
                 )
             )
 
-    def _packs(self, contraction: Located, left: _Left, n: Axis, width: int) -> bool:
-        """Whether a product may find its weight, if that is frozen, in blocks of so many of its rows, each turned."""
+    def _packs(self, contraction: IndexedExpr, left: _Left, n: Axis, width: int) -> bool:
+        """Whether the weight of a matmul, if it is frozen, may be prepacked in transposed blocks of so many rows."""
         right, bound = contraction.operands[1], contraction.bound
         type, k = right.value.tensor, static_size(self._k(bound))
         if not right.value.frozen or type.rank != 2 or not type.is_contiguous or not 0 < k == type.shape[1]:
@@ -373,6 +376,6 @@ def even_blocks(n: int, most: int, step: int = 6) -> int:
     return min(-(-n // (count * step)) * step, most, n)
 
 
-def _is_even(item: Located, axes: tuple[Axis, ...]) -> bool:
+def _is_even(item: IndexedExpr, axes: tuple[Axis, ...]) -> bool:
     """Whether what is loaded lies at even distances along all of these axes, the last of them innermost."""
     return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))

@@ -23,7 +23,7 @@ from fusec.artifacts import carry
 from fusec.cache import Cache, open_cache
 from fusec.codegen.program.unfused import Unfused, as_typed
 from fusec.codegen.target import Launchable, Target, current
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton.autotune.trials import (
     Candidate,
@@ -36,11 +36,11 @@ from fusec.codegen.triton.autotune.trials import (
     set_back,
 )
 from fusec.codegen.triton.autotune.vendor_attention import with_one_call
-from fusec.codegen.triton.autotune.vendor_candidate import ByLibrary
+from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.schedules import choices, schedule
+from fusec.codegen.triton.schedules import configs, schedule
 from fusec.codegen.triton.signature import options
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
@@ -51,7 +51,7 @@ from fusec.reference.interpreter import evaluate
 from fusec.remarks import Remarks
 
 PASS_NAME = "autotune"
-_SUFFIX = ".choice"
+_SUFFIX = ".config"
 _ROUNDS = 7
 """How often each candidate is timed, all in turn; the median counts."""
 
@@ -67,7 +67,7 @@ class Tuner:
     remarks: Remarks
     timer: Callable[[], Timer]
     """Makes one for each kernel, so that what it occupies is given back."""
-    by_library: Callable[[str, Graph], Candidate]
+    vendor_candidate: Callable[[str, Graph], Candidate]
     """Makes the library's candidate of a kernel's name and body."""
     dependent: bool = False
     """Whether what it chooses is launched so; see ``TritonKernel``."""
@@ -81,10 +81,10 @@ class Tuner:
         machine = context.machine
         name = torch.cuda.get_device_name()
         cache, timer = open_cache(context.config), lambda: EventTimer(cold_bytes(machine))
-        by_library = partial(ByLibrary, target=target, context=context)
-        return cls(name, machine, cache, context.remarks, timer, by_library, dependent)
+        vendor_candidate = partial(VendorCandidate, target=target, context=context)
+        return cls(name, machine, cache, context.remarks, timer, vendor_candidate, dependent)
 
-    def settle(self, region: Node, kernel: Kernel, built: Candidate) -> tuple[Kernel, Launchable]:
+    def select_kernel(self, region: Node, kernel: Kernel, built: Candidate) -> tuple[Kernel, Launchable]:
         """What runs a region: what is recorded for it, or what will choose at its first run.
 
         Args:
@@ -102,7 +102,7 @@ class Tuner:
         return recorded or (kernel, TunedKernel(self, region, kernel, built))
 
     def _recorded(self, region: Node, kernel: Kernel) -> tuple[Kernel, Candidate] | None:
-        """What was chosen before; None where nothing was, or nothing that still is a choice."""
+        """What was chosen before; None where nothing was, or nothing that still is a config."""
         key = self.key(kernel)
         record = self.cache.read(key, _SUFFIX) if key else None
         if record is None:
@@ -111,33 +111,33 @@ class Tuner:
         try:
             chosen = json.loads(record)["chosen"]
             if chosen is None:
-                return kernel, self._by_library(region, kernel)
-            other = self._scheduled(region, kernel, Choice(**chosen))
+                return kernel, self._vendor_candidate(region, kernel)
+            other = self._scheduled(region, kernel, KernelConfig(**chosen))
         except (FusecError, KeyError, TypeError, ValueError) as reason:
             self._lost(kernel, "recorded", str(reason))
             return None
         return other, TritonKernel(other, self.dependent)
 
     def key(self, kernel: Kernel) -> str:
-        """Under which name the choice for a kernel is recorded; empty where it is not to be."""
+        """Under which name the config for a kernel is recorded; empty where it is not to be."""
         types = ", ".join(f"{b.dtype.name} {b.role}" for b in kernel.buffers)
-        return key_of_derived("choice", _code(replace(kernel, name="kernel")), types, self.device, *self.versions)
+        return key_of_derived("config", _code(replace(kernel, name="kernel")), types, self.device, *self.versions)
 
-    def candidates(self, region: Node, kernel: Kernel) -> dict[str, tuple[Choice | None, Candidate]]:
-        """What is timed against the default, by name; the vendor's library has no choice."""
-        found: dict[str, tuple[Choice | None, Candidate]] = {}
+    def candidates(self, region: Node, kernel: Kernel) -> dict[str, tuple[KernelConfig | None, Candidate]]:
+        """What is timed against the default, by name; the vendor's library has no config."""
+        found: dict[str, tuple[KernelConfig | None, Candidate]] = {}
         known = {_code(kernel)}
-        for choice in choices(region, self.machine)[1:]:
+        for config in configs(region, self.machine)[1:]:
             try:
-                other = self._scheduled(region, kernel, choice)
-                if (code := _code(other)) not in known:  # what some choices say, others leave to the compiler
+                other = self._scheduled(region, kernel, config)
+                if (code := _code(other)) not in known:  # what some configs say, others leave to the compiler
                     known.add(code)
-                    found[str(choice)] = choice, TritonKernel(other, self.dependent)
+                    found[str(config)] = config, TritonKernel(other, self.dependent)
             except FusecError as reason:
-                self._lost(kernel, str(choice), reason.reason)
+                self._lost(kernel, str(config), reason.reason)
         if kernel.kind in ("contraction", "attention"):
             try:
-                found["the library"] = None, self._by_library(region, kernel)
+                found["the library"] = None, self._vendor_candidate(region, kernel)
             except FusecError as reason:
                 what = f"{kernel.name} is not tried as the library's"
                 self.remarks.add("missed", PASS_NAME, what, subject=kernel.name, reason=reason.reason)
@@ -153,7 +153,7 @@ class Tuner:
         """
         if recorded := self._recorded(region, kernel):
             return recorded[1]
-        found = {str(kernel.choice): (kernel.choice, built), **self.candidates(region, kernel)}
+        found = {str(kernel.config): (kernel.config, built), **self.candidates(region, kernel)}
         with progress(kernel.name, len(found) * (_ROUNDS + 1)) as step:
             try:
                 right = self._right(region.body, kernel, found, buffers, step)
@@ -168,7 +168,7 @@ class Tuner:
         chosen, winner = found[best]
         record = {"chosen": None if chosen is None else asdict(chosen), "seconds": seconds, "kernel": kernel.name}
         if key := self.key(kernel):
-            self.cache.offer(key, _SUFFIX, json.dumps(record).encode(), f"the choice for {kernel.name}")
+            self.cache.offer(key, _SUFFIX, json.dumps(record).encode(), f"the config for {kernel.name}")
             carry(self.cache, key, _SUFFIX)
         self.remarks.add(
             "analysis", PASS_NAME, f"{kernel.name} runs as {best}", subject=kernel.name,
@@ -177,23 +177,23 @@ class Tuner:
         )  # fmt: skip
         return winner
 
-    def _by_library(self, region: Node, kernel: Kernel) -> Candidate:
+    def _vendor_candidate(self, region: Node, kernel: Kernel) -> Candidate:
         """What the vendor's libraries make of a kernel: attention is one call, other products are calls already.
 
         Raises:
             ScheduleError: for attention that such a call cannot say.
         """
         body = with_one_call(region.body) if kernel.kind == "attention" else region.body
-        return self.by_library(kernel.name, body)
+        return self.vendor_candidate(kernel.name, body)
 
-    def _scheduled(self, region: Node, kernel: Kernel, choice: Choice) -> Kernel:
-        return replace(schedule(region, self.machine, choice), name=kernel.name)
+    def _scheduled(self, region: Node, kernel: Kernel, config: KernelConfig) -> Kernel:
+        return replace(schedule(region, self.machine, config), name=kernel.name)
 
     def _right(
         self,
         body: Graph,
         kernel: Kernel,
-        found: dict[str, tuple[Choice | None, Candidate]],
+        found: dict[str, tuple[KernelConfig | None, Candidate]],
         buffers: Sequence[Tensor],
         step: Callable[[], None],
     ) -> dict[str, Candidate]:
@@ -241,7 +241,7 @@ class Tuner:
 
 
 class TunedKernel:
-    """A kernel whose choice is made when it first runs, and then the one that was chosen."""
+    """A kernel whose config is made when it first runs, and then the one that was chosen."""
 
     def __init__(self, tuner: Tuner, region: Node, kernel: Kernel, built: Candidate) -> None:
         self.name, self.source = built.name, built.source

@@ -10,7 +10,7 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import split_spec
 from fusec.ir.types import Size, product, same_shape, same_size
 from fusec.loops.attention import Attention, find_attention
-from fusec.loops.indexing import locate
+from fusec.loops.indexing import lower_to_loops
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from fusec.rewriting.driver import cut
@@ -33,7 +33,7 @@ def with_one_call(body: Graph) -> Graph:
         ScheduleError: where the call cannot say what the body does.
     """
     body = body.copy()
-    attention = find_attention(locate(body))
+    attention = find_attention(lower_to_loops(body))
     if attention is None:
         raise _refused("there is no attention")
     first, second = attention.product.node, attention.weighted.node

@@ -11,7 +11,7 @@ from fusec.ir.graph import Graph, is_written
 from fusec.pipeline import Context
 
 
-class ByLibrary:
+class VendorCandidate:
     """A kernel's body as a program of its own, without a product of ours.
 
     Args:

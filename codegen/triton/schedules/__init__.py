@@ -1,18 +1,18 @@
 """Schedules for GPUs: tiles are rows or blocks, nothing lies in scratch, indices are checked where they are found."""
 
 from fusec.analysis.machine import Machine, chip
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Check, Kernel, Operand, Statement
 from fusec.codegen.tile.region import ANY_ROWS, assemble
 from fusec.codegen.tile.rows import Tiling, schedule_rows
 from fusec.codegen.triton.schedules.attention import schedule_tiled_attention
 from fusec.codegen.triton.schedules.gemm import schedule_tiled_contraction
-from fusec.codegen.triton.schedules.heuristics import MAX_TILE, default_choice, other_choices
+from fusec.codegen.triton.schedules.heuristics import MAX_TILE, default_config, other_configs
 from fusec.codegen.triton.schedules.split_rows import schedule_split_rows
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node
-from fusec.loops.indexing import Nest, Place, locate
+from fusec.loops.indexing import DynamicIndex, LoopNest, lower_to_loops
 from fusec.loops.kinds import FEW_ROWS_OF_GPU, HALVES, MULTIPLIED, Limits, Shape, classify
 
 _LIMITS = Limits(ANY_ROWS, MULTIPLIED | HALVES, in_order=False, any_layout=True, few=FEW_ROWS_OF_GPU)
@@ -20,58 +20,58 @@ _LANES = 1024
 """Elements of a tile that is no row."""
 
 
-def schedule(region: Node, machine: Machine | None = None, choice: Choice | None = None) -> Kernel:
+def schedule(region: Node, machine: Machine | None = None, config: KernelConfig | None = None) -> Kernel:
     """The kernel of a region whose body holds primitive operations only.
 
     Args:
         region: a kernel.
         machine: the GPU; by default the usual one.
-        choice: what the schedule leaves free; by default what suits that GPU.
+        config: what the schedule leaves free; by default what suits that GPU.
 
     Raises:
         ScheduleError: where no schedule covers the region.
     """
     (nest, shape), gpu = _classified(region), _gpu(machine)
-    choice = choice or default_choice(nest, shape, gpu, _LANES)
-    if choice.descriptors and not gpu.has_descriptors:
-        fix = "a choice without, as all are that choices() gives for it"
+    config = config or default_config(nest, shape, gpu, _LANES)
+    if config.descriptors and not gpu.has_descriptors:
+        fix = "a config without, as all are that configs() gives for it"
         raise ScheduleError(f"blocks by tensor descriptors on {gpu.name}", why="it has none", fix=fix)
     emitter = _GpuEmitter(region.body)
     if shape.attention is not None:
-        statements = schedule_tiled_attention(emitter, nest, shape.attention, choice)
+        statements = schedule_tiled_attention(emitter, nest, shape.attention, config)
     elif shape.kind == "contraction":
-        statements = schedule_tiled_contraction(emitter, nest, shape, choice)
-    elif choice.splits > 1:
-        statements = schedule_split_rows(emitter, nest, shape, choice)
+        statements = schedule_tiled_contraction(emitter, nest, shape, config)
+    elif config.splits > 1:
+        statements = schedule_split_rows(emitter, nest, shape, config)
     else:
-        tiling = Tiling(choice.columns, grain=1, longest_row=MAX_TILE, cuts=1, has_scratch=False)
+        tiling = Tiling(config.columns, grain=1, longest_row=MAX_TILE, cuts=1, has_scratch=False)
         statements = schedule_rows(emitter, nest, shape, tiling)
     if any(b.role == "scratch" for b in emitter.scratch):
         raise ScheduleError("the kernel needs scratch memory")
-    return assemble(region, nest, shape, emitter, statements, choice)
+    return assemble(region, nest, shape, emitter, statements, config)
 
 
-def choices(region: Node, machine: Machine | None) -> tuple[Choice, ...]:
+def configs(region: Node, machine: Machine | None) -> tuple[KernelConfig, ...]:
     """What ``schedule`` may be told: its default, then few others that may be quicker.
 
     Raises:
         ScheduleError: where no schedule covers the region.
     """
     (nest, shape), gpu = _classified(region), _gpu(machine)
-    default = default_choice(nest, shape, gpu, _LANES)
-    return (default, *other_choices(nest, shape, gpu, default))
+    default = default_config(nest, shape, gpu, _LANES)
+    return (default, *other_configs(nest, shape, gpu, default))
 
 
 class _GpuEmitter(Emitter):
-    def guard(self, place: Place, value: Operand) -> tuple[Statement, ...]:
-        return (Check(value, place.length, self.numbers[place.node]),)
+    def guard(self, index: DynamicIndex, value: Operand) -> tuple[Statement, ...]:
+        return (Check(value, index.length, self.numbers[index.node]),)
 
 
 def _gpu(machine: Machine | None) -> Machine:
-    """A GPU: the usual one in the place of none, or of a CPU."""
+    """A GPU: the usual one where there is none, or a CPU."""
     return machine if machine is not None and machine.code else chip("")
 
 
-def _classified(region: Node) -> tuple[Nest, Shape]:
-    nest = locate(region.body)
+def _classified(region: Node) -> tuple[LoopNest, Shape]:
+    nest = lower_to_loops(region.body)
     return nest, classify(nest, _LIMITS)

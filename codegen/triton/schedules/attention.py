@@ -16,7 +16,7 @@ from functools import partial, reduce
 
 import sympy
 
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter, block_range, grid, static_size
 from fusec.codegen.tile.kernel import (
     Assign,
@@ -36,7 +36,7 @@ from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, multiplied, pow
 from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, simplify
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.attention import FEW_QUERIES, Attention, at_largest, summed
-from fusec.loops.indexing import Located, Nest
+from fusec.loops.indexing import IndexedExpr, LoopNest
 from fusec.loops.visible import Bound, loaded_masks, visible_keys
 
 _LOWEST = Constant(-math.inf)
@@ -46,19 +46,19 @@ _FOUND = 8192
 
 
 def schedule_tiled_attention(
-    emitter: Emitter, nest: Nest, attention: Attention, choice: Choice
+    emitter: Emitter, nest: LoopNest, attention: Attention, config: KernelConfig
 ) -> tuple[Statement, ...]:
     """The body of a kernel for an attention region."""
-    return _TiledAttention(emitter, nest, attention, choice).run()
+    return _TiledAttention(emitter, nest, attention, config).run()
 
 
 class _TiledAttention:
-    def __init__(self, emitter: Emitter, nest: Nest, attention: Attention, choice: Choice) -> None:
+    def __init__(self, emitter: Emitter, nest: LoopNest, attention: Attention, config: KernelConfig) -> None:
         self.emitter, self.nest, self.parts = emitter, nest, attention
         self.dtype = accumulation(attention.product.dtype)
         for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
             emitter.axis_name(axis)
-        self.rows, self.keys, self.splits = choice.rows, choice.depth, choice.splits
+        self.rows, self.keys, self.splits = config.rows, config.depth, config.splits
         self.few = attention.rows <= FEW_QUERIES
         self.lane = max(attention.queries, key=lambda a: a.size if isinstance(a.size, int) else math.inf, default=None)
         self.block = index_symbol("query_block")
@@ -159,7 +159,7 @@ class _TiledAttention:
                 bound = bound.subs(place, first if slope * sign < 0 else first + self.rows - 1)
         return sympy.expand(bound)
 
-    def _at_run_time(self, item: Located, op: str) -> sympy.Symbol:
+    def _at_run_time(self, item: IndexedExpr, op: str) -> sympy.Symbol:
         """The greatest or least value of a number over the queries of one program, for bounds of loops."""
         value = self.emitter.emit(item)
         inside = self.parts.queries if self.few else (self.lane,)
@@ -185,7 +185,7 @@ class _TiledAttention:
             seen = self._folded("max", seen, BOOL, emitter.joint(parts.queries))
         return seen
 
-    def _shown(self, mask: Located, hidden: bool | float) -> Operand:
+    def _shown(self, mask: IndexedExpr, hidden: bool | float) -> Operand:
         """Whether a mask lets a score through: whether it is not what hides one."""
         value = self.emitter.emit(mask)
         return (
@@ -276,7 +276,7 @@ class _TiledAttention:
     def _found_along(self, of_sums: bool) -> tuple[Axis, ...]:
         return (*self.parts.batch, *self.parts.queries, *((self.parts.columns,) if of_sums else ()))
 
-    def _of_largest(self, item: Located) -> Located:
+    def _of_largest(self, item: IndexedExpr) -> IndexedExpr:
         return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)
 
     def _accumulator(self, op: str) -> str:
@@ -284,7 +284,7 @@ class _TiledAttention:
         self.emitter.inner.append(Init(name, op, self.dtype, False))
         return name
 
-    def _dot(self, acc: str, left: Operand, right: Operand, axis: Axis, first: Located, second: Located) -> str:
+    def _dot(self, acc: str, left: Operand, right: Operand, axis: Axis, first: IndexedExpr, second: IndexedExpr) -> str:
         assert isinstance(left, str) and isinstance(right, str)  # both depend on what is summed
         dtype = multiplied(first, second)
         self.emitter.inner.append(DotTiles(acc, left, right, self.emitter.axis_name(axis), dtype))

@@ -17,8 +17,8 @@ from fusec.loops.affine import divide
 
 ALIGNMENT = 16
 """Bytes: what the first element, the step along every dim but the innermost and the innermost side of a block fill."""
-MOST_PLACES = 2**31 - 1
-"""Elements along a dim, places being 32 bits with a sign."""
+MAX_DYNAMIC_INDICES = 2**31 - 1
+"""Elements along a dim: offsets are signed, of 32 bits."""
 _LARGEST_SIDE = 256
 """Of a block."""
 _DIMS = 5
@@ -29,7 +29,7 @@ class _Dim:
     """A dim of memory: an axis, or what remains of one, or how often something fits into one."""
 
     axis: str
-    place: sympy.Expr
+    offset: sympy.Expr
     below: Size
     """Steps of the axis that are one along the dim."""
     length: Size
@@ -72,8 +72,8 @@ def _descriptor(load: Load, sizes: Mapping[str, Size], lanes: Mapping[str, int],
     axes = tuple(axis for axis, _ in itertools.groupby(tile, lambda dim: dim.axis))
     if len(axes) != 2 or len({*axes}) != 2 or not all(map(_in_order, itertools.pairwise(tile))):
         return None
-    block, places = tuple(dim.lanes for dim in dims), tuple(dim.place for dim in dims)
-    return Descriptor(int(start), axes, places, block, tuple(d.length for d in dims), tuple(d.stride for d in dims))
+    block, offsets = tuple(dim.lanes for dim in dims), tuple(dim.offset for dim in dims)
+    return Descriptor(int(start), axes, offsets, block, tuple(d.length for d in dims), tuple(d.stride for d in dims))
 
 
 def _dims(offset: sympy.Expr, sizes: Mapping[str, Size], lanes: Mapping[str, int]) -> tuple[list[_Dim], sympy.Expr]:
@@ -103,15 +103,15 @@ def _evenly(dims: list[_Dim], start: sympy.Expr, elements: int) -> bool:
         and dims[-1].lanes >= elements
         and all(_is_multiple(dim.stride, elements) for dim in dims[:-1])
         and all(dim.lanes <= _LARGEST_SIDE for dim in dims)
-        and all(0 < length <= MOST_PLACES for length in known)
+        and all(0 < length <= MAX_DYNAMIC_INDICES for length in known)
     )
 
 
 def _dim(term: sympy.Expr, axis: str, sizes: Mapping[str, Size]) -> _Dim | None:
     """What a part of an offset that one axis decides is: ``stride · (axis // below % length)``."""
     name, below, length = index_symbol(axis), cast(Size, 1), cast(Size | None, None)
-    stride, place = term.as_independent(name)
-    whole = place
+    stride, offset = term.as_independent(name)
+    whole = offset
     if isinstance(whole, sympy.Mod):
         whole, length = whole.args[0], simplify(whole.args[1])
     if isinstance(whole, sympy.floor):
@@ -120,7 +120,7 @@ def _dim(term: sympy.Expr, axis: str, sizes: Mapping[str, Size]) -> _Dim | None:
     length = divide(sizes[axis], below) if length is None else length
     if whole != name or length is None or sympy.sympify(below).has(name):
         return None
-    return _Dim(axis, place, below, length, simplify(stride))
+    return _Dim(axis, offset, below, length, simplify(stride))
 
 
 def _cut(dims: list[_Dim], size: Size, lanes: int) -> list[_Dim]:

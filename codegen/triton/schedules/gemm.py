@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import sympy
 
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter, block_range, grid, part_range
 from fusec.codegen.tile.kernel import (
     Buffer,
@@ -35,41 +35,43 @@ from fusec.codegen.triton.schedules.descriptors import described
 from fusec.codegen.triton.schedules.operands import Products, length, multiplied
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, contiguous_strides, product, simplify
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import Located, Nest, Output, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
 from fusec.loops.kinds import Shape
 
 _GROUP = 8
 """Blocks of rows that programs in a row take in turn, before they go on to other columns."""
 _BLOCK, _PART = index_symbol("block"), index_symbol("part")
-_Multiply: TypeAlias = Callable[[tuple[Axis, ...], list[Located]], object]
+_Multiply: TypeAlias = Callable[[tuple[Axis, ...], list[IndexedExpr]], object]
 
 
-def schedule_tiled_contraction(emitter: Emitter, nest: Nest, shape: Shape, choice: Choice) -> tuple[Statement, ...]:
+def schedule_tiled_contraction(
+    emitter: Emitter, nest: LoopNest, shape: Shape, config: KernelConfig
+) -> tuple[Statement, ...]:
     """The body of a kernel for a contraction region.
 
     Raises:
         ScheduleError: for shapes it does not cover.
     """
-    statements = _TiledContraction(emitter, Products(nest, shape), choice).run()
-    return described(statements, emitter.sizes, emitter.buffers.values()) if choice.descriptors else statements
+    statements = _TiledContraction(emitter, Products(nest, shape), config).run()
+    return described(statements, emitter.sizes, emitter.buffers.values()) if config.descriptors else statements
 
 
 class _TiledContraction:
-    def __init__(self, emitter: Emitter, products: Products, choice: Choice) -> None:
-        self.emitter, self.products, self.choice = emitter, products, choice
-        self.parts: dict[Located, Buffer] = {}
+    def __init__(self, emitter: Emitter, products: Products, config: KernelConfig) -> None:
+        self.emitter, self.products, self.config = emitter, products, config
+        self.parts: dict[IndexedExpr, Buffer] = {}
         """Where the sums of each part lie, all of one product in a row."""
 
     def run(self) -> tuple[Statement, ...]:
         """The statements of the whole kernel: one grid, or one for each part of the sums and one for what follows."""
         products, outputs = self.products, [o.root for o in self.products.outputs]
-        if self.choice.splits == 1:
+        if self.config.splits == 1:
             return self._grid(self._multiply, walk(outputs))
-        sums = self._grid(self._store_part, walk(products.shape.contractions), self.choice.splits)
+        sums = self._grid(self._store_part, walk(products.shape.contractions), self.config.splits)
         rest = walk(outputs, lambda item: item.kind != "contraction")
         return (*sums, *self._grid(self._add_parts, rest))
 
-    def _grid(self, multiply: _Multiply, needed: Iterable[Located], splits: int = 1) -> tuple[Statement, ...]:
+    def _grid(self, multiply: _Multiply, needed: Iterable[IndexedExpr], splits: int = 1) -> tuple[Statement, ...]:
         """One grid.
 
         Args:
@@ -77,11 +79,11 @@ class _TiledContraction:
             needed: what is computed, of which the reductions come first.
             splits: into how many parts sums are cut; nothing else is stored then.
         """
-        emitter, programs = self.emitter, self.products.programs(self.choice)
+        emitter, programs = self.emitter, self.products.programs(self.config)
         program = _BLOCK if len(self.products.sections) == 1 else index_symbol("program")
         outer = [axis for axis in self.products.shape.rows if axis not in self.products.taken]
         emitter.levels[0].axes = frozenset(outer)
-        blocks = _quotient(self.products.count, self.choice.rows)
+        blocks = _quotient(self.products.count, self.config.rows)
         group = min(blocks, _GROUP) if isinstance(blocks, int) else _GROUP
         groups = _quotient(blocks, group)
         loops = [(emitter.axis_name(axis), axis.size) for axis in outer]
@@ -109,8 +111,8 @@ class _TiledContraction:
         """The columns of one program: it comes to one block of one section."""
         emitter, alone, before = self.emitter, len(self.products.sections) == 1, 0
         for columns, results in self.products.sections.items():
-            count = self.products.blocks(columns, self.choice)
-            width, size = self.products.width(columns, self.choice), length(columns)
+            count = self.products.blocks(columns, self.config)
+            width, size = self.products.width(columns, self.config), length(columns)
             first = program if before == 0 else sympy.Mod(program + programs - before, programs)
             with nullcontext() if alone else emitter.repeat(_BLOCK.name, first, count, programs):
                 with emitter.tile(columns, width, *block_range(_BLOCK * width, width, size), apart=True):
@@ -138,13 +140,13 @@ class _TiledContraction:
         """The rows of one program."""
         if not self.products.taken:
             return nullcontext()
-        rows = self.choice.rows
+        rows = self.config.rows
         return self.emitter.tile(self.products.taken, rows, *block_range(block * rows, rows, self.products.count))
 
     def _along(self, bound: tuple[Axis, ...]) -> AbstractContextManager[None]:
-        return self.emitter.tile(bound, self.choice.depth)
+        return self.emitter.tile(bound, self.config.depth)
 
-    def _reduce(self, bound: tuple[Axis, ...], reductions: list[Located]) -> None:
+    def _reduce(self, bound: tuple[Axis, ...], reductions: list[IndexedExpr]) -> None:
         emitter = self.emitter
         names = {r: self._accumulator(r.node.op.name, accumulation(r.dtype), True) for r in reductions}
         with self._along(bound):
@@ -163,25 +165,25 @@ class _TiledContraction:
 
     # Products.
 
-    def _multiply(self, columns: tuple[Axis, ...], products: list[Located]) -> None:
+    def _multiply(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
         """Compute them."""
         self._sum_up(products, lambda bound: (0, length(bound)))
 
-    def _store_part(self, columns: tuple[Axis, ...], products: list[Located]) -> None:
+    def _store_part(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
         """Compute the sums of one part, and store them for the grid that follows."""
         totals = self._sum_up(products, self._part)
         for one in products:
             numel = self._size_of_part(columns)
-            sums = self.emitter.add_scratch(self.products.dtype, numel * self.choice.splits, "sums", "shared")
+            sums = self.emitter.add_scratch(self.products.dtype, numel * self.config.splits, "sums", "shared")
             self.parts[one] = sums
             offset = sympy.expand(_PART * numel + self._place(columns))
             self.emitter.inner.append(Store(sums.name, offset, totals[one]))
 
-    def _add_parts(self, columns: tuple[Axis, ...], products: list[Located]) -> None:
+    def _add_parts(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
         """Add what the programs of each part have stored, always in the same order."""
         emitter, numel = self.emitter, self._size_of_part(columns)
         for one in products:
-            names = [emitter.fresh() for _ in range(self.choice.splits)]
+            names = [emitter.fresh() for _ in range(self.config.splits)]
             for part, name in enumerate(names):
                 offset = sympy.expand(part * numel + self._place(columns))
                 emitter.inner.append(Load(name, self.parts[one].name, offset))
@@ -193,7 +195,7 @@ class _TiledContraction:
 
     def _part(self, bound: tuple[Axis, ...]) -> tuple[Size, Size]:
         """The range of one part of a sum."""
-        return part_range(_PART, self.choice.splits, self.choice.depth, length(bound))
+        return part_range(_PART, self.config.splits, self.config.depth, length(bound))
 
     def _size_of_part(self, columns: tuple[Axis, ...]) -> Size:
         """How many sums of one product there are."""
@@ -207,14 +209,14 @@ class _TiledContraction:
         return self.emitter.offset(tuple(Affine.of([(axis, 1)]) for axis in axes), type)
 
     def _sum_up(
-        self, products: list[Located], over: Callable[[tuple[Axis, ...]], tuple[Size, Size]]
-    ) -> dict[Located, str]:
+        self, products: list[IndexedExpr], over: Callable[[tuple[Axis, ...]], tuple[Size, Size]]
+    ) -> dict[IndexedExpr, str]:
         """Define products as sums over a range of what is summed, those over the same axes in one loop."""
-        emitter, on_matrix_unit, totals = self.emitter, self.products.on_matrix_unit, dict[Located, str]()
+        emitter, on_matrix_unit, totals = self.emitter, self.products.on_matrix_unit, dict[IndexedExpr, str]()
         for bound in dict.fromkeys(p.bound for p in products):
             members = [p for p in products if p.bound == bound]
             sums = {p: self._accumulator("sum", accumulation(p.dtype), not on_matrix_unit) for p in members}
-            with emitter.tile(bound, self.choice.depth, *over(bound)):
+            with emitter.tile(bound, self.config.depth, *over(bound)):
                 for p, name in sums.items():
                     left, right = map(emitter.emit, p.operands)
                     assert isinstance(left, str) and isinstance(right, str)  # both depend on what is summed
@@ -244,9 +246,9 @@ class _TiledContraction:
             self.emitter.store(output)
 
 
-def _in_order(reductions: Iterable[Located]) -> Iterable[tuple[tuple[Axis, ...], list[Located]]]:
+def _in_order(reductions: Iterable[IndexedExpr]) -> Iterable[tuple[tuple[Axis, ...], list[IndexedExpr]]]:
     """Reductions over the same axes together, those in front that others need."""
-    groups: dict[tuple[int, tuple[Axis, ...]], list[Located]] = {}
+    groups: dict[tuple[int, tuple[Axis, ...]], list[IndexedExpr]] = {}
     for reduction in sorted(reductions, key=lambda r: r.depth):
         groups.setdefault((reduction.depth, reduction.bound), []).append(reduction)
     return ((bound, members) for (_, bound), members in groups.items())

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from fusec.analysis.machine import Machine
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, Products, multiplied, power_of_two
 from fusec.codegen.triton.schedules.split_rows import levels, may_split, side_by_side
 from fusec.ir.types import F64, accumulation, estimate, product
 from fusec.loops.attention import FEW_QUERIES, Attention
-from fusec.loops.indexing import Nest
+from fusec.loops.indexing import LoopNest
 from fusec.loops.kinds import Shape
 
 MAX_TILE = 16384
@@ -51,7 +51,7 @@ _MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
 _WIDE = {"sm_90": 2, "sm_100": 1}
 """Products of a block up to which one of halves has twice the columns: matrix units that read their operands from
 shared memory leave registers to what follows. Elsewhere, and with more products, such blocks were seen to spill."""
-_TURNED = 64
+_TRANSPOSED = 64
 """Rows of a weight from which these units take a block of it, as their first operand; the second may be narrower."""
 _DEMANDING, _BESIDE = frozenset({"erf"}), 2
 """What takes so many registers that behind a wide block it was seen to spill, and up to how many tiles may be loaded
@@ -65,22 +65,22 @@ _QUERIES = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
 _WIDTH = 128
 """Up to this many elements of a value; of wider ones a block has fewer."""
 _OTHERS = 10
-"""The most other choices."""
+"""The most other configs."""
 
 
-def default_choice(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
+def default_config(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -> KernelConfig:
     """What suits a region on a GPU, as far as its profile tells; nothing is measured."""
     if shape.attention is not None:
         return _attention(shape.attention, machine)
     if shape.kind == "contraction":
         products = Products(nest, shape)
         return _few_rows(products, machine) if products.few else _many_rows(products, machine)
-    return _long_rows(nest, shape, machine, lanes) if may_split(nest, shape) else Choice(columns=lanes)
+    return _long_rows(nest, shape, machine, lanes) if may_split(nest, shape) else KernelConfig(columns=lanes)
 
 
-def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -> tuple[Choice, ...]:
+def other_configs(nest: LoopNest, shape: Shape, machine: Machine, default: KernelConfig) -> tuple[KernelConfig, ...]:
     """Few others, those nearest to the default first."""
-    found: Iterator[Choice]
+    found: Iterator[KernelConfig]
     if shape.attention is not None:
         few = shape.attention.rows <= FEW_QUERIES
         near = _near(default, **{"splits" if few else "rows": (2, 0.5)}, depth=(2, 0.5))
@@ -93,18 +93,18 @@ def other_choices(nest: Nest, shape: Shape, machine: Machine, default: Choice) -
         found = (replace(default, warps=warps) for warps in (4, 8, 16))
         if default.splits > 1:
             parts = (replace(default, splits=int(default.splits * by)) for by in (2, 0.5) if default.splits * by > 1)
-            found = itertools.chain(parts, [Choice(columns=default.columns)], found)
+            found = itertools.chain(parts, [KernelConfig(columns=default.columns)], found)
     return tuple(itertools.islice(dict.fromkeys(c for c in found if c != default), _OTHERS))
 
 
-def _long_rows(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice:
+def _long_rows(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -> KernelConfig:
     """Rows that have programs of their own; or parts of them too, where that is predicted to pay for more launches."""
     bound = shape.reductions[0].bound
     count, length = (estimate(product(tuple(a.size for a in axes))) for axes in (shape.rows, bound))
     loads = [i for i in nest.walk() if i.kind == "load"]
     bytes_ = float(sum(estimate(product(tuple(a.size for a in i.axes))) * i.dtype.bytes for i in loads))
     rows = 1 if side_by_side(nest, shape) else min(_ROWS, power_of_two(count))
-    block = Choice(rows, lanes, min(lanes, power_of_two(length)) if rows == 1 else max(1, lanes // rows))
+    block = KernelConfig(rows, lanes, min(lanes, power_of_two(length)) if rows == 1 else max(1, lanes // rows))
     size = max((i.dtype.bytes for i in loads), default=1)
     lengths = {bool(o.axes.intersection(bound)) for o in nest.outputs}  # of results: rows are read again for long ones
     passes, launches = len(levels(shape)) + (True in lengths), len(levels(shape)) + len(lengths) - 1
@@ -124,7 +124,7 @@ def _long_rows(nest: Nest, shape: Shape, machine: Machine, lanes: int) -> Choice
     blocks = length // block.depth
     many = [n for n in _PARTS_OF_SUMS[1:] if n * _LEAST_BLOCKS <= blocks <= n * _MOST_BLOCKS]
     splits = min((1, *many), key=seconds) if many else 1
-    return replace(block, splits=splits) if splits > 1 else Choice(columns=lanes)
+    return replace(block, splits=splits) if splits > 1 else KernelConfig(columns=lanes)
 
 
 def _stages(machine: Machine, stages: int = _STAGES) -> int:
@@ -135,33 +135,35 @@ def _registers_of_few(machine: Machine) -> int:
     return 0 if machine.code.startswith("gfx") else _REGISTERS
 
 
-def _few_rows(products: Products, machine: Machine) -> Choice:
+def _few_rows(products: Products, machine: Machine) -> KernelConfig:
     """All rows, few enough columns that every processor has some, and as many parts as are predicted to pay."""
     bytes_ = _bytes_of_weights(products)
     rows = power_of_two(products.count) if isinstance(products.count, int) else 1
     if not products.on_matrix_unit:
         depth = _depth(products, _DEPTHS[bytes_] if products.shape.rows else _DEPTH_OF_ONE)
-        choice = Choice(rows, _TILE // depth // rows, depth)  # whose loads go to registers
+        config = KernelConfig(rows, _TILE // depth // rows, depth)  # whose loads go to registers
     else:
         depth = _depth(products, _DEPTHS[bytes_])
-        columns = max(_TILE // depth, _TURNED * products.most if _may_turn(products, machine) else 0)
-        choice = Choice(max(MATRIX_ROWS, rows), columns, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW))
-    choice = replace(choice, registers=_registers_of_few(machine))
-    while choice.columns > products.least_columns * products.most and products.programs(choice) < machine.threads:
-        choice = replace(choice, columns=choice.columns // 2)
-    turned = _may_turn(products, machine) and choice.columns >= _TURNED * products.most
-    return _fed(products, machine, replace(choice, turned=turned))
+        columns = max(_TILE // depth, _TRANSPOSED * products.most if _may_turn(products, machine) else 0)
+        config = KernelConfig(
+            max(MATRIX_ROWS, rows), columns, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW)
+        )
+    config = replace(config, registers=_registers_of_few(machine))
+    while config.columns > products.least_columns * products.most and products.programs(config) < machine.threads:
+        config = replace(config, columns=config.columns // 2)
+    transposed = _may_turn(products, machine) and config.columns >= _TRANSPOSED * products.most
+    return _fed(products, machine, replace(config, transposed=transposed))
 
 
-def _fed(products: Products, machine: Machine, choice: Choice) -> Choice:
-    """A choice for few rows with as many blocks on their way as there is memory for, and parts that pay."""
-    while choice.stages > 2 and _copied(products, choice) > machine.shared_bytes // 2:
-        choice = replace(choice, stages=choice.stages - 1)
+def _fed(products: Products, machine: Machine, config: KernelConfig) -> KernelConfig:
+    """A config for few rows with as many blocks on their way as there is memory for, and parts that pay."""
+    while config.stages > 2 and _copied(products, config) > machine.shared_bytes // 2:
+        config = replace(config, stages=config.stages - 1)
     least = products.weights * _bytes_of_weights(products) / machine.bandwidth(cached=False)
     if least < machine.launch_us * 1e-6:
-        return choice  # too little to pay for another launch, whatever the latency
-    splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // choice.depth or n == 1)
-    return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
+        return config  # too little to pay for another launch, whatever the latency
+    splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // config.depth or n == 1)
+    return min((replace(config, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
 
 
 def _may_turn(products: Products, machine: Machine) -> bool:
@@ -169,18 +171,18 @@ def _may_turn(products: Products, machine: Machine) -> bool:
     return products.on_matrix_unit and _bytes_multiplied(products) == 2 and machine.code in _WIDE
 
 
-def _time_of_few(products: Products, machine: Machine, choice: Choice) -> float:
+def _time_of_few(products: Products, machine: Machine, config: KernelConfig) -> float:
     """Seconds that reading the weights takes at the rate that so many bytes at once allow; parts cost a launch."""
     bytes_ = _bytes_of_weights(products)
-    block = min(choice.columns, products.all_columns) * choice.depth * bytes_
-    seconds = _reading(machine, products.weights * bytes_, products.all_programs(choice), choice.stages, block)
-    if choice.splits > 1:
-        sums = 2 * choice.splits * estimate(products.count) * products.all_columns * products.dtype.bytes
+    block = min(config.columns, products.all_columns) * config.depth * bytes_
+    seconds = _reading(machine, products.weights * bytes_, products.all_programs(config), config.stages, block)
+    if config.splits > 1:
+        sums = 2 * config.splits * estimate(products.count) * products.all_columns * products.dtype.bytes
         seconds += machine.launch_us * 1e-6 + sums / machine.bandwidth(cached=True)
     return seconds
 
 
-def _many_rows(products: Products, machine: Machine) -> Choice:
+def _many_rows(products: Products, machine: Machine) -> KernelConfig:
     """As much as the registers hold, or less where programs would be few."""
     bytes_ = _bytes_multiplied(products)
     rows, columns, depth = _MANY[bytes_]
@@ -188,11 +190,11 @@ def _many_rows(products: Products, machine: Machine) -> Choice:
     if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and light:
         columns *= 2
     rows = min(rows, power_of_two(estimate(products.count)))
-    choice = Choice(rows, columns, _depth(products, depth), stages=_stages(machine))
-    while choice.rows * choice.columns > _LEAST and products.all_programs(choice) < machine.threads:
-        wide = choice.columns >= choice.rows
-        choice = replace(choice, columns=choice.columns // 2) if wide else replace(choice, rows=choice.rows // 2)
-    return choice
+    config = KernelConfig(rows, columns, _depth(products, depth), stages=_stages(machine))
+    while config.rows * config.columns > _LEAST and products.all_programs(config) < machine.threads:
+        wide = config.columns >= config.rows
+        config = replace(config, columns=config.columns // 2) if wide else replace(config, rows=config.rows // 2)
+    return config
 
 
 def _depth(products: Products, most: int) -> int:
@@ -200,7 +202,7 @@ def _depth(products: Products, most: int) -> int:
     return max(MATRIX_ROWS, min(most, power_of_two(products.longest)))
 
 
-def _attention(attention: Attention, machine: Machine) -> Choice:
+def _attention(attention: Attention, machine: Machine) -> KernelConfig:
     """Blocks of which registers hold the sums; few queries are one."""
     bytes_ = max(attention.weights.dtype.bytes, attention.value.dtype.bytes)
     rows, keys = _QUERIES[bytes_]
@@ -210,35 +212,35 @@ def _attention(attention: Attention, machine: Machine) -> Choice:
     rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
     if attention.rows > FEW_QUERIES:
         registers = _REGISTERS if machine.code == "sm_120" and bytes_ == 2 else 0
-        choice = Choice(rows, depth=keys, stages=_stages(machine), registers=registers)
-        while choice.stages > 1 and _keys_copied(attention, choice) > machine.shared_bytes:
-            choice = replace(choice, stages=choice.stages - 1)
-        return choice
+        config = KernelConfig(rows, depth=keys, stages=_stages(machine), registers=registers)
+        while config.stages > 1 and _keys_copied(attention, config) > machine.shared_bytes:
+            config = replace(config, stages=config.stages - 1)
+        return config
     rows = max(least, power_of_two(attention.rows))
-    choice = Choice(rows, depth=keys, stages=_stages(machine), registers=_registers_of_few(machine))
+    config = KernelConfig(rows, depth=keys, stages=_stages(machine), registers=_registers_of_few(machine))
     blocks = estimate(attention.keys.size) // keys
     splits = (n for n in _PARTS_OF_KEYS if n * _LEAST_BLOCKS <= blocks or n == 1)
-    return min((replace(choice, splits=n) for n in splits), key=lambda c: _time_of_keys(attention, machine, c))
+    return min((replace(config, splits=n) for n in splits), key=lambda c: _time_of_keys(attention, machine, c))
 
 
-def _keys_copied(attention: Attention, choice: Choice) -> int:
+def _keys_copied(attention: Attention, config: KernelConfig) -> int:
     """Bytes of shared memory that the queries of a block take, and keys and values on their way, as was seen."""
     depth, columns = (power_of_two(estimate(axis.size)) for axis in (attention.depth, attention.columns))
     keys, values = depth * attention.key.dtype.bytes, columns * attention.value.dtype.bytes
-    return choice.rows * keys + (choice.stages - 1) * choice.depth * (keys + values)
+    return config.rows * keys + (config.stages - 1) * config.depth * (keys + values)
 
 
-def _time_of_keys(attention: Attention, machine: Machine, choice: Choice) -> float:
+def _time_of_keys(attention: Attention, machine: Machine, config: KernelConfig) -> float:
     """Seconds that reading keys and values takes at the rate that so many bytes at once allow; parts cost a launch."""
     sizes = [estimate(axis.size) for axis in (attention.depth, attention.columns)]
     wide = sizes[0] * attention.key.dtype.bytes + sizes[1] * attention.value.dtype.bytes
     heads = estimate(product(tuple(axis.size for axis in attention.batch)))
-    block = choice.depth * wide
+    block = config.depth * wide
     bytes_ = heads * estimate(attention.keys.size) * wide
-    seconds = _reading(machine, bytes_, heads * choice.splits, choice.stages, block)
-    if choice.splits > 1:
+    seconds = _reading(machine, bytes_, heads * config.splits, config.stages, block)
+    if config.splits > 1:
         found = (
-            2 * choice.splits * heads * attention.rows * (sizes[1] + 2) * accumulation(attention.product.dtype).bytes
+            2 * config.splits * heads * attention.rows * (sizes[1] + 2) * accumulation(attention.product.dtype).bytes
         )
         seconds += machine.launch_us * 1e-6 + found / machine.bandwidth(cached=True)
     return seconds
@@ -250,7 +252,7 @@ def _reading(machine: Machine, bytes_: float, programs: float, stages: int, bloc
     return bytes_ / min(machine.bandwidth(cached=False), at_once / _LATENCY)
 
 
-def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
+def _near(default: KernelConfig, **factors: tuple[float, ...]) -> Iterator[KernelConfig]:
     """The default with one number changed at a time."""
     for field, by in factors.items():
         for factor in by:
@@ -260,28 +262,28 @@ def _near(default: Choice, **factors: tuple[float, ...]) -> Iterator[Choice]:
     yield from (replace(default, warps=warps) for warps in (4, 8))
 
 
-def _near_products(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+def _near_products(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
     if products.few:
         others = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
-        found = itertools.chain(_turned(products, machine, default), others)
+        found = itertools.chain(_transposed(products, machine, default), others)
     else:
         others = _near(default, rows=(2, 0.5), columns=(2, 0.5), depth=(2, 0.5))
         found = itertools.chain(_by_descriptors(products, machine, default), others)
-    for choice in found:
-        if _fits(products, machine, choice):
-            yield choice
+    for config in found:
+        if _fits(products, machine, config):
+            yield config
 
 
-def _turned(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+def _transposed(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
     """The default the other way around, and blocks of a weight that such units take, by address and by descriptors."""
     if _may_turn(products, machine):
-        yield replace(default, turned=not default.turned)
-        columns = max(default.columns, _TURNED * products.most)
-        wide = _fed(products, machine, replace(default, columns=columns, splits=1, turned=True))
+        yield replace(default, transposed=not default.transposed)
+        columns = max(default.columns, _TRANSPOSED * products.most)
+        wide = _fed(products, machine, replace(default, columns=columns, splits=1, transposed=True))
         yield from (wide, *_by_descriptors(products, machine, wide))
 
 
-def _by_descriptors(products: Products, machine: Machine, default: Choice) -> Iterator[Choice]:
+def _by_descriptors(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
     """The default and one block more on its way, with blocks by tensor descriptors, where a chip copies such itself.
 
     Of half types alone: what is multiplied as float32 goes through registers.
@@ -291,18 +293,18 @@ def _by_descriptors(products: Products, machine: Machine, default: Choice) -> It
         yield from (replace(default, descriptors=True, stages=stages) for stages in (default.stages, 4))
 
 
-def _fits(products: Products, machine: Machine, choice: Choice) -> bool:
-    """Whether a choice is one, and what it takes is there."""
-    if choice.columns < products.least_columns * products.most or choice.depth < MATRIX_ROWS:
+def _fits(products: Products, machine: Machine, config: KernelConfig) -> bool:
+    """Whether a config is one, and what it takes is there."""
+    if config.columns < products.least_columns * products.most or config.depth < MATRIX_ROWS:
         return False
-    if choice.splits > 1 and choice.splits * choice.depth > products.longest:
+    if config.splits > 1 and config.splits * config.depth > products.longest:
         return False
-    return choice.rows * choice.columns <= _SUMS and _copied(products, choice) <= machine.shared_bytes
+    return config.rows * config.columns <= _SUMS and _copied(products, config) <= machine.shared_bytes
 
 
-def _copied(products: Products, choice: Choice) -> int:
+def _copied(products: Products, config: KernelConfig) -> int:
     """Bytes of shared memory that blocks on their way to a matrix unit take, about."""
-    return choice.stages * (choice.rows + choice.columns) * choice.depth * _bytes_of_weights(products)
+    return config.stages * (config.rows + config.columns) * config.depth * _bytes_of_weights(products)
 
 
 def _bytes_of_weights(products: Products) -> int:

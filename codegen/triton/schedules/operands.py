@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.errors import ScheduleError
 from fusec.ir.types import F64, DType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import Located, Nest, Output, above, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, above, walk
 from fusec.loops.kinds import FEW_ROWS_OF_GPU, Shape, rows_at_once
 
 MATRIX_ROWS = 16
@@ -15,13 +15,13 @@ _LEAST_COLUMNS = 4
 
 
 class Products:
-    """What a contraction region computes, and how many programs a choice makes of it.
+    """What a contraction region computes, and how many programs a config makes of it.
 
     Raises:
         ScheduleError: for a contraction without columns.
     """
 
-    def __init__(self, nest: Nest, shape: Shape) -> None:
+    def __init__(self, nest: LoopNest, shape: Shape) -> None:
         self.shape, self.outputs = shape, nest.outputs
         needy = above(nest, shape.contractions)
         self.behind = {item.node.op.name for item in needy if item.kind == "pointwise"}
@@ -55,7 +55,7 @@ class Products:
         """The axes of an output besides the rows, as they follow each other in it."""
         return tuple(axis for part in output.index for axis in _outer_first(part) if axis not in self.shape.rows)
 
-    def of(self, results: Iterable[Output]) -> list[Located]:
+    def of(self, results: Iterable[Output]) -> list[IndexedExpr]:
         """The products that some outputs need."""
         inside = set(walk(o.root for o in results))
         return [c for c in self.shape.contractions if c in inside]
@@ -86,23 +86,23 @@ class Products:
         sections = self.sections.items()
         return sum(length(p.bound) * length(columns) for columns, results in sections for p in self.of(results))
 
-    def width(self, columns: tuple[Axis, ...], choice: Choice) -> int:
+    def width(self, columns: tuple[Axis, ...], config: KernelConfig) -> int:
         """Columns of a block of one section."""
-        room = choice.columns // len(self.of(self.sections[columns]))
+        room = config.columns // len(self.of(self.sections[columns]))
         return max(self.least_columns, power_of_two(min(room, length(columns)) // 2 + 1))
 
-    def blocks(self, columns: tuple[Axis, ...], choice: Choice) -> int:
+    def blocks(self, columns: tuple[Axis, ...], config: KernelConfig) -> int:
         """Blocks of columns of one section."""
-        return -(-length(columns) // self.width(columns, choice))
+        return -(-length(columns) // self.width(columns, config))
 
-    def programs(self, choice: Choice) -> int:
+    def programs(self, config: KernelConfig) -> int:
         """Blocks of columns in all sections."""
-        return sum(self.blocks(columns, choice) for columns in self.sections)
+        return sum(self.blocks(columns, config) for columns in self.sections)
 
-    def all_programs(self, choice: Choice) -> int:
+    def all_programs(self, config: KernelConfig) -> int:
         """About how many programs run."""
         outer = product(tuple(axis.size for axis in self.shape.rows if axis not in self.taken))
-        return self.programs(choice) * -(-estimate(self.count) // choice.rows) * estimate(outer) * choice.splits
+        return self.programs(config) * -(-estimate(self.count) // config.rows) * estimate(outer) * config.splits
 
     def _taken(self) -> tuple[Axis, ...]:
         """All axes of rows, unless a size is not known: then the longest.
@@ -115,7 +115,7 @@ class Products:
         return (max(reversed(rows), key=lambda axis: estimate(axis.size)),)
 
 
-def multiplied(left: Located, right: Located) -> DType:
+def multiplied(left: IndexedExpr, right: IndexedExpr) -> DType:
     """The type that a matrix unit takes two operands in: theirs where both have one, else that of the sums."""
     return left.dtype if left.dtype == right.dtype else accumulation(left.dtype)
 

@@ -8,13 +8,13 @@ does after its maximum, or stores, again in parts what is as long as the rows.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter, block_range, grid, part_range
 from fusec.codegen.tile.kernel import Buffer, Fold, Init, Load, Operand, Statement, Store, Update, index_symbol
 from fusec.codegen.triton.schedules.operands import power_of_two
 from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, product
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import Located, Nest, Output, stride
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
 from fusec.loops.kinds import Shape
 
 _JOINED = 4096
@@ -22,7 +22,7 @@ _JOINED = 4096
 _BLOCK, _PART = index_symbol("block"), index_symbol("part")
 
 
-def may_split(nest: Nest, shape: Shape) -> bool:
+def may_split(nest: LoopNest, shape: Shape) -> bool:
     """Whether a region reduces the same axes, of sizes that are known, and stores rows or one number of each."""
     if shape.kind != "row":
         return False
@@ -32,35 +32,35 @@ def may_split(nest: Nest, shape: Shape) -> bool:
     return alike and whole and all(isinstance(a.size, int) for a in (*shape.rows, *bound))
 
 
-def levels(shape: Shape) -> list[list[Located]]:
+def levels(shape: Shape) -> list[list[IndexedExpr]]:
     """The reductions of a row, each list made of those before it."""
     depths = sorted({r.depth for r in shape.reductions})
     return [[r for r in shape.reductions if r.depth == depth] for depth in depths]
 
 
-def side_by_side(nest: Nest, shape: Shape) -> bool:
+def side_by_side(nest: LoopNest, shape: Shape) -> bool:
     """Whether what is reduced lies side by side, and not the rows."""
     bound = shape.reductions[0].bound
     return any(stride(i, axis) == 1 for i in nest.walk() if i.kind == "load" for axis in bound)
 
 
-def schedule_split_rows(emitter: Emitter, nest: Nest, shape: Shape, choice: Choice) -> tuple[Statement, ...]:
+def schedule_split_rows(emitter: Emitter, nest: LoopNest, shape: Shape, config: KernelConfig) -> tuple[Statement, ...]:
     """The body of a kernel for a region that ``may_split``: a grid for parts of each level, and for what follows."""
-    return _Split(emitter, nest, shape, choice).run()
+    return _Split(emitter, nest, shape, config).run()
 
 
 class _Split:
-    def __init__(self, emitter: Emitter, nest: Nest, shape: Shape, choice: Choice) -> None:
-        self.emitter, self.nest, self.shape, self.choice = emitter, nest, shape, choice
+    def __init__(self, emitter: Emitter, nest: LoopNest, shape: Shape, config: KernelConfig) -> None:
+        self.emitter, self.nest, self.shape, self.config = emitter, nest, shape, config
         self.bound = shape.reductions[0].bound
         self.count = product(tuple(axis.size for axis in shape.rows))
-        self.parts: dict[Located, Buffer] = {}
+        self.parts: dict[IndexedExpr, Buffer] = {}
         """Where the results of each part lie, all of one reduction in a row."""
 
     def run(self) -> tuple[Statement, ...]:
         """The statements of the whole kernel."""
         grids: list[Statement] = []
-        blocks, parts = (_BLOCK.name, -(-self.count // self.choice.rows)), (_PART.name, self.choice.splits)
+        blocks, parts = (_BLOCK.name, -(-self.count // self.config.rows)), (_PART.name, self.config.splits)
         for reductions in levels(self.shape):
             with self._rows():
                 self._store_parts(reductions)
@@ -79,7 +79,7 @@ class _Split:
     @contextmanager
     def _rows(self) -> Iterator[None]:
         """The rows of one program, of which is known what was reduced before."""
-        rows = self.choice.rows
+        rows = self.config.rows
         tile = self.emitter.tile(self.shape.rows, rows, *block_range(_BLOCK * rows, rows, self.count))
         with tile if self.shape.rows else nullcontext():
             if self.parts:
@@ -88,20 +88,20 @@ class _Split:
 
     def _part(self) -> AbstractContextManager[None]:
         """The elements of a row that are one program's."""
-        length, depth = product(tuple(axis.size for axis in self.bound)), self.choice.depth
-        return self.emitter.tile(self.bound, depth, *part_range(_PART, self.choice.splits, depth, length))
+        length, depth = product(tuple(axis.size for axis in self.bound)), self.config.depth
+        return self.emitter.tile(self.bound, depth, *part_range(_PART, self.config.splits, depth, length))
 
-    def _store_parts(self, reductions: Sequence[Located]) -> None:
+    def _store_parts(self, reductions: Sequence[IndexedExpr]) -> None:
         with self._reduced(reductions, self.bound, self._part()) as values:
             values |= {r: self.emitter.emit(r.operands[0]) for r in reductions}
         for r in reductions:
-            numel = self.count * self.choice.splits
+            numel = self.count * self.config.splits
             self.parts[r] = buffer = self.emitter.add_scratch(accumulation(r.dtype), numel, "parts", "shared")
             self.emitter.inner.append(Store(buffer.name, self._place(_PART * self.count), self.emitter.emit(r)))
 
     def _join_parts(self) -> None:
-        part = Axis(self.choice.splits)
-        lanes = min(power_of_two(self.choice.splits), max(1, _JOINED // self.choice.rows))
+        part = Axis(self.config.splits)
+        lanes = min(power_of_two(self.config.splits), max(1, _JOINED // self.config.rows))
         with self._reduced(self.parts, (part,), self.emitter.tile((part,), lanes)) as values:
             for r, buffer in self.parts.items():
                 values[r] = name = self.emitter.fresh()
@@ -110,10 +110,10 @@ class _Split:
 
     @contextmanager
     def _reduced(
-        self, reductions: Iterable[Located], axes: tuple[Axis, ...], tile: AbstractContextManager[None]
-    ) -> Iterator[dict[Located, Operand]]:
+        self, reductions: Iterable[IndexedExpr], axes: tuple[Axis, ...], tile: AbstractContextManager[None]
+    ) -> Iterator[dict[IndexedExpr, Operand]]:
         """Tiles over some axes; what is said within to be the value of each reduction there is reduced."""
-        emitter, values = self.emitter, dict[Located, Operand]()
+        emitter, values = self.emitter, dict[IndexedExpr, Operand]()
         names = {r: emitter.fresh("acc") for r in reductions}
         emitter.inner.extend(Init(name, r.node.op.name, self._type(r), True) for r, name in names.items())
         with tile:
@@ -129,7 +129,7 @@ class _Split:
         for output in outputs:
             self.emitter.store(output)
 
-    def _type(self, reduction: Located) -> DType:
+    def _type(self, reduction: IndexedExpr) -> DType:
         return accumulation(reduction.dtype)
 
     def _place(self, first: Size) -> Size:

@@ -58,36 +58,36 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%r: f32[3, 4] = exp(%b)",
         ["max", "sub", "exp", "sum", "div"],
     ),
-    "settled-choice": (
+    "where-of-known-condition": (
         "%x: f32[3, 4], %m: bool[3, 4]",
         "%a: f32[3, 4] = where(%m, %x, %x)\n%r: f32[3, 4] = exp(%a)",
         ["exp"],
     ),
-    "choice-of-truths": (
+    "where-of-true-and-false": (
         "%m: bool[3, 4]",
         '%t: bool[] = constant() {value=true, dtype=bool, device="cpu"}\n'
         '%f: bool[] = constant() {value=false, dtype=bool, device="cpu"}\n'
         "%a: bool[3, 4] = where(%m, %t, %f)\n%r: bool[3, 4] = not(%a)",
         ["not"],
     ),
-    "negated-choice": (
+    "where-of-negation": (
         "%x: f32[3, 4], %m: bool[3, 4]",
         "%a: bool[3, 4] = not(%m)\n%r: f32[3, 4] = where(%a, %x, 1.0)",
         ["where"],
     ),
-    "compared-truth": (
+    "comparison-of-bools": (
         "%x: f32[3, 4], %m: bool[3, 4]",
         '%f: bool[] = constant() {value=false, dtype=bool, device="cpu"}\n'
         "%a: bool[3, 4] = eq(%m, %f)\n%b: bool[3, 4] = ne(%a, %f)\n%r: f32[3, 4] = where(%b, %x, 1.0)",
         ["where"],
     ),
-    "neutral-truth": (
+    "neutral-bool": (
         "%m: bool[3, 4]",
         '%c: bool[] = constant() {value=true, dtype=bool, device="cpu"}\n'
         "%a: bool[3, 4] = and(%m, %c)\n%r: bool[3, 4] = not(%a)",
         ["not"],
     ),
-    "settled-place": (
+    "iota-out-of-range": (
         "%m: bool[4], %x: f32[3, 4]",
         '%i: i64[3] = iota() {size=3, dtype=i64, device="cpu"}\n%p: i64[3, 1] = reshape(%i) {shape=(3, 1)}\n'
         "%g: bool[3, 1] = ge(%p, 0)\n%a: bool[3, 4] = and(%g, %m)\n%r: f32[3, 4] = where(%a, %x, 1.0)",

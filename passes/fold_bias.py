@@ -9,7 +9,7 @@ from fusec.pipeline import Context
 
 
 @dataclass(frozen=True)
-class BiasedProducts:
+class FoldBiasIntoGemm:
     """Make regions of kind ``vendor`` of products and the kernels that only add a bias to them."""
 
     name: ClassVar[str] = "bias"

@@ -9,7 +9,7 @@ from torch import Tensor
 from fusec.errors import ScheduleError
 from fusec.frontend import trace
 from fusec.loops.attention import FEW_QUERIES, Attention, find_attention
-from fusec.loops.indexing import locate
+from fusec.loops.indexing import lower_to_loops
 from fusec.passes.canonicalize import normalize
 
 QUERIES, KEYS, DEPTH, COLUMNS = 18, 19, 8, 10
@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[Write, str]] = {
 def parts(write: Callable[..., object]) -> Attention | None:
     graph = trace(write, [torch.randn(shape) for shape in SHAPES.values()], symbolic=False)
     normalize(graph)
-    return find_attention(locate(graph))
+    return find_attention(lower_to_loops(graph))
 
 
 SCALES = {FOUND["scaled key"]: ["mul"], FOUND["divided key"]: ["div"]}

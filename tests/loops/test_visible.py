@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusec.frontend import trace
 from fusec.loops.attention import find_attention
-from fusec.loops.indexing import Located, locate
+from fusec.loops.indexing import IndexedExpr, lower_to_loops
 from fusec.loops.visible import Bound, visible_keys
 from fusec.passes.canonicalize import normalize
 
@@ -67,7 +67,7 @@ def bounds(mask: Mask, loaded: torch.dtype | None = None) -> list[Bound]:
     inputs = [torch.randn(2, n, 8) for n in (QUERIES, KEYS, KEYS)]
     graph = trace(attention, [*inputs, torch.arange(QUERIES, dtype=loaded)], symbolic=False)
     normalize(graph)
-    parts = find_attention(locate(graph))
+    parts = find_attention(lower_to_loops(graph))
     assert parts is not None and parts.keys.size == KEYS
     names = {parts.keys: sympy.Symbol("j"), parts.queries[-1]: sympy.Symbol("i")}
     return visible_keys(parts.scores, parts.keys, lambda axis: names.get(axis, sympy.Symbol("other")))
@@ -84,7 +84,7 @@ def check_that_bounds_are_the_mask(found: list[Bound], mask: Mask, positions: Te
         assert [j for j in range(KEYS) if first <= j <= last] == (scores[i] == 0).nonzero().flatten().tolist(), i
 
 
-def evaluated(item: Located, loaded: int) -> int:
+def evaluated(item: IndexedExpr, loaded: int) -> int:
     """An integer that is computed from one that was loaded."""
     if item.kind == "load":
         return loaded

@@ -14,7 +14,7 @@ from fusec.codegen.cpp.printer import PARALLEL_WORK
 from fusec.codegen.program.program import Program, build_program
 from fusec.codegen.program.runtime import raise_out_of_range
 from fusec.codegen.tile.bounds import unproven_accesses
-from fusec.codegen.tile.kernel import MAX_CHECKS, Check, Kernel, Loop, Place, Statement, When, walk
+from fusec.codegen.tile.kernel import MAX_CHECKS, Check, ClampIndex, Kernel, Loop, Statement, When, walk
 from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
@@ -180,7 +180,7 @@ def without_checks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 def test_what_is_stored_at_a_place_is_proven_to_stay_inside() -> None:
     kernel = kernel_of(ROWS)
     assert unproven_accesses(kernel) == []
-    (place,) = [s for s in walk(kernel.body) if isinstance(s, Place)]
+    (place,) = [s for s in walk(kernel.body) if isinstance(s, ClampIndex)]
     assert [s.length for s in walk(kernel.body) if isinstance(s, Check)] == [place.length] == [9]
     short = tuple(replace(b, numel=b.numel - 1) if b.role == "update" else b for b in kernel.buffers)
     assert unproven_accesses(replace(kernel, buffers=short))

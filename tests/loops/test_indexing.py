@@ -1,4 +1,4 @@
-"""Located regions: views vanish, cuts appear where they are needed, and impossible nests are refused."""
+"""IndexedExpr regions: views vanish, cuts appear where they are needed, and impossible nests are refused."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value
 from fusec.ir.types import BF16, F32, Size, TensorType, contiguous_strides, symbol
-from fusec.loops.indexing import locate
+from fusec.loops.indexing import lower_to_loops
 from fusec.loops.kinds import Limits, classify
 from fusec.loops.recomputation import evaluations, repetitions
 
@@ -33,7 +33,7 @@ def test_rotary_embedding_is_two_segments_over_one_axis() -> None:
     body = Body()
     x, cos, sin = body.tensor(2, 4, 8, 64), body.tensor(1, 1, 8, 64), body.tensor(1, 1, 8, 64)
     body.set_outputs([rotary(body, x, cos, sin, 32)])
-    nest = locate(body)
+    nest = lower_to_loops(body)
     assert len(nest.outputs) == 2
     assert len(nest.axes[3]) == 1
     assert nest.axes[3][0].size == 32
@@ -47,7 +47,7 @@ def test_heads_split_out_of_a_row() -> None:
     heads = body.do("permute", body.do("reshape", x, shape=(s, 8, 4, 64)), dims=(0, 2, 1, 3))
     merged = body.do("reshape", body.do("permute", body.do("exp", heads), dims=(0, 2, 1, 3)), shape=(s, 8, 256))
     body.set_outputs([merged])
-    nest = locate(body)
+    nest = lower_to_loops(body)
     assert [axis.size for axis in nest.axes[2]] == [4, 64]
     assert all(item.kind in ("load", "pointwise") for item in nest.walk())
 
@@ -58,7 +58,7 @@ def test_two_reductions_over_a_row_share_its_loop() -> None:
     mean = body.do("sum", x, dims=(-1,))
     centred = body.do("sub", x, mean)
     body.set_outputs([body.do("div", centred, body.do("sum", body.do("mul", centred, centred), dims=(-1,)))])
-    shape = classify(locate(body))
+    shape = classify(lower_to_loops(body))
     assert shape.kind == "row"
     assert len({r.bound for r in shape.reductions}) == 1
     assert [axis.size for axis in shape.rows] == [6]
@@ -70,7 +70,7 @@ def test_reductions_over_different_rows_are_refused() -> None:
     both = body.do("add", body.do("sum", x, dims=(-1,)), body.do("sum", x, dims=(-2,)))
     body.set_outputs([both])
     with pytest.raises(ScheduleError, match="different rows"):
-        classify(locate(body))
+        classify(lower_to_loops(body))
 
 
 def test_a_product_above_a_product_is_refused() -> None:
@@ -79,7 +79,7 @@ def test_a_product_above_a_product_is_refused() -> None:
     hidden = body.do("contraction", x, w, spec="az,bz->ab")
     body.set_outputs([body.do("contraction", hidden, v, spec="az,bz->ab")])
     with pytest.raises(ScheduleError):
-        classify(locate(body), Limits(16))
+        classify(lower_to_loops(body), Limits(16))
 
 
 def test_concat_along_an_unknown_dim_is_refused() -> None:
@@ -87,7 +87,7 @@ def test_concat_along_an_unknown_dim_is_refused() -> None:
     s = symbol("s0")
     body.set_outputs([body.do("concat", body.tensor(2, s), body.tensor(2, 3), dim=-1)])
     with pytest.raises(ScheduleError):
-        locate(body)
+        lower_to_loops(body)
 
 
 def test_a_result_whose_rows_are_flattened_has_the_axes_of_the_other() -> None:
@@ -96,7 +96,7 @@ def test_a_result_whose_rows_are_flattened_has_the_axes_of_the_other() -> None:
     h = body.do("add", x, x)
     rows = body.do("reshape", h, shape=(5 * batch, 8))
     body.set_outputs([h, body.do("sub", rows, body.do("sum", rows, dims=(-1,)))])
-    nest = locate(body)
+    nest = lower_to_loops(body)
     assert [[axis.size for axis in dim] for dim in nest.axes] == [[batch], [5], [8], []]
     assert classify(nest).kind == "row" and not repetitions(evaluations(nest))
 
@@ -107,7 +107,7 @@ def test_two_dims_of_one_size_have_an_axis_each() -> None:
     turned = body.do("exp", body.do("permute", x, dims=(2, 0, 1)))
     part = body.do("neg", body.do("slice", x, dim=-2, start=0, stop=3, step=2))
     body.set_outputs([turned, part])
-    for output in locate(body).outputs:
+    for output in lower_to_loops(body).outputs:
         axes = [axis for at in output.index for axis in at.axes]
         assert len(axes) == len(set(axes)) == 3
 
@@ -118,7 +118,7 @@ def test_windows_add_an_axis_to_an_index() -> None:
     windows = body.do("window", body.do("exp", x), dim=-1, size=4, step=3)
     weighed = body.do("mul", windows, body.do("reshape", w, shape=(5, 1, 4)))
     body.set_outputs([body.do("sum", weighed, dims=(-1,))])
-    nest = locate(body)
+    nest = lower_to_loops(body)
     (load,) = (item for item in nest.walk() if item.kind == "load" and item.value is x)
     ((at, three), (within, one)) = load.index[2].terms
     assert (at.size, three, within.size, one) == (13, 3, 4, 1) and load.index[2].maximum() == 39
@@ -130,9 +130,9 @@ def test_a_result_of_more_dims_has_a_range_of_its_own() -> None:
     x, y = body.do("exp", body.tensor(12)), body.do("exp", body.tensor(2, 1, 1))
     body.set_outputs([x, y])
     with pytest.raises(ScheduleError, match="different ranges"):
-        locate(body)
+        lower_to_loops(body)
     body.set_outputs([x, body.do("exp", body.tensor(1, 1, 12))])
-    assert len(locate(body).outputs) == 2
+    assert len(lower_to_loops(body).outputs) == 2
 
 
 @pytest.mark.parametrize(("parts", "fits"), [(16, True), (17, False)])
@@ -141,10 +141,10 @@ def test_a_kernel_has_code_for_a_few_segments_only(parts: int, fits: bool) -> No
     joined = body.do("concat", *(body.do("exp", body.tensor(4, 8)) for _ in range(parts)), dim=-1)
     body.set_outputs([joined])
     if fits:
-        assert len(locate(body).outputs) == parts
+        assert len(lower_to_loops(body).outputs) == parts
     else:
         with pytest.raises(ScheduleError, match="too many segments"):
-            locate(body)
+            lower_to_loops(body)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_product_that_has_no_kernel_says_why(
     body = Body()
     body.set_outputs([body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)])
     with pytest.raises(ScheduleError, match=why):
-        classify(locate(body), Limits(16))
+        classify(lower_to_loops(body), Limits(16))
 
 
 SIDE_BY_SIDE, ALONG = "what is summed does not lie side by side", "its weight does not lie along what is summed"
@@ -187,12 +187,12 @@ def test_rows_that_are_not_taken_in_blocks_say_why(
     body.set_outputs([product])
     if why:
         with pytest.raises(ScheduleError, match=why):
-            classify(locate(body), limits)
+            classify(lower_to_loops(body), limits)
         return
-    assert classify(locate(body), limits).many
+    assert classify(lower_to_loops(body), limits).many
     body.set_outputs([product, body.do("exp", body.inputs[0])])
     with pytest.raises(ScheduleError, match="another result of the kernel needs no product"):
-        classify(locate(body), limits)
+        classify(lower_to_loops(body), limits)
 
 
 def test_tiles_take_rows_and_weights_that_lie_any_way() -> None:
@@ -200,7 +200,7 @@ def test_tiles_take_rows_and_weights_that_lie_any_way() -> None:
     for left, right, spec in (((64, 40), (24, 64), "za,bz->ab"), ((40, 4, 6), (24, 4, 6), "ayz,byz->ab")):
         body = Body()
         body.set_outputs([body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)])
-        assert classify(locate(body), limits).many
+        assert classify(lower_to_loops(body), limits).many
 
 
 def test_rows_that_are_computed_or_of_another_type_are_not_taken_in_blocks() -> None:
@@ -208,14 +208,14 @@ def test_rows_that_are_computed_or_of_another_type_are_not_taken_in_blocks() -> 
     x, w = body.tensor(40, 64), body.tensor(24, 64)
     body.set_outputs([body.do("contraction", body.do("exp", x), w, spec="az,bz->ab")])
     with pytest.raises(ScheduleError, match="its left operand is computed in the same kernel"):
-        classify(locate(body), Limits(16, frozenset({F32})))
+        classify(lower_to_loops(body), Limits(16, frozenset({F32})))
     body.set_outputs([body.do("contraction", x, w, spec="az,bz->ab")])
     with pytest.raises(ScheduleError, match="the machine's library multiplies f32 better"):
-        classify(locate(body), Limits(16, frozenset({BF16})))
+        classify(lower_to_loops(body), Limits(16, frozenset({BF16})))
 
 
 @pytest.mark.parametrize(("rows", "many"), [(1, False), (16, False), (17, True), (symbol("s0"), True)])
 def test_few_rows_are_taken_at_once(rows: Size, many: bool) -> None:
     body = Body()
     body.set_outputs([body.do("contraction", body.tensor(rows, 64), body.tensor(24, 64), spec="az,bz->ab")])
-    assert classify(locate(body), Limits(16, frozenset({F32}))).many == many
+    assert classify(lower_to_loops(body), Limits(16, frozenset({F32}))).many == many

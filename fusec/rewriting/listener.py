@@ -7,7 +7,7 @@ from fusec.ir.graph import Graph, Source
 from fusec.rewriting.match import MatchFailure
 
 
-class Journal(Protocol):
+class RewriteListener(Protocol):
     """Numbers and judges what is applied; the pipeline's context is one."""
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bench.families import FAMILIES, Sizes
 from bench.fuzz.graphs import random_graph
-from fusec import outcomes, provenance
+from fusec import pass_cache, provenance
 from fusec.analysis.machine import assumed_cpu
 from fusec.cache import Cache
 from fusec.codegen.cpp import CppTarget
@@ -31,11 +31,11 @@ from fusec.rewriting.fusion import Dims, fusion
 @pytest.fixture(autouse=True)
 def known_code(passes_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code is taken for that of an earlier process, and its declarations for all there are."""
-    monkeypatch.setattr(outcomes, "key_of_derived", provenance.key_of_derived)
+    monkeypatch.setattr(pass_cache, "key_of_derived", provenance.key_of_derived)
     monkeypatch.setattr(provenance, "own_code", lambda: "code")
     for name in ("FUSIONS", "REWRITES"):
-        declared = {n: d for n, d in getattr(outcomes, name).items() if d.module.startswith("fusec.")}
-        monkeypatch.setattr(outcomes, name, declared)
+        declared = {n: d for n, d in getattr(pass_cache, name).items() if d.module.startswith("fusec.")}
+        monkeypatch.setattr(pass_cache, name, declared)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def other_places(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph
     return graph, config
 
 
-def other_choices(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
+def other_configs(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
     return a_graph(), replace(config, apply="!0")  # which the text of the pipeline does not tell
 
 
@@ -144,19 +144,19 @@ def other_torch(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph,
 
 
 def a_fusion_of_the_users(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
-    monkeypatch.setattr("fusec.rewriting.fusion.FUSIONS", dict(outcomes.FUSIONS))
+    monkeypatch.setattr("fusec.rewriting.fusion.FUSIONS", dict(pass_cache.FUSIONS))
 
     @fusion
     def tripled(x: Annotated[Tensor, Dims("*batch cols")]) -> Tensor:
         """3x"""
         return x * 3
 
-    monkeypatch.setattr(outcomes, "FUSIONS", outcomes.FUSIONS | {"tripled": tripled})
+    monkeypatch.setattr(pass_cache, "FUSIONS", pass_cache.FUSIONS | {"tripled": tripled})
     return a_graph(), config
 
 
 def a_damaged_entry(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
-    (entry,) = Path(config.cache_dir).glob(f"*{outcomes.SUFFIX}")
+    (entry,) = Path(config.cache_dir).glob(f"*{pass_cache.SUFFIX}")
     content = bytearray(entry.read_bytes())
     content[len(content) // 2] ^= 1
     entry.write_bytes(content)
@@ -164,13 +164,13 @@ def a_damaged_entry(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Gr
 
 
 def an_entry_of_another_form(monkeypatch: pytest.MonkeyPatch, config: Config) -> tuple[Graph, Config]:
-    (entry,) = Path(config.cache_dir).glob(f"*{outcomes.SUFFIX}")
-    Cache(entry.parent).publish(entry.stem, outcomes.SUFFIX, zlib.compress(b'{"graph": "graph g() {\\n}"}'))
+    (entry,) = Path(config.cache_dir).glob(f"*{pass_cache.SUFFIX}")
+    Cache(entry.parent).publish(entry.stem, pass_cache.SUFFIX, zlib.compress(b'{"graph": "graph g() {\\n}"}'))
     return a_graph(), config
 
 
 CHANGES = [
-    other_graph, other_places, other_choices, other_machine, other_code, unknown_code, other_torch,
+    other_graph, other_places, other_configs, other_machine, other_code, unknown_code, other_torch,
     a_fusion_of_the_users, a_damaged_entry, an_entry_of_another_form,
 ]  # fmt: skip
 
@@ -216,26 +216,26 @@ def test_what_failed_is_tried_again(
 def test_what_text_cannot_say_is_not_taken(tmp_path: Path) -> None:
     graph = a_graph()
     next(n for n in graph.nodes if n.operands).attributes["strange"] = object()
-    outcome = outcomes.Outcome(Pipeline(()), graph, Context(Config(cache_dir=str(tmp_path))))
-    outcome.keep(graph)
-    assert not outcome.recall(graph)
+    kept = pass_cache.PassCache(Pipeline(()), graph, Context(Config(cache_dir=str(tmp_path))))
+    kept.store(graph)
+    assert not kept.load(graph)
 
 
 def test_what_a_remark_cannot_say_is_not_kept(tmp_path: Path, known_code: None) -> None:
     graph, context = a_graph(), Context(Config(cache_dir=str(tmp_path)))
-    outcome = outcomes.Outcome(Pipeline(()), graph, context)
+    kept = pass_cache.PassCache(Pipeline(()), graph, context)
     context.remarks.add("analysis", "group", "a size", figures={"rows": object()})  # type: ignore[dict-item]
-    outcome.keep(graph)
-    assert not outcome.recall(graph) and not list(tmp_path.glob("*.passes"))
+    kept.store(graph)
+    assert not kept.load(graph) and not list(tmp_path.glob("*.passes"))
 
 
 def test_a_text_that_reads_as_another_graph_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = a_graph()
-    outcome = outcomes.Outcome(Pipeline(()), graph, Context(Config(cache_dir=str(tmp_path))))
-    outcome.keep(graph)
-    assert outcome.recall(graph.copy())
-    monkeypatch.setattr(outcomes, "parse_graph", lambda text: a_graph(4))
-    assert not outcome.recall(graph.copy())
+    kept = pass_cache.PassCache(Pipeline(()), graph, Context(Config(cache_dir=str(tmp_path))))
+    kept.store(graph)
+    assert kept.load(graph.copy())
+    monkeypatch.setattr(pass_cache, "parse_graph", lambda text: a_graph(4))
+    assert not kept.load(graph.copy())
 
 
 def test_a_full_disk_is_reported_and_no_reason_to_fail(
@@ -248,7 +248,7 @@ def test_a_full_disk_is_reported_and_no_reason_to_fail(
     publish = Cache.publish
 
     def full(self: Cache, key: str, suffix: str, content: bytes) -> Path:
-        if suffix == outcomes.SUFFIX:
+        if suffix == pass_cache.SUFFIX:
             raise OSError("no space")
         return publish(self, key, suffix, content)
 

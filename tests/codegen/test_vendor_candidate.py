@@ -11,7 +11,7 @@ from torch import Tensor
 from fusec.analysis.machine import chip
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.autotune.vendor_attention import with_one_call
-from fusec.codegen.triton.autotune.vendor_candidate import ByLibrary
+from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Node
@@ -25,11 +25,11 @@ def context(**options: Any) -> Context:
     return Context(config, machine=chip("h200"), library=library_pipeline(config))
 
 
-def candidate(region: Node, **options: Any) -> ByLibrary:
-    return ByLibrary("k", region.body, TritonTarget(), context(**options))
+def candidate(region: Node, **options: Any) -> VendorCandidate:
+    return VendorCandidate("k", region.body, TritonTarget(), context(**options))
 
 
-def steps(program: ByLibrary) -> list[str]:
+def steps(program: VendorCandidate) -> list[str]:
     return [step.kind for step in program._program.steps]
 
 
@@ -79,7 +79,7 @@ def test_layers_that_share_a_kernel_share_no_weights() -> None:
     body = trace(exponential, [x, weights[0]], symbolic=False)
     for value in body.inputs:
         value.frozen = value.shape == (24, 40)
-    program = ByLibrary("k", body, TritonTarget(), context(freeze=True))
+    program = VendorCandidate("k", body, TritonTarget(), context(freeze=True))
     for w in weights:
         out = torch.full((40, 24), torch.nan)
         program([x, w, out])
@@ -95,7 +95,7 @@ def test_attention_is_one_call_with_the_rest_behind_it() -> None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True) * torch.sigmoid(gate)
 
     (region,) = regions_of(function, [q, k, v, gate])
-    program = ByLibrary("k", with_one_call(region.body), TritonTarget(), context())
+    program = VendorCandidate("k", with_one_call(region.body), TritonTarget(), context())
     out = torch.full_like(q, torch.nan)
     program([*operands(region, function, [q, k, v, gate]), out])
     assert steps(program) == ["opaque", "kernel"]

@@ -22,7 +22,7 @@ _AFTER_PRODUCT = 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SiteStatus:
     """One site and what became of it."""
 
     site: Site
@@ -59,20 +59,20 @@ class Verdict:
         return {**vars(self.site), **fields, "reason": self.reason}
 
 
-def verdicts(model: Any, subjects: Sequence[Subject]) -> list[Verdict]:
+def site_statuses(model: Any, subjects: Sequence[Subject]) -> list[SiteStatus]:
     """What became of the sites of a ``torch.nn.Module``; those that none of the graphs runs are left out."""
-    found: dict[Site, Verdict] = {}
+    found: dict[Site, SiteStatus] = {}
     sites = list(sites_of(model))
     for subject in subjects:
-        judge = _Judge(subject)
+        classifier = _Classifier(subject)
         for site in sites:
-            verdict = judge.verdict(site)
-            if verdict is not None and (site not in found or found[site].fused):
-                found[site] = verdict
+            status = classifier.status(site)
+            if status is not None and (site not in found or found[site].fused):
+                found[site] = status
     return [found[site] for site in sites if site in found]
 
 
-class _Judge:
+class _Classifier:
     """One graph."""
 
     def __init__(self, subject: Subject) -> None:
@@ -85,7 +85,7 @@ class _Judge:
             for module in dict.fromkeys(operation.modules):
                 self.by_module[module].append(operation)
 
-    def verdict(self, site: Site) -> Verdict | None:
+    def status(self, site: Site) -> SiteStatus | None:
         """What became of a site; None where it does not run."""
         work = self.work_of(site)
         work = {o: None for o in work if not o.node.is_op("cast")}
@@ -94,7 +94,7 @@ class _Judge:
         homes = dict.fromkeys(o.home for o in work)
         kernels = tuple(dict.fromkeys(self.name(home) for home in homes))
         meanings = tuple(dict.fromkeys(m for h in homes for m in h.attributes.get("fusions", ())))
-        fused = Verdict(site, True, kernels, meanings)
+        fused = SiteStatus(site, True, kernels, meanings)
         fault = self.fault(site, work)
         return fused if fault is None else self.missed(fused, *fault)
 
@@ -179,23 +179,23 @@ class _Judge:
 
     # Why not.
 
-    def missed(self, fused: Verdict, at: Operation, clause: str, found: str, lost: int) -> Verdict:
-        """The verdict on a site that is not fused."""
+    def missed(self, fused: SiteStatus, at: Operation, clause: str, found: str, lost: int) -> SiteStatus:
+        """The status on a site that is not fused."""
         place = next((s for s in at.node.sources if _within(s.module, fused.site)), Source())
         expected = RULE_OF[fused.site.kind].expected
-        verdict = replace(
+        status = replace(
             fused, fused=False, node=word(at.node), clause=clause, expected=expected, found=found,
             place=str(place), text=place.text, bytes_lost=lost,
         )  # fmt: skip
         remark = self.remark_on(at)
         if remark is not None:
-            verdict = replace(verdict, found=f"{found}, since {remark.reason}", edit=remark.suggestion)
+            status = replace(status, found=f"{found}, since {remark.reason}", edit=remark.suggestion)
         elif at.kind == "opaque":
-            verdict = replace(verdict, found=f"{found}: {usual_reason(at.node)}")
+            status = replace(status, found=f"{found}: {usual_reason(at.node)}")
         nearest = self.nearest(fused.site)
         if nearest is not None:
-            verdict = _as_attempted(verdict, nearest)
-        return verdict if verdict.edit else replace(verdict, edit="none in the model: this is for fusec to learn")
+            status = _as_attempted(status, nearest)
+        return status if status.edit else replace(status, edit="none in the model: this is for fusec to learn")
 
     def remark_on(self, at: Operation) -> Remark | None:
         """What was said about the operation at fault."""
@@ -216,11 +216,11 @@ class _Judge:
         return max(about, key=lambda r: float(r.figures["depth"]) / float(r.figures["size"]), default=None)
 
 
-def _as_attempted(verdict: Verdict, remark: Remark) -> Verdict:
-    """A verdict whose fault is the one that kept a pattern from matching."""
+def _as_attempted(status: SiteStatus, remark: Remark) -> SiteStatus:
+    """A status whose fault is the one that kept a pattern from matching."""
     said = {name: str(remark.figures[name]) for name in ("node", "clause", "expected", "found", "text")}
     attempt = f"{remark.subject}, {remark.figures['depth']} of {remark.figures['size']} operations"
-    return replace(verdict, **said, place=remark.sources[0], edit=remark.suggestion, attempt=attempt)  # type: ignore[arg-type]
+    return replace(status, **said, place=remark.sources[0], edit=remark.suggestion, attempt=attempt)  # type: ignore[arg-type]
 
 
 def _reaches(module: str, other: str) -> bool:

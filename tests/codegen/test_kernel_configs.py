@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.analysis.machine import CHIPS, Machine, chip, known_chip
-from fusec.codegen.tile.configuration import Choice
+from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.printer import print_kernel
-from fusec.codegen.triton.schedules import choices
+from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import launches, options
 from fusec.config import Config
 from fusec.ir.graph import Node
@@ -53,21 +53,21 @@ REGIONS = {
 @pytest.mark.parametrize("name", REGIONS)
 def test_the_default_is_the_first_choice_and_the_same_every_time(name: str) -> None:
     for machine in CHIPS.values():
-        first, *others = choices(REGIONS[name], machine)
+        first, *others = configs(REGIONS[name], machine)
         kernel = TritonTarget().schedule(REGIONS[name], "k", machine)
-        assert kernel.choice == first == choices(REGIONS[name], machine)[0]
+        assert kernel.config == first == configs(REGIONS[name], machine)[0]
         assert others and first not in others and len({*others}) == len(others) <= 10
 
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_every_choice_is_scheduled_as_it_says(name: str) -> None:
-    for choice in choices(REGIONS[name], chip("h200")):
-        kernel = TritonTarget().schedule(REGIONS[name], "k", chip("h200"), choice)
-        assert kernel.choice == choice
+    for config in configs(REGIONS[name], chip("h200")):
+        kernel = TritonTarget().schedule(REGIONS[name], "k", chip("h200"), config)
+        assert kernel.config == config
         given = options(kernel)
-        assert given["num_warps"] == choice.warps or not choice.warps
-        assert given.get("num_stages", 0) == choice.stages
-        assert given.get("maxnreg", 0) == choice.registers
+        assert given["num_warps"] == config.warps or not config.warps
+        assert given.get("num_stages", 0) == config.stages
+        assert given.get("maxnreg", 0) == config.registers
 
 
 def test_no_register_of_few_rows_is_given_away_for_another_program() -> None:
@@ -135,7 +135,7 @@ def test_two_programs_for_few_rows_have_room_beside_each_other(code: str) -> Non
 
 
 def test_a_text_names_what_was_chosen() -> None:
-    kernel = TritonTarget().schedule(REGIONS["many rows"], "k", choice=Choice(64, 128, 32, warps=4, stages=2))
+    kernel = TritonTarget().schedule(REGIONS["many rows"], "k", config=KernelConfig(64, 128, 32, warps=4, stages=2))
     assert "# 64 rows, 128 columns, 32 deep, 4 warps, 2 stages\n" in print_kernel(kernel)
 
 
@@ -154,27 +154,27 @@ def test_a_larger_chip_gets_more_programs() -> None:
 
 
 def test_a_block_is_as_wide_as_a_chip_has_registers_for() -> None:
-    found = {code: choices(REGIONS["many rows"], chip(code))[0] for code in ("sm_80", "sm_90", "sm_100")}
-    assert [choice.columns for choice in found.values()] == [128, 256, 256]
-    assert choices(product(4096, 4096, 4096, torch.float32), chip("sm_90"))[0].columns == 64
+    found = {code: configs(REGIONS["many rows"], chip(code))[0] for code in ("sm_80", "sm_90", "sm_100")}
+    assert [config.columns for config in found.values()] == [128, 256, 256]
+    assert configs(product(4096, 4096, 4096, torch.float32), chip("sm_90"))[0].columns == 64
 
 
 def test_stages_reach_the_machine_code() -> None:
     """More blocks on their way take more shared memory."""
     shared = []
     for stages in (2, 3, 4):
-        choice = Choice(64, 64, 32, warps=4, stages=stages)
-        kernel = TritonTarget().schedule(REGIONS["many rows"], "k", chip("h100"), choice)
+        config = KernelConfig(64, 64, 32, warps=4, stages=stages)
+        kernel = TritonTarget().schedule(REGIONS["many rows"], "k", chip("h100"), config)
         shared.append(compile_for(kernel, "sm_90").shared)
     assert shared[0] < shared[1] < shared[2]
 
 
 def test_one_row_may_load_ahead_too() -> None:
     """Where there is no matrix unit to do it for, Triton is told."""
-    default, *others = choices(REGIONS["one row"], chip("h100"))
-    ahead = next(choice for choice in others if choice.stages)
-    for choice, expected in ((default, False), (ahead, True)):
-        kernel = TritonTarget().schedule(REGIONS["one row"], "k", chip("h100"), choice)
+    default, *others = configs(REGIONS["one row"], chip("h100"))
+    ahead = next(config for config in others if config.stages)
+    for config, expected in ((default, False), (ahead, True)):
+        kernel = TritonTarget().schedule(REGIONS["one row"], "k", chip("h100"), config)
         report = compile_for(kernel, "sm_90")
         assert report.ok and (report.asynchronous_copies > 0) == expected, report
 
@@ -188,6 +188,6 @@ def test_every_choice_is_right(rows: int) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(shape) for shape in ((rows, 70), (50, 70), (50, 70))]
     (region,) = regions_with_products(gated, inputs)
-    for choice in choices(region, chip("h200")):
-        outcome = check_region(region, chips=(), inputs=inputs, choice=choice)
-        assert outcome.ok and outcome.kernel.choice == choice, outcome
+    for config in configs(region, chip("h200")):
+        outcome = check_region(region, chips=(), inputs=inputs, config=config)
+        assert outcome.ok and outcome.kernel.config == config, outcome

@@ -8,7 +8,7 @@ from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BOOL, I64, DType, Size, TensorType, accumulation, broadcast, same_shape, same_size
-from fusec.loops.indexing import locate
+from fusec.loops.indexing import lower_to_loops
 from fusec.loops.kinds import Limits, classify
 from fusec.loops.strides import dense, view_layout
 from fusec.pipeline import Context
@@ -19,7 +19,7 @@ _LETTERS = "abcdefghijklmnop"
 
 
 @dataclass(frozen=True)
-class SpellAttention:
+class DecomposeSDPA:
     """Make a region ``attention`` of each call of scaled-dot-product attention that has a schedule."""
 
     name: ClassVar[str] = "attention"
@@ -32,7 +32,7 @@ class SpellAttention:
         for call in calls:
             try:
                 body = spelled_out(call)
-                classify(locate(_as_laid_out(body, call)), Limits(self.small_m))
+                classify(lower_to_loops(_as_laid_out(body, call)), Limits(self.small_m))
             except (FusecError, ValueError) as reason:
                 said = reason.reason if isinstance(reason, FusecError) else str(reason)
                 context.remarks.add(
@@ -103,7 +103,7 @@ def spelled_out(call: Node) -> Graph:
     batch = broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     query, key, value = (write.expand(x, (*batch, *x.shape[-2:])) for x in (query, key, value))
     wide = accumulation(query.dtype)
-    scores = write.product(query, key, turned=True)
+    scores = write.product(query, key, transposed=True)
     scale = given("scale")
     if scale is None:
         if not isinstance(query.shape[-1], int):
@@ -128,7 +128,7 @@ def spelled_out(call: Node) -> Graph:
     if mask is not None or causal:
         empty = write("eq", largest, write.number(-math.inf, wide))
         weights = write("where", empty, write.number(0.0, wide), weights)
-    result = write.product(write.cast(weights, value.dtype), value, turned=False)
+    result = write.product(write.cast(weights, value.dtype), value, transposed=False)
     if not same_shape(result.shape, call.result.shape):
         raise ScheduleError("no generated attention", why=f"its result is {call.result.type}")
     result.type = call.result.type
@@ -178,14 +178,14 @@ class _Writer:
         """A reduction over the last dim."""
         return value if value.shape[-1] == 1 else self(op, value, dims=(-1,))
 
-    def product(self, a: Value, b: Value, turned: bool) -> Value:
+    def product(self, a: Value, b: Value, transposed: bool) -> Value:
         """``a`` times ``b``, or times ``b`` with its last two dims swapped; with one key it is no contraction."""
-        if not turned and a.shape[-1] == 1:
+        if not transposed and a.shape[-1] == 1:
             return self("mul", a, b)
-        if turned and b.shape[-2] == 1:
+        if transposed and b.shape[-2] == 1:
             wide = accumulation(a.dtype)
             return self.cast(self.reduce("sum", self("mul", self.cast(a, wide), self.cast(b, wide))), a.dtype)
         rank = len(a.shape)
         batch, row, column = _LETTERS[: rank - 2], _LETTERS[rank - 2], _LETTERS[rank - 1]
-        right = f"{column}z" if turned else f"z{column}"
+        right = f"{column}z" if transposed else f"z{column}"
         return self("contraction", a, b, spec=f"{batch}{row}z,{batch}{right}->{batch}{row}{column}")

@@ -5,7 +5,7 @@ import logging
 import zlib
 from dataclasses import asdict, replace
 
-from fusec.artifacts import carry
+from fusec.artifacts import export
 from fusec.cache import Cache, open_cache
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".passes"
 
 
-class Outcome:
+class PassCache:
     """What a pipeline makes of one graph under the choices of one compile.
 
     Args:
@@ -32,7 +32,7 @@ class Outcome:
         self.cache: Cache = open_cache(context.config)
         self.key = _key(pipeline, graph, context)
 
-    def recall(self, graph: Graph) -> bool:
+    def load(self, graph: Graph) -> bool:
         """Do to a graph and to the context what the passes of an earlier process did.
 
         Returns:
@@ -57,11 +57,11 @@ class Outcome:
             self.context.remarks.add(**remark)
         self.context.records += records
         self.context.next_number = found["next_number"]
-        carry(self.cache, self.key, SUFFIX)
+        export(self.cache, self.key, SUFFIX)
         logger.debug("an earlier process has taken %s through the passes", graph.name)
         return True
 
-    def keep(self, graph: Graph) -> None:
+    def store(self, graph: Graph) -> None:
         """Let later processes have what the passes have just made, unless one of them failed."""
         context = self.context
         if not self.key or context.remarks.of("failure"):
@@ -78,7 +78,7 @@ class Outcome:
             logger.warning("what the passes made of %s is not kept: %s", graph.name, reason)
             return
         self.cache.offer(self.key, SUFFIX, content, f"what the passes made of {graph.name}")
-        carry(self.cache, self.key, SUFFIX)
+        export(self.cache, self.key, SUFFIX)
 
 
 def _key(pipeline: Pipeline, graph: Graph, context: Context) -> str:
