@@ -59,7 +59,7 @@ class Row:
     ratio: float = 0.0
     problem: str = ""
     forms: list[str] = field(default_factory=list)
-    """Other choices with which it ran."""
+    """Other configurations with which it ran."""
     chips: dict[str, dict[str, int]] = field(default_factory=dict)
     """Registers, spills, shared memory and uses of the matrix unit by chip."""
 
@@ -144,10 +144,12 @@ def regions_of(graph: Graph, arguments: list[Any], config: Config | None = None)
 
 
 def other_forms(region: Node, machine: Machine) -> list[KernelConfig]:
-    """One config for a product of every form that its default has not: the other way around, in parts, by descriptors.
+    """One configuration of each form that the default of a GEMM has not: transposed, split, or with descriptors.
 
     Those that are tried for the machine at all.
     """
+    from fusec.codegen.triton.schedules import configs
+
     try:
         default, *others = configs(region, machine)
     except ScheduleError:
