@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from fusec.analysis.machine import Machine
-from fusec.artifacts import carry
+from fusec.artifacts import export
 from fusec.cache import Cache, open_cache
 from fusec.codegen.program.unfused import Unfused, as_typed
 from fusec.codegen.target import Launchable, Target, current
@@ -107,7 +107,7 @@ class Tuner:
         record = self.cache.read(key, _SUFFIX) if key else None
         if record is None:
             return None
-        carry(self.cache, key, _SUFFIX)
+        export(self.cache, key, _SUFFIX)
         try:
             chosen = json.loads(record)["chosen"]
             if chosen is None:
@@ -169,7 +169,7 @@ class Tuner:
         record = {"chosen": None if chosen is None else asdict(chosen), "seconds": seconds, "kernel": kernel.name}
         if key := self.key(kernel):
             self.cache.offer(key, _SUFFIX, json.dumps(record).encode(), f"the config for {kernel.name}")
-            carry(self.cache, key, _SUFFIX)
+            export(self.cache, key, _SUFFIX)
         self.remarks.add(
             "analysis", PASS_NAME, f"{kernel.name} runs as {best}", subject=kernel.name,
             reason=f"the quickest of {len(seconds)} on {self.device}",
