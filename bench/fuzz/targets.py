@@ -15,11 +15,12 @@ from fusec.codegen.program.launchables import Schedules, build_kernels
 from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.bounds import size_limits, unproven_accesses
 from fusec.codegen.tile.kernel import Kernel
+from fusec.compiler import context_for
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import evaluate_sizes
-from fusec.passes import default_pipeline, library_pipeline
+from fusec.passes import default_pipeline
 from fusec.pipeline import Context
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import Machine
@@ -55,11 +56,9 @@ def optimized(graph: Graph, target: str) -> Optimized:
     """Run the passes, each of which is verified, and any of which may raise."""
     config = Config(strict=True)
     chosen = target_named(target)
-    machine = chosen.machine(config)
-    schedules = Schedules(chosen, machine)
-    context = Context(config, machine=machine, unschedulable=schedules.refusal, library=library_pipeline(config))
+    context, schedules = context_for(chosen, config)
     work = graph.copy()
-    default_pipeline(config, target).run(work, context)
+    default_pipeline(config).run(work, context)
     return Optimized(work, context, schedules)
 
 
