@@ -108,7 +108,7 @@ def triton(graph: Graph) -> Compiled:
     """What passes make of a graph, node by node, kernels being run by Triton's interpreter."""
     done = optimized(graph, "triton")
     work, schedules = done.graph, done.schedules
-    unscheduled = any(_is_kernel(node) and schedules.refusal(node) for node in work)
+    unscheduled = any(_is_kernel(node) and _kernel(schedules, node) is None for node in work)
 
     def run(given: list[Any]) -> list[Any]:
         with _functions_of_eager():
@@ -140,6 +140,14 @@ def _functions_of_eager() -> Iterator[None]:
         yield
 
 
+def _kernel(schedules: Schedules, region: Node) -> Kernel | None:
+    """Return the kernel of a region; None where it has no schedule."""
+    try:
+        return schedules.kernel(region)
+    except FusecError:
+        return None
+
+
 def _is_kernel(node: Node) -> bool:
     return node.is_op("region") and node.attributes["kind"] == "kernel"
 
@@ -164,9 +172,9 @@ class _TritonMachine(Machine):
         """A kernel where the node is one and has a schedule."""
         from fusec.codegen.triton.check import run_kernel
 
-        if not _is_kernel(node) or self.schedules.refusal(node):
+        kernel = _kernel(self.schedules, node) if _is_kernel(node) else None
+        if kernel is None:
             return super().node(node, operands)
-        kernel = self.schedules.kernel(node)
         _check_bounds(kernel, node)
         inputs = [
             _as_typed(x, v.tensor, self.symbols)

@@ -12,7 +12,7 @@ from fusec.loops.updates import Move
 
 MULTIPLIED = frozenset({F32, BF16, F16})
 """Element types of which a large-M GEMM has a schedule."""
-_SHARE_FOR_SOME_ROWS = 0.75
+SHARE_FOR_SOME_ROWS = 0.75
 """The share of the vendor's speed on large matrices from which generated GEMMs of up to ``SOME_ROWS`` rows were
 measured to be faster than a vendor call and the kernel after it."""
 
@@ -22,7 +22,7 @@ def limits(config: Config, machine: Machine) -> Limits:
     return Limits(
         small_m=config.small_m,
         many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)),
-        some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, _SHARE_FOR_SOME_ROWS)),
+        some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)),
         layouts=_illegal_layouts,
         moves=_moves_in_order,
     )

@@ -22,7 +22,6 @@ from fusec.ir.types import DTYPES
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.passes.grouping import Group
-from fusec.pipeline import Context
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from tests.contexts import context_of, plan_of
@@ -41,7 +40,7 @@ def grouped(text: str, target: str = "cpp") -> Graph:
 def program(text: str, target: str = "cpp") -> Program:
     if target == "triton":
         pytest.importorskip("triton")
-    context = Context(Config(strict=True))
+    context = context_of(target, Config(strict=True))
     return build_program(grouped(text, target), target_named(target), context)
 
 
@@ -258,7 +257,7 @@ def test_a_cache_is_filled_once_and_takes_its_rows_in_place(dtype: str, target: 
     graph = parse_graph(text)
     normalize(graph)
     Group().apply(graph, context_of(target))
-    made = build_program(graph, target_named(target), Context(Config(strict=True)))
+    made = build_program(graph, target_named(target), context_of(target, Config(strict=True)))
     assert sorted(step.kind for step in made.steps) == ["kernel"] + ["write"] * 2
     whole, rows = (n * DTYPES[dtype].bytes for n in (2 * 9 * 20, 2 * 3 * 20))
     assert sum(moved_bytes(n) for n in graph.nodes) == 2 * whole + 3 * rows + 3 * 8
@@ -375,7 +374,7 @@ def test_counters_on_a_gpu_are_one_kernel() -> None:
     x = torch.randn(64, 64) / 8
     expected = [*(i + 1 for i in inputs), *evaluate(graph, [*inputs, x], {})]
     Group().apply(graph, context_of("triton", Config(small_m=0)))
-    made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
+    made = build_program(graph, target_named("triton"), context_of("triton", Config(strict=True)))
     assert [step.kind for step in made.steps] == ["vendor"] * 3 + ["kernel"] * 2
     torch.testing.assert_close([*inputs, *made([*inputs, x])], [*expected[:3], expected[3]])
 

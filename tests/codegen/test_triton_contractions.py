@@ -130,7 +130,7 @@ def test_every_edge_with_the_weight_as_the_first_operand(function: Callable[...,
     for region in regions_of(function, sample(function, 2, 5, torch.bfloat16)):
         plain = TritonTarget().schedule(plan_of(region), "kernel")
         if plain.kind == "contraction":
-            outcome = check_region(region, chips=(), config=replace(plain.config, splits=splits, turned=True))
+            outcome = check_region(region, chips=(), config=replace(plain.config, splits=splits, transposed=True))
             assert outcome.ok and first_operands(outcome.kernel) == {"columns"}, outcome
             assert first_operands(plain) == {"rows"}
 
@@ -151,8 +151,8 @@ def test_units_that_read_shared_memory_take_the_weight_first(chip: str, unit: st
     inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((8, 4096), (28672, 4096))]
     (region,) = regions_of(plain, inputs)
     default, *others = configs(plan_of(region), machine(chip))
-    assert default.turned and replace(default, turned=False) in others
-    for config, expected in ((default, True), (replace(default, turned=False), False)):
+    assert default.transposed and replace(default, transposed=False) in others
+    for config, expected in ((default, True), (replace(default, transposed=False), False)):
         report = compile_for(TritonTarget().schedule(plan_of(region), "k", machine(chip), config), chip)
         assert report.ok and any(name.startswith(unit) for name in report.matrix_instructions) == expected, report
 

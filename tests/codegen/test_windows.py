@@ -11,7 +11,6 @@ from fusec.config import Config
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import DTYPES
 from fusec.passes.grouping import Group
-from fusec.pipeline import Context
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from tests.codegen.test_dynamic_indices import agrees, grouped, program
@@ -119,6 +118,6 @@ def test_on_a_gpu_a_window_moves_through_memory_of_its_own() -> None:
     expected = [x.clone(), y]
     value = evaluate(graph, expected, {}, mutate=True)
     Group().apply(graph, context_of("triton", Config(small_m=0)))
-    made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
+    made = build_program(graph, target_named("triton"), context_of("triton", Config(strict=True)))
     assert [step.kind for step in made.steps] == ["kernel", "kernel"]
     torch.testing.assert_close([*made([x, y]), x], [*value, expected[0]])

@@ -19,7 +19,6 @@ from fusec.ir.verifier import verify_graph
 from fusec.loops.plan import Plan, plan_kernel
 from fusec.passes.fold_bias import FoldBiasIntoGemm
 from fusec.passes.grouping import Group
-from fusec.pipeline import Context
 from fusec.refusal import Refusal
 from fusec.remarks import Remark
 from tests.contexts import context_of
@@ -410,7 +409,7 @@ def on_gpu(mode: str, rows: Size, depth: int, op: str = "") -> tuple[list[Node],
     bias = m.add_input(TensorType(BF16, (1024,), (1,)))
     m.set_outputs([m.do(op, out, bias) if op == "add" else m.do(op, out) if op else out])
     config = Config(autotune=True) if mode == "autotune" else Config(mode=mode)
-    context = Context(config, machine=CHIPS["a100"])
+    context = context_of("triton", config, CHIPS["a100"])
     Group().apply(m, context)
     verify_graph(m)
     found = [n for n in m.nodes if n.has(Trait.REGION) and any(i.has(Trait.CONTRACTION) for i in n.body.nodes)]
