@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -193,10 +193,20 @@ def differences(subject: Subject, eager: Ran, compiled: Ran) -> list[str]:
 
 
 def _breaches(eager: Observation, compiled: Observation) -> list[str]:
+    eager, compiled = _without_strides_of_ones(eager), _without_strides_of_ones(compiled)
     found = [b for b in contract_breaches(eager, compiled) if not b.endswith("left with other values")]
     if not found and _partners(eager) != _partners(compiled):
         found.append(f"shared storage of outputs is {_partners(compiled)}, not {_partners(eager)}")
     return found
+
+
+def _without_strides_of_ones(seen: Observation) -> Observation:
+    """Strides of dims of length 1 address nothing, and are a known limit."""
+    facts = [
+        f and replace(f, strides=tuple(0 if n == 1 else s for n, s in zip(f.shape, f.strides, strict=True)))
+        for f in seen.facts
+    ]
+    return replace(seen, facts=facts)
 
 
 def _partners(seen: Observation) -> list[int | None]:
@@ -226,22 +236,33 @@ def wrong_values(call: Callable[[Sequence[Any]], Values], arguments: Sequence[An
     suspects = [i for i, row in enumerate(runs[0]) if not _compared(row).passed]
     if not suspects:
         return []
-    runs += [call(_moved(arguments, seed)) for seed in range(1, DRAWS)]
-    found = []
-    for i in suspects:
-        comparison = _compared([torch.cat([run[i][k].flatten() for run in runs]) for k in range(3)])
-        if not comparison.passed:
-            found.append(f"value {i} ({comparison})")
+    for draws in (DRAWS, 8 * DRAWS):  # few numbers may be rounded well by chance, in eager
+        runs += [call(_moved(arguments, seed)) for seed in range(len(runs), draws)]
+        together = {
+            i: _compared([torch.cat([run[i][k].flatten() for run in runs]) for k in range(3)]) for i in suspects
+        }
+        found = [f"value {i} ({comparison})" for i, comparison in together.items() if not comparison.passed]
+        if not found:
+            break
     return found
 
 
 def _compared(row: Sequence[Any]) -> Comparison:
     """Hold values against the numeric rule, or several times that where the reference is no more exact than eager."""
+    row = _without_false_nans(*row)
     comparison = compare_outputs([row[0]], [row[1]], [row[2]])
     exact = not isinstance(row[0], Tensor) or row[0].dtype != row[2].dtype or not row[0].is_floating_point()
     loose = LOOSE if exact or row[0].dtype != torch.float64 else LOOSE_OF_FLOAT64
     near = all(max(x.max_ratio, x.rms_ratio) <= loose for x in comparison.outputs)
     return Comparison(()) if near and not exact else comparison
+
+
+def _without_false_nans(eager: Any, compiled: Any, reference: Any) -> tuple[Any, Any, Any]:
+    """Where eager is NaN, and float64 is infinite as what is judged is, eager is wrong: as ``gelu`` of infinity is."""
+    if not isinstance(eager, Tensor) or not eager.is_floating_point():
+        return eager, compiled, reference
+    false = eager.isnan() & reference.isinf() & (compiled == reference.to(compiled.dtype))
+    return torch.where(false, compiled, eager), compiled, reference
 
 
 def _values(subject: Subject, arguments: Sequence[Any], eager: Ran, compiled: Ran) -> Values:
