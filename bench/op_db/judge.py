@@ -283,8 +283,10 @@ def _alike(reference: Tensor, eager: Tensor) -> bool:
 
 
 def _moved(arguments: Sequence[Any], seed: int) -> list[Any]:
-    """Arguments of which every real or imaginary part that is not 0 moves by up to ``ULPS`` up or down, by chance; of
-    float64 by those of float32."""
+    """Arguments of which every part that is not 0 moves by up to ``ULPS`` up or down, by chance.
+
+    Parts are real or imaginary; those of float64 move by ulps of float32.
+    """
     copies, draw = copy_arguments(arguments), torch.Generator().manual_seed(seed)
     for x in tree_leaves(copies):
         if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()):
