@@ -4,9 +4,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fusec.ir.forwarding import forward_writes
 from fusec.ir.graph import Graph, Node
 from fusec.ir.regions import open_regions
-from fusec.ir.writes import read_where_written
 from fusec.loops.kinds import FEW_ROWS, FEW_ROWS_OF_GPU, HALVES, MULTIPLIED, Limits
 from fusec.passes.grouping.joins import TINY, Grouping
 from fusec.pipeline import Context
@@ -33,7 +33,7 @@ class Group:
         """Group the whole graph."""
         labels = open_regions(graph)
         graph.erase_dead()
-        read_where_written(graph, TINY)
+        forward_writes(graph, TINY)
         if self.cpu:
             many = frozenset(d for d in MULTIPLIED if context.machine.multiplies(d.name))
             some = frozenset(d for d in MULTIPLIED if context.machine.multiplies(d.name, ENOUGH_OF_SOME_ROWS))
