@@ -25,7 +25,7 @@ from bench.respelling import Respelled
 from bench.synonyms import SYNONYMS, with_places
 from fusec.analysis.memory import moved_bytes
 from fusec.config import Config
-from fusec.debug.explain import KINDS
+from fusec.debug.explanation import KINDS
 from fusec.debug.subject import kind_of, subject_of
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
