@@ -13,7 +13,7 @@ from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
 
 if TYPE_CHECKING:
-    from fusec.codegen.program.program import Program
+    from fusec.codegen.program.build import Program
 
 
 @dataclass
@@ -45,18 +45,18 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
-    from fusec.codegen.program.launchables import Schedules
-    from fusec.codegen.program.program import build_program
-    from fusec.codegen.target import current
+    from fusec.codegen.program.build import build_program
+    from fusec.codegen.program.kernels import ScheduleCache
+    from fusec.codegen.target import device_guard
     from fusec.pass_cache import PassCache
     from fusec.passes import default_pipeline, kept_traces, library_pipeline
 
     config = config or Config.from_environment()
     work = graph.copy()
-    with current(kernel_device(graph)):
+    with device_guard(kernel_device(graph)):
         target = target_for(work, config)
         machine = target.machine(config)
-        schedules = Schedules(target, machine)
+        schedules = ScheduleCache(target, machine)
         context = Context(config, machine=machine, unschedulable=schedules.refusal, library=library_pipeline(config))
         start = time.perf_counter()
         pipeline = default_pipeline(config, target.name)
@@ -68,6 +68,6 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
         passed = time.perf_counter()
         program = build_program(work, target, context, schedules)
     if config.freeze:
-        program.keeping.remark(work, context)
+        program.folded.remark(work, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}
     return Compiled(graph, work, program, context.remarks, context.records, seconds, context.machine)

@@ -75,7 +75,7 @@ class TritonTarget:
             import torch
 
             from fusec.codegen.triton.ahead import prepare_all
-            from fusec.codegen.triton.launch import TritonKernel
+            from fusec.codegen.triton.kernel import TritonKernel
         except ImportError as reason:
             raise BuildError("Triton is not installed", why=str(reason), fix="pip install triton") from reason
         built: list[Launchable | BuildError] = []
@@ -101,16 +101,15 @@ class TritonTarget:
 
         Triton compiles at a launch. Where that fails the operations run one by one.
         """
-        from fusec.codegen.program.unfused import Unfused
+        from fusec.codegen.program.fallback import KernelWithFallback, UnfusedKernel
         from fusec.codegen.triton.autotune.trials import Candidate
         from fusec.codegen.triton.autotune.tuner import Tuner
-        from fusec.codegen.triton.guarded import GuardedKernel
 
-        unfused = Unfused(kernel.name, region.body, kernel.symbols)
+        unfused = UnfusedKernel(kernel.name, region.body, kernel.symbols)
         if context.config.autotune and isinstance(built, Candidate):
             tuner = Tuner.here(context, self, _launches_dependents(context.config))
             kernel, built = tuner.select_kernel(region, kernel, built) if tuner else (kernel, built)
-        return kernel, GuardedKernel(built, unfused, report)
+        return kernel, KernelWithFallback(built, unfused, report)
 
 
 _GENERATIONS = {

@@ -9,7 +9,7 @@ import torch
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
-from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.reference.dtypes import torch_dtype
 
 

@@ -15,7 +15,7 @@ from fusec.codegen.tile.emitter import storage_numel
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
-from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.config import Config
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import split_spec

@@ -16,7 +16,7 @@ from bench.families import FAMILIES, Sizes
 from fusec import dynamo
 from fusec.codegen import target_named
 from fusec.codegen.cpp.schedules.small_m_gemm import LEAST_PACKED
-from fusec.codegen.program.frozen import packed
+from fusec.codegen.program.constant_folding import prepack
 from fusec.compiler import Compiled
 from fusec.config import Config
 from fusec.debug.explain import explain
@@ -79,7 +79,7 @@ def figures() -> dict[str, Any]:
 
 
 def kept() -> list[Tensor]:
-    found = only().program.keeping.frozen._found
+    found = only().program.folded.cache._entry
     return [] if found is None else list(found.values)
 
 
@@ -93,7 +93,7 @@ def test_results_have_the_same_bits(dtype: torch.dtype, plain: Config) -> None:
     for _ in range(2):
         assert torch.equal(call(x), expected)
     blocks = 3 if dtype == torch.float32 or BF16_PRODUCTS else 0  # tied weights once; one is computed first
-    assert figures()["blocks"] == blocks and figures()["steps"] >= 1
+    assert figures()["prepacked"] == blocks and figures()["steps"] >= 1
     assert figures()["bytes"] == sum(v.nbytes for v in kept()) > 0
 
 
@@ -126,7 +126,7 @@ def test_models_give_the_same_bits(family: str, dtype: torch.dtype, plain: Confi
     for _ in range(2):
         found = call(**inputs)
         assert tensors and all(torch.equal(found[name], x) for name, x in tensors.items())
-    assert (figures()["blocks"] > 4) == (dtype == torch.float32 or BF16_PRODUCTS)
+    assert (figures()["prepacked"] > 4) == (dtype == torch.float32 or BF16_PRODUCTS)
 
 
 @pytest.mark.parametrize("rows", [2, 8, 15])
@@ -134,20 +134,20 @@ def test_few_rows_agree(rows: int, plain: Config) -> None:
     """They are summed in another order where blocks pay."""
     model, x = Net(), torch.randn(rows, 48)
     torch.testing.assert_close(frozen(model, plain)(x), model(x))
-    assert figures()["blocks"] == (3 if rows >= LEAST_PACKED[target_named("cpp").lanes, F32] else 0)
+    assert figures()["prepacked"] == (3 if rows >= LEAST_PACKED[target_named("cpp").lanes, F32] else 0)
 
 
 def test_an_explanation_shows_what_is_frozen(plain: Config) -> None:
     frozen(Net(), plain)(torch.randn(40, 48))
     shown = explain(only())
-    assert "3 weights are kept in blocks" in str(shown)
-    once, nodes = only().program.keeping.once, {node for row in shown.kernels for node in row.nodes}
+    assert "3 weights are prepacked" in str(shown)
+    once, nodes = only().program.folded.nodes, {node for row in shown.kernels for node in row.nodes}
     assert once and nodes.isdisjoint(once)
 
 
 def test_a_single_row_reads_weights_as_they_lie(plain: Config) -> None:
     frozen(Net(), plain)(torch.randn(1, 48))
-    assert figures()["blocks"] == 0 and figures()["steps"] > 0
+    assert figures()["prepacked"] == 0 and figures()["steps"] > 0
 
 
 def test_the_number_of_rows_may_be_unknown(plain: Config) -> None:
@@ -157,7 +157,7 @@ def test_the_number_of_rows_may_be_unknown(plain: Config) -> None:
         for rows in (40, 7, 300):
             x = torch.randn(rows, 48)
             torch.testing.assert_close(compiled(x), model(x))
-    assert figures()["blocks"] == 3
+    assert figures()["prepacked"] == 3
 
 
 def in_place(model: Net) -> None:
@@ -293,7 +293,7 @@ def test_nothing_outlives_the_weights(plain: Config) -> None:
     torch._dynamo.reset()
     gc.collect()
     assert weight() is None and all(v() is None for v in values)
-    assert compiled.program.keeping.frozen._found is None
+    assert compiled.program.folded.cache._entry is None
 
 
 def test_what_is_kept_goes_with_the_program(plain: Config) -> None:
@@ -339,7 +339,7 @@ def test_what_a_call_changes_is_not_frozen(plain: Config) -> None:
     for _ in range(3):
         with torch.no_grad():
             torch.testing.assert_close(call(x), other(x))
-    assert figures()["blocks"] == figures()["steps"] == 0
+    assert figures()["prepacked"] == figures()["steps"] == 0
 
 
 def test_nothing_is_kept_of_what_every_call_changes(plain: Config) -> None:
@@ -359,7 +359,7 @@ def test_nothing_is_kept_of_what_every_call_changes(plain: Config) -> None:
     call = frozen(module, plain)
     for seen in (1.0, 2.0):
         torch.testing.assert_close(call(inputs), inputs * seen)
-    assert not only().program.keeping.values
+    assert not only().program.folded.values
 
 
 def test_an_output_that_weights_alone_decide_is_the_callers_own(plain: Config) -> None:
@@ -383,5 +383,5 @@ def test_blocks_lie_turned_one_after_another(shape: tuple[int, int], rows: int, 
     weight = torch.randn(shape).to(dtype)
     pair = 4 // weight.element_size()
     blocks = [b.view(len(b), -1, pair).transpose(0, 1).flatten() for b in weight.split(rows)]
-    found = packed(weight, rows)
+    found = prepack(weight, rows)
     assert found.shape == weight.shape and torch.equal(found.flatten(), torch.cat(blocks))

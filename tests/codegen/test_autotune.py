@@ -20,7 +20,7 @@ from fusec.codegen.triton.autotune import tuner as tuning
 from fusec.codegen.triton.autotune.trials import copied, rotating
 from fusec.codegen.triton.autotune.tuner import TunedKernel, Tuner
 from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
-from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import num_warps
 from fusec.compiler import compile_graph

@@ -92,7 +92,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def test_what_is_recorded_on_a_stream_of_its_own_is_replayed_on_the_user_s(cuda: Cuda) -> None:
     recorder = CudaGraphs(DEVICE)
     cuda.asked.clear()
-    with recorder.turn():
+    with recorder.exclusive():
         replay, outputs = recorder.record(lambda: [cuda.stream.name])
         replay()
     assert outputs == ["recording"]
@@ -105,7 +105,7 @@ def test_another_stream_waits_for_the_last_turn(cuda: Cuda) -> None:
     cuda.asked.clear()
     for name in names:
         cuda.use(streams[name])
-        with recorder.turn():
+        with recorder.exclusive():
             pass
     asked = [what for what in cuda.asked if what != DEVICE]
     assert asked == [("a", "done"), ("a", "done"), ("b", "waits"), ("b", "done"), ("a", "waits"), ("a", "done")]
@@ -117,7 +117,7 @@ def test_after_a_recording_that_failed_the_stream_is_the_user_s(cuda: Cuda) -> N
     def fails() -> list[Any]:
         raise RuntimeError("waits for the GPU")
 
-    with pytest.raises(RuntimeError, match="waits"), recorder.turn():
+    with pytest.raises(RuntimeError, match="waits"), recorder.exclusive():
         recorder.record(fails)
     assert cuda.stream is own and cuda.asked[-1] == ("user's", "done")
 
@@ -130,9 +130,9 @@ def test_after_a_recording_that_failed_others_may_record(cuda: Cuda, gives_back:
         cuda.taken = None if gives_back else cuda.taken
         raise RuntimeError("waits for the GPU")
 
-    with pytest.raises(RuntimeError, match="waits"), recorder.turn():
+    with pytest.raises(RuntimeError, match="waits"), recorder.exclusive():
         recorder.record(fails)
-    with recorder.turn():
+    with recorder.exclusive():
         _, outputs = recorder.record(lambda: ["recorded"])
     assert outputs == ["recorded"] and cuda.pools == ["pool 0", "pool 1"]
 

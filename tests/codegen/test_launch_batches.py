@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.program import launch_batches as stretches
-from fusec.codegen.program import runtime
-from fusec.codegen.program.launch_batches import LONGEST, Span, counted, pack
-from fusec.codegen.program.program import build_program
+from fusec.codegen.program import launch_batch, runtime
+from fusec.codegen.program.build import build_program
+from fusec.codegen.program.launch_batch import MAX_LAUNCHES
+from fusec.codegen.program.memory_planning import LiveRange, plan, split_size
 from fusec.codegen.tile.kernel import Check, Kernel, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
@@ -27,7 +27,7 @@ from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from tests.machines import profile
 
-SPANS = st.builds(lambda n, first, more: Span(n, first, first + more), st.integers(0, 999), *[st.integers(0, 9)] * 2)
+SPANS = st.builds(lambda n, at, more: LiveRange(n, first, first + more), st.integers(0, 999), *[st.integers(0, 9)] * 2)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def calls(found: Compiled) -> int:
 
 def memory(found: Compiled) -> list[str]:
     """The blocks that rows of launches share, in bytes."""
-    return re.findall(r"w_\d+ = borrow_\d+\((.*)\)", found.program.source)
+    return re.findall(r"w_\d+ = acquire_block_\d+\((.*)\)", found.program.source)
 
 
 def layers(x: Tensor, *weights: Tensor) -> Tensor:
@@ -92,29 +92,29 @@ def test_sizes_that_only_a_call_knows_are_planned_too(quick: Config) -> None:
 
 def test_calls_lend_each_other_their_memory(quick: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever program they are of; blocks that are too small or too large are not kept."""
-    monkeypatch.setattr(runtime, "_spare", spare := list[Tensor]())
+    monkeypatch.setattr(runtime, "_pool", pool := list[Tensor]())
     inputs = drawn((3, 32), *[(32, 32)] * 6)
     small, large = (compiled(layers, *x, config=quick) for x in (inputs, drawn((9, 32), *[(32, 32)] * 6)))
-    (first,) = spare  # what running the larger left
+    (first,) = pool  # what running the larger left
     assert first.numel() == int(memory(large)[0]) > int(memory(small)[0])
     for _ in range(3):
         found = small.program(list(inputs))
-        assert [block.data_ptr() for block in spare] == [first.data_ptr()]
+        assert [block.data_ptr() for block in pool] == [first.data_ptr()]
         assert found[0].untyped_storage().data_ptr() != first.data_ptr()
-    monkeypatch.setattr(runtime, "LARGEST_SPARE", 1)
+    monkeypatch.setattr(runtime, "MAX_POOLED_BYTES", 1)
     small.program(list(inputs))
-    assert not spare
+    assert not pool
 
 
 def test_what_is_lent_is_lent_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls may run at once, each in a thread of its own."""
-    monkeypatch.setattr(runtime, "_spare", [])
+    monkeypatch.setattr(runtime, "_pool", [])
     for _ in range(3):
-        taken = [runtime.borrow(64) for _ in range(runtime.MOST_SPARE + 2)]
+        taken = [runtime.acquire_block(64) for _ in range(runtime.MAX_POOLED_BLOCKS + 2)]
         assert len({block.data_ptr() for block in taken}) == len(taken)
         for block in taken:
-            runtime.give_back(block)
-        assert len(runtime._spare) == runtime.MOST_SPARE
+            runtime.release_block(block)
+        assert len(runtime._pool) == runtime.MAX_POOLED_BLOCKS
 
 
 def test_results_that_are_kept_are_tensors_of_their_own(quick: Config) -> None:
@@ -161,8 +161,8 @@ def test_a_copy_of_what_the_row_makes_comes_after_it() -> None:
 
 
 def test_rows_have_an_end(quick: Config) -> None:
-    found = compiled(layers, *drawn((1, 16), *[(16, 16)] * (2 * LONGEST + 1)), config=quick)
-    assert len(found.program.steps) == 2 * LONGEST + 1 and calls(found) == 3
+    found = compiled(layers, *drawn((1, 16), *[(16, 16)] * (2 * MAX_LAUNCHES + 1)), config=quick)
+    assert len(found.program.steps) == 2 * MAX_LAUNCHES + 1 and calls(found) == 3
 
 
 def test_a_place_that_does_not_exist_is_that_of_its_own_kernel(quick: Config) -> None:
@@ -186,7 +186,7 @@ def test_a_row_has_no_more_checks_than_can_be_told_apart(
     def looked_up(i: Tensor, j: Tensor, table: Tensor, *weights: Tensor) -> Tensor:
         return layers(F.embedding(i, table), *weights) + F.embedding(j, table[:5]) + F.embedding(i, table[:7])
 
-    monkeypatch.setattr(stretches, "MAX_CHECKS", most)
+    monkeypatch.setattr(launch_batch, "MAX_CHECKS", most)
     weights = drawn((20, 16), (16, 16), (16, 16))
     found = compiled(looked_up, torch.tensor([1]), torch.tensor([4]), *weights, config=quick)
     assert [len(checks(kernel)) for kernel in found.program.kernels.values()] == [1, 2]
@@ -203,13 +203,13 @@ def checks(kernel: Kernel) -> list[Check]:
 
 def test_a_size_is_a_whole_number_of_something() -> None:
     n, m = symbol("n"), symbol("m")
-    assert counted(48) == (48, 1) and counted(4 * n * m) == (4, n * m) and counted(8 * n + 4) == (4, 2 * n + 1)
-    assert counted(n / 2) == (1, n / 2) and counted(n * (n + 1) / 2) == (1, n * (n + 1) / 2)
+    assert split_size(48) == (48, 1) and split_size(4 * n * m) == (4, n * m) and split_size(8 * n + 4) == (4, 2 * n + 1)
+    assert split_size(n / 2) == (1, n / 2) and split_size(n * (n + 1) / 2) == (1, n * (n + 1) / 2)
 
 
 @given(st.lists(SPANS, max_size=30), st.sampled_from([8, 64]))
-def test_nothing_that_is_needed_at_one_time_shares_a_place(spans: list[Span], aligned: int) -> None:
-    offsets, length = pack(spans, aligned)
+def test_nothing_that_is_needed_at_one_time_shares_a_place(spans: list[LiveRange], aligned: int) -> None:
+    offsets, length = plan(spans, aligned)
     for i, (a, at) in enumerate(zip(spans, offsets, strict=True)):
         assert at % aligned == 0 and at + a.nbytes <= length
         for b, beside in list(zip(spans, offsets, strict=True))[:i]:

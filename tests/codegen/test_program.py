@@ -13,8 +13,8 @@ import torch
 from bench.fuzz.graphs import random_graph
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.codegen import target_named
-from fusec.codegen.program import launchables
-from fusec.codegen.program.program import Program, build_program
+from fusec.codegen.program import kernels
+from fusec.codegen.program.build import Program, build_program
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError, ScheduleError
@@ -327,7 +327,7 @@ def test_without_a_schedule_a_region_runs_through_aten() -> None:
 
 
 def test_without_a_compiler_models_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    launchables._warned.clear()
+    kernels._warn_once.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler-here")
     data = torch.randn(4)
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusec.analysis.machine import Machine
-from fusec.codegen.program.unfused import as_typed
+from fusec.codegen.program.fallback import as_typed
 from fusec.codegen.tile.kernel import Kernel
 from fusec.ir.graph import Graph, is_written, storage
 

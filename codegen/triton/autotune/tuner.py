@@ -21,8 +21,8 @@ from torch import Tensor
 from fusec.analysis.machine import Machine
 from fusec.artifacts import carry
 from fusec.cache import Cache, open_cache
-from fusec.codegen.program.unfused import Unfused, as_typed
-from fusec.codegen.target import Launchable, Target, current
+from fusec.codegen.program.fallback import UnfusedKernel, as_typed
+from fusec.codegen.target import Launchable, Target, device_guard
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton.autotune.trials import (
@@ -38,7 +38,7 @@ from fusec.codegen.triton.autotune.trials import (
 from fusec.codegen.triton.autotune.vendor_attention import with_one_call
 from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
 from fusec.codegen.triton.grids import grids
-from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs, schedule
 from fusec.codegen.triton.signature import options
@@ -202,7 +202,7 @@ class Tuner:
         right, wrong = dict[str, Candidate](), list[str]()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             prepared = {name: pool.submit(c.prepare, buffers) for name, (_, c) in found.items()}
-            expected = outputs(kernel, body, Unfused(kernel.name, body), buffers)
+            expected = outputs(kernel, body, UnfusedKernel(kernel.name, body), buffers)
         for name, (_, candidate) in found.items():
             try:
                 prepared[name].result()
@@ -252,7 +252,7 @@ class TunedKernel:
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """As ``TritonKernel``. While a CUDA graph is recorded nothing can be timed."""
         if self._tune is not None and not (buffers[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            with self._turn, current(buffers[0].device):
+            with self._turn, device_guard(buffers[0].device):
                 self._choose(buffers)
         self._best(buffers, symbols)
 
