@@ -14,6 +14,8 @@ from fusec.remarks import Remarks
 
 if TYPE_CHECKING:
     from fusec.codegen.program.build import Program
+    from fusec.codegen.program.kernels import ScheduleCache
+    from fusec.codegen.target import Target
 
 
 @dataclass
@@ -33,6 +35,25 @@ class Compiled:
     """What predicted times are those of."""
 
 
+def context_for(target: Target, config: Config, machine: Machine | None = None) -> tuple[Context, ScheduleCache]:
+    """Return what the passes of one compile share, and the kernels that they have scheduled.
+
+    Args:
+        target: of the kernels.
+        config: the user's choices.
+        machine: what predicted times are those of; by default what the target finds.
+    """
+    from fusec.codegen.program.kernels import ScheduleCache
+    from fusec.passes import vendor_pipeline
+
+    machine = machine or target.machine(config)
+    limits = target.limits(config, machine)
+    schedules = ScheduleCache(target, machine, limits)
+    vendor = vendor_pipeline(config)
+    context = Context(config, machine=machine, limits=limits, unschedulable=schedules.refusal, vendor=vendor)
+    return context, schedules
+
+
 def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """Compile one graph.
 
@@ -46,20 +67,17 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
     from fusec.codegen.program.build import build_program
-    from fusec.codegen.program.kernels import ScheduleCache
     from fusec.codegen.target import device_guard
     from fusec.pass_cache import PassCache
-    from fusec.passes import default_pipeline, kept_traces, library_pipeline
+    from fusec.passes import default_pipeline, kept_traces
 
     config = config or Config.from_environment()
     work = graph.copy()
     with device_guard(kernel_device(graph)):
         target = target_for(work, config)
-        machine = target.machine(config)
-        schedules = ScheduleCache(target, machine)
-        context = Context(config, machine=machine, unschedulable=schedules.refusal, library=library_pipeline(config))
+        context, schedules = context_for(target, config)
         start = time.perf_counter()
-        pipeline = default_pipeline(config, target.name)
+        pipeline = default_pipeline(config)
         passes = PassCache(pipeline, graph, context)
         if not passes.load(work):
             with kept_traces(config):

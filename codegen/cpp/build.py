@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fusec.artifacts import carry
+from fusec.artifacts import export
 from fusec.cache import Cache, key_of, open_cache
 from fusec.codegen.cpp.compiler import LINK_FLAGS, Compiler, find_compiler, run_compiler, stop_compilers
 from fusec.codegen.cpp.loading import ENTRY, load
@@ -161,7 +161,7 @@ class _Builder:
                 stop_compilers()
                 raise
         for key in todo.keys() - failures.keys():
-            carry(self.cache, key, _LIBRARY)
+            export(self.cache, key, _LIBRARY)
         return failures
 
     def library(self, key: str, text: str, found: bytes | None) -> Any:

@@ -1,7 +1,7 @@
 """The kernels of a graph: each distinct one is scheduled and built once; regions without one are reported."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
@@ -16,18 +16,21 @@ from fusec.ir.graph import Graph, Node, is_written
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 from fusec.ir.types import TensorType
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan, plan_kernel
 from fusec.loops.strides import dense
 from fusec.pipeline import Context
+from fusec.refusal import Refusal
 from fusec.remarks import LAUNCH
 
 PASS_NAME = "program"
 
 
 class ScheduleCache:
-    """Schedules the regions of a graph, each distinct one once: grouping schedules the kernels that are built later."""
+    """ScheduleCache planned kernels, each distinct one once: grouping schedules the kernels that are built later."""
 
-    def __init__(self, target: Target, machine: Machine) -> None:
-        self.target, self.machine = target, machine
+    def __init__(self, target: Target, machine: Machine, limits: Limits) -> None:
+        self.target, self.machine, self.limits = target, machine, limits
         self._found: dict[tuple[Any, ...], Kernel | FusecError] = {}
 
     def kernel(self, region: Node) -> Kernel:
@@ -36,24 +39,24 @@ class ScheduleCache:
         Raises:
             FusecError: if the target has no schedule for it.
         """
-        key, name = structure(region.body), kernel_name(region)
-        if key not in self._found:
-            try:
-                self._found[key] = self.target.schedule(region, name, self.machine)
-            except FusecError as reason:
-                self._found[key] = reason
-        found = self._found[key]
+        found = self._kernel(region.body, lambda: plan_kernel(region.body, self.limits))
         if isinstance(found, FusecError):
             raise found
-        return replace(found, name=name, sources=region.sources)
+        return replace(found, name=kernel_name(region), sources=region.sources)
 
-    def refusal(self, region: Node) -> str:
-        """Return why a region has no tile program; "" if it has one."""
-        try:
-            self.kernel(region)
-        except FusecError as reason:
-            return reason.reason
-        return ""
+    def refusal(self, plan: Plan) -> Refusal | None:
+        """Return why a planned kernel has no tile program."""
+        found = self._kernel(plan.body, lambda: plan)
+        return Refusal.of(found) if isinstance(found, FusecError) else None
+
+    def _kernel(self, body: Graph, plan: Callable[[], Plan]) -> Kernel | FusecError:
+        key = structure(body)
+        if key not in self._found:
+            try:
+                self._found[key] = self.target.schedule(plan(), machine=self.machine)
+            except FusecError as reason:
+                self._found[key] = reason
+        return self._found[key]
 
 
 def build_kernels(
@@ -75,7 +78,7 @@ def build_kernels(
     for node in (regions := [n for n in graph.nodes if _is_launched(n) and n not in folding.nodes]):
         mark_frozen(node, folding.values)
         _make_dense(node)
-    scheduled = _schedule(regions, schedules or ScheduleCache(target, context.machine), context)
+    scheduled = _schedule(regions, schedules or ScheduleCache(target, context.machine, context.limits), context)
     built = _build({k.name: k for k in scheduled.values()}, target, context)
     kernels: dict[Node, tuple[Kernel, Launchable]] = {}
     selected: dict[str, tuple[Kernel, Launchable]] = {}

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from fusec.analysis.machine import Machine
-from fusec.artifacts import carry
+from fusec.artifacts import export
 from fusec.cache import Cache, open_cache
 from fusec.codegen.program.fallback import UnfusedKernel, as_typed
 from fusec.codegen.target import Launchable, Target, device_guard
@@ -39,11 +39,13 @@ from fusec.codegen.triton.autotune.vendor_attention import with_one_call
 from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.kernel import TritonKernel
+from fusec.codegen.triton.legality import ANY
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs, schedule
 from fusec.codegen.triton.signature import options
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
+from fusec.loops.plan import plan_kernel
 from fusec.pipeline import Context
 from fusec.provenance import key_of_derived
 from fusec.reference.contract import compare_outputs
@@ -107,7 +109,7 @@ class Tuner:
         record = self.cache.read(key, _SUFFIX) if key else None
         if record is None:
             return None
-        carry(self.cache, key, _SUFFIX)
+        export(self.cache, key, _SUFFIX)
         try:
             chosen = json.loads(record)["chosen"]
             if chosen is None:
@@ -127,7 +129,7 @@ class Tuner:
         """What is timed against the default, by name; the vendor's library has no config."""
         found: dict[str, tuple[KernelConfig | None, Candidate]] = {}
         known = {_code(kernel)}
-        for config in configs(region, self.machine)[1:]:
+        for config in configs(plan_kernel(region.body, ANY), self.machine)[1:]:
             try:
                 other = self._scheduled(region, kernel, config)
                 if (code := _code(other)) not in known:  # what some configs say, others leave to the compiler
@@ -169,7 +171,7 @@ class Tuner:
         record = {"chosen": None if chosen is None else asdict(chosen), "seconds": seconds, "kernel": kernel.name}
         if key := self.key(kernel):
             self.cache.offer(key, _SUFFIX, json.dumps(record).encode(), f"the config for {kernel.name}")
-            carry(self.cache, key, _SUFFIX)
+            export(self.cache, key, _SUFFIX)
         self.remarks.add(
             "analysis", PASS_NAME, f"{kernel.name} runs as {best}", subject=kernel.name,
             reason=f"the quickest of {len(seconds)} on {self.device}",
@@ -187,7 +189,7 @@ class Tuner:
         return self.vendor_candidate(kernel.name, body)
 
     def _scheduled(self, region: Node, kernel: Kernel, config: KernelConfig) -> Kernel:
-        return replace(schedule(region, self.machine, config), name=kernel.name)
+        return schedule(plan_kernel(region.body, ANY), kernel.name, self.machine, config)
 
     def _right(
         self,
