@@ -81,8 +81,7 @@ class TritonTarget:
         try:
             import torch
 
-            from fusec.codegen.triton.ahead import prepare_all
-            from fusec.codegen.triton.kernel import TritonKernel
+            from fusec.codegen.triton.kernel import TritonKernel, prepare_all
         except ImportError as reason:
             raise BuildError("Triton is not installed", why=str(reason), fix="pip install triton") from reason
         built: list[Launchable | BuildError] = []

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from fusec.analysis.machine import CHIPS as MACHINES
 from fusec.codegen.tile.kernel import DotTiles, Kernel, walk
 from fusec.codegen.triton.grids import grids
-from fusec.codegen.triton.kernel import define
+from fusec.codegen.triton.jit import define
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import blocks, descriptors, options, parameters
 from fusec.codegen.triton.tiles import spans

@@ -22,10 +22,10 @@ from fusec.codegen.program.fallback import UnfusedKernel
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.arguments import fits
 from fusec.codegen.triton.autotune.tuner import Tuner
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
-from fusec.codegen.triton.descriptors import fits
 from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs

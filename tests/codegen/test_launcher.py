@@ -23,7 +23,8 @@ from fusec.codegen.program.fallback import KernelWithFallback, UnfusedKernel
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton import kernel as triton_kernel
-from fusec.codegen.triton.kernel import TritonKernel, define
+from fusec.codegen.triton.jit import define
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs
@@ -160,7 +161,9 @@ def test_what_cannot_be_loaded_for_some_memory_runs_for_other(heard: Driver, mon
 
 def test_no_grid_runs_unless_all_can(heard: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = TritonKernel(in_parts())
-    monkeypatch.setattr(triton_kernel, "_memory", lambda kernel, *_: {b.name: on_gpu(1, 4096) for b in kernel.buffers})
+    monkeypatch.setattr(
+        triton_kernel, "buffers_by_name", lambda kernel, *_: {b.name: on_gpu(1, 4096) for b in kernel.buffers}
+    )
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     given, load = [on_gpu(1, 256), on_gpu(64, 256), on_gpu(1, 64)], heard.utils.load_binary
     heard.utils.load_binary = lambda name, *rest: fail_to_load_second(name, load, *rest)

@@ -18,8 +18,9 @@ from fusec.codegen.program.build import Program, build_program
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError, ScheduleError
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Value
 from fusec.ir.types import BF16, F32, I64, DType, ScalarType, TensorType, contiguous_strides, evaluate_size, symbol
+from fusec.loops.plan import Plan
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.reference.contract import compare_outputs
@@ -37,7 +38,7 @@ class NoKernels:
 
     name = "cpp"
 
-    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
+    def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
         raise ScheduleError("this target has no schedules")
 
     def print(self, kernel: Kernel) -> str:
