@@ -77,7 +77,7 @@ def _range(*bounds: Any, num_stages: int = 0) -> range:
 def _patched_interpreter() -> Iterator[None]:
     """Correct Triton's interpreter within a ``with`` block."""
     options = replace(interpreter_builder.options, **ASSERTING)
-    methods = {
+    methods: dict[str, Any] = {
         "binary_op": _with_boolean_comparisons(InterpreterBuilder.binary_op),
         "create_dot": _create_dot,
         "create_assert": _create_assert,

@@ -1,4 +1,4 @@
-"""Raising attention in a kernel's body to one call of ``scaled_dot_product_attention``, the inverse of decomposition."""
+"""Raise attention in a kernel's body to one call of ``scaled_dot_product_attention``: the inverse of decomposition."""
 
 import math
 from collections.abc import Sequence
