@@ -37,8 +37,7 @@ class Launchable(Protocol):
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
         """Launch it on tensors (inputs, then outputs; none for scratch) and the values of its symbols.
 
-        Returns:
-            ``256 · index + number`` for an index check that failed; 0 or None otherwise.
+        Returns ``256 · index + number`` for an index check that failed, and 0 or None otherwise.
         """
 
 
@@ -60,13 +59,9 @@ class BatchLaunchable(Protocol):
     """A built kernel that can be launched in a batch, by one call into native code."""
 
     def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
-        """Return the expression that makes a batch of launches.
+        """Return the expression of a batch, whose value is as of one launch, with checks numbered across the batch.
 
-        Its value is that of a launch, with the checks numbered across the batch.
-
-        Args:
-            launches: of kernels of this class.
-            bind: returns a name, based on a hint, for an object that the expression refers to.
+        ``bind`` returns a name, based on a hint, for an object that the expression refers to.
         """
 
 
@@ -84,11 +79,7 @@ class Target(Protocol):
         """Return the kernels that it has schedules for, and the GEMMs that it wins on a machine."""
 
     def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
-        """Return the tile program of a planned kernel, for a machine.
-
-        Raises:
-            ScheduleError: if there is none.
-        """
+        """Return the tile program of a planned kernel, for a machine; raises ScheduleError if there is none."""
 
     def print(self, kernel: Kernel) -> str:
         """Return the source of a kernel."""

@@ -91,7 +91,7 @@ def run_compiler(command: Sequence[str], arguments: Sequence[str]) -> str:
         BuildError: if it fails, with the first lines of its messages.
     """
     where = " ".join((*command, *arguments))
-    fix = "find out why it hangs, or name another compiler in $CXX; then start this process anew"
+    fix = "find out why it hangs, or name another compiler in $CXX; then restart this process"
     if tuple(command) in _timed_out:
         why = f"it did not end within {_SECONDS} s before"
         raise BuildError("the C++ compiler is not run any more in this process", where=where, why=why, fix=fix)

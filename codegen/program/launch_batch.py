@@ -44,12 +44,7 @@ class _PendingLaunch:
 
 
 class LaunchBatch:
-    """The launches that wait to be emitted as one call.
-
-    Args:
-        code: the function to which they are appended.
-        max_launches: the number of launches after which the batch is emitted.
-    """
+    """The launches that wait to be emitted as one call, at the latest when there are ``max_launches``."""
 
     def __init__(self, code: FunctionBuilder, max_launches: int = MAX_LAUNCHES) -> None:
         self.code, self.max_launches = code, max_launches

@@ -24,14 +24,7 @@ from fusec.reference.interpreter import LOOKUPS
 
 
 class Lowering:
-    """Lowers the nodes of a graph that are not folded.
-
-    Args:
-        code: the function to which lines are appended.
-        kernels: the kernels of the graph's regions.
-        folded: the folded values.
-        max_launches: of one launch batch.
-    """
+    """Lowers the nodes of a graph that are not folded, with at most ``max_launches`` in a batch."""
 
     def __init__(
         self,

@@ -22,11 +22,7 @@ def plan(buffers: Sequence[LiveRange], alignment: int) -> tuple[list[int], int]:
     """Return offsets at which no two live buffers overlap, and the length of the block.
 
     Greedy by size: the largest first, each at the lowest offset that is free. Not optimal in general, but close for
-    repeated layers.
-
-    Args:
-        buffers: any number of buffers.
-        alignment: the number of bytes that offsets are multiples of.
+    repeated layers. Offsets are multiples of ``alignment``.
     """
     placed: list[tuple[int, int, LiveRange]] = []
     offsets = [0] * len(buffers)

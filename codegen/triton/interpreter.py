@@ -32,7 +32,6 @@ class InterpretedKernel:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.name = kernel.name
         self.source = print_kernel(kernel, interpreted=True)
         self._grids = [
             (grid, program_count(grid), DescriptorArguments(grid), InterpretedFunction(_define(grid, self.source)))
@@ -76,16 +75,13 @@ def _range(*bounds: Any, num_stages: int = 0) -> range:
 @contextmanager
 def _patched_interpreter() -> Iterator[None]:
     """Correct Triton's interpreter within a ``with`` block."""
-    options = replace(interpreter_builder.options, **ASSERTING)
-    methods: dict[str, Any] = {
-        "binary_op": _with_boolean_comparisons(InterpreterBuilder.binary_op),
-        "create_dot": _create_dot,
-        "create_assert": _create_assert,
-    }
+    patch, comparing = mock.patch.object, _with_boolean_comparisons(InterpreterBuilder.binary_op)
     with (
-        mock.patch.multiple(InterpreterBuilder, **methods),
-        mock.patch.object(ReduceOps, "generic_reduce", _with_numpy_reductions(ReduceOps.generic_reduce)),
-        mock.patch.object(interpreter_builder, "options", options),
+        mock.patch.multiple(
+            InterpreterBuilder, binary_op=comparing, create_dot=_create_dot, create_assert=_create_assert
+        ),
+        patch(ReduceOps, "generic_reduce", _with_numpy_reductions(ReduceOps.generic_reduce)),
+        patch(interpreter_builder, "options", replace(interpreter_builder.options, **ASSERTING)),
     ):
         yield
 

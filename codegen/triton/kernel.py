@@ -31,8 +31,7 @@ class TritonKernel:
     """
 
     def __init__(self, kernel: Kernel, dependent: bool = False) -> None:
-        self.kernel = kernel
-        self.name = kernel.name
+        self.kernel, self.name = kernel, kernel.name
         self.source = print_kernel(kernel, dependent=dependent)
         self._launch_options = {"launch_pdl": True} if dependent else {}
         self._launchers: list[tuple[Kernel, Launcher]] = []

@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -103,25 +103,14 @@ def flat_bytes(tensor: Tensor) -> int:
     return length * tensor.element_size() if tensor.numel() else 0
 
 
-def progress(name: str, total: int) -> AbstractContextManager[Callable[[], None]]:
-    """Return a progress bar on stderr, or a no-op if that is not a terminal."""
+@contextmanager
+def progress(name: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on stderr, if that is a terminal; yield the function that advances it."""
     from rich.console import Console
+    from rich.progress import Progress
 
     console = Console(stderr=True)
     logger.info("timing candidates of %s", name)
-    return _Bar(console, name, total) if console.is_terminal else nullcontext(lambda: None)
-
-
-class _Bar(AbstractContextManager[Callable[[], None]]):
-    def __init__(self, console: Any, name: str, total: int) -> None:
-        from rich.progress import Progress
-
-        self.progress = Progress(console=console, transient=True)
-        self.task = self.progress.add_task(f"autotune {name}", total=total)
-
-    def __enter__(self) -> Callable[[], None]:
-        self.progress.start()
-        return lambda: self.progress.advance(self.task)
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"autotune {name}", total=total)
+        yield lambda: bar.advance(task)

@@ -174,7 +174,7 @@ class Tuner:
             export(self.cache, key, _SUFFIX)
         self.remarks.add(
             "analysis", PASS_NAME, f"{kernel.name} runs as {best}", subject=kernel.name,
-            reason=f"the quickest of {len(seconds)} on {self.device}",
+            reason=f"the fastest of {len(seconds)} on {self.device}",
             figures={name: round(s * 1e6, 2) for name, s in seconds.items()},
         )  # fmt: skip
         return winner

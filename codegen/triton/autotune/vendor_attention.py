@@ -162,16 +162,16 @@ class _Roles:
         names = dict(zip(terms[own], scores, strict=True))  # of dims, in both products
         column = next(label for label in terms[1 - own] if label not in names)
         names[column] = self.column = column.upper()
-        lead, (self.row, self.place) = list(scores[:-2]), tuple(scores[-2:])
+        lead, (self.row, self.position) = list(scores[:-2]), tuple(scores[-2:])
         self.batch, self.heads = lead[:1], lead[1:]
         given = zip(sides, first.operands, strict=True)
-        (self.query_term, self.queries), (self.key_term, self.keys) = sorted(given, key=lambda x: self.place in x[0])
+        (self.query_term, self.queries), (self.key_term, self.keys) = sorted(given, key=lambda x: self.position in x[0])
         self.value_term, self.values = "".join(names[n] for n in terms[1 - own]), second.operands[1 - own]
         self.out = "".join(names[n] for n in out)
         (self.depth,) = set(self.query_term) - set(scores)
         if (
             not {*lead, self.row} < set(self.query_term)
-            or self.place in self.query_term + self.out
+            or self.position in self.query_term + self.out
             or self.row in self.key_term + self.value_term
         ):
             raise _error("its queries and keys have other dims than its scores")
@@ -189,8 +189,8 @@ class _Roles:
         for once in (True, False):  # without and with heads repeated
             pair = []
             for value, term, last in (
-                (self.keys, self.key_term, [self.place, self.depth]),
-                (self.values, self.value_term, [self.place, self.column]),
+                (self.keys, self.key_term, [self.position, self.depth]),
+                (self.values, self.value_term, [self.position, self.column]),
             ):
                 own = [n for n in self.heads if n in term]
                 if own != self.heads[: len(own)] or not set(self.batch) <= set(term):
