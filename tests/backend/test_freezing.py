@@ -1,4 +1,4 @@
-"""What ``freeze`` keeps: the same results as without, until a weight changes, and no longer than its weights live."""
+"""Constant folding under ``freeze``: results are unchanged, until a weight changes, and freed with the weights."""
 
 import gc
 import threading
@@ -73,7 +73,7 @@ def only() -> Compiled:
 
 
 def figures() -> dict[str, Any]:
-    """Of the remark on what is frozen."""
+    """Of the remark on constant folding."""
     (remark,) = (r for r in only().remarks if r.pass_name == "freeze")
     return remark.figures
 
@@ -228,7 +228,7 @@ class Square(nn.Module):
         return F.linear(x, self.weight.tanh())
 
 
-def test_a_weight_that_is_transposed_where_it_lies_is_noticed(plain: Config) -> None:
+def test_a_weight_transposed_in_place_is_noticed(plain: Config) -> None:
     model, x = Square(), torch.randn(40, 64)
     call = frozen(model, plain)
     call(x)
@@ -238,7 +238,7 @@ def test_a_weight_that_is_transposed_where_it_lies_is_noticed(plain: Config) -> 
 
 
 def test_tensors_may_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch swaps no tensor that somebody refers to weakly."""
+    """Torch refuses to swap a tensor that has weak references."""
     model, x = Square(), torch.randn(40, 64)
     compiled = torch.no_grad()(torch.compile(model, backend="fusec", options={"freeze": True}))
     for _ in range(3):
@@ -250,7 +250,7 @@ def test_tensors_may_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(compiled(x.double()), model(x.double()))
 
 
-def test_a_change_through_data_goes_unnoticed_as_is_said(plain: Config) -> None:
+def test_a_change_through_data_goes_unnoticed_as_documented(plain: Config) -> None:
     model, x = Net(), torch.randn(40, 48)
     call = frozen(model, plain)
     before = call(x)
@@ -296,7 +296,7 @@ def test_nothing_outlives_the_weights(plain: Config) -> None:
     assert compiled.program.folded.cache._entry is None
 
 
-def test_what_is_kept_goes_with_the_program(plain: Config) -> None:
+def test_folded_values_are_freed_with_the_program(plain: Config) -> None:
     model = Net()
     frozen(model, plain)(torch.randn(40, 48))
     values = [weakref.ref(v) for v in kept()]
@@ -317,7 +317,7 @@ def test_nothing_is_frozen_in_training(plain: Config) -> None:
         assert remark.message == "nothing is frozen" and "no_grad" in remark.suggestion
 
 
-def test_weights_whose_changes_nobody_counts_are_not_frozen(plain: Config) -> None:
+def test_weights_without_a_version_counter_are_not_frozen(plain: Config) -> None:
     with torch.inference_mode():
         model, x = Net(), torch.randn(40, 48)
         call = frozen(model, plain)
@@ -327,7 +327,7 @@ def test_weights_whose_changes_nobody_counts_are_not_frozen(plain: Config) -> No
     assert kept() == []
 
 
-def test_what_a_call_changes_is_not_frozen(plain: Config) -> None:
+def test_a_written_buffer_is_not_frozen(plain: Config) -> None:
     class Counting(Net):
         def forward(self, x: Tensor) -> Tensor:
             self.mask.add_(1)
@@ -342,8 +342,8 @@ def test_what_a_call_changes_is_not_frozen(plain: Config) -> None:
     assert figures()["prepacked"] == figures()["steps"] == 0
 
 
-def test_nothing_is_kept_of_what_every_call_changes(plain: Config) -> None:
-    """It would have to be made anew each time."""
+def test_values_that_depend_on_a_written_buffer_are_not_folded(plain: Config) -> None:
+    """They would be recomputed at each call."""
 
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -362,7 +362,7 @@ def test_nothing_is_kept_of_what_every_call_changes(plain: Config) -> None:
     assert not only().program.folded.values
 
 
-def test_an_output_that_weights_alone_decide_is_the_callers_own(plain: Config) -> None:
+def test_a_folded_output_is_copied_for_the_caller(plain: Config) -> None:
     class Table(Net):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             table = self.scale.exp()
@@ -379,7 +379,7 @@ def test_an_output_that_weights_alone_decide_is_the_callers_own(plain: Config) -
 
 @pytest.mark.parametrize(("shape", "rows"), [((24, 8), 8), ((22, 8), 8), ((5, 4), 8), ((16, 6), 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_blocks_lie_turned_one_after_another(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
+def test_prepacked_blocks_are_transposed_and_contiguous(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     weight = torch.randn(shape).to(dtype)
     pair = 4 // weight.element_size()
     blocks = [b.view(len(b), -1, pair).transpose(0, 1).flatten() for b in weight.split(rows)]

@@ -1,4 +1,4 @@
-"""The order of what a GPU's recorder asks of torch, on a stand-in for torch.cuda; recording itself needs a GPU."""
+"""The order of the calls that the recorder of a GPU makes, on a fake of torch.cuda; recording itself needs a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,7 +89,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return found
 
 
-def test_what_is_recorded_on_a_stream_of_its_own_is_replayed_on_the_user_s(cuda: Cuda) -> None:
+def test_a_recording_is_made_on_its_own_stream_and_replayed_on_the_current_one(cuda: Cuda) -> None:
     recorder = CudaGraphs(DEVICE)
     cuda.asked.clear()
     with recorder.exclusive():
@@ -99,7 +99,7 @@ def test_what_is_recorded_on_a_stream_of_its_own_is_replayed_on_the_user_s(cuda:
     assert cuda.asked == [DEVICE, ("user's", "replays"), ("user's", "done")]
 
 
-def test_another_stream_waits_for_the_last_turn(cuda: Cuda) -> None:
+def test_another_stream_waits_for_the_last_replay(cuda: Cuda) -> None:
     recorder, names = CudaGraphs(DEVICE), ["a", "a", "b", "a"]
     streams = {name: Cuda.Stream(name) for name in names}
     cuda.asked.clear()
@@ -111,7 +111,7 @@ def test_another_stream_waits_for_the_last_turn(cuda: Cuda) -> None:
     assert asked == [("a", "done"), ("a", "done"), ("b", "waits"), ("b", "done"), ("a", "waits"), ("a", "done")]
 
 
-def test_after_a_recording_that_failed_the_stream_is_the_user_s(cuda: Cuda) -> None:
+def test_after_a_failed_recording_the_stream_is_restored(cuda: Cuda) -> None:
     recorder, own = CudaGraphs(DEVICE), cuda.stream
 
     def fails() -> list[Any]:
@@ -123,7 +123,7 @@ def test_after_a_recording_that_failed_the_stream_is_the_user_s(cuda: Cuda) -> N
 
 
 @pytest.mark.parametrize("gives_back", [False, True], ids=["torch 2.11", "a torch that gives its pool back"])
-def test_after_a_recording_that_failed_others_may_record(cuda: Cuda, gives_back: bool) -> None:
+def test_after_a_failed_recording_others_can_record(cuda: Cuda, gives_back: bool) -> None:
     recorder = CudaGraphs(DEVICE)
 
     def fails() -> list[Any]:
@@ -137,7 +137,7 @@ def test_after_a_recording_that_failed_others_may_record(cuda: Cuda, gives_back:
     assert outputs == ["recorded"] and cuda.pools == ["pool 0", "pool 1"]
 
 
-def test_somebody_else_s_recording_and_what_is_pending(cuda: Cuda) -> None:
+def test_a_recording_by_other_code_and_pending_replays(cuda: Cuda) -> None:
     recorder = CudaGraphs(DEVICE)
     assert not recorder.busy()
     cuda.capturing = True
