@@ -20,7 +20,7 @@ SCOPE = (
     "passes/fold_bias.py", "passes/grouping/*.py", "passes/declared.py", "passes/patterns.py",
     "fusec/analysis/*.py", "fusec/loops/*.py",
     "codegen/tile/*.py", "codegen/cpp/schedules/*.py", "codegen/triton/schedules/*.py",
-    "codegen/program/launch_batches.py", "codegen/program/vendor.py",
+    "codegen/program/launch_batch.py", "codegen/program/memory_planning.py", "codegen/program/vendor_calls.py",
     "codegen/cpp/printer.py", "codegen/cpp/statements.py", "codegen/cpp/expressions.py", "codegen/cpp/operations.py",
     "codegen/triton/printer.py", "codegen/triton/arithmetic.py", "codegen/triton/signature.py",
 )  # fmt: skip

@@ -13,8 +13,8 @@ from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
 
 if TYPE_CHECKING:
-    from fusec.codegen.program.launchables import Schedules
-    from fusec.codegen.program.program import Program
+    from fusec.codegen.program.build import Program
+    from fusec.codegen.program.kernels import ScheduleCache
     from fusec.codegen.target import Target
 
 
@@ -35,7 +35,7 @@ class Compiled:
     """What predicted times are those of."""
 
 
-def context_for(target: Target, config: Config, machine: Machine | None = None) -> tuple[Context, Schedules]:
+def context_for(target: Target, config: Config, machine: Machine | None = None) -> tuple[Context, ScheduleCache]:
     """Return what the passes of one compile share, and the kernels that they have scheduled.
 
     Args:
@@ -43,12 +43,12 @@ def context_for(target: Target, config: Config, machine: Machine | None = None) 
         config: the user's choices.
         machine: what predicted times are those of; by default what the target finds.
     """
-    from fusec.codegen.program.launchables import Schedules
+    from fusec.codegen.program.kernels import ScheduleCache
     from fusec.passes import vendor_pipeline
 
     machine = machine or target.machine(config)
     limits = target.limits(config, machine)
-    schedules = Schedules(target, machine, limits)
+    schedules = ScheduleCache(target, machine, limits)
     vendor = vendor_pipeline(config)
     context = Context(config, machine=machine, limits=limits, unschedulable=schedules.refusal, vendor=vendor)
     return context, schedules
@@ -66,14 +66,14 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
-    from fusec.codegen.program.program import build_program
-    from fusec.codegen.target import current
+    from fusec.codegen.program.build import build_program
+    from fusec.codegen.target import device_guard
     from fusec.pass_cache import PassCache
     from fusec.passes import default_pipeline, kept_traces
 
     config = config or Config.from_environment()
     work = graph.copy()
-    with current(kernel_device(graph)):
+    with device_guard(kernel_device(graph)):
         target = target_for(work, config)
         context, schedules = context_for(target, config)
         start = time.perf_counter()
@@ -86,6 +86,6 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
         passed = time.perf_counter()
         program = build_program(work, target, context, schedules)
     if config.freeze:
-        program.keeping.remark(work, context)
+        program.folded.remark(work, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}
     return Compiled(graph, work, program, context.remarks, context.records, seconds, context.machine)

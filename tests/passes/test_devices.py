@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusec.codegen import target_for
-from fusec.codegen.triton import ahead
+from fusec.codegen.triton import kernel as triton_kernel
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.debug.capture import capture
@@ -111,6 +111,6 @@ def test_the_gpu_of_a_graph_is_the_one_that_is_compiled_for(monkeypatch: pytest.
         "get_device_capability": lambda: (9, 0),
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(ahead, "prepare_all", lambda kernels: None)
+    monkeypatch.setattr(triton_kernel, "prepare_all", lambda kernels: None)
     compiled = compile_graph(parse_graph(SCALED.replace("cuda:0", "cuda:1")), Config())
     assert compiled.machine is not None and compiled.machine.name == "a GPU at cuda:1" and now == ["cuda:0"]
