@@ -14,7 +14,9 @@ from fusec.codegen.tile.kernel import (
     ClampIndex,
     Compute,
     Constant,
+    Fold,
     Index,
+    Init,
     Load,
     Loop,
     LoopKind,
@@ -241,6 +243,32 @@ class Emitter:
         self.scratch.append(buffer)
         return buffer
 
+    # Statements of the innermost loop, each with a new name.
+
+    def compute(self, op: str, *operands: Operand, dtype: DType) -> str:
+        """Append a pointwise operation."""
+        name = self.fresh()
+        self.inner.append(Compute(name, op, operands, dtype))
+        return name
+
+    def load(self, buffer: str, offset: sympy.Expr) -> str:
+        """Append a load."""
+        name = self.fresh()
+        self.inner.append(Load(name, buffer, offset))
+        return name
+
+    def accumulator(self, op: str, dtype: DType, tile: bool = False) -> str:
+        """Append the declaration of an accumulator."""
+        name = self.fresh("acc")
+        self.inner.append(Init(name, op, dtype, tile))
+        return name
+
+    def fold(self, op: str, tile: str, dtype: DType, axis: Axis | None = None) -> str:
+        """Append the reduction of a tile's lanes, along one axis of several or the only one."""
+        name = self.fresh("r")
+        self.inner.append(Fold(name, op, tile, dtype, "" if axis is None else self.axis_name(axis)))
+        return name
+
     # Computations.
 
     def emit(self, item: IndexedExpr) -> Operand:
@@ -250,7 +278,7 @@ class Emitter:
                 return level.names[item]
         if item in self.kept:
             buffer, offset = self.kept[item]
-            return self._define(item, self._load(item, buffer, offset), self._level(item))
+            return self._define(item, Load(self.fresh(), buffer.name, offset), self._level(item))
         if item.kind == "load":
             buffer = self.buffers[item.value]
             offset = self.offset(item.index, item.value.tensor)
@@ -259,7 +287,7 @@ class Emitter:
                 # Loops that it is computed in may run, and there is nothing to read.
                 nothing = Compute(self.fresh(), "cast", (Constant(0),), accumulation(item.dtype))
                 return self._define(item, nothing, self._level(item))
-            return self._define(item, self._load(item, buffer, offset), self._level(item))
+            return self._define(item, Load(self.fresh(), buffer.name, offset), self._level(item))
         if item.dynamic_index is not None:
             return self._lookup(item, item.dynamic_index)
         if item.kind == "constant":
@@ -322,10 +350,7 @@ class Emitter:
         offset, (row,) = self.offset(item.index, item.value.tensor), item.bound
         there = sympy.expand(offset.subs(self.axis_symbol(row), self.dynamic_index(index)))
         level = self._level(item, (self.emit(index.value),))
-        return self._define(item, self._load(item, self.buffers[item.value], there), level)
-
-    def _load(self, item: IndexedExpr, buffer: Buffer, offset: sympy.Expr) -> Statement:
-        return Load(self.fresh(), buffer.name, offset)
+        return self._define(item, Load(self.fresh(), self.buffers[item.value].name, there), level)
 
     def _level(self, item: IndexedExpr, operands: Sequence[Operand] = ()) -> int:
         """The outermost open loop that binds the axes of ``item`` and in which its operands are known."""

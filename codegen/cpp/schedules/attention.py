@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import sympy
 
-from fusec.codegen.cpp.schedules.online_softmax import SHARE, OnlineSoftmax
+from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
 from fusec.codegen.tile.emitter import Emitter, grid, static_size
-from fusec.codegen.tile.kernel import Dot, Fold, Matrix, Statement, Store, index_symbol
+from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbol
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size
 from fusec.loops.affine import Axis
@@ -30,11 +30,11 @@ _SHARED_KEYS = 512
 def schedule_attention(emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
     """The body of a kernel for an attention region."""
     rows = math.prod(a.size if isinstance(a.size, int) else 2**30 for a in attention.queries)
-    blocks: type[OnlineSoftmax] = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
+    blocks: type[BlockedAttention] = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
     return blocks(emitter, nest, attention, tiling).run()
 
 
-class _AlongQueries(OnlineSoftmax):
+class _AlongQueries(BlockedAttention):
     """Lanes along the queries: scores and sums lie transposed."""
 
     keys = _KEYS
@@ -98,7 +98,7 @@ class _AlongQueries(OnlineSoftmax):
         return grid(self.emitter.inner, [*loops, (self.block, count)])
 
 
-class _AlongKeys(OnlineSoftmax):
+class _AlongKeys(BlockedAttention):
     """Few queries: each block of keys and values is read once for all of them, lanes along its rows."""
 
     keys = _KEYS_OF_FEW
@@ -150,9 +150,7 @@ class _AlongKeys(OnlineSoftmax):
             yield
 
     def folded(self, op: str, accumulator: str) -> str:
-        name = self.emitter.fresh("r")
-        self.emitter.inner.append(Fold(name, op, accumulator, self.dtype))
-        return name
+        return self.emitter.fold(op, accumulator, self.dtype)
 
     def scoring(self, queries: str) -> Dot:
         right = self.matrix(self.parts.key, self.parts.depth, self.parts.keys)
@@ -184,8 +182,7 @@ class _AlongKeys(OnlineSoftmax):
         emitter, first = self.emitter, sympy.Integer(0)
         with self.rows(), emitter.repeat(str(SHARE), 1, self.shares, 1):
             kept, other = self.load(self.largest, self.state(first)), self.load(self.largest, self.state())
-            largest, base = self.raised(kept, other)
-            factors = [self.compute("exp", self.compute("sub", x, base)) for x in (kept, other)]
+            largest, factors = self.softmax.combine_maxima((kept, other))
             with emitter.loop(self.parts.columns, "tile", self.tiling.lanes):
                 self._add(self.sums, (self.sum(first), self.sum()), factors)
             self._add(self.total, (self.state(first), self.state()), factors)
@@ -193,10 +190,8 @@ class _AlongKeys(OnlineSoftmax):
 
     def _add(self, buffer: str, places: tuple[sympy.Expr, sympy.Expr], factors: list[str]) -> None:
         """The first of two places becomes their sum, each times its factor."""
-        kept, other = (
-            self.compute("mul", self.load(buffer, place), factor) for place, factor in zip(places, factors, strict=True)
-        )
-        self.emitter.inner.append(Store(buffer, places[0], self.compute("add", kept, other)))
+        total = self.softmax.combine_sums((self.load(buffer, place) for place in places), factors)
+        self.emitter.inner.append(Store(buffer, places[0], total))
 
 
 def _rows(buffer: str, length: int) -> Matrix:

@@ -1,18 +1,14 @@
-"""Schedule of attention on tiles: one pass over the keys in blocks, the softmax corrected as larger scores turn up.
+"""Schedule of attention on tiles: one pass over the keys in blocks, with online softmax.
 
-Queries of one program are the rows of a tile: a block of positions, or where they are few all of them, together with
-those of the heads that share a key. Scores never leave the program, nor do maxima and sums, unless heads are too few to
-keep enough keys on their way: then the keys that are seen are dealt out to several programs of each head, and a second
-grid brings together what they found, always in the same order.
-Method: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022,
-and "Flash-Decoding for long-context inference", 2023.
+The queries of a program are the rows of a tile: a block of positions, or all positions where they are few, together
+with those of the heads that share a key. Scores, maxima and sums stay in registers. Where there are too few heads to
+keep enough keys in flight, the visible keys are split among several programs of each head, and a second grid combines
+their results in a fixed order.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial, reduce
 
 import sympy
 
@@ -21,25 +17,21 @@ from fusec.codegen.tile.emitter import Emitter, block_range, grid, static_size
 from fusec.codegen.tile.kernel import (
     Assign,
     Buffer,
-    Compute,
-    Constant,
     DotTiles,
-    Fold,
-    Init,
-    Load,
     Operand,
     Statement,
     Store,
     index_symbol,
 )
+from fusec.codegen.tile.online_softmax import OnlineSoftmax
+from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
 from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, multiplied, power_of_two
 from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, simplify
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.attention import FEW_QUERIES, Attention, at_largest, summed
+from fusec.loops.attention import FEW_QUERIES, Attention
 from fusec.loops.indexing import IndexedExpr, LoopNest
-from fusec.loops.visible import Bound, loaded_masks, visible_keys
+from fusec.loops.visible import loaded_masks
 
-_LOWEST = Constant(-math.inf)
 _PART, _COLUMN_BLOCK = index_symbol("part"), index_symbol("column_block")
 _FOUND = 8192
 """Elements of all parts' sums that one program brings together: compilers load them all at once."""
@@ -55,7 +47,8 @@ def schedule_tiled_attention(
 class _TiledAttention:
     def __init__(self, emitter: Emitter, nest: LoopNest, attention: Attention, config: KernelConfig) -> None:
         self.emitter, self.nest, self.parts = emitter, nest, attention
-        self.dtype = accumulation(attention.product.dtype)
+        self.softmax = OnlineSoftmax(emitter, attention, "exp_of_weight")
+        self.dtype = self.softmax.dtype
         for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
             emitter.axis_name(axis)
         self.rows, self.keys, self.splits = config.rows, config.depth, config.splits
@@ -126,12 +119,15 @@ class _TiledAttention:
         return grid(self.emitter.take(), loops)
 
     def _visible(self) -> tuple[Size, Size]:
-        """The keys that any query here can see, from the start of a block on."""
-        bounds = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
-        starts = [self._extreme(bound, -1) for bound in bounds if not bound.upper]
-        stops = [self._extreme(bound, 1) for bound in bounds if bound.upper]
-        start = sympy.Max(0, *(sympy.floor(s / self.keys) * self.keys for s in starts if s is not None))
-        return start, sympy.Min(self.parts.keys.size, *(s + 1 for s in stops if s is not None))
+        """Return the range of the keys that any query of a program sees."""
+        symbols = {axis: self.emitter.axis_symbol(axis) for axis in self.parts.queries}
+        ranges: dict[sympy.Symbol, tuple[Size, Size]] = {}
+        if self.few:
+            ranges = {symbol: (0, static_size(axis) - 1) for axis, symbol in symbols.items()}
+        elif self.lane is not None:
+            first = self.block * self.rows
+            ranges[symbols[self.lane]] = first, first + self.rows - 1
+        return VisibleKeys(self.emitter, self.parts, ranges, self._at_run_time).range(self.keys)
 
     def _own(self, start: Size, stop: Size) -> tuple[Size, Size]:
         """Those of the keys that one part of them has, in whole blocks."""
@@ -140,24 +136,6 @@ class _TiledAttention:
         span = simplify(sympy.ceiling((sympy.sympify(stop) - start) / (self.keys * self.splits)) * self.keys)
         first = sympy.Max(0, start + _PART * span)
         return first, sympy.Min(stop, first + span)
-
-    def _extreme(self, limit: Bound, sign: int) -> sympy.Expr | None:
-        """The least (-1) or greatest (1) value of a bound over the queries of one program; None if not known."""
-        bound = limit.value
-        for number, item in limit.numbers.items():
-            slope = bound.coeff(number, 1)
-            bound = bound.subs(number, self._at_run_time(item, "max" if slope * sign > 0 else "min"))
-        for axis in self.parts.queries:
-            place = self.emitter.axis_symbol(axis)
-            slope = bound.coeff(place, 1)
-            if place in sympy.expand(bound - slope * place).free_symbols or not slope.is_Integer:
-                return None
-            if self.few:
-                bound = bound.subs(place, 0 if slope * sign < 0 else static_size(axis) - 1)
-            elif axis is self.lane:
-                first = self.block * self.rows
-                bound = bound.subs(place, first if slope * sign < 0 else first + self.rows - 1)
-        return sympy.expand(bound)
 
     def _at_run_time(self, item: IndexedExpr, op: str) -> sympy.Symbol:
         """The greatest or least value of a number over the queries of one program, for bounds of loops."""
@@ -179,61 +157,41 @@ class _TiledAttention:
         masks = loaded_masks(parts.scores, parts.keys) if self.few else []
         if not masks:
             return None
-        seen = reduce(lambda a, b: self._compute("and", a, b, dtype=BOOL), [self._shown(*mask) for mask in masks])
+        seen = shown_by_all(emitter, masks)
         seen = self._folded("max", seen, BOOL)
         if any(axis in mask.axes for mask, _ in masks for axis in parts.queries):
             seen = self._folded("max", seen, BOOL, emitter.joint(parts.queries))
         return seen
 
-    def _shown(self, mask: IndexedExpr, hidden: bool | float) -> Operand:
-        """Whether a mask lets a score through: whether it is not what hides one."""
-        value = self.emitter.emit(mask)
-        return (
-            value if hidden is False else self._compute("ne", value, Constant(hidden), dtype=accumulation(mask.dtype))
-        )
-
     def _take_in(self, query: Operand) -> None:
         """One block of keys: its exponentials, corrected sums of those so far, and the values weighted by them."""
-        emitter, parts = self.emitter, self.parts
+        emitter, parts, softmax = self.emitter, self.parts, self.softmax
         key = emitter.emit(parts.key)
         product: Operand = self._dot(self._accumulator("sum"), query, key, parts.depth, parts.query, parts.key)
-        for scale, factor in parts.factors:
-            product = self._compute(scale, product, emitter.emit(factor))
+        for scale, number in parts.factors:
+            product = softmax.compute(scale, product, emitter.emit(number))
         emitter.define(parts.product, product)
         score = emitter.emit(parts.scores)
-        largest = self._compute("maximum", self.largest, self._folded("max", score))
-        base = self._base(largest)
-        correction = self._compute("exp_of_weight", self._compute("sub", self.largest, base))
-        weight = self._compute("exp_of_weight", self._compute("sub", score, base))
+        largest, base = softmax.maximum((self.largest, self._folded("max", score)))
+        factor = softmax.exponential(self.largest, base)
+        weight = softmax.exponential(score, base)
         emitter.define(parts.exponential, weight)
-        before = self._compute("mul", self.total, correction)
-        self._assign(self.total, self._compute("add", before, self._folded("sum", weight)))
-        self._assign(self.sums, self._compute("mul", self.sums, correction))
+        before = softmax.rescaled(self.total, factor)
+        self._assign(self.total, softmax.compute("add", before, self._folded("sum", weight)))
+        self._assign(self.sums, softmax.rescaled(self.sums, factor))
         self._dot(self.sums, weight, emitter.emit(parts.value), parts.keys, parts.weights, parts.value)
         self._assign(self.largest, largest)
 
-    def _base(self, largest: str) -> str:
-        """What exponents are taken of: a row of which nothing but -inf was seen has none, rather than -inf + inf."""
-        return self._compute("where", self._compute("eq", largest, _LOWEST), Constant(0.0), largest)
-
     def _finish(self) -> None:
-        """Divide by the row's sum, or whatever the weights do with it, and store what follows."""
-        emitter, parts = self.emitter, self.parts
-        emitter.define(parts.largest, self.largest)
-        for item in parts.maxima:
-            emitter.define(item, emitter.emit(self._of_largest(item.operands[0])))
-        sums, row = self.sums, self.total
-        if not parts.is_plain:
-            # The softmax takes something else away than the largest score, as with sinks: make up for it.
-            factor = emitter.emit(self._of_largest(parts.exponential))
-            sums, row = (self._compute("mul", x, factor) for x in (sums, row))
-        if parts.total is not None:
-            emitter.define(parts.total, row)
-        total = replace(parts.weighted, kind="load", operands=())
-        emitter.define(total, sums)
-        emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, total)))
+        """Divide the sums and store what follows."""
+        softmax, sums, total = self.softmax, self.sums, self.total
+        softmax.define_maxima(self.largest)
+        if not self.parts.is_plain:
+            factor = softmax.shift()
+            sums, total = (softmax.rescaled(x, factor) for x in (sums, total))
+        softmax.define_result(total, sums)
         for output in self.nest.outputs:
-            emitter.store(output)
+            self.emitter.store(output)
 
     # Parts of the keys.
 
@@ -247,18 +205,13 @@ class _TiledAttention:
     def _bring_together(self) -> None:
         """What all parts found as one, always in the same order."""
         found = [{name: self._load(name, part) for name in self.found} for part in range(self.splits)]
-        self.largest = reduce(partial(self._compute, "maximum"), [part["largest"] for part in found])
-        base = self._base(self.largest)
-        factors = [self._compute("exp_of_weight", self._compute("sub", part["largest"], base)) for part in found]
+        self.largest, factors = self.softmax.combine_maxima([part["largest"] for part in found])
         self.total, self.sums = (
-            reduce(partial(self._compute, "add"), map(partial(self._compute, "mul"), factors, (p[name] for p in found)))
-            for name in ("total", "sums")
+            self.softmax.combine_sums((part[name] for part in found), factors) for name in ("total", "sums")
         )
 
     def _load(self, name: str, part: int) -> str:
-        loaded = self.emitter.fresh()
-        self.emitter.inner.append(Load(loaded, self.found[name].name, self._place(part, name == "sums")))
-        return loaded
+        return self.emitter.load(self.found[name].name, self._place(part, name == "sums"))
 
     def _shared(self, name: str, of_sums: bool) -> Buffer:
         return self.emitter.add_scratch(self.dtype, self._found_by_part(of_sums).numel * self.splits, name, "shared")
@@ -276,13 +229,8 @@ class _TiledAttention:
     def _found_along(self, of_sums: bool) -> tuple[Axis, ...]:
         return (*self.parts.batch, *self.parts.queries, *((self.parts.columns,) if of_sums else ()))
 
-    def _of_largest(self, item: IndexedExpr) -> IndexedExpr:
-        return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)
-
     def _accumulator(self, op: str) -> str:
-        name = self.emitter.fresh("acc")
-        self.emitter.inner.append(Init(name, op, self.dtype, False))
-        return name
+        return self.emitter.accumulator(op, self.dtype)
 
     def _dot(self, acc: str, left: Operand, right: Operand, axis: Axis, first: IndexedExpr, second: IndexedExpr) -> str:
         assert isinstance(left, str) and isinstance(right, str)  # both depend on what is summed
@@ -293,15 +241,7 @@ class _TiledAttention:
     def _folded(self, op: str, tile: Operand, dtype: DType | None = None, axis: Axis | None = None) -> str:
         """The lanes of a tile as one, by default those of the keys in the type of the sums."""
         assert isinstance(tile, str)
-        name = self.emitter.fresh("r")
-        along = self.emitter.axis_name(axis or self.parts.keys)
-        self.emitter.inner.append(Fold(name, op, tile, dtype or self.dtype, along))
-        return name
+        return self.emitter.fold(op, tile, dtype or self.dtype, axis or self.parts.keys)
 
     def _assign(self, acc: str, value: str) -> None:
         self.emitter.inner.append(Assign(acc, value))
-
-    def _compute(self, op: str, *operands: Operand, dtype: DType | None = None) -> str:
-        name = self.emitter.fresh()
-        self.emitter.inner.append(Compute(name, op, operands, dtype or self.dtype))
-        return name
