@@ -1,6 +1,7 @@
 """A tile program as C++ text: the frame around it, grid loops shared by a team, tiles as lambdas over their lanes."""
 
 from collections.abc import Iterable, Sequence
+from functools import singledispatchmethod
 
 import sympy
 
@@ -13,10 +14,8 @@ from fusec.codegen.tile.kernel import (
     Compute,
     Dot,
     Kernel,
-    Load,
     Loop,
     Statement,
-    Store,
     Update,
     When,
     index_symbol,
@@ -118,14 +117,14 @@ class _Printer(Straight):
 
     # ------------------------------------------------------------------ loops
 
+    @singledispatchmethod
     def _statement(self, statement: Statement) -> None:
-        if isinstance(statement, Loop):
-            kinds = {"grid": self._grid, "dynamic": self._dynamic, "serial": self._serial, "tile": self._tile}
-            kinds[statement.kind](statement)
-        elif isinstance(statement, When):
-            self._when(statement)
-        else:
-            self.straight(statement)
+        self.straight(statement)
+
+    @_statement.register
+    def _loop(self, loop: Loop) -> None:
+        kinds = {"grid": self._grid, "dynamic": self._dynamic, "serial": self._serial, "tile": self._tile}
+        kinds[loop.kind](loop)
 
     def _grid(self, loop: Loop) -> None:
         nest = [loop]
@@ -188,6 +187,7 @@ class _Printer(Straight):
             self._statement(statement)
         self._close()
 
+    @_statement.register
     def _when(self, statement: When) -> None:
         if self.lanes_of(statement.condition):
             raise BuildError("a tile decides whether statements run", where=self.kernel.name)
@@ -261,9 +261,8 @@ def _partials_that_pay(loop: Loop, carried: int) -> int:
 
 
 def _touched(body: Iterable[Statement]) -> set[str]:
-    """Names of the buffers that statements read or write."""
-    names = {s.buffer for s in walk(body) if isinstance(s, (Load, Store))}
-    return names | {m.buffer for s in walk(body) if isinstance(s, Dot) for m in (s.target, s.left, s.right)}
+    """Return the names of the buffers that statements read or write."""
+    return {buffer for s in walk(body) for buffer in (*s.loads, *s.stores)}
 
 
 def _on_stack(buffer: Buffer) -> bool:

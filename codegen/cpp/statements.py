@@ -1,6 +1,7 @@
 """One statement of a tile program as lines of C++: loads, stores, arithmetic, reductions, products."""
 
 from dataclasses import dataclass
+from functools import singledispatchmethod
 
 import sympy
 
@@ -78,19 +79,14 @@ class Straight:
         """Append a line."""
         self.lines.append("  " * self.depth + text)
 
+    @singledispatchmethod
     def straight(self, statement: Statement) -> None:
-        """Append what a statement does that holds no others.
+        """Append the lines of a statement that holds no others.
 
         Raises:
             BuildError: for tiles of two axes, and where a scalar stands for a tile or the other way round.
         """
-        printed = {
-            Load: self._load, Store: self._store, Check: self._check, ClampIndex: self._clamp_index, Compute:
-            self._compute, Index: self._index, Init: self._init, Update: self._update, Fold: self._fold, Dot: self._dot,
-        }  # fmt: skip
-        if type(statement) not in printed:
-            raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
-        printed[type(statement)](statement)  # type: ignore[operator]
+        raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
 
     def _define(self, name: str, dtype: DType, lanes: int) -> str:
         kind = Kind(dtype, lanes, len(self.tiles))
@@ -125,14 +121,17 @@ class Straight:
             return identifier(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
         return pointer, "" if stride == 1 else f"_strided {CPP.print(stride)}"
 
+    @straight.register
     def _check(self, s: Check) -> None:
         value, length = self._operand(s.value, t.I64), CPP.print(s.length)
         self.line(f"if (uint64_t({value}) >= uint64_t({length})) return out_of_range({value}, {s.number});")
 
+    @straight.register
     def _clamp_index(self, s: ClampIndex) -> None:
         value, length = self._operand(s.value, t.I64), CPP.print(s.length)
         self.line(f"const {self._define(s.dst, t.I64, self.lanes_of(s.value))} = clamp_index({value}, {length});")
 
+    @straight.register
     def _load(self, s: Load) -> None:
         buffer = self.buffers[s.buffer]
         lanes = self._lanes(s.offset)
@@ -145,6 +144,7 @@ class Straight:
         argument = f", {argument}" if argument else ""
         self.line(f"const {target} = load{function}<{lanes}>({pointer}{argument}, lanes);")
 
+    @straight.register
     def _store(self, s: Store) -> None:
         buffer = self.buffers[s.buffer]
         dtype = t.accumulation(buffer.dtype)
@@ -174,6 +174,7 @@ class Straight:
     def _operand(self, operand: Operand, dtype: DType) -> str:
         return print_constant(operand, dtype) if isinstance(operand, Constant) else identifier(operand)
 
+    @straight.register
     def _compute(self, s: Compute) -> None:
         lanes = max(map(self.lanes_of, s.operands))
         if s.op == "cast":
@@ -194,6 +195,7 @@ class Straight:
         text = print_operation(s.op, operands, s.dtype, exponent)
         self.line(f"const {self._define(s.dst, result, lanes)} = {text};")
 
+    @straight.register
     def _index(self, s: Index) -> None:
         lanes = self._lanes(s.value)
         value = sympy.sympify(s.value)
@@ -205,6 +207,7 @@ class Straight:
         step = sympy.expand(value).coeff(axis, 1)
         self.line(f"const {target} = iota<int64_t, {lanes}>({CPP.print(value)}, {CPP.print(step)});")
 
+    @straight.register
     def _init(self, s: Init) -> None:
         lanes = int(self.tiles[-1].step) if self.tiles and s.tile else int(self.steps[0]) if s.tile else 0
         self.line(f"{self._define(s.dst, s.dtype, lanes)}({self.identity(s.op, s.dtype)});")
@@ -217,6 +220,7 @@ class Straight:
             return print_constant(Constant(0 if op == "sum" else 1), dtype)
         return f"{'lowest' if op == 'max' else 'highest'}<{scalar_type(dtype)}>()"
 
+    @straight.register
     def _update(self, s: Update) -> None:
         kind = self.kinds[s.acc]
         acc = identifier(s.acc)
@@ -236,6 +240,7 @@ class Straight:
             text = f"keep(lanes, {text}, {acc})"
         self.line(f"{acc} = {text};")
 
+    @straight.register
     def _dot(self, s: Dot) -> None:
         if self.buffers[s.right.buffer].packed:
             self._packed_dot(s)
@@ -277,6 +282,7 @@ class Straight:
         }
         self.linked |= {f"fusec::RowTiles<{lanes}, {sums}, {', '.join(pair)}>" for pair in operands[how]}
 
+    @straight.register
     def _fold(self, s: Fold) -> None:
         kind = self.kinds[s.src]
         source = identifier(s.src)

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import sympy
 
-from fusec.codegen.tile.kernel import Check, ClampIndex, Dot, Kernel, Load, Loop, Statement, Store, When, walk
+from fusec.codegen.tile.kernel import Check, ClampIndex, Kernel, Load, Loop, Statement, Store, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 from fusec.loops.affine import at_least, divide
@@ -52,15 +52,14 @@ def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) 
     return [a for a in accesses(kernel) if a.statement in hollow or not stays_inside(a)]
 
 
-def _loads_of_nothing(kernel: Kernel) -> list[Load]:
-    """Those from a kernel's own memory ahead of all that stores there."""
+def _loads_of_nothing(kernel: Kernel) -> list[Statement]:
+    """Return the loads from a kernel's own memory ahead of all stores to it."""
     empty = {buffer.name for buffer in kernel.buffers if buffer.role in ("scratch", "shared")}
     found = []
     for statement in walk(kernel.body):
-        if isinstance(statement, Load) and statement.buffer in empty:
+        if not empty.isdisjoint(statement.loads):
             found.append(statement)
-        elif isinstance(statement, (Store, Dot)):
-            empty.discard(statement.buffer if isinstance(statement, Store) else statement.target.buffer)
+        empty.difference_update(statement.stores)
     return found
 
 
@@ -81,7 +80,7 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
     It is clamped to its length; it must also be checked, so that what is out of range is reported: one of its length
     before any store, or its own value right before it is used.
     """
-    first = takewhile(lambda s: not isinstance(s, Store), walk(kernel.body))
+    first = takewhile(lambda s: not s.stores, walk(kernel.body))
     checked = {s.length for s in first if isinstance(s, Check)}
     themselves = {(s.value, s.length) for s in walk(kernel.body) if isinstance(s, Check)}
     found = [
@@ -94,12 +93,9 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
 
     def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:
         for statement in body:
-            if isinstance(statement, Loop):
-                yield from visit(statement.body, (*loops, statement))
-            elif isinstance(statement, When):
-                yield from visit(statement.body, loops)
-            elif isinstance(statement, (Load, Store)):
+            if isinstance(statement, (Load, Store)):
                 yield Access(statement, loops, lengths[statement.buffer])
+            yield from visit(statement.children, (*loops, statement) if isinstance(statement, Loop) else loops)
 
     return visit(kernel.body, indices)
 

@@ -14,6 +14,7 @@ from fusec.codegen.tile.kernel import (
     ClampIndex,
     Compute,
     Constant,
+    Definition,
     Fold,
     Index,
     Init,
@@ -361,11 +362,10 @@ class Emitter:
                 return number
         raise ScheduleError(f"{item!r} depends on a loop that is not open")
 
-    def _define(self, item: IndexedExpr, statement: Statement, level: int) -> str:
+    def _define(self, item: IndexedExpr, statement: Definition, level: int) -> str:
         self.levels[level].statements.append(statement)
-        name = statement.dst  # type: ignore[union-attr]
-        self.levels[level].names[item] = name
-        return name
+        self.levels[level].names[item] = statement.dst
+        return statement.dst
 
     def _constant(self, item: IndexedExpr) -> Operand:
         node = item.node

@@ -8,7 +8,7 @@ over those axes that its definition depends on, and an accumulator over those of
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import sympy
 
@@ -80,14 +80,75 @@ class Descriptor:
     strides: tuple[Size, ...]
 
 
+class Statement:
+    """One statement. Class variables name the fields that hold what analyses ask of every statement."""
+
+    OPERANDS: ClassVar[tuple[str, ...]] = ()
+    INDICES: ClassVar[tuple[str, ...]] = ()
+    LOADED: ClassVar[tuple[str, ...]] = ()
+    STORED: ClassVar[tuple[str, ...]] = ()
+    RESULT: ClassVar[tuple[str, ...]] = ()
+    BODY: ClassVar[tuple[str, ...]] = ()
+
+    def _values(self, fields: tuple[str, ...]) -> Iterator[Any]:
+        for value in (getattr(self, name) for name in fields):
+            yield from value if isinstance(value, tuple) else (value,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names among its operands."""
+        return tuple(operand for operand in self._values(self.OPERANDS) if isinstance(operand, str))
+
+    @property
+    def indices(self) -> tuple[sympy.Expr, ...]:
+        """The expressions over axes that decide what is loaded, stored or computed."""
+        return tuple(self._values(self.INDICES))
+
+    @property
+    def result(self) -> str:
+        """The name that it defines, or of the accumulator that it changes; empty where there is none."""
+        return next(self._values(self.RESULT), "")
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """The buffers that it reads."""
+        return tuple(m.buffer if isinstance(m, Matrix) else m for m in self._values(self.LOADED))
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The buffers that it writes."""
+        return tuple(m.buffer if isinstance(m, Matrix) else m for m in self._values(self.STORED))
+
+    @property
+    def children(self) -> "tuple[Statement, ...]":
+        """The statements inside."""
+        return tuple(self._values(self.BODY))
+
+
 @dataclass(frozen=True)
-class Load:
+class Definition(Statement):
+    """A statement that defines a name."""
+
+    RESULT = ("dst",)
+    dst: str
+
+
+@dataclass(frozen=True)
+class Accumulation(Statement):
+    """A statement that changes an accumulator."""
+
+    RESULT = ("acc",)
+    acc: str
+
+
+@dataclass(frozen=True)
+class Load(Definition):
     """``dst = buffer[offset]``; a tile where ``offset`` mentions the tile axis, whose coefficient is the lane stride.
 
     It arrives in its compute type: half types as f32, all others as they are.
     """
 
-    dst: str
+    INDICES, LOADED = ("offset",), ("buffer",)
     buffer: str
     offset: sympy.Expr
     """In elements, affine in loop axes, size symbols and clamped indices."""
@@ -96,7 +157,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Compute:
+class Compute(Definition):
     """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops``, carried out in ``dtype``.
 
     Besides, there are ``fma`` and, on GPUs, ``exp_of_weight``: e^x of what is at most 0, off by more the less it is.
@@ -104,7 +165,7 @@ class Compute:
     Comparisons carry the dtype of their operands and define a bool.
     """
 
-    dst: str
+    OPERANDS = ("operands",)
     op: str
     operands: tuple[Operand, ...]
     dtype: DType
@@ -112,18 +173,17 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Index:
+class Index(Definition):
     """``dst`` = the value of an affine expression of axes and symbols, as i64; a tile if it mentions the tile axis."""
 
-    dst: str
+    INDICES = ("value",)
     value: sympy.Expr
 
 
 @dataclass(frozen=True)
-class Init:
+class Init(Definition):
     """Declare an accumulator, filled with the identity of ``op``; a tile accumulator has one partial result a lane."""
 
-    dst: str
     op: str
     """``sum``, ``prod``, ``max`` or ``min``."""
     dtype: DType
@@ -131,30 +191,30 @@ class Init:
 
 
 @dataclass(frozen=True)
-class Update:
+class Update(Accumulation):
     """``acc = op(acc, value)``; two values for ``sum`` mean ``acc += value[0]·value[1]``.
 
     Lanes beyond the end do nothing.
     """
 
-    acc: str
+    OPERANDS = ("values",)
     op: str
     values: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
-class Assign:
+class Assign(Accumulation):
     """``acc = value``: an accumulator set to what was computed from it (Triton)."""
 
-    acc: str
+    OPERANDS = ("value",)
     value: str
 
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(Definition):
     """``dst`` = the lanes of the tile ``src`` reduced to a scalar with ``op``; lanes beyond the end do not count."""
 
-    dst: str
+    OPERANDS = ("src",)
     op: str
     src: str
     dtype: DType
@@ -163,13 +223,13 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class DotTiles:
+class DotTiles(Accumulation):
     """``acc += Σ left·right`` over the lanes of ``axis``, of two tiles that are at hand (Triton).
 
     Where either spans one more axis it is a product of matrices. Lanes beyond the end do not count.
     """
 
-    acc: str
+    OPERANDS = ("left", "right")
     left: str
     right: str
     axis: str
@@ -188,9 +248,10 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Dot:
+class Dot(Statement):
     """``target[m, n] = Σ_k left[m, k] · right[k, n]``: one block of a matrix product, summed in the target's type."""
 
+    LOADED, STORED = ("left", "right"), ("target",)
     target: Matrix
     left: Matrix
     right: Matrix
@@ -202,16 +263,17 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Statement):
     """``buffer[offset] = value``, rounded to the buffer's element type."""
 
+    OPERANDS, INDICES, STORED = ("value",), ("offset",), ("buffer",)
     buffer: str
     offset: sympy.Expr
     value: Operand
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Statement):
     """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
 
     On a CPU checks come before the grid: a kernel that has anything to report has not stored anything. On a GPU each
@@ -219,26 +281,27 @@ class Check:
     do.
     """
 
+    OPERANDS = ("value",)
     value: Operand
     length: Size
     number: int
 
 
 @dataclass(frozen=True)
-class ClampIndex:
+class ClampIndex(Definition):
     """``dst`` = an integer ``value`` as i64, clamped to ``0 <= dst < length``, for use in offsets.
 
     A check reports a value that is out of range. It may have computed the value in another loop, where floats are
     rounded differently, so the index that is used is clamped as well: no access leaves the tensor.
     """
 
-    dst: str
+    OPERANDS = ("value",)
     value: Operand
     length: Size
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(Statement):
     """``for axis in start … stop``, which are affine in outer axes and symbols, or integers defined before.
 
     ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
@@ -249,26 +312,23 @@ class Loop:
     tile plus the lane.
     """
 
+    BODY = ("body",)
     axis: str
     start: Size
     stop: Size
     step: Size
     """For a tile loop an int: the number of lanes."""
     kind: LoopKind
-    body: "tuple[Statement, ...]"
+    body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
-class When:
+class When(Statement):
     """The body runs only where a scalar truth value holds; what it defines is known inside only."""
 
+    OPERANDS, BODY = ("condition",), ("body",)
     condition: str
-    body: "tuple[Statement, ...]"
-
-
-Statement: TypeAlias = (
-    "Load | Compute | Index | Init | Update | Assign | Fold | Dot | DotTiles | Store | Check | ClampIndex | Loop | When"
-)
+    body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
@@ -305,5 +365,4 @@ def walk(body: Iterable[Statement]) -> Iterator[Statement]:
     """All statements, outer before inner, in order."""
     for statement in body:
         yield statement
-        if isinstance(statement, (Loop, When)):
-            yield from walk(statement.body)
+        yield from walk(statement.children)

@@ -1,29 +1,12 @@
 """Which axes every name of a kernel is a tile over, in the order of its dimensions, and which lanes of it are valid."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import sympy
 
-from fusec.codegen.tile.kernel import (
-    Assign,
-    ClampIndex,
-    Compute,
-    DotTiles,
-    Fold,
-    Index,
-    Init,
-    Kernel,
-    Load,
-    Loop,
-    Operand,
-    Statement,
-    Update,
-    When,
-    index_symbol,
-    walk,
-)
+from fusec.codegen.tile.kernel import DotTiles, Fold, Init, Kernel, Loop, Statement, Update, index_symbol, walk
 from fusec.ir.types import Size, simplify
 
 
@@ -74,16 +57,16 @@ def _tile_loops(kernel: Kernel) -> list[str]:
 def spans(kernel: Kernel) -> dict[str, frozenset[str]]:
     """The axes of each name; an accumulator has those of all it takes in, whatever comes first."""
     axes = frozenset(_tile_loops(kernel))
-    defined = list(_definitions(kernel.body, "", {}))
+    results = list(_results(kernel.body, "", set()))
     found: dict[str, frozenset[str]] = {}
     changed = True
     while changed:
         changed = False
-        for name, statement, lane in defined:
-            own = found.get(name, frozenset())
-            taken = own | (_taken(statement, found) & axes) | ({lane} if lane else set())
-            if taken != own:
-                found[name], changed = taken, True
+        for statement, lane in results:
+            own = found.get(statement.result, frozenset())
+            span = own | (_span(statement, found) & axes) | ({lane} if lane else set())
+            if span != own:
+                found[statement.result], changed = span, True
     return found
 
 
@@ -121,45 +104,21 @@ def limit_of(loop: Loop) -> Size:
     return loop.stop
 
 
-def _definitions(
-    body: Iterable[Statement], lane: str, partial: dict[str, bool]
-) -> Iterable[tuple[str, Statement, str]]:
-    """Every statement that gives a name its value, and the axis along which an accumulator has partial results."""
+def _results(body: Iterable[Statement], lane: str, partial: set[str]) -> Iterator[tuple[Statement, str]]:
+    """Yield every statement that gives a name its value, and the axis along which it keeps partial results."""
     for statement in body:
-        if isinstance(statement, Loop):
-            yield from _definitions(statement.body, statement.axis if statement.kind == "tile" else lane, partial)
-        elif isinstance(statement, When):
-            yield from _definitions(statement.body, lane, partial)
-        elif isinstance(statement, Init):
-            partial[statement.dst] = statement.tile
-        elif isinstance(statement, Update):
-            yield statement.acc, statement, lane if partial.get(statement.acc) else ""
-        elif isinstance(statement, (Assign, DotTiles)):
-            yield statement.acc, statement, ""
-        elif isinstance(statement, (Load, Compute, Index, Fold, ClampIndex)):
-            yield statement.dst, statement, ""
+        if isinstance(statement, Init):
+            partial.update({statement.dst} if statement.tile else ())
+        elif statement.result:
+            yield statement, lane if isinstance(statement, Update) and statement.acc in partial else ""
+        inner = statement.axis if isinstance(statement, Loop) and statement.kind == "tile" else lane
+        yield from _results(statement.children, inner, partial)
 
 
-def _taken(statement: Statement, found: dict[str, frozenset[str]]) -> frozenset[str]:
-    def of(*operands: Operand) -> frozenset[str]:
-        return frozenset[str]().union(*(found.get(o, frozenset()) for o in operands if isinstance(o, str)))
-
-    if isinstance(statement, Load):
-        names = mentioned(statement.offset)  # of axes, and of places
-        return names | of(*names)
-    if isinstance(statement, ClampIndex):
-        return of(statement.value)
-    if isinstance(statement, Index):
-        return mentioned(statement.value)
-    if isinstance(statement, Compute):
-        return of(*statement.operands)
-    if isinstance(statement, Update):
-        return of(*statement.values)
-    if isinstance(statement, Assign):
-        return of(statement.value)
-    if isinstance(statement, DotTiles):
-        return of(statement.left, statement.right) - {statement.axis}
-    if isinstance(statement, Fold):
-        folded = of(statement.src)
-        return folded - {statement.axis} if statement.axis else frozenset()
-    return frozenset()
+def _span(statement: Statement, found: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Return the axes of the tile that a statement computes, given those of earlier names."""
+    names = frozenset[str]().union(*map(mentioned, statement.indices))
+    own = names.union(*(found.get(name, ()) for name in (*names, *statement.reads)))
+    if isinstance(statement, (Fold, DotTiles)):
+        return own - {statement.axis} if statement.axis else frozenset()
+    return own
