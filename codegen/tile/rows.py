@@ -10,7 +10,7 @@ import sympy
 
 from fusec.codegen.tile.chains import Run, chained
 from fusec.codegen.tile.emitter import Emitter, grid
-from fusec.codegen.tile.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import Constant, Init, Operand, Statement, Store, Update, index_symbol
 from fusec.ir.types import DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
@@ -124,16 +124,13 @@ class Rows:
     def _phases(self) -> list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]:
         """Loops over columns in order: the reductions each makes, and the outputs each stores."""
         rows = frozenset(self.shape.rows)
-        reductions = self.shape.reductions
         pending = list(self.nest.outputs)
         phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]] = []
-        for depth in sorted({r.depth for r in reductions}):
-            here = [r for r in reductions if r.depth == depth]
-            for bound in dict.fromkeys(r.bound for r in here):
-                # Only a whole set of segments may move: otherwise what they share would be computed twice.
-                ready = [o for o in pending if o.root.depth < depth and o.axes - rows == frozenset(bound)]
-                pending = [o for o in pending if o not in ready]
-                phases.append((bound, [r for r in here if r.bound == bound], ready))
+        for bound, level in reduction_levels(self.shape.reductions):
+            # Only a whole set of segments may move: otherwise what they share would be computed twice.
+            ready = [o for o in pending if o.root.depth < level[0].depth and o.axes - rows == frozenset(bound)]
+            pending = [o for o in pending if o not in ready]
+            phases.append((bound, level, ready))
         return [*phases, ((), [], pending)]
 
     def _reduce(self, bound: tuple[Axis, ...], reductions: list[IndexedExpr], outputs: list[Output]) -> None:
@@ -185,9 +182,7 @@ class Rows:
         return index_symbol(f"{self.emitter.axis_name(axis)}_run{length}")
 
     def _folded(self, reduction: IndexedExpr, accumulator: str) -> str:
-        total = self.emitter.fresh("r")
-        self.emitter.inner.append(Fold(total, _fold(reduction), accumulator, _accumulator(reduction)))
-        return total
+        return self.emitter.fold(_fold(reduction), accumulator, _accumulator(reduction))
 
     def _addends(self, reduction: IndexedExpr) -> tuple[Operand, ...]:
         """What is added per element: the two factors of a product that nobody else wants, so that they fuse."""
@@ -214,10 +209,8 @@ class Rows:
                 for r in reductions:
                     value = emitter.emit(r.operands[0])
                     if isinstance(value, Constant):
-                        value = _materialise(emitter, value, _accumulator(r))
-                    total = emitter.fresh("r")
-                    emitter.inner.append(Fold(total, _fold(r), value, _accumulator(r)))
-                    emitter.define(r, total)
+                        value = emitter.compute("cast", value, dtype=_accumulator(r))
+                    emitter.define(r, self._folded(r, value))
                 inside = [o for o in outputs if o.axes - rows <= {axis}]
                 outside += [o for o in outputs if o not in inside]
                 self._put(inside)
@@ -331,6 +324,14 @@ class Rows:
         return min(1 << (axis.size - 1).bit_length(), limit)
 
 
+def reduction_levels(reductions: Iterable[IndexedExpr]) -> list[tuple[tuple[Axis, ...], list[IndexedExpr]]]:
+    """Group reductions over the same axes, those first that others need."""
+    levels: dict[tuple[int, tuple[Axis, ...]], list[IndexedExpr]] = {}
+    for reduction in sorted(reductions, key=lambda r: r.depth):
+        levels.setdefault((reduction.depth, reduction.bound), []).append(reduction)
+    return [(bound, members) for (_, bound), members in levels.items()]
+
+
 def unit_strides(accesses: Iterable[tuple[tuple[Affine, ...], TensorType]]) -> Counter[Axis]:
     """How many loads and stores have each axis at unit stride."""
     counts: Counter[Axis] = Counter()
@@ -358,9 +359,3 @@ def _accumulator(reduction: IndexedExpr) -> DType:
 
 def _ceiling(size: Size, block: int) -> sympy.Expr:
     return sympy.floor((size + block - 1) / block)
-
-
-def _materialise(emitter: Emitter, value: Constant, dtype: DType) -> str:
-    name = emitter.fresh()
-    emitter.inner.append(Compute(name, "cast", (value,), dtype))
-    return name

@@ -15,6 +15,7 @@ import sympy
 
 from fusec.codegen.tile.emitter import Emitter, block_range, static_size
 from fusec.codegen.tile.kernel import PARTS, Dot, Loop, Matrix, Statement, index_symbol
+from fusec.codegen.tile.products import Products
 from fusec.codegen.tile.rows import Rows, Tiling
 from fusec.errors import ScheduleError
 from fusec.ir.types import (
@@ -31,7 +32,7 @@ from fusec.ir.types import (
     simplify,
 )
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, above, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
 from fusec.loops.kinds import FEW_ROWS, Shape
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
@@ -70,10 +71,7 @@ class _Contraction:
     def __init__(self, emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> None:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
         self.most_columns = PANEL_TILES * tiling.lanes
-        needy = above(nest, shape.contractions)
-        self.results = [o for o in nest.outputs if o.root in needy]
-        self.side = [o for o in nest.outputs if o.root not in needy]
-        """Outputs that the prologue makes."""
+        self.products = Products(nest, shape)
         self.rows = shape.rows
         self.joint: dict[tuple[Axis, ...], Axis] = {}
         self.taken = self._most_rows() if shape.many else ()
@@ -97,9 +95,9 @@ class _Contraction:
 
     def _run(self) -> tuple[Statement, ...]:
         lefts = self._prologue()
-        if self.side:
+        if self.products.side:
             with self.emitter.repeat("once", _PART, 1, PARTS):
-                self._rows(self.side)
+                self._rows(self.products.side)
         with ExitStack() as loops:
             rows = self._row_blocks(loops)
             for outer, results in self._sections().items():
@@ -113,7 +111,7 @@ class _Contraction:
     def _sections(self) -> dict[Axis, list[Output]]:
         """The outputs by their outermost column axis, which is cut in blocks that the threads take in turn."""
         sections: dict[Axis, list[Output]] = {}
-        for output in self.results:
+        for output in self.products.results:
             columns = self._columns(output)
             if not columns:
                 raise ScheduleError("a contraction without columns")
@@ -145,8 +143,9 @@ class _Contraction:
 
     def _read_again(self) -> list[IndexedExpr]:
         """Return the reductions of the prologue that the epilogue reads as well, such as the mean of a norm."""
-        behind = set(walk((o.root for o in self.results), lambda item: item.kind != "contraction"))
-        return [r for r in self.shape.reductions if r in behind and self.rows]  # of a single row they are in scope
+        if not self.rows:
+            return []  # of a single row they are in scope
+        return self.products.reductions((o.root for o in self.products.results), prologue=False)
 
     def _left_dtype(self, contraction: IndexedExpr) -> DType:
         """What the left operand is kept as: bfloat16 where the machine multiplies it, else the type of the sums."""
@@ -200,8 +199,7 @@ class _Contraction:
     def _rows(self, outputs: list[Output]) -> None:
         """Compute outputs row by row, with the reductions they need."""
         kept, self.emitter.kept = self.emitter.kept, {}
-        inside = set(walk(o.root for o in outputs))
-        needed = [r for r in self.shape.reductions if r in inside]
+        needed = self.products.reductions(o.root for o in outputs)
         axes = tuple(tuple(a for a in dim) for dim in self.nest.axes)
         columns = dict.fromkeys(a for o in outputs for part in o.index for a in part.axes if a not in self.rows)
         nest = LoopNest(outputs, (*axes, tuple(a for a in columns if not any(a in dim for dim in axes))))
@@ -217,7 +215,7 @@ class _Contraction:
     def _columns(self, output: Output) -> tuple[Axis, ...]:
         """The axes of an output's columns, the outermost first as the weight lies in memory."""
         axes = [a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows]
-        return tuple(self._as_they_lie(axes, self._products([output])))
+        return tuple(self._as_they_lie(axes, self.products.of([output])))
 
     def _as_they_lie(self, axes: list[Axis], products: list[IndexedExpr]) -> list[Axis]:
         """Axes, sorted by how far apart their columns lie in the weights of products."""
@@ -250,7 +248,7 @@ class _Contraction:
         """Blocks of the only column axis there is."""
         n = static_size(axis)
         size = max(8, min(self.most_columns, n // 64 * 8))
-        weights = ((c.operands[1], c.bound[-1]) for c in self._products(results))
+        weights = ((c.operands[1], c.bound[-1]) for c in self.products.of(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
         start, stop = block_range(index_symbol("block") * size, size, n)
@@ -261,13 +259,9 @@ class _Contraction:
         self, results: list[Output], lefts: dict[IndexedExpr, _Left], columns: "_Block | None", rows: "_Block | None"
     ) -> None:
         """All products that some outputs need in one block, then the outputs."""
-        for contraction in self._products(results):
+        for contraction in self.products.of(results):
             self._dots(contraction, lefts[contraction.operands[0]], columns, rows)
         self._epilogue(results, columns, rows)
-
-    def _products(self, results: list[Output]) -> list[IndexedExpr]:
-        inside = set(walk(o.root for o in results))
-        return [c for c in self.shape.contractions if c in inside]
 
     def _epilogue(self, results: list[Output], columns: "_Block | None", block: "_Block | None") -> None:
         rows = Rows(self.emitter, self.nest, Shape("pointwise", ()), self.tiling)
@@ -286,54 +280,58 @@ class _Contraction:
     # Dot products.
 
     def _dots(self, contraction: IndexedExpr, left: _Left, columns: "_Block | None", block: "_Block | None") -> None:
-        """All products of one contraction in the block, into scratch; the epilogue reads them there."""
+        """Compute one product of the block in scratch, where the epilogue reads it."""
         emitter = self.emitter
         taken = {*self.rows, *emitter.levels[-1].axes}
         inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
         inner = self._as_they_lie(inner, [contraction])
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
+        axis = inner[-1]
+        columns = columns or _Block(axis, 0, axis.size, static_size(axis))
         rows = {a: static_size(a) for a in self.rows} if block is None else {block.axis: block.size}
-        widths = [columns.size] if columns else [static_size(a) for a in inner]
-        strides = contiguous_strides((*rows.values(), *widths))
+        sizes = (*rows.values(), *map(static_size, inner[:-1]), columns.size)
         offset: sympy.Expr = sympy.Integer(0)
-        for axis, step in zip((*rows, *inner), strides, strict=True):
-            offset = offset + emitter.axis_symbol(axis) * step
-        for cut, step in ((columns, 1), (block, math.prod(widths))):
+        for a, step in zip((*rows, *inner), contiguous_strides(sizes), strict=True):
+            offset = offset + emitter.axis_symbol(a) * step
+        row_stride = math.prod(sizes[len(rows) :])
+        for cut, step in ((columns, 1), (block, row_stride)):
             offset = sympy.expand(offset - cut.start * step) if cut else offset
-        count = math.prod(rows.values())
-        target = emitter.add_scratch(accumulation(contraction.dtype), count * math.prod(widths), "product")
+        target = emitter.add_scratch(accumulation(contraction.dtype), math.prod(sizes), "product")
         emitter.kept[contraction] = (target, offset)
-        right, bound = contraction.operands[1], contraction.bound
-        k = self._k(bound)
-        weight = self._joined(emitter.offset(right.index, right.value.tensor), bound)
         with ExitStack() as loops:
-            for axis in inner[:-1]:
-                loops.enter_context(emitter.loop(axis, "serial"))
-            n, start, stop = (columns.axis, columns.start, columns.stop) if columns else (inner[-1], 0, inner[-1].size)
-            first = {emitter.axis_symbol(a): 0 for a in (*rows, k)} | {emitter.axis_symbol(n): start}
-            if block:
-                first[emitter.axis_symbol(block.axis)] = block.start
-
-            width = columns.size if columns else static_size(inner[-1])
-            rows_at_once = block.size if block else count
-            least = LEAST_PACKED.get((self.tiling.lanes, right.dtype), _NEVER)
-            packs = rows_at_once >= least and self._packs(contraction, left, n, width)
-            emitter.packed.setdefault(right.value, set()).add(width if packs else 0)
-
-            def matrix(buffer: str, place: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
-                return Matrix(buffer, sympy.expand(place.subs(first)), row_stride, column_stride)
-
+            for a in inner[:-1]:
+                loops.enter_context(emitter.loop(a, "serial"))
             emitter.inner.append(
-                Dot(
-                    matrix(target.name, offset, math.prod(widths), 1),
-                    matrix(left.buffer, left.offset, left.row_stride, 1),
-                    matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
-                    block.length if block else count,
-                    sympy.expand(stop - start) if isinstance(stop, sympy.Expr) else stop,
-                    static_size(k),
-                )
+                self._dot(contraction, left, Matrix(target.name, offset, row_stride, 1), columns, block)
             )
+
+    def _dot(
+        self, contraction: IndexedExpr, left: _Left, target: Matrix, columns: "_Block", block: "_Block | None"
+    ) -> Dot:
+        """Return the product itself, which begins at the first row and column of the block."""
+        emitter, right, bound = self.emitter, contraction.operands[1], contraction.bound
+        k, n = self._k(bound), columns.axis
+        starts: dict[Axis, Size] = dict.fromkeys((k, *(() if block else self.rows)), 0)
+        starts |= {cut.axis: cut.start for cut in (columns, block) if cut}
+        first = {emitter.axis_symbol(axis): start for axis, start in starts.items()}
+        count = block.size if block else math.prod(map(static_size, self.rows))
+        least = LEAST_PACKED.get((self.tiling.lanes, right.dtype), _NEVER)
+        packs = count >= least and self._packs(contraction, left, n, columns.size)
+        emitter.packed.setdefault(right.value, set()).add(columns.size if packs else 0)
+
+        def matrix(buffer: str, offset: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
+            return Matrix(buffer, sympy.expand(offset.subs(first)), row_stride, column_stride)
+
+        weight = self._joined(emitter.offset(right.index, right.value.tensor), bound)
+        return Dot(
+            matrix(target.buffer, target.offset, target.row_stride, 1),
+            matrix(left.buffer, left.offset, left.row_stride, 1),
+            matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
+            block.length if block else count,
+            columns.length,
+            static_size(k),
+        )
 
     def _packs(self, contraction: IndexedExpr, left: _Left, n: Axis, width: int) -> bool:
         """Whether the weight of a matmul, if it is frozen, may be prepacked in transposed blocks of so many rows."""

@@ -14,20 +14,13 @@ import sympy
 
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter, block_range, grid, static_size
-from fusec.codegen.tile.kernel import (
-    Assign,
-    Buffer,
-    DotTiles,
-    Operand,
-    Statement,
-    Store,
-    index_symbol,
-)
+from fusec.codegen.tile.kernel import Assign, DotTiles, Operand, Statement, index_symbol
 from fusec.codegen.tile.online_softmax import OnlineSoftmax
 from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
 from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, multiplied, power_of_two
-from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, simplify
-from fusec.loops.affine import Affine, Axis
+from fusec.codegen.triton.schedules.partial_results import PartialResults
+from fusec.ir.types import BOOL, DType, Size, accumulation, simplify
+from fusec.loops.affine import Axis
 from fusec.loops.attention import FEW_QUERIES, Attention
 from fusec.loops.indexing import IndexedExpr, LoopNest
 from fusec.loops.visible import loaded_masks
@@ -197,37 +190,21 @@ class _TiledAttention:
 
     def _store_part(self) -> None:
         """Store what was found for the grid that follows."""
-        found = {"largest": self.largest, "total": self.total, "sums": self.sums}
-        self.found = {name: self._shared(name, name == "sums") for name in found}
-        for name, value in found.items():
-            self.emitter.inner.append(Store(self.found[name].name, self._place(_PART, name == "sums"), value))
+        parts, splits = self.parts, self.splits
+        rows = (*parts.batch, *parts.queries)
+        self.found = [
+            PartialResults(self.emitter, self.dtype, axes, splits, name)
+            for name, axes in (("largest", rows), ("total", rows), ("sums", (*rows, parts.columns)))
+        ]
+        for part, value in zip(self.found, (self.largest, self.total, self.sums), strict=True):
+            part.store(_PART, value)
 
     def _bring_together(self) -> None:
         """What all parts found as one, always in the same order."""
-        found = [{name: self._load(name, part) for name in self.found} for part in range(self.splits)]
-        self.largest, factors = self.softmax.combine_maxima([part["largest"] for part in found])
-        self.total, self.sums = (
-            self.softmax.combine_sums((part[name] for part in found), factors) for name in ("total", "sums")
-        )
-
-    def _load(self, name: str, part: int) -> str:
-        return self.emitter.load(self.found[name].name, self._place(part, name == "sums"))
-
-    def _shared(self, name: str, of_sums: bool) -> Buffer:
-        return self.emitter.add_scratch(self.dtype, self._found_by_part(of_sums).numel * self.splits, name, "shared")
-
-    def _place(self, part: Size, of_sums: bool) -> sympy.Expr:
-        """Where what a part found lies, all of one part in a row."""
-        type = self._found_by_part(of_sums)
-        index = tuple(Affine.of([(axis, 1)]) for axis in self._found_along(of_sums))
-        return sympy.expand(part * type.numel + self.emitter.offset(index, type))
-
-    def _found_by_part(self, of_sums: bool) -> TensorType:
-        sizes = tuple(axis.size for axis in self._found_along(of_sums))
-        return TensorType(self.dtype, sizes, contiguous_strides(sizes))
-
-    def _found_along(self, of_sums: bool) -> tuple[Axis, ...]:
-        return (*self.parts.batch, *self.parts.queries, *((self.parts.columns,) if of_sums else ()))
+        loaded = [[result.load(split) for result in self.found] for split in range(self.splits)]
+        maxima, totals, sums = zip(*loaded, strict=True)
+        self.largest, factors = self.softmax.combine_maxima(maxima)
+        self.total, self.sums = (self.softmax.combine_sums(parts, factors) for parts in (totals, sums))
 
     def _accumulator(self, op: str) -> str:
         return self.emitter.accumulator(op, self.dtype)

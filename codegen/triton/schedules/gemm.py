@@ -9,33 +9,23 @@ Where columns are too few to keep enough of a weight on its way, what is summed 
 grid adds them up, always in the same order, and does whatever follows the products.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial, reduce
 from typing import TypeAlias
 
 import sympy
 
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter, block_range, grid, part_range
-from fusec.codegen.tile.kernel import (
-    Buffer,
-    Compute,
-    Constant,
-    DotTiles,
-    Fold,
-    Index,
-    Init,
-    Load,
-    Statement,
-    Store,
-    Update,
-    index_symbol,
-)
+from fusec.codegen.tile.kernel import Constant, DotTiles, Index, Statement, Update, index_symbol
+from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.descriptors import described
-from fusec.codegen.triton.schedules.operands import Products, length, multiplied
-from fusec.ir.types import I64, DType, Size, TensorType, accumulation, contiguous_strides, product, simplify
-from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
+from fusec.codegen.triton.schedules.operands import TiledProducts, length, multiplied
+from fusec.codegen.triton.schedules.partial_results import PartialResults
+from fusec.ir.types import I64, DType, Size, accumulation, simplify
+from fusec.loops.affine import Axis
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output
 from fusec.loops.kinds import Shape
 
 _GROUP = 8
@@ -52,31 +42,30 @@ def schedule_tiled_contraction(
     Raises:
         ScheduleError: for shapes it does not cover.
     """
-    statements = _TiledContraction(emitter, Products(nest, shape), config).run()
+    statements = _TiledContraction(emitter, TiledProducts(nest, shape), config).run()
     return described(statements, emitter.sizes, emitter.buffers.values()) if config.descriptors else statements
 
 
 class _TiledContraction:
-    def __init__(self, emitter: Emitter, products: Products, config: KernelConfig) -> None:
+    def __init__(self, emitter: Emitter, products: TiledProducts, config: KernelConfig) -> None:
         self.emitter, self.products, self.config = emitter, products, config
-        self.parts: dict[IndexedExpr, Buffer] = {}
-        """Where the sums of each part lie, all of one product in a row."""
+        self.parts: dict[IndexedExpr, PartialResults] = {}
+        """The sums of each split, by product."""
 
     def run(self) -> tuple[Statement, ...]:
         """The statements of the whole kernel: one grid, or one for each part of the sums and one for what follows."""
         products, outputs = self.products, [o.root for o in self.products.outputs]
         if self.config.splits == 1:
-            return self._grid(self._multiply, walk(outputs))
-        sums = self._grid(self._store_part, walk(products.shape.contractions), self.config.splits)
-        rest = walk(outputs, lambda item: item.kind != "contraction")
-        return (*sums, *self._grid(self._add_parts, rest))
+            return self._grid(self._multiply, products.reductions(outputs))
+        sums = self._grid(self._store_part, products.reductions(products.shape.contractions), self.config.splits)
+        return (*sums, *self._grid(self._add_parts, products.reductions(outputs, prologue=False)))
 
-    def _grid(self, multiply: _Multiply, needed: Iterable[IndexedExpr], splits: int = 1) -> tuple[Statement, ...]:
+    def _grid(self, multiply: _Multiply, needed: list[IndexedExpr], splits: int = 1) -> tuple[Statement, ...]:
         """One grid.
 
         Args:
             multiply: what is done about the products of a block.
-            needed: what is computed, of which the reductions come first.
+            needed: the reductions that come first.
             splits: into how many parts sums are cut; nothing else is stored then.
         """
         emitter, programs = self.emitter, self.products.programs(self.config)
@@ -99,7 +88,7 @@ class _TiledContraction:
             block = block + index_symbol("row_block")
         with self._if_there(block, blocks) if simplify(groups * group - blocks) != 0 else nullcontext():
             with self._rows(block):
-                for bound, reductions in _in_order(item for item in needed if item.kind == "reduction"):
+                for bound, reductions in reduction_levels(needed):
                     self._reduce(bound, reductions)
                 if self.products.side and splits == 1:
                     with emitter.repeat("once", program, 1, programs):
@@ -125,9 +114,7 @@ class _TiledContraction:
 
     def _if_there(self, block: sympy.Expr, blocks: Size) -> AbstractContextManager[None]:
         """Nothing is done for blocks of rows that there are not: groups are of one size."""
-        name, operands = self.emitter.fresh(), (self._index(block), self._index(blocks))
-        self.emitter.inner.append(Compute(name, "lt", operands, I64))
-        return self.emitter.when(name)
+        return self.emitter.when(self.emitter.compute("lt", self._index(block), self._index(blocks), dtype=I64))
 
     def _index(self, value: Size) -> str | Constant:
         if isinstance(value, int):
@@ -148,7 +135,7 @@ class _TiledContraction:
 
     def _reduce(self, bound: tuple[Axis, ...], reductions: list[IndexedExpr]) -> None:
         emitter = self.emitter
-        names = {r: self._accumulator(r.node.op.name, accumulation(r.dtype), True) for r in reductions}
+        names = {r: emitter.accumulator(r.node.op.name, accumulation(r.dtype), True) for r in reductions}
         with self._along(bound):
             for r, name in names.items():
                 emitter.inner.append(Update(name, r.node.op.name, (emitter.emit(r.operands[0]),)))
@@ -173,40 +160,20 @@ class _TiledContraction:
         """Compute the sums of one part, and store them for the grid that follows."""
         totals = self._sum_up(products, self._part)
         for one in products:
-            numel = self._size_of_part(columns)
-            sums = self.emitter.add_scratch(self.products.dtype, numel * self.config.splits, "sums", "shared")
-            self.parts[one] = sums
-            offset = sympy.expand(_PART * numel + self._place(columns))
-            self.emitter.inner.append(Store(sums.name, offset, totals[one]))
+            axes = (*self.products.shape.rows, *columns)
+            results = PartialResults(self.emitter, self.products.dtype, axes, self.config.splits, "sums")
+            self.parts[one] = results
+            results.store(_PART, totals[one])
 
     def _add_parts(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
         """Add what the programs of each part have stored, always in the same order."""
-        emitter, numel = self.emitter, self._size_of_part(columns)
         for one in products:
-            names = [emitter.fresh() for _ in range(self.config.splits)]
-            for part, name in enumerate(names):
-                offset = sympy.expand(part * numel + self._place(columns))
-                emitter.inner.append(Load(name, self.parts[one].name, offset))
-            total, *others = names
-            for name in others:
-                before, total = total, emitter.fresh()
-                emitter.inner.append(Compute(total, "add", (before, name), self.products.dtype))
-            emitter.define(one, total)
+            sums = [self.parts[one].load(split) for split in range(self.config.splits)]
+            self.emitter.define(one, reduce(partial(self.emitter.compute, "add", dtype=self.products.dtype), sums))
 
     def _part(self, bound: tuple[Axis, ...]) -> tuple[Size, Size]:
         """The range of one part of a sum."""
         return part_range(_PART, self.config.splits, self.config.depth, length(bound))
-
-    def _size_of_part(self, columns: tuple[Axis, ...]) -> Size:
-        """How many sums of one product there are."""
-        return product(tuple(axis.size for axis in (*self.products.shape.rows, *columns)))
-
-    def _place(self, columns: tuple[Axis, ...]) -> sympy.Expr:
-        """Where a sum lies among those of its part."""
-        axes = (*self.products.shape.rows, *columns)
-        sizes = tuple(axis.size for axis in axes)
-        type = TensorType(self.products.dtype, sizes, contiguous_strides(sizes))
-        return self.emitter.offset(tuple(Affine.of([(axis, 1)]) for axis in axes), type)
 
     def _sum_up(
         self, products: list[IndexedExpr], over: Callable[[tuple[Axis, ...]], tuple[Size, Size]]
@@ -215,7 +182,7 @@ class _TiledContraction:
         emitter, on_matrix_unit, totals = self.emitter, self.products.on_matrix_unit, dict[IndexedExpr, str]()
         for bound in dict.fromkeys(p.bound for p in products):
             members = [p for p in products if p.bound == bound]
-            sums = {p: self._accumulator("sum", accumulation(p.dtype), not on_matrix_unit) for p in members}
+            sums = {p: emitter.accumulator("sum", accumulation(p.dtype), not on_matrix_unit) for p in members}
             with emitter.tile(bound, self.config.depth, *over(bound)):
                 for p, name in sums.items():
                     left, right = map(emitter.emit, p.operands)
@@ -230,28 +197,12 @@ class _TiledContraction:
                 emitter.define(p, totals[p])
         return totals
 
-    def _accumulator(self, op: str, dtype: DType, partial: bool) -> str:
-        name = self.emitter.fresh("acc")
-        self.emitter.inner.append(Init(name, op, dtype, partial))
-        return name
-
     def _folded(self, op: str, accumulator: str, dtype: DType, bound: tuple[Axis, ...]) -> str:
-        name = self.emitter.fresh("r")
-        axis = self.emitter.axis_name(self.emitter.joint(bound))
-        self.emitter.inner.append(Fold(name, op, accumulator, dtype, axis))
-        return name
+        return self.emitter.fold(op, accumulator, dtype, self.emitter.joint(bound))
 
     def _store(self, outputs: list[Output]) -> None:
         for output in outputs:
             self.emitter.store(output)
-
-
-def _in_order(reductions: Iterable[IndexedExpr]) -> Iterable[tuple[tuple[Axis, ...], list[IndexedExpr]]]:
-    """Reductions over the same axes together, those in front that others need."""
-    groups: dict[tuple[int, tuple[Axis, ...]], list[IndexedExpr]] = {}
-    for reduction in sorted(reductions, key=lambda r: r.depth):
-        groups.setdefault((reduction.depth, reduction.bound), []).append(reduction)
-    return ((bound, members) for (_, bound), members in groups.items())
 
 
 def _quotient(size: Size, length: Size) -> Size:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fusec.analysis.machine import Machine
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, Products, multiplied, power_of_two
+from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, TiledProducts, multiplied, power_of_two
 from fusec.codegen.triton.schedules.split_rows import levels, may_split, side_by_side
 from fusec.ir.types import F64, accumulation, estimate, product
 from fusec.loops.attention import FEW_QUERIES, Attention
@@ -73,7 +73,7 @@ def default_config(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -
     if shape.attention is not None:
         return _attention(shape.attention, machine)
     if shape.kind == "contraction":
-        products = Products(nest, shape)
+        products = TiledProducts(nest, shape)
         return _few_rows(products, machine) if products.few else _many_rows(products, machine)
     return _long_rows(nest, shape, machine, lanes) if may_split(nest, shape) else KernelConfig(columns=lanes)
 
@@ -88,7 +88,7 @@ def other_configs(nest: LoopNest, shape: Shape, machine: Machine, default: Kerne
         near = (c for c in near if min(c.rows, c.depth) >= least)
         found = (c for c in near if few or _keys_copied(shape.attention, c) <= machine.shared_bytes)
     elif shape.kind == "contraction":
-        found = _near_products(Products(nest, shape), machine, default)
+        found = _near_products(TiledProducts(nest, shape), machine, default)
     else:
         found = (replace(default, warps=warps) for warps in (4, 8, 16))
         if default.splits > 1:
@@ -135,7 +135,7 @@ def _registers_of_few(machine: Machine) -> int:
     return 0 if machine.code.startswith("gfx") else _REGISTERS
 
 
-def _few_rows(products: Products, machine: Machine) -> KernelConfig:
+def _few_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
     """All rows, few enough columns that every processor has some, and as many parts as are predicted to pay."""
     bytes_ = _bytes_of_weights(products)
     rows = power_of_two(products.count) if isinstance(products.count, int) else 1
@@ -155,7 +155,7 @@ def _few_rows(products: Products, machine: Machine) -> KernelConfig:
     return _fed(products, machine, replace(config, transposed=transposed))
 
 
-def _fed(products: Products, machine: Machine, config: KernelConfig) -> KernelConfig:
+def _fed(products: TiledProducts, machine: Machine, config: KernelConfig) -> KernelConfig:
     """A config for few rows with as many blocks on their way as there is memory for, and parts that pay."""
     while config.stages > 2 and _copied(products, config) > machine.shared_bytes // 2:
         config = replace(config, stages=config.stages - 1)
@@ -166,12 +166,12 @@ def _fed(products: Products, machine: Machine, config: KernelConfig) -> KernelCo
     return min((replace(config, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
 
 
-def _may_turn(products: Products, machine: Machine) -> bool:
+def _may_turn(products: TiledProducts, machine: Machine) -> bool:
     """Whether a chip's matrix units read whole blocks from shared memory, of the type that is multiplied."""
     return products.on_matrix_unit and _bytes_multiplied(products) == 2 and machine.code in _WIDE
 
 
-def _time_of_few(products: Products, machine: Machine, config: KernelConfig) -> float:
+def _time_of_few(products: TiledProducts, machine: Machine, config: KernelConfig) -> float:
     """Seconds that reading the weights takes at the rate that so many bytes at once allow; parts cost a launch."""
     bytes_ = _bytes_of_weights(products)
     block = min(config.columns, products.all_columns) * config.depth * bytes_
@@ -182,7 +182,7 @@ def _time_of_few(products: Products, machine: Machine, config: KernelConfig) -> 
     return seconds
 
 
-def _many_rows(products: Products, machine: Machine) -> KernelConfig:
+def _many_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
     """As much as the registers hold, or less where programs would be few."""
     bytes_ = _bytes_multiplied(products)
     rows, columns, depth = _MANY[bytes_]
@@ -197,7 +197,7 @@ def _many_rows(products: Products, machine: Machine) -> KernelConfig:
     return config
 
 
-def _depth(products: Products, most: int) -> int:
+def _depth(products: TiledProducts, most: int) -> int:
     """Elements of a block along what is summed."""
     return max(MATRIX_ROWS, min(most, power_of_two(products.longest)))
 
@@ -262,7 +262,7 @@ def _near(default: KernelConfig, **factors: tuple[float, ...]) -> Iterator[Kerne
     yield from (replace(default, warps=warps) for warps in (4, 8))
 
 
-def _near_products(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
+def _near_products(products: TiledProducts, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
     if products.few:
         others = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
         found = itertools.chain(_transposed(products, machine, default), others)
@@ -274,7 +274,7 @@ def _near_products(products: Products, machine: Machine, default: KernelConfig) 
             yield config
 
 
-def _transposed(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
+def _transposed(products: TiledProducts, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
     """The default the other way around, and blocks of a weight that such units take, by address and by descriptors."""
     if _may_turn(products, machine):
         yield replace(default, transposed=not default.transposed)
@@ -283,7 +283,7 @@ def _transposed(products: Products, machine: Machine, default: KernelConfig) -> 
         yield from (wide, *_by_descriptors(products, machine, wide))
 
 
-def _by_descriptors(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
+def _by_descriptors(products: TiledProducts, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
     """The default and one block more on its way, with blocks by tensor descriptors, where a chip copies such itself.
 
     Of half types alone: what is multiplied as float32 goes through registers.
@@ -293,7 +293,7 @@ def _by_descriptors(products: Products, machine: Machine, default: KernelConfig)
         yield from (replace(default, descriptors=True, stages=stages) for stages in (default.stages, 4))
 
 
-def _fits(products: Products, machine: Machine, config: KernelConfig) -> bool:
+def _fits(products: TiledProducts, machine: Machine, config: KernelConfig) -> bool:
     """Whether a config is one, and what it takes is there."""
     if config.columns < products.least_columns * products.most or config.depth < MATRIX_ROWS:
         return False
@@ -302,14 +302,14 @@ def _fits(products: Products, machine: Machine, config: KernelConfig) -> bool:
     return config.rows * config.columns <= _SUMS and _copied(products, config) <= machine.shared_bytes
 
 
-def _copied(products: Products, config: KernelConfig) -> int:
+def _copied(products: TiledProducts, config: KernelConfig) -> int:
     """Bytes of shared memory that blocks on their way to a matrix unit take, about."""
     return config.stages * (config.rows + config.columns) * config.depth * _bytes_of_weights(products)
 
 
-def _bytes_of_weights(products: Products) -> int:
+def _bytes_of_weights(products: TiledProducts) -> int:
     return max(c.operands[1].dtype.bytes for c in products.shape.contractions)
 
 
-def _bytes_multiplied(products: Products) -> int:
+def _bytes_multiplied(products: TiledProducts) -> int:
     return max(multiplied(*c.operands).bytes for c in products.shape.contractions)

@@ -1,13 +1,12 @@
 """The matrix products of a region as blocks see them: rows, columns and what is summed, each joined into one range."""
 
-from collections.abc import Iterable
-
 from fusec.codegen.tile.configuration import KernelConfig
+from fusec.codegen.tile.products import Products
 from fusec.codegen.triton.legality import FEW_ROWS_OF_HALVES
 from fusec.errors import ScheduleError
 from fusec.ir.types import F64, DType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, above, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output
 from fusec.loops.kinds import Shape, rows_at_once
 
 MATRIX_ROWS = 16
@@ -15,7 +14,7 @@ MATRIX_ROWS = 16
 _LEAST_COLUMNS = 4
 
 
-class Products:
+class TiledProducts(Products):
     """What a contraction region computes, and how many programs a config makes of it.
 
     Raises:
@@ -23,26 +22,23 @@ class Products:
     """
 
     def __init__(self, nest: LoopNest, shape: Shape) -> None:
-        self.shape, self.outputs = shape, nest.outputs
-        needy = above(nest, shape.contractions)
-        self.behind = {item.node.op.name for item in needy if item.kind == "pointwise"}
+        super().__init__(nest, shape)
+        self.outputs = nest.outputs
+        self.behind = {item.node.op.name for item in self.after if item.kind == "pointwise"}
         """The operations that follow a product."""
         rows = frozenset(shape.rows)
-        loads = {x for item in needy if item.kind == "pointwise" for x in item.operands if x.kind == "load"}
+        loads = {x for item in self.after if item.kind == "pointwise" for x in item.operands if x.kind == "load"}
         self.beside = sum(bool(x.axes & rows and x.axes - rows) for x in loads)
         """How many tiles of rows and columns are loaded for them."""
-        self.side = [o for o in nest.outputs if o.root not in needy]
-        """Outputs that the prologue makes."""
         self.sections: dict[tuple[Axis, ...], list[Output]] = {}
         """The other outputs by their columns."""
         orders: dict[frozenset[Axis], tuple[Axis, ...]] = {}
-        for output in nest.outputs:
-            if output.root in needy:
-                columns = self.columns(output)
-                if not columns:
-                    raise ScheduleError("a contraction without columns")
-                columns = orders.setdefault(frozenset(columns), columns)
-                self.sections.setdefault(columns, []).append(output)
+        for output in self.results:
+            columns = self.columns(output)
+            if not columns:
+                raise ScheduleError("a contraction without columns")
+            columns = orders.setdefault(frozenset(columns), columns)
+            self.sections.setdefault(columns, []).append(output)
         self.dtype = accumulation(shape.contractions[0].dtype)
         self.on_matrix_unit = bool(shape.rows) and self.dtype != F64
         self.taken = self._taken()
@@ -55,11 +51,6 @@ class Products:
     def columns(self, output: Output) -> tuple[Axis, ...]:
         """The axes of an output besides the rows, as they follow each other in it."""
         return tuple(axis for part in output.index for axis in _outer_first(part) if axis not in self.shape.rows)
-
-    def of(self, results: Iterable[Output]) -> list[IndexedExpr]:
-        """The products that some outputs need."""
-        inside = set(walk(o.root for o in results))
-        return [c for c in self.shape.contractions if c in inside]
 
     @property
     def most(self) -> int:

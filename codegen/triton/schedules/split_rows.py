@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter, block_range, grid, part_range
-from fusec.codegen.tile.kernel import Buffer, Fold, Init, Load, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import Operand, Statement, Update, index_symbol
+from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.operands import power_of_two
-from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, product
-from fusec.loops.affine import Affine, Axis
+from fusec.codegen.triton.schedules.partial_results import PartialResults
+from fusec.ir.types import DType, accumulation, product
+from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
 from fusec.loops.kinds import Shape
 
@@ -33,9 +35,8 @@ def may_split(nest: LoopNest, shape: Shape) -> bool:
 
 
 def levels(shape: Shape) -> list[list[IndexedExpr]]:
-    """The reductions of a row, each list made of those before it."""
-    depths = sorted({r.depth for r in shape.reductions})
-    return [[r for r in shape.reductions if r.depth == depth] for depth in depths]
+    """Return the reductions of a row, each list computed from those before it."""
+    return [reductions for _, reductions in reduction_levels(shape.reductions)]
 
 
 def side_by_side(nest: LoopNest, shape: Shape) -> bool:
@@ -54,7 +55,7 @@ class _Split:
         self.emitter, self.nest, self.shape, self.config = emitter, nest, shape, config
         self.bound = shape.reductions[0].bound
         self.count = product(tuple(axis.size for axis in shape.rows))
-        self.parts: dict[IndexedExpr, Buffer] = {}
+        self.parts: dict[IndexedExpr, PartialResults] = {}
         """Where the results of each part lie, all of one reduction in a row."""
 
     def run(self) -> tuple[Statement, ...]:
@@ -95,18 +96,14 @@ class _Split:
         with self._reduced(reductions, self.bound, self._part()) as values:
             values |= {r: self.emitter.emit(r.operands[0]) for r in reductions}
         for r in reductions:
-            numel = self.count * self.config.splits
-            self.parts[r] = buffer = self.emitter.add_scratch(accumulation(r.dtype), numel, "parts", "shared")
-            self.emitter.inner.append(Store(buffer.name, self._place(_PART * self.count), self.emitter.emit(r)))
+            self.parts[r] = PartialResults(self.emitter, self._type(r), self.shape.rows, self.config.splits, "parts")
+            self.parts[r].store(_PART, self.emitter.emit(r))
 
     def _join_parts(self) -> None:
         part = Axis(self.config.splits)
         lanes = min(power_of_two(self.config.splits), max(1, _JOINED // self.config.rows))
         with self._reduced(self.parts, (part,), self.emitter.tile((part,), lanes)) as values:
-            for r, buffer in self.parts.items():
-                values[r] = name = self.emitter.fresh()
-                offset = self._place(self.emitter.axis_symbol(part) * self.count)
-                self.emitter.inner.append(Load(name, buffer.name, offset))
+            values |= {r: results.load(self.emitter.axis_symbol(part)) for r, results in self.parts.items()}
 
     @contextmanager
     def _reduced(
@@ -114,16 +111,12 @@ class _Split:
     ) -> Iterator[dict[IndexedExpr, Operand]]:
         """Tiles over some axes; what is said within to be the value of each reduction there is reduced."""
         emitter, values = self.emitter, dict[IndexedExpr, Operand]()
-        names = {r: emitter.fresh("acc") for r in reductions}
-        emitter.inner.extend(Init(name, r.node.op.name, self._type(r), True) for r, name in names.items())
+        names = {r: emitter.accumulator(r.node.op.name, self._type(r), True) for r in reductions}
         with tile:
             yield values
             emitter.inner.extend(Update(name, r.node.op.name, (values[r],)) for r, name in names.items())
-        axis = emitter.axis_name(emitter.joint(axes))
         for r, name in names.items():
-            total = emitter.fresh("r")
-            emitter.inner.append(Fold(total, r.node.op.name, name, self._type(r), axis))
-            emitter.define(r, total)
+            emitter.define(r, emitter.fold(r.node.op.name, name, self._type(r), emitter.joint(axes)))
 
     def _store(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -131,9 +124,3 @@ class _Split:
 
     def _type(self, reduction: IndexedExpr) -> DType:
         return accumulation(reduction.dtype)
-
-    def _place(self, first: Size) -> Size:
-        """Where a result lies among those of its part, which begin at ``first``."""
-        sizes = tuple(axis.size for axis in self.shape.rows)
-        type = TensorType(BOOL, sizes, contiguous_strides(sizes))
-        return first + self.emitter.offset(tuple(Affine.of([(axis, 1)]) for axis in self.shape.rows), type)
