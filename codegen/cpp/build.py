@@ -1,7 +1,7 @@
-"""Kernel text to a function that runs: compiled side by side, cached, each equal text built and loaded once.
+"""Builds kernels: compiled in parallel, cached, equal texts built and loaded once.
 
-So are the register tiles of ``dot.h``, objects that kernels are linked with: compiling them takes several times as long
-as what is left of a kernel.
+The register tiles of ``dot.h`` are objects of their own that kernels are linked with: compiling them takes several
+times as long as the rest of a kernel.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ class CppKernel:
         self.name, self.source, self.function, self.launch_all = name, source, function, launch_all
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
-        """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
+        """Run it on tensors and the values of its symbols. Arrays are allocated per call, for concurrent calls."""
         import torch
 
         pointers = _packing("P", len(buffers))(*[b.data_ptr() for b in buffers])
@@ -57,11 +57,11 @@ class CppKernel:
 
     @property
     def address(self) -> int:
-        """Of its function, in this process."""
+        """Address of its function in this process."""
         return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
     def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
-        """One call without a Python frame for all launches; the form of arrays, and what calls what, are made once."""
+        """Return the text of one native call for all launches; the table of kernels and arguments is built once."""
         import torch
 
         buffers = list(dict.fromkeys(b for launch in launches for b in launch.buffers))
@@ -72,7 +72,7 @@ class CppKernel:
             [map(symbols.index, launch.symbols) for launch in launches],
             [launch.first_check for launch in launches],
         )
-        # Asking torch also tells OpenMP, in a thread that is new to it.
+        # In a new thread, asking torch also sets OpenMP's number.
         threads = f"{bind(torch.get_num_threads, 'threads')}()"
         pointers = f"{bind(_packing('P', len(buffers)), 'pointers')}({', '.join(buffers)})"
         sizes = f"{bind(_packing('q', len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
@@ -85,7 +85,7 @@ def _table(
     symbols: Sequence[Iterable[int]],
     first_checks: Sequence[int],
 ) -> bytes:
-    """What ``launches.h`` runs: which kernels, on which buffers and symbols of a call."""
+    """Return the table for ``launches.h``: kernels, and their buffers and symbols among those of a call."""
     numbers = [len(kernels)]
     for kernel, its_buffers, its_symbols, first_check in zip(kernels, buffers, symbols, first_checks, strict=True):
         taken, values = list(its_buffers), list(its_symbols)
@@ -95,15 +95,15 @@ def _table(
 
 @functools.cache
 def _packing(element: str, length: int) -> Callable[..., bytes]:
-    """Makes a native array of so many numbers, in a fraction of the time that one of ctypes takes."""
+    """Return a function that packs a native array, in a fraction of the time that ctypes takes."""
     return struct.Struct(f"{length}{element}").pack
 
 
 def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel | BuildError]:
-    """Build kernels, given as name and text; one that fails gives its error in its place.
+    """Build kernels, given as name and text; a failed one is returned as its error.
 
     Raises:
-        BuildError: where there is no compiler, or it does not even build what launches kernels.
+        BuildError: where there is no compiler, or it does not even build the launcher.
     """
     builder = _Builder(find_compiler(), open_cache(config))
     texts = [*(_anonymous(name, text) for name, text in sources), _LAUNCHES]
@@ -120,21 +120,21 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
 
 
 class _Builder:
-    """One build of several kernels, which share the objects that they are linked with."""
+    """One build of several kernels, which share linked objects."""
 
     def __init__(self, compiler: Compiler, cache: Cache) -> None:
         self.compiler, self.cache = compiler, cache
         self.shared = [_header_text(), *compiler.command, *compiler.flags, *LINK_FLAGS, compiler.identity]
         self.objects: dict[str, Future[bytes]] = {}
         self.made: dict[str, bytes] = {}
-        """The objects that this build has compiled itself."""
+        """Objects that this build has compiled."""
 
     def key(self, text: str) -> str:
-        """Return the name of what is built of a text."""
+        """Return the cache key of a text."""
         return key_of([*self.shared, text])
 
     def load_all(self, todo: Mapping[str, str]) -> dict[str, BuildError]:
-        """Load libraries, given as text by key, side by side; return why some failed."""
+        """Load libraries in parallel, given as text by key; return the failures."""
         if not todo:
             return {}
         found = {key: self.cache.read(key, _LIBRARY) for key in todo}
@@ -154,7 +154,7 @@ class _Builder:
             try:
                 self.objects.update(
                     (part, pool.submit(self.object, part)) for part in linked
-                )  # before who waits for them
+                )  # submitted before the libraries that wait for them
                 list(pool.map(obtain, todo))
             except BaseException:  # ctrl-C
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -165,7 +165,7 @@ class _Builder:
         return failures
 
     def library(self, key: str, text: str, found: bytes | None) -> Any:
-        """Load what was found in the cache, or else what is built now: it is published once it has loaded."""
+        """Load a library from the cache, or build it; it is published after it has loaded."""
         if (function := _load_cached(found)) is not None:
             return function
         with self.cache.building(key):
@@ -177,7 +177,7 @@ class _Builder:
             return function
 
     def build(self, text: str) -> tuple[bytes, Any]:
-        """Compile, link and load a kernel; objects of the cache that do not link are compiled anew, once."""
+        """Compile, link and load a kernel; cached objects that do not link are recompiled once."""
         unit, parts = _compile(text, self.compiler), _parts(text)
         objects = [self.objects[part].result() if part in self.objects else self.object(part) for part in parts]
         try:
@@ -191,7 +191,7 @@ class _Builder:
         return library, load(library)
 
     def object(self, part: str) -> bytes:
-        """Return what kernels are linked with, from the cache or compiled."""
+        """Return an object that kernels are linked with, from the cache or compiled."""
         key = self.key(part)
         if (found := self.cache.read(key, _OBJECT)) is None:
             with self.cache.building(key):
@@ -208,7 +208,7 @@ class _Builder:
 
 
 def forget_loaded() -> None:
-    """Load kernels anew from the cache, as a new process would."""
+    """Forget loaded kernels: they are loaded again from the cache, as in a new process."""
     _loaded.clear()
 
 
@@ -217,18 +217,18 @@ def _header_text() -> str:
 
 
 def _anonymous(name: str, text: str) -> str:
-    """The text without comments and with the common entry name: what decides the machine code."""
+    """Return the text without comments and with the common entry name: the part that determines the machine code."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("//")]
     return re.sub(rf"\bint64_t {re.escape(name)}\(", f"int64_t {ENTRY}(", "\n".join(lines), count=1) + "\n"
 
 
 def _parts(text: str) -> list[str]:
-    """The translation units of what a kernel is linked with."""
+    """Return the translation units of the objects that a kernel is linked with."""
     return [f'#include "dot.h"\nusing namespace fusec;\n{line}\n' for line in _LINKED.findall(text)]
 
 
 def _load_cached(content: bytes | None) -> Any:
-    """Load a library of the cache; None where there is none, or it does not load."""
+    """Load a cached library; return None where there is none, or it does not load."""
     if content is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine: where it is, what it is, and the flags kernels are compiled with."""
+"""The C++ compiler of this machine: path, version, instruction set and flags."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ from fusec.config import compiler_command
 from fusec.errors import BuildError
 
 _IEEE = ("-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-rounding-math")
-"""Come after what $CXX says: fast math drops NaN, infinities and, at load, denormals for the whole process."""
+"""These come after the flags in $CXX: fast math drops NaN, infinities and, at load, denormals in the whole process."""
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -38,16 +38,16 @@ Without start files: one of them, crtfastmath.o, makes the processor flush denor
 """
 _SECONDS = 120
 _HALF_PRODUCTS = {"bf16": ("AVXNECONVERT", "AMX_BF16"), "f16": ("AVXNECONVERT", "AVX512FP16", "AMX_FP16")}
-"""What an x86 may have for products of a half type, and the library (oneDNN) uses."""
+"""Instructions of x86 for products of half types that the vendor library (oneDNN) uses."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler that was asked what it is."""
+    """A compiler whose version and target are known."""
 
     command: tuple[str, ...]
     machine_flags: tuple[str, ...]
-    """What makes it use all instructions of this machine."""
+    """Flags to use all instructions of this machine."""
     identity: str
     """Its predefined macros: version and instruction set."""
 
@@ -58,13 +58,13 @@ class Compiler:
 
     @property
     def has_bf16_products(self) -> bool:
-        """Whether pairs of bfloat16 are multiplied and added into floats by one quick instruction; see ``dot.h``."""
+        """Return whether a fast instruction multiplies pairs of bfloat16 and adds into float32; see ``dot.h``."""
         return self._has("AVX512BF16") and not self._has("AVX512FP16") and "__clang__" not in self.identity
 
     def is_the_librarys(self, half: str) -> bool:
-        """Whether the machine has instructions for products of a half type that generated code does not use.
+        """Return whether the machine has instructions for products of a half type that generated code does not use.
 
-        Of machines that nobody has tried it is taken for granted.
+        On untested machines it is assumed.
         """
         pairs = half == "bf16" and self._has("AVX512BF16") and "__clang__" in self.identity
         return not self._has("AVX2") or pairs or any(map(self._has, _HALF_PRODUCTS[half]))
@@ -80,12 +80,12 @@ class Compiler:
 
 _running: set["subprocess.Popen[bytes]"] = set()
 _starting = threading.Lock()
-"""Held from the start of a compiler until it is known to run, so that `stop_compilers` misses none."""
+"""Held while a compiler starts, so that `stop_compilers` misses none."""
 _timed_out: set[tuple[str, ...]] = set()
 
 
 def run_compiler(command: Sequence[str], arguments: Sequence[str]) -> str:
-    """Run a compiler, and return what it wrote; one that did not end in time is not run again in this process.
+    """Run a compiler and return its output; after a time-out it is not run again in this process.
 
     Raises:
         BuildError: where it fails, with the first of its messages.
@@ -110,16 +110,16 @@ def run_compiler(command: Sequence[str], arguments: Sequence[str]) -> str:
 
 
 def stop_compilers() -> None:
-    """Stop the compilers that run, as ctrl-C in a terminal does not reach them."""
+    """Stop all running compilers: ctrl-C in a terminal does not reach them."""
     with _starting:
         for process in tuple(_running):
             _kill(process)
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
-    """Run a command and return its code, output and messages; on a time-out all of its process group ends."""
+    """Run a command and return its code, output and messages; on a time-out its process group is killed."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
-        # Files, not pipes: a server that a compiler's wrapper starts would hold a pipe open for as long as it runs.
+        # Files, not pipes: a server started by a compiler's wrapper would hold a pipe open for as long as it runs.
         with _starting:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=messages, start_new_session=True
@@ -144,7 +144,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def find_compiler() -> Compiler:
-    """The compiler of ``$CXX``, or c++, g++ or clang++; asked once in a process.
+    """Return the C++ compiler of ``$CXX``, or c++, g++ or clang++; queried once per process.
 
     Raises:
         BuildError: where there is none, or none that works.

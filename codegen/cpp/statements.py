@@ -33,16 +33,16 @@ from fusec.ir.types import DType
 from fusec.loops.kinds import FEW_ROWS
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-"""What joins two partial results of a reduction."""
+"""The operation that combines two partial results of a reduction."""
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"))
 _PAIRED_LANES = 16
-"""Of the instruction that multiplies pairs of bfloat16."""
+"""Lanes of the instruction that multiplies pairs of bfloat16."""
 _BROADCASTING = _COMPARISONS | {"add", "sub", "mul", "div", "maximum", "minimum", "and", "or", "xor", "fma"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a name holds."""
+    """Type of a name."""
 
     dtype: DType
     lanes: int
@@ -58,8 +58,8 @@ class Kind:
         return f"{self.dtype.name if self.dtype != t.BOOL else 'bool'}x{self.lanes}"
 
 
-class Straight:
-    """Prints what runs straight through, within whatever loops are open."""
+class Statements:
+    """Prints statements within the loops that are open."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -68,7 +68,7 @@ class Straight:
         self.types: set[Kind] = set()
         """The vector types that the text needs."""
         self.linked: set[str] = set()
-        """What of ``dot.h`` is built once for all kernels, and the text needs."""
+        """The templates of ``dot.h`` that the text needs and that are compiled once for all kernels."""
         self.lines: list[str] = []
         self.depth = 1
         self.tiles: list[Loop] = []
@@ -81,7 +81,7 @@ class Straight:
 
     @singledispatchmethod
     def straight(self, statement: Statement) -> None:
-        """Append the lines of a statement that holds no others.
+        """Append the lines of a statement without children.
 
         Raises:
             BuildError: for tiles of two axes, and where a scalar stands for a tile or the other way round.
@@ -96,7 +96,7 @@ class Straight:
         return f"{kind.text} {identifier(name)}"
 
     def _lanes(self, expression: sympy.Expr) -> int:
-        """Lanes of a value at this expression: those of the tile loop whose axis it mentions."""
+        """Return the lanes of an index expression: those of the tile loop whose axis it mentions."""
         if not self.tiles:
             return 0
         loop = self.tiles[-1]
@@ -105,7 +105,7 @@ class Straight:
         return int(loop.step) if along else 0
 
     def _address(self, buffer: str, offset: sympy.Expr) -> tuple[str, str]:
-        """Pointer of the first lane, and how the others follow: ``""``, ``_strided`` or ``_at`` with an argument."""
+        """Return the pointer of the first lane, and the suffix of load and store: ``""``, ``_strided`` or ``_at``."""
         pointer = _pointer(buffer, offset)
         if not self._lanes(offset):
             return pointer, ""
@@ -168,7 +168,7 @@ class Straight:
         return kind.text
 
     def lanes_of(self, operand: Operand) -> int:
-        """Lanes of a value; 0 for a scalar."""
+        """Return the lanes of a value; 0 for a scalar."""
         return 0 if isinstance(operand, Constant) else self.kinds[operand].lanes
 
     def _operand(self, operand: Operand, dtype: DType) -> str:
@@ -185,7 +185,7 @@ class Straight:
         dtypes = [t.BOOL, s.dtype, s.dtype] if s.op == "where" else [s.dtype] * len(s.operands)
         operands = [self._operand(o, d) for o, d in zip(s.operands, dtypes, strict=True)]
         if lanes and s.op not in _BROADCASTING:
-            # Overloads are chosen by exact type, so scalars beside a tile are spread first.
+            # Overloads are chosen by exact type, so scalars are broadcast first.
             operands = [
                 text if self.lanes_of(o) else f"{self._tile_type(d, lanes)}({text})"
                 for text, o, d in zip(operands, s.operands, dtypes, strict=True)
@@ -213,7 +213,7 @@ class Straight:
         self.line(f"{self._define(s.dst, s.dtype, lanes)}({self.identity(s.op, s.dtype)});")
 
     def identity(self, op: str, dtype: DType) -> str:
-        """What an accumulator of a reduction starts with."""
+        """Return the initial value of an accumulator."""
         if dtype == t.BOOL:
             return "true" if op in ("min", "prod") else "false"
         if op in ("sum", "prod"):
@@ -253,7 +253,7 @@ class Straight:
 
         left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
         operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, *left), _matrix(s.right, step)]
-        few = isinstance(s.rows, int) and s.rows <= FEW_ROWS  # each number of them has code of its own
+        few = isinstance(s.rows, int) and s.rows <= FEW_ROWS  # a template parameter
         sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
         arguments = ", ".join([*operands, *map(CPP.print, sizes)])
         options = [str(s.rows)] if few else []
@@ -263,14 +263,14 @@ class Straight:
             self._link(s, f"along_{along}")
 
     def _packed_dot(self, s: Dot) -> None:
-        """Of a whole block, which begins where it would if it were not transposed."""
+        """Print a product with a prepacked block, which begins at the same offset as if it were not transposed."""
         operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, s.left.row_stride), _matrix(s.right)]
         arguments = ", ".join([*operands, *map(CPP.print, (s.rows, s.columns, s.depth))])
         self.line(f"dot_packed<{self.steps[0]}>({arguments});")
         self._link(s, "packed")
 
     def _link(self, s: Dot, how: str) -> None:
-        """Note which tiles of ``dot.h`` a product of many rows takes."""
+        """Note the templates of ``dot.h`` that a large-M product uses."""
         lanes = self.steps[0]
         sums, left, right = (MEMORY_TYPES[self.buffers[m.buffer].dtype] for m in (s.target, s.left, s.right))
         paired = lanes == _PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")

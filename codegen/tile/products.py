@@ -1,4 +1,4 @@
-"""The parts of a GEMM region: what belongs to the prologue, to the products and to the epilogue."""
+"""The parts of a GEMM region: prologue, products and epilogue."""
 
 from collections.abc import Iterable
 

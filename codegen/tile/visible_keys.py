@@ -57,7 +57,7 @@ class VisibleKeys:
 
 
 def shown_by_all(emitter: Emitter, masks: Iterable[tuple[IndexedExpr, bool | float]]) -> Operand:
-    """Emit whether every mask shows a score, given what each equals where it hides one."""
+    """Emit whether every mask shows a score, given the value with which each hides one."""
     return reduce(lambda a, b: emitter.compute("and", a, b, dtype=BOOL), [_shown(emitter, *mask) for mask in masks])
 
 

@@ -1,4 +1,4 @@
-"""Tile program to the text of a Triton kernel, readable and straight-line wherever one tile covers the range."""
+"""A tile program as the text of a Triton kernel: signature, grid and loops; no loop where one tile covers the range."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,15 +38,15 @@ from fusec.ir.types import Size, simplify
 
 
 def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = False) -> str:
-    """The module text of a kernel: imports, device functions, and one ``@triton.jit`` function for each grid.
+    """Return the module of a kernel: imports, device functions, and one ``@triton.jit`` function for each grid.
 
     The last one has the kernel's name. Their parameters are a pointer for each buffer, the tensor descriptors, the
     symbols, and the blocks (with defaults).
 
     Args:
-        kernel: what to print.
+        kernel: the kernel.
         interpreted: for Triton's interpreter, where buffers of bf16 are passed as f32.
-        dependent: for programmatic dependent launch, where programs may start before the kernel ahead has ended.
+        dependent: for programmatic dependent launch, where programs may start before the preceding kernel has ended.
 
     Raises:
         ScheduleError: for scratch memory, or an operation without a Triton form.
@@ -62,21 +62,21 @@ class _Printer(Statements):
         super().__init__(kernel)
         self.dependent = dependent
         self.ranges: dict[str, tuple[Loop, Tile]] = {}
-        """Lanes defined in the present straight run, by axis."""
+        """Ranges defined in the current basic block, by axis."""
 
     def lines(self) -> Iterator[str]:
-        """The function, its comment included."""
+        """Yield the function, with its comment."""
         yield from self._comment()
         yield "@triton.jit"
         names, symbols = parameters(self.kernel), len(self.kernel.buffers) + len(descriptors(self.kernel))
-        # By itself Triton takes a number that fits for one of 32 bits, and products of such wrap around.
+        # By default Triton specializes a small integer to 32 bits, and products of such wrap around.
         signature = [*names[:symbols], *(f"{name}: tl.int64" for name in names[symbols:])]
         signature += [f"{n}: tl.constexpr = {k}" for k, n in self.blocks.items()]
         yield f"def {identifier(self.kernel.name)}({', '.join(signature)}):"
         grid = grid_loops(self.kernel)
         body = grid[-1].body if grid else self.kernel.body
         if self.dependent:
-            # All that ran before has ended from here on, so that whoever starts now need only wait for this kernel.
+            # From here on all earlier kernels have ended, so dependents need only wait for this one.
             yield from _indent(iter(("tl.extra.cuda.gdc_wait()", "tl.extra.cuda.gdc_launch_dependents()")))
         yield from _indent(self._programs(grid))
         yield from _indent(self._run(body, ()))
@@ -89,7 +89,7 @@ class _Printer(Statements):
             yield f"# {replace(self.kernel.config, warps=num_warps(self.kernel))}"
 
     def _programs(self, grid: tuple[Loop, ...]) -> Iterator[str]:
-        """The axes of the grid from the one program number, the innermost fastest."""
+        """Yield the axes of the grid, computed from one program id, the innermost fastest."""
         if not grid:
             return
         widened = ".to(tl.int64)" if self.wide else ""
@@ -135,7 +135,7 @@ class _Printer(Statements):
         yield from self._repeated(loop, f"range({self._bounds(loop)})", identifier(loop.axis), tiles, ())
 
     def _run_ahead(self, loop: Loop) -> str:
-        """The range of a tile loop; Triton loads ahead by itself for a matrix unit, and for other products if told."""
+        """Return the range of a tile loop. Triton pipelines loops with a matrix unit's products; others need stages."""
         stages, body = self.kernel.config.stages, list(walk(loop.body))
         multiplies = self.kernel.kind == "contraction" and any(
             isinstance(s, Update) and len(s.values) > 1 for s in body
@@ -182,7 +182,7 @@ class _Printer(Statements):
     def _nested(
         self, opening: str, head: Sequence[str], body: tuple[Statement, ...], tiles: tuple[Tile, ...]
     ) -> Iterator[str]:
-        """A part that runs several times, or perhaps not: what it changes has a value before."""
+        """Print a block that runs any number of times: accumulators that it uses are initialized before."""
         updated = {s.acc for s in walk(body) if isinstance(s, Accumulation)}
         read = {name for s in walk(body) for name in s.reads}
         yield from self.declare(updated | read)

@@ -35,20 +35,20 @@ from fusec.ir.types import F32, F64, I64, DType, Size, accumulation
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile loop that a statement stands in."""
+    """A tile loop around a statement."""
 
     axis: str
     block: str
     first: Size
-    """What its first lane stands for."""
+    """Index of its first lane."""
     mask: str
-    """Name of the lanes within the range; empty where all are."""
+    """Name of the mask of valid lanes; empty where all are."""
     whole: bool
-    """Whether it holds the whole range."""
+    """One tile holds the whole range."""
 
 
 class Statements:
-    """Prints statements within whatever loops are open."""
+    """Prints statements within the tile loops around them."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -57,13 +57,13 @@ class Statements:
         self.wide = wide(kernel)
         self.accumulators: dict[str, Init] = {}
         self.untouched: set[str] = set()
-        """Accumulators declared in the present straight run and not updated yet; their first update declares them."""
+        """Accumulators of the current basic block without an update yet: their first update initializes them."""
         self.order = tile_axes(kernel)
         self.spans = spans(kernel)
         self.lanes = lanes_along(kernel)
         self.described = described(kernel)
         self.tiles: dict[str, tuple[str, ...]] = {}
-        """Names that stand for a tile, and its axes; all others are scalars."""
+        """The axes of names that are tiles; all others are scalars."""
         self.indices: set[str] = set()
         """Names of clamped dynamic indices, which may be tiles and appear in offsets."""
         self.masked: set[str] = set()
@@ -77,11 +77,11 @@ class Statements:
 
     @singledispatchmethod
     def line(self, statement: Statement, tiles: tuple[Tile, ...]) -> str:
-        """Return a statement as text; empty where a later one declares what it does."""
+        """Return a statement as text; empty for the declaration of an accumulator: its first update initializes it."""
         raise ScheduleError(f"a {type(statement).__name__} has no Triton form", where=self.kernel.name)
 
     def declare(self, names: Iterable[str]) -> Iterator[str]:
-        """Fill accumulators whose first update does not declare them."""
+        """Initialize accumulators whose first update does not."""
         for name in sorted(self.untouched.intersection(names)):
             yield self._identity(self.accumulators[name])
             self.untouched.discard(name)
@@ -89,21 +89,21 @@ class Statements:
     # Tiles.
 
     def _ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
-        """Axes in the order of a tile's dimensions."""
+        """Return axes in the order of a tile's dimensions."""
         wanted = set(axes)
         return tuple(axis for axis in self.order if axis in wanted)
 
     def _axes_in(self, offset: sympy.Expr, tiles: tuple[Tile, ...]) -> tuple[str, ...]:
-        """The axes of the tile that an expression stands for."""
+        """Return the axes of an index expression."""
         names, loops = mentioned(offset), {tile.axis for tile in tiles}
         return self._ordered((names & loops).union(*(self.tiles[index] for index in names & self.indices)))
 
     def _axes_of(self, *operands: Operand) -> tuple[str, ...]:
-        """The axes of what is made of these."""
+        """Return the axes of a value computed from these."""
         return self._ordered(a for o in operands if isinstance(o, str) for a in self.tiles.get(o, ()))
 
     def _along(self, name: str, axes: tuple[str, ...]) -> str:
-        """A name as an operand of a tile over these axes."""
+        """Return a name as an operand, broadcast to these axes."""
         own = self.tiles.get(name, ())
         if not own or own == axes:
             return identifier(name)
@@ -115,7 +115,7 @@ class Statements:
         return f"({', '.join(self.blocks[self.lanes[a]] for a in axes)}{',' if len(axes) == 1 else ''})"
 
     def _valid_lanes(self, axes: tuple[str, ...], tiles: tuple[Tile, ...]) -> str:
-        """Which lanes of a tile over ``axes`` lie within their ranges; empty where all do."""
+        """Return the mask of valid lanes of a tile over ``axes``; empty where all are."""
         masks = {tile.axis: tile.mask for tile in tiles if tile.mask}
         return " & ".join(self._along(masks[axis], axes) for axis in axes if axis in masks)
 
@@ -147,7 +147,7 @@ class Statements:
         return f"{identifier(load.dst)} = tl.load({self._pointer(load.buffer, load.offset, axes)}{other}){widened}"
 
     def _block(self, load: Load, axes: tuple[str, ...], tiles: tuple[Tile, ...]) -> str:
-        """What a descriptor loads, as a tile over these axes."""
+        """Return a load by descriptor as a tile over these axes."""
         descriptor, first = load.descriptor, {index_symbol(tile.axis): tile.first for tile in tiles}
         assert descriptor is not None
         offsets = [TRITON.print(sympy.expand(offset.subs(first))) for offset in descriptor.offsets]
@@ -166,7 +166,7 @@ class Statements:
 
     @line.register
     def _check(self, check: Check, tiles: tuple[Tile, ...]) -> str:
-        """Eager's kernels, too, end with an assertion of the device, which the next call that waits for it reports."""
+        """Print a device assertion, as in eager's kernels; the next call that waits for the device reports it."""
         value, length = self._integer(check.value), TRITON.print(check.length, True)
         message = f"kernel {self.kernel.name}: index out of bounds for a dimension of size {length}"
         valid = self._valid_lanes(self._axes_of(check.value), tiles)
@@ -221,12 +221,12 @@ class Statements:
         return f"{first}{acc} = {combined(update.op, init.dtype, acc, value)}"
 
     def _is_partial(self, update: Update) -> bool:
-        """Whether a partial result of the same fold is added, which holds its identity in lanes beyond the end."""
+        """Return whether a partial result of the same reduction is added: its invalid lanes hold the identity."""
         parts = [self.accumulators[o] for o in update.values if isinstance(o, str) and o in self.accumulators]
         return len(parts) == len(update.values) == 1 and parts[0].tile and parts[0].op == update.op
 
     def _valid(self, value: str, op: str, dtype: DType, mask: str) -> str:
-        """A tile whose lanes beyond the end hold what does not change the result of ``op``."""
+        """Return a tile with the identity of ``op`` in lanes beyond the end."""
         return f"tl.where({mask}, {value}, {filled(identity(op, dtype), dtype)})"
 
     @line.register
@@ -261,7 +261,7 @@ class Statements:
         self.untouched.discard(dot.acc)
         if len(axes) == 2 and dot.dtype != F64:
             operands = [*self._matrices(dot, axes, tiles), *([] if first else [acc])]
-            # What is multiplied as f32 is not rounded to less.
+            # Without it f32 may be rounded to tf32.
             precision = ', input_precision="ieee"' if dot.dtype == F32 else ""
             return f"{acc} = tl.dot({', '.join(operands)}{precision})"
         joint = self._ordered({*axes, dot.axis})
@@ -270,7 +270,7 @@ class Statements:
         return f"{acc} = {value}" if first else f"{acc} = {acc} + {value}"
 
     def _matrices(self, dot: DotTiles, axes: tuple[str, ...], tiles: tuple[Tile, ...]) -> list[str]:
-        """The operands of a matrix unit: tiles ``[down, axis]`` and ``[axis, across]``."""
+        """Return the operands of a matrix unit: tiles ``[down, axis]`` and ``[axis, across]``."""
         down, across = (next(n for n in (dot.left, dot.right) if axis in self.tiles.get(n, ())) for axis in axes)
         texts = []
         for name, position in ((down, 1), (across, 0)):
@@ -280,13 +280,13 @@ class Statements:
         return texts
 
     def _wide_factor(self, name: str, dot: DotTiles, axes: tuple[str, ...], tiles: tuple[Tile, ...]) -> str:
-        """An operand of a product that is computed in the type of the sum."""
+        """Return an operand of a product that is computed in the type of the sum."""
         text, own = self._summand(name, dot, tiles)
         text = rounded(dot.dtype, text)
         return text if own == axes else f"({text})[{', '.join(':' if axis in own else 'None' for axis in axes)}]"
 
     def _summand(self, name: str, dot: DotTiles, tiles: tuple[Tile, ...]) -> tuple[str, tuple[str, ...]]:
-        """An operand of a product, 0 beyond the end of what is summed, as a load leaves it; and its axes."""
+        """Return an operand of a product, 0 beyond the end of the summed axis, and its axes."""
         text, own = identifier(name), self.tiles.get(name, ())
         mask = next((tile.mask for tile in tiles if tile.axis == dot.axis), "")
         if dot.axis not in own:  # it has stride 0 there
@@ -303,7 +303,7 @@ class Statements:
         mask = f", mask={valid}" if valid else ""
         pointer, value = self._pointer(store.buffer, store.offset, axes), self._stored(store.value, store.buffer, axes)
         text = f"tl.store({pointer}, {value}{mask})"
-        # A number is loaded by every warp: the one that replaces it waits until all have it.
+        # Every warp loads a scalar: the one that overwrites it waits until all have it.
         shared = not axes and any(store.buffer in s.loads for s in walk(self.kernel.body))
         return f"tl.debug_barrier()\n{text}" if shared else text
 

@@ -1,4 +1,4 @@
-"""Which axes every name of a kernel is a tile over, in the order of its dimensions, and which lanes of it are valid."""
+"""The axes of every name's tile, in the order of its dimensions, and ranges of tile loops."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -34,10 +34,10 @@ def _renamed(part: Any, axes: set[str], names: Mapping[sympy.Symbol, sympy.Symbo
 
 
 def tile_axes(kernel: Kernel) -> tuple[str, ...]:
-    """The axes of all tile loops in the order of the dimensions of every tile: outer before inner.
+    """Return the axes of all tile loops in the order of the dimensions of every tile: outer before inner.
 
-    The rows, which are outermost, come last in products that are transposed. What a product sums over stands before the
-    last axis of its own, so that a matrix unit takes its second operand as it is loaded.
+    The rows, which are outermost, come last in transposed products. The summed axis of a product comes before the last
+    axis of its result, so that its second operand need not be transposed.
     """
     order, axes = _tile_loops(kernel), spans(kernel)
     if kernel.config.transposed:
@@ -55,7 +55,7 @@ def _tile_loops(kernel: Kernel) -> list[str]:
 
 
 def spans(kernel: Kernel) -> dict[str, frozenset[str]]:
-    """The axes of each name; an accumulator has those of all it takes in, whatever comes first."""
+    """Return the axes of each name; an accumulator has those of all its updates."""
     axes = frozenset(_tile_loops(kernel))
     results = list(_results(kernel.body, "", set()))
     found: dict[str, frozenset[str]] = {}
@@ -71,12 +71,12 @@ def spans(kernel: Kernel) -> dict[str, frozenset[str]]:
 
 
 def mentioned(offset: sympy.Expr | int) -> frozenset[str]:
-    """The names in an index expression."""
+    """Return the names in an index expression."""
     return frozenset(s.name for s in sympy.sympify(offset).free_symbols)
 
 
 def lanes_along(kernel: Kernel) -> dict[str, int]:
-    """The most lanes of a tile along each axis."""
+    """Return the most lanes of a tile along each axis."""
     lanes: dict[str, int] = {}
     for loop in walk(kernel.body):
         if isinstance(loop, Loop) and loop.kind == "tile" and isinstance(loop.step, int):
@@ -85,20 +85,20 @@ def lanes_along(kernel: Kernel) -> dict[str, int]:
 
 
 def covers(loop: Loop) -> bool:
-    """Whether the first tile holds the whole range."""
+    """Return whether the first tile holds the whole range."""
     ends = loop.stop.args if isinstance(loop.stop, sympy.Min) else (loop.stop,)
     lengths = [simplify(end - loop.start) for end in ends]
     return any(isinstance(n, int) and n <= loop.step for n in lengths)
 
 
 def exact(loop: Loop) -> bool:
-    """Whether there are tiles and each is full."""
+    """Return whether there is at least one tile and all are full."""
     length = simplify(loop.stop - loop.start) if not isinstance(loop.stop, sympy.Min) else None
     return isinstance(length, int) and length > 0 and length % loop.step == 0
 
 
 def limit_of(loop: Loop) -> Size:
-    """What lanes stay below; not what all lanes of a tile do."""
+    """Return the upper bound of valid lanes, without bounds that all lanes satisfy."""
     if isinstance(loop.stop, sympy.Min) and covers(loop):
         return sympy.Min(*(end for end in loop.stop.args if sympy.expand(end - loop.start) != loop.step))
     return loop.stop

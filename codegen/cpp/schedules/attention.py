@@ -1,8 +1,8 @@
-"""Schedule of attention: one pass over the keys in blocks, the softmax corrected as larger scores turn up.
+"""Schedule of attention: one pass over the keys in blocks, with online softmax.
 
-Scores never reach memory: a block of them lies in the cache between the two products. With many queries the lanes
-run along them, so that a softmax has nothing to fold across lanes; with few, as in decoding, along the keys. Queries
-come from memory and results go there along the head, whose elements lie side by side, where rows may lie far apart.
+Scores stay in the cache: one block of them between the two products. With many queries the lanes run along the
+queries, so that the softmax needs no reduction across lanes; with few, as in decoding, along the keys. Queries are
+read and results written along the head, which is contiguous in memory, where rows may be far apart.
 """
 
 import math
@@ -24,18 +24,18 @@ _QUERIES = 64
 _KEYS = 64
 _KEYS_OF_FEW = 256
 _SHARED_KEYS = 512
-"""Keys that are worth an iteration of their own."""
+"""The fewest keys of an iteration, where keys are split."""
 
 
 def schedule_attention(emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
-    """The body of a kernel for an attention region."""
+    """Return the body of a kernel for an attention region."""
     rows = math.prod(a.size if isinstance(a.size, int) else 2**30 for a in attention.queries)
     blocks: type[BlockedAttention] = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
     return blocks(emitter, nest, attention, tiling).run()
 
 
 class _AlongQueries(BlockedAttention):
-    """Lanes along the queries: scores and sums lie transposed."""
+    """Lanes along the queries: scores and sums are transposed."""
 
     keys = _KEYS
     row_count = _QUERIES
@@ -80,7 +80,7 @@ class _AlongQueries(BlockedAttention):
             yield
 
     def folded(self, op: str, accumulator: str) -> str:
-        return accumulator  # lanes are rows already
+        return accumulator  # lanes are rows
 
     def scoring(self, queries: str) -> Dot:
         left = self.matrix(self.parts.key, self.parts.keys, self.parts.depth)
@@ -99,7 +99,7 @@ class _AlongQueries(BlockedAttention):
 
 
 class _AlongKeys(BlockedAttention):
-    """Few queries: each block of keys and values is read once for all of them, lanes along its rows."""
+    """Few queries: each block of keys and values is read once for all of them, with lanes along its rows."""
 
     keys = _KEYS_OF_FEW
 
@@ -113,7 +113,7 @@ class _AlongKeys(BlockedAttention):
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
 
     def _worthwhile_shares(self) -> int:
-        """As many as keep every core equally busy, where the batch is too small for that."""
+        """Return the number of shares that keeps all cores equally busy, where the batch is too small for that."""
         cores, keys, sizes = self.tiling.cores, self.parts.keys.size, [a.size for a in self.outer]
         known = [n for n in sizes if isinstance(n, int)]
         iterations = math.prod(known)
@@ -178,7 +178,7 @@ class _AlongKeys(BlockedAttention):
         return (*shared, *grid(self.emitter.take(), loops, "serial"))
 
     def _combine(self) -> None:
-        """The first share takes in the others, in order; it is too little work for threads."""
+        """Combine all shares into the first, in order; there is too little work for threads."""
         emitter, first = self.emitter, sympy.Integer(0)
         with self.rows(), emitter.repeat(str(SHARE), 1, self.shares, 1):
             kept, other = self.load(self.largest, self.state(first)), self.load(self.largest, self.state())
@@ -189,7 +189,7 @@ class _AlongKeys(BlockedAttention):
             emitter.inner.append(Store(self.largest, self.state(first), largest))
 
     def _add(self, buffer: str, places: tuple[sympy.Expr, sympy.Expr], factors: list[str]) -> None:
-        """The first of two places becomes their sum, each times its factor."""
+        """Replace the first of two elements by their sum, each times its factor."""
         total = self.softmax.combine_sums((self.load(buffer, place) for place in places), factors)
         self.emitter.inner.append(Store(buffer, places[0], total))
 

@@ -1,9 +1,9 @@
-"""Schedule of matrix products with few rows: the weight is read once, at the speed of memory.
+"""Schedule of GEMMs. Small M: the weight is read once, at the speed of memory.
 
-Each thread computes the left operand (with whatever prologue it has) into its own cache, then takes blocks of
-the weight's rows in turn: dot products with accumulators in registers, then the epilogue on the block.
+Each thread computes the left operand, with its prologue, into its own cache, then takes the next block of the
+weight's rows: dot products with accumulators in registers, then the epilogue on the block.
 
-Many rows have no prologue and are taken in blocks too, each beside a block of the weight that stays in the cache.
+A large-M GEMM has no prologue; its rows are processed in blocks, each with a block of the weight that stays in cache.
 """
 
 import math
@@ -36,30 +36,29 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
 from fusec.loops.kinds import FEW_ROWS, Shape
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
-"""Of a block of rows and their sums: what stays in a second-level cache; but always so many rows, where there are."""
+"""Size limit of a block of rows and their sums, which stay in the second-level cache; and its fewest rows."""
 PANEL_TILES = 4
-"""Tiles of columns that a block has at most: what ``dot.h`` keeps in the first-level cache, side by side if
-transposed."""
+"""The most tiles of columns of a block: ``dot.h`` keeps them in the first-level cache, contiguous if transposed."""
 LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
-"""Rows from which on a frozen weight is transposed beforehand, by lanes of a register and type. For fewer, memory
-decides and not arithmetic, and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs that lie
-side by side as they are."""
+"""The fewest rows for which a frozen weight is prepacked transposed, by lanes of a register and type. With fewer,
+memory is the limit and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs, which are
+contiguous without prepacking."""
 _NEVER = 1 << 62
 _PART = index_symbol("part")
 
 
 @dataclass(frozen=True)
 class _Left:
-    """A left operand as the products read it."""
+    """Storage of a left operand."""
 
     buffer: str
     offset: sympy.Expr
-    """Over the row axes and the one contracted axis."""
+    """Over the row axes and the single contracted axis."""
     row_stride: Size
 
 
 def schedule_contraction(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
-    """The body of a kernel for a contraction region.
+    """Return the body of a kernel for a GEMM region.
 
     Raises:
         ScheduleError: for shapes it does not cover.
@@ -75,12 +74,12 @@ class _Contraction:
         self.rows = shape.rows
         self.joint: dict[tuple[Axis, ...], Axis] = {}
         self.taken = self._most_rows() if shape.many else ()
-        """The axes of the rows that are taken in blocks, as one."""
+        """The axes of the rows that are processed in blocks, as one."""
 
     def _most_rows(self) -> tuple[Axis, ...]:
-        """The longest axis of the rows, or neighbours that together are one wherever a left operand is read.
+        """Return the longest axis of the rows, or adjacent ones that are one axis in the layout of all left operands.
 
-        Where lengths are not known it is the innermost, as sequences are longer than batches.
+        Where sizes are unknown it is the innermost, as sequences are longer than batches.
         """
         count = len(self.rows)
         runs = [self.rows[i:j] for i in range(count) for j in range(i + 1, count + 1)]
@@ -109,7 +108,7 @@ class _Contraction:
         return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
 
     def _sections(self) -> dict[Axis, list[Output]]:
-        """The outputs by their outermost column axis, which is cut in blocks that the threads take in turn."""
+        """Return the outputs by their outermost column axis, which is split into blocks for the threads."""
         sections: dict[Axis, list[Output]] = {}
         for output in self.products.results:
             columns = self._columns(output)
@@ -135,20 +134,22 @@ class _Contraction:
             output, place = self._left_output(left, bound, self._left_dtype(contraction))
             pending.append(output)
             lefts[left] = place
-        statistics = {r: self._scratch_output(r, self.rows, accumulation(r.dtype), "row") for r in self._read_again()}
+        statistics = {
+            r: self._scratch_output(r, self.rows, accumulation(r.dtype), "row") for r in self._shared_reductions()
+        }
         if pending:
             self._rows([*pending, *(output for output, _ in statistics.values())])
         self.emitter.kept |= {r: (self.emitter.outputs[o.position], offset) for r, (o, offset) in statistics.items()}
         return lefts
 
-    def _read_again(self) -> list[IndexedExpr]:
+    def _shared_reductions(self) -> list[IndexedExpr]:
         """Return the reductions of the prologue that the epilogue reads as well, such as the mean of a norm."""
         if not self.rows:
             return []  # of a single row they are in scope
         return self.products.reductions((o.root for o in self.products.results), prologue=False)
 
     def _left_dtype(self, contraction: IndexedExpr) -> DType:
-        """What the left operand is kept as: bfloat16 where the machine multiplies it, else the type of the sums."""
+        """Return the type of the left operand in scratch: bfloat16 if the machine multiplies it, else that of sums."""
         left, right = contraction.operands
         lies_along_k = stride(right, contraction.bound[-1]) == 1
         if self.tiling.bf16_products and lies_along_k and left.dtype == right.dtype == BF16:
@@ -156,7 +157,7 @@ class _Contraction:
         return accumulation(left.dtype)
 
     def _left_output(self, left: IndexedExpr, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
-        """The left operand as one more output: a matrix in scratch, the contracted axes in a row."""
+        """Return the left operand as an additional output: a matrix in scratch with contiguous contracted axes."""
         output, offset = self._scratch_output(left, (*self.rows, *bound), dtype, "left")
         row_stride = math.prod(static_size(a) for a in bound)
         return output, _Left(self.emitter.outputs[output.position].name, self._joined(offset, bound), row_stride)
@@ -164,7 +165,7 @@ class _Contraction:
     def _scratch_output(
         self, item: IndexedExpr, axes: tuple[Axis, ...], dtype: DType, hint: str
     ) -> tuple[Output, sympy.Expr]:
-        """A value as one more output: an array in scratch over these axes, and the offset of an element in it."""
+        """Return a value as an additional output, an array in scratch over these axes, and the offset of an element."""
         sizes = tuple(static_size(a) for a in axes)
         type = TensorType(dtype, sizes, contiguous_strides(sizes))
         self.emitter.outputs.append(self.emitter.add_scratch(type.dtype, type.numel, hint))
@@ -173,22 +174,22 @@ class _Contraction:
         return Output(len(self.emitter.outputs) - 1, item, index), self.emitter.offset(index, type)
 
     def _row_stride(self, left: IndexedExpr) -> Size:
-        """What one row adds, for rows that lie evenly."""
+        """Return the stride of the rows."""
         return stride(left, (self.taken or self.rows)[-1]) if self.rows else 0
 
     def _is_dense(self, left: IndexedExpr, bound: tuple[Axis, ...]) -> bool:
-        """Whether a loaded left operand is a matrix as it lies: rows at even distances, elements side by side."""
+        """Return whether a loaded left operand is a matrix in memory: one row stride, and contiguous rows."""
         return _is_even(left, self.rows) and len(bound) == 1 and stride(left, bound[0]) == 1
 
     def _joined(self, offset: sympy.Expr, bound: tuple[Axis, ...]) -> sympy.Expr:
-        """An offset over several contracted axes that lie in a row, over one axis instead."""
+        """Return an offset over contiguous contracted axes as one over a single axis."""
         if len(bound) == 1:
             return offset
         inner, k = self.emitter.axis_symbol(bound[-1]), self.emitter.axis_symbol(self._k(bound))
         return offset.subs({self.emitter.axis_symbol(a): 0 for a in bound[:-1]}).subs(inner, k)
 
     def _k(self, bound: tuple[Axis, ...]) -> Axis:
-        """The contracted axes as one."""
+        """Return the contracted axes as one."""
         if len(bound) == 1:
             return bound[0]
         size = 1
@@ -213,16 +214,16 @@ class _Contraction:
     # Blocks of columns.
 
     def _columns(self, output: Output) -> tuple[Axis, ...]:
-        """The axes of an output's columns, the outermost first as the weight lies in memory."""
+        """Return the axes of an output's columns, ordered by their stride in the weight, largest first."""
         axes = [a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows]
-        return tuple(self._as_they_lie(axes, self.products.of([output])))
+        return tuple(self._by_stride(axes, self.products.of([output])))
 
-    def _as_they_lie(self, axes: list[Axis], products: list[IndexedExpr]) -> list[Axis]:
-        """Axes, sorted by how far apart their columns lie in the weights of products."""
+    def _by_stride(self, axes: list[Axis], products: list[IndexedExpr]) -> list[Axis]:
+        """Sort axes by their stride in the weights of products, largest first."""
         return sorted(axes, key=lambda a: max(estimate(stride(c.operands[1], a)) for c in products), reverse=True)
 
     def _row_blocks(self, loops: ExitStack) -> "_Block | None":
-        """A block of the rows, in loops over all of them; None where they are taken at once."""
+        """Open loops over blocks of rows and return the block; None where all rows are processed at once."""
         if not self.taken:
             return None
         for axis in self.rows:
@@ -236,7 +237,7 @@ class _Contraction:
         return _Block(taken, start, stop, size)
 
     def _most_in_block(self) -> int:
-        """Rows of a block: each turns the weight anew, and reads its own rows again for every block of columns."""
+        """Return the rows of a block, which transposes the weight again and rereads its rows per block of columns."""
         products = self.shape.contractions
         read = max(c.operands[0].dtype.bytes * static_size(self._k(c.bound)) for c in products)
         summed = sum(accumulation(c.dtype).bytes * self.most_columns for c in products)
@@ -245,7 +246,7 @@ class _Contraction:
     def _blocks(
         self, axis: Axis, results: list[Output], lefts: dict[IndexedExpr, _Left], rows: "_Block | None"
     ) -> None:
-        """Blocks of the only column axis there is."""
+        """Emit the loop over blocks of the only column axis."""
         n = static_size(axis)
         size = max(8, min(self.most_columns, n // 64 * 8))
         weights = ((c.operands[1], c.bound[-1]) for c in self.products.of(results))
@@ -258,7 +259,7 @@ class _Contraction:
     def _block(
         self, results: list[Output], lefts: dict[IndexedExpr, _Left], columns: "_Block | None", rows: "_Block | None"
     ) -> None:
-        """All products that some outputs need in one block, then the outputs."""
+        """Emit the products of one block, then its outputs."""
         for contraction in self.products.of(results):
             self._dots(contraction, lefts[contraction.operands[0]], columns, rows)
         self._epilogue(results, columns, rows)
@@ -284,7 +285,7 @@ class _Contraction:
         emitter = self.emitter
         taken = {*self.rows, *emitter.levels[-1].axes}
         inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
-        inner = self._as_they_lie(inner, [contraction])
+        inner = self._by_stride(inner, [contraction])
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
         axis = inner[-1]
@@ -334,7 +335,7 @@ class _Contraction:
         )
 
     def _packs(self, contraction: IndexedExpr, left: _Left, n: Axis, width: int) -> bool:
-        """Whether the weight of a matmul, if it is frozen, may be prepacked in transposed blocks of so many rows."""
+        """Return whether the weight, if frozen, may be prepacked in transposed blocks of so many rows."""
         right, bound = contraction.operands[1], contraction.bound
         type, k = right.value.tensor, static_size(self._k(bound))
         if not right.value.frozen or type.rank != 2 or not type.is_contiguous or not 0 < k == type.shape[1]:
@@ -354,26 +355,26 @@ class _Contraction:
 
 @dataclass(frozen=True)
 class _Block:
-    """A range of an axis."""
+    """A block of an axis."""
 
     axis: Axis
     start: Size
     stop: Size
     size: int
-    """Its length; the last one may be shorter."""
+    """Length of all blocks but the last, which may be shorter."""
 
     @property
     def length(self) -> Size:
-        """Exactly that of each block."""
+        """Exact length."""
         return simplify(sympy.expand(sympy.sympify(self.stop) - self.start))
 
 
 def even_blocks(n: int, most: int, step: int = 6) -> int:
-    """The length of as few equal blocks as cover ``n`` elements; where there are several, a multiple of ``step``."""
+    """Return the length of the fewest equal blocks that cover ``n`` elements; with several, a multiple of ``step``."""
     count = -(-n // most)
     return min(-(-n // (count * step)) * step, most, n)
 
 
 def _is_even(item: IndexedExpr, axes: tuple[Axis, ...]) -> bool:
-    """Whether what is loaded lies at even distances along all of these axes, the last of them innermost."""
+    """Return whether these axes of a load, the last innermost, have the strides of one axis."""
     return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))

@@ -27,13 +27,13 @@ from fusec.loops.visible import loaded_masks
 
 _PART, _COLUMN_BLOCK = index_symbol("part"), index_symbol("column_block")
 _FOUND = 8192
-"""Elements of all parts' sums that one program brings together: compilers load them all at once."""
+"""The most elements of all parts' sums that one program combines: compilers load them all at once."""
 
 
 def schedule_tiled_attention(
     emitter: Emitter, nest: LoopNest, attention: Attention, config: KernelConfig
 ) -> tuple[Statement, ...]:
-    """The body of a kernel for an attention region."""
+    """Return the body of a kernel for an attention region."""
     return _TiledAttention(emitter, nest, attention, config).run()
 
 
@@ -50,27 +50,27 @@ class _TiledAttention:
         self.block = index_symbol("query_block")
 
     def run(self) -> tuple[Statement, ...]:
-        """The statements of the whole kernel: one grid, or one for parts of the keys and one for what follows."""
+        """Return the statements of the kernel: one grid, or one for parts of the keys and one that combines them."""
         self.emitter.levels[0].axes = frozenset(self._outer())
         if self.splits == 1:
-            with self._queries(), self._passed():
+            with self._queries(), self._pass_over_keys():
                 self._finish()
             return self._grid()
-        with self._queries(), self._passed():
+        with self._queries(), self._pass_over_keys():
             self._store_part()
         parts = self._grid((_PART.name, self.splits))
-        # No product follows, which would ask for rows: the fewer lanes, the more programs and parts at once.
+        # No product follows that would need rows: the fewer lanes, the more programs and parts at once.
         rows, columns = power_of_two(self.parts.rows), static_size(self.parts.columns)
         width = min(power_of_two(columns), max(MATRIX_ROWS, _FOUND // (rows * self.splits)))
         tiles = self.emitter.tile((self.parts.columns,), width, *block_range(_COLUMN_BLOCK * width, width, columns))
         with self._queries(rows), tiles:
-            self._bring_together()
+            self._combine_parts()
             self._finish()
         return (*parts, *self._grid((_COLUMN_BLOCK.name, -(-columns // width))))
 
     @contextmanager
-    def _passed(self) -> Iterator[None]:
-        """What follows a pass over the keys: the largest score, sums of exponentials and of values weighted by them."""
+    def _pass_over_keys(self) -> Iterator[None]:
+        """Emit a pass over the keys; its maximum and sums are visible inside."""
         emitter, parts = self.emitter, self.parts
         with self._whole(parts.depth):
             query = emitter.emit(parts.query)
@@ -79,13 +79,13 @@ class _TiledAttention:
                 with emitter.loop(parts.keys, "tile", self.keys, *self._own(*self._visible())):
                     seen = self._seen()
                     with emitter.when(seen) if seen else nullcontext():
-                        self._take_in(query)
+                        self._block(query)
                 yield
 
     # Loops.
 
     def _outer(self) -> tuple[Axis, ...]:
-        """Axes of the grid; the block of queries comes behind them."""
+        """Return the axes of the grid, without the block of queries, which is innermost."""
         return (*self.parts.batch, *(() if self.few else (a for a in self.parts.queries if a is not self.lane)))
 
     def _queries(self, rows: int | None = None) -> AbstractContextManager[None]:
@@ -99,7 +99,7 @@ class _TiledAttention:
         )
 
     def _whole(self, axis: Axis) -> AbstractContextManager[None]:
-        """One tile over a whole axis of a head."""
+        """Open one tile over a whole axis of a head."""
         return self.emitter.tile((axis,), max(MATRIX_ROWS, power_of_two(static_size(axis))))
 
     def _grid(self, *inner: tuple[str, Size]) -> tuple[Statement, ...]:
@@ -123,7 +123,7 @@ class _TiledAttention:
         return VisibleKeys(self.emitter, self.parts, ranges, self._at_run_time).range(self.keys)
 
     def _own(self, start: Size, stop: Size) -> tuple[Size, Size]:
-        """Those of the keys that one part of them has, in whole blocks."""
+        """Return the range of one part of the keys, in whole blocks."""
         if self.splits == 1:
             return start, stop
         span = simplify(sympy.ceiling((sympy.sympify(stop) - start) / (self.keys * self.splits)) * self.keys)
@@ -131,7 +131,7 @@ class _TiledAttention:
         return first, sympy.Min(stop, first + span)
 
     def _at_run_time(self, item: IndexedExpr, op: str) -> sympy.Symbol:
-        """The greatest or least value of a number over the queries of one program, for bounds of loops."""
+        """Emit the greatest or least value of an integer over the queries of one program, for bounds of loops."""
         value = self.emitter.emit(item)
         inside = self.parts.queries if self.few else (self.lane,)
         if any(axis in item.axes for axis in inside):
@@ -142,9 +142,9 @@ class _TiledAttention:
     # Blocks of keys.
 
     def _seen(self) -> str | None:
-        """Whether any of few queries sees any key of the block, as far as a loaded mask says; None where nobody looks.
+        """Emit whether any of few queries sees any key of the block, as far as a loaded mask says; None for no test.
 
-        With many queries a look would keep a chip from loading the next block meanwhile.
+        With many queries the test would keep the chip from prefetching the next block.
         """
         emitter, parts = self.emitter, self.parts
         masks = loaded_masks(parts.scores, parts.keys) if self.few else []
@@ -156,8 +156,8 @@ class _TiledAttention:
             seen = self._folded("max", seen, BOOL, emitter.joint(parts.queries))
         return seen
 
-    def _take_in(self, query: Operand) -> None:
-        """One block of keys: its exponentials, corrected sums of those so far, and the values weighted by them."""
+    def _block(self, query: Operand) -> None:
+        """Take in one block of keys: scores, softmax, weighted values."""
         emitter, parts, softmax = self.emitter, self.parts, self.softmax
         key = emitter.emit(parts.key)
         product: Operand = self._dot(self._accumulator("sum"), query, key, parts.depth, parts.query, parts.key)
@@ -189,7 +189,7 @@ class _TiledAttention:
     # Parts of the keys.
 
     def _store_part(self) -> None:
-        """Store what was found for the grid that follows."""
+        """Store the state for the next grid."""
         parts, splits = self.parts, self.splits
         rows = (*parts.batch, *parts.queries)
         self.found = [
@@ -199,8 +199,8 @@ class _TiledAttention:
         for part, value in zip(self.found, (self.largest, self.total, self.sums), strict=True):
             part.store(_PART, value)
 
-    def _bring_together(self) -> None:
-        """What all parts found as one, always in the same order."""
+    def _combine_parts(self) -> None:
+        """Combine the states of all parts, in a fixed order."""
         loaded = [[result.load(split) for result in self.found] for split in range(self.splits)]
         maxima, totals, sums = zip(*loaded, strict=True)
         self.largest, factors = self.softmax.combine_maxima(maxima)
@@ -210,13 +210,13 @@ class _TiledAttention:
         return self.emitter.accumulator(op, self.dtype)
 
     def _dot(self, acc: str, left: Operand, right: Operand, axis: Axis, first: IndexedExpr, second: IndexedExpr) -> str:
-        assert isinstance(left, str) and isinstance(right, str)  # both depend on what is summed
+        assert isinstance(left, str) and isinstance(right, str)  # both depend on the summed axis
         dtype = multiplied(first, second)
         self.emitter.inner.append(DotTiles(acc, left, right, self.emitter.axis_name(axis), dtype))
         return acc
 
     def _folded(self, op: str, tile: Operand, dtype: DType | None = None, axis: Axis | None = None) -> str:
-        """The lanes of a tile as one, by default those of the keys in the type of the sums."""
+        """Reduce the lanes of a tile, by default along the keys and in the type of the sums."""
         assert isinstance(tile, str)
         return self.emitter.fold(op, tile, dtype or self.dtype, axis or self.parts.keys)
 

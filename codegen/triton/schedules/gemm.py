@@ -1,12 +1,12 @@
-"""Schedule of matrix products on tiles: each program takes a block of rows and a block of the weight's.
+"""Schedule of GEMMs on tiles: each program computes a block of rows and columns.
 
-Every program computes the left operand with its prologue for itself, block by block along what is summed: a few
-kilobytes, which lie in a cache that all share. One row is multiplied and added up, as memory is the limit; several
-go to the matrix unit. Few rows are one block. Of many, programs that run at the same time have few blocks of rows
-and few of columns between them, so that both come from the cache.
+Every program computes the left operand with its prologue for itself, block by block along the summed axes: a few
+kilobytes, which a shared cache holds. One row is multiplied and summed lane by lane, as memory is the limit; several
+use the matrix unit. Few rows are one block. With many, programs that run concurrently share few blocks of rows and of
+columns, so that both come from the cache.
 
-Where columns are too few to keep enough of a weight on its way, what is summed is cut into parts as well. A second
-grid adds them up, always in the same order, and does whatever follows the products.
+Where there are too few columns to keep enough of a weight in flight, the sums are split as well. A second grid adds
+the splits in a fixed order, and computes the epilogue.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, Output
 from fusec.loops.kinds import Shape
 
 _GROUP = 8
-"""Blocks of rows that programs in a row take in turn, before they go on to other columns."""
+"""Blocks of rows that consecutive programs compute before those of the next columns."""
 _BLOCK, _PART = index_symbol("block"), index_symbol("part")
 _Multiply: TypeAlias = Callable[[tuple[Axis, ...], list[IndexedExpr]], object]
 
@@ -37,7 +37,7 @@ _Multiply: TypeAlias = Callable[[tuple[Axis, ...], list[IndexedExpr]], object]
 def schedule_tiled_contraction(
     emitter: Emitter, nest: LoopNest, shape: Shape, config: KernelConfig
 ) -> tuple[Statement, ...]:
-    """The body of a kernel for a contraction region.
+    """Return the body of a kernel for a GEMM region.
 
     Raises:
         ScheduleError: for shapes it does not cover.
@@ -53,7 +53,7 @@ class _TiledContraction:
         """The sums of each split, by product."""
 
     def run(self) -> tuple[Statement, ...]:
-        """The statements of the whole kernel: one grid, or one for each part of the sums and one for what follows."""
+        """Return the statements of the kernel: one grid, or one for the splits of the sums and one for the epilogue."""
         products, outputs = self.products, [o.root for o in self.products.outputs]
         if self.config.splits == 1:
             return self._grid(self._multiply, products.reductions(outputs))
@@ -61,12 +61,12 @@ class _TiledContraction:
         return (*sums, *self._grid(self._add_parts, products.reductions(outputs, prologue=False)))
 
     def _grid(self, multiply: _Multiply, needed: list[IndexedExpr], splits: int = 1) -> tuple[Statement, ...]:
-        """One grid.
+        """Return one grid.
 
         Args:
-            multiply: what is done about the products of a block.
+            multiply: emits the products of a block.
             needed: the reductions that come first.
-            splits: into how many parts sums are cut; nothing else is stored then.
+            splits: the number of splits; with several, no output is stored.
         """
         emitter, programs = self.emitter, self.products.programs(self.config)
         program = _BLOCK if len(self.products.sections) == 1 else index_symbol("program")
@@ -86,7 +86,7 @@ class _TiledContraction:
         if group != 1:
             loops.append(("row_block", group))
             block = block + index_symbol("row_block")
-        with self._if_there(block, blocks) if simplify(groups * group - blocks) != 0 else nullcontext():
+        with self._in_range(block, blocks) if simplify(groups * group - blocks) != 0 else nullcontext():
             with self._rows(block):
                 for bound, reductions in reduction_levels(needed):
                     self._reduce(bound, reductions)
@@ -97,7 +97,7 @@ class _TiledContraction:
         return grid(emitter.take(), loops)
 
     def _blocks(self, program: sympy.Symbol, programs: int, multiply: _Multiply, stores: bool) -> None:
-        """The columns of one program: it comes to one block of one section."""
+        """Emit the columns of one program: one block of one section."""
         emitter, alone, before = self.emitter, len(self.products.sections) == 1, 0
         for columns, results in self.products.sections.items():
             count = self.products.blocks(columns, self.config)
@@ -112,8 +112,8 @@ class _TiledContraction:
 
     # Loops.
 
-    def _if_there(self, block: sympy.Expr, blocks: Size) -> AbstractContextManager[None]:
-        """Nothing is done for blocks of rows that there are not: groups are of one size."""
+    def _in_range(self, block: sympy.Expr, blocks: Size) -> AbstractContextManager[None]:
+        """Skip blocks of rows beyond the last: all groups have the same size."""
         return self.emitter.when(self.emitter.compute("lt", self._index(block), self._index(blocks), dtype=I64))
 
     def _index(self, value: Size) -> str | Constant:
@@ -124,7 +124,7 @@ class _TiledContraction:
         return name
 
     def _rows(self, block: sympy.Expr) -> AbstractContextManager[None]:
-        """The rows of one program."""
+        """Open the tile of the rows of one program."""
         if not self.products.taken:
             return nullcontext()
         rows = self.config.rows
@@ -153,11 +153,11 @@ class _TiledContraction:
     # Products.
 
     def _multiply(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
-        """Compute them."""
+        """Compute products over the whole range of their sums."""
         self._sum_up(products, lambda bound: (0, length(bound)))
 
     def _store_part(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
-        """Compute the sums of one part, and store them for the grid that follows."""
+        """Compute the sums of one split, and store them for the next grid."""
         totals = self._sum_up(products, self._part)
         for one in products:
             axes = (*self.products.shape.rows, *columns)
@@ -166,19 +166,19 @@ class _TiledContraction:
             results.store(_PART, totals[one])
 
     def _add_parts(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
-        """Add what the programs of each part have stored, always in the same order."""
+        """Add the sums of all splits, in a fixed order."""
         for one in products:
             sums = [self.parts[one].load(split) for split in range(self.config.splits)]
             self.emitter.define(one, reduce(partial(self.emitter.compute, "add", dtype=self.products.dtype), sums))
 
     def _part(self, bound: tuple[Axis, ...]) -> tuple[Size, Size]:
-        """The range of one part of a sum."""
+        """Return the range of one split of a sum."""
         return part_range(_PART, self.config.splits, self.config.depth, length(bound))
 
     def _sum_up(
         self, products: list[IndexedExpr], over: Callable[[tuple[Axis, ...]], tuple[Size, Size]]
     ) -> dict[IndexedExpr, str]:
-        """Define products as sums over a range of what is summed, those over the same axes in one loop."""
+        """Define products as sums over a range of the summed axes, those over the same axes in one loop."""
         emitter, on_matrix_unit, totals = self.emitter, self.products.on_matrix_unit, dict[IndexedExpr, str]()
         for bound in dict.fromkeys(p.bound for p in products):
             members = [p for p in products if p.bound == bound]
@@ -186,7 +186,7 @@ class _TiledContraction:
             with emitter.tile(bound, self.config.depth, *over(bound)):
                 for p, name in sums.items():
                     left, right = map(emitter.emit, p.operands)
-                    assert isinstance(left, str) and isinstance(right, str)  # both depend on what is summed
+                    assert isinstance(left, str) and isinstance(right, str)  # both depend on the summed axes
                     if on_matrix_unit:
                         axis, dtype = emitter.axis_name(emitter.joint(bound)), multiplied(*p.operands)
                         emitter.inner.append(DotTiles(name, left, right, axis, dtype))
@@ -206,7 +206,7 @@ class _TiledContraction:
 
 
 def _quotient(size: Size, length: Size) -> Size:
-    """How many blocks of a length cover a size."""
+    """Return the number of blocks of a length that cover a size."""
     if isinstance(size, int) and isinstance(length, int):
         return -(-size // length)
     return sympy.floor((size + length - 1) / sympy.sympify(length))

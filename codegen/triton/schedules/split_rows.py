@@ -1,8 +1,8 @@
 """Schedule of few long rows on a GPU: each part of a row has programs of its own.
 
-Rows alone would keep few processors busy, and a sum over everything only one. A grid reduces parts; the next one joins
-them, always in the same order, and does what follows: it reduces parts of something made of the results, as a softmax
-does after its maximum, or stores, again in parts what is as long as the rows.
+One program per row would leave most processors idle. A grid reduces parts; the next one combines them in a fixed
+order and goes on: it reduces parts of values that depend on the results, as softmax does after its maximum, or stores
+outputs, in parts again if they are as long as the rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
 from fusec.loops.kinds import Shape
 
 _JOINED = 4096
-"""Elements of a block of parts that are joined."""
+"""Elements of a block of parts that are combined."""
 _BLOCK, _PART = index_symbol("block"), index_symbol("part")
 
 
 def may_split(nest: LoopNest, shape: Shape) -> bool:
-    """Whether a region reduces the same axes, of sizes that are known, and stores rows or one number of each."""
+    """Return whether reductions are over the same static axes, and outputs are rows or one element of each."""
     if shape.kind != "row":
         return False
     bound, rows = shape.reductions[0].bound, frozenset(shape.rows)
@@ -40,13 +40,13 @@ def levels(shape: Shape) -> list[list[IndexedExpr]]:
 
 
 def side_by_side(nest: LoopNest, shape: Shape) -> bool:
-    """Whether what is reduced lies side by side, and not the rows."""
+    """Return whether memory is contiguous along the reduced axes."""
     bound = shape.reductions[0].bound
     return any(stride(i, axis) == 1 for i in nest.walk() if i.kind == "load" for axis in bound)
 
 
 def schedule_split_rows(emitter: Emitter, nest: LoopNest, shape: Shape, config: KernelConfig) -> tuple[Statement, ...]:
-    """The body of a kernel for a region that ``may_split``: a grid for parts of each level, and for what follows."""
+    """Return the body of a kernel for a region that ``may_split``: a grid for each level, and for the outputs."""
     return _Split(emitter, nest, shape, config).run()
 
 
@@ -56,10 +56,10 @@ class _Split:
         self.bound = shape.reductions[0].bound
         self.count = product(tuple(axis.size for axis in shape.rows))
         self.parts: dict[IndexedExpr, PartialResults] = {}
-        """Where the results of each part lie, all of one reduction in a row."""
+        """The results of all parts, by reduction."""
 
     def run(self) -> tuple[Statement, ...]:
-        """The statements of the whole kernel."""
+        """Return the statements of the kernel."""
         grids: list[Statement] = []
         blocks, parts = (_BLOCK.name, -(-self.count // self.config.rows)), (_PART.name, self.config.splits)
         for reductions in levels(self.shape):
@@ -79,7 +79,7 @@ class _Split:
 
     @contextmanager
     def _rows(self) -> Iterator[None]:
-        """The rows of one program, of which is known what was reduced before."""
+        """Open the tile of the rows of one program, with the results of earlier reductions."""
         rows = self.config.rows
         tile = self.emitter.tile(self.shape.rows, rows, *block_range(_BLOCK * rows, rows, self.count))
         with tile if self.shape.rows else nullcontext():
@@ -88,7 +88,7 @@ class _Split:
             yield
 
     def _part(self) -> AbstractContextManager[None]:
-        """The elements of a row that are one program's."""
+        """Open the tiles over one program's part of a row."""
         length, depth = product(tuple(axis.size for axis in self.bound)), self.config.depth
         return self.emitter.tile(self.bound, depth, *part_range(_PART, self.config.splits, depth, length))
 
@@ -109,7 +109,7 @@ class _Split:
     def _reduced(
         self, reductions: Iterable[IndexedExpr], axes: tuple[Axis, ...], tile: AbstractContextManager[None]
     ) -> Iterator[dict[IndexedExpr, Operand]]:
-        """Tiles over some axes; what is said within to be the value of each reduction there is reduced."""
+        """Open tiles over some axes, and reduce the values that are set inside for each reduction."""
         emitter, values = self.emitter, dict[IndexedExpr, Operand]()
         names = {r: emitter.accumulator(r.node.op.name, self._type(r), True) for r in reductions}
         with tile:
