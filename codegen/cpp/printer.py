@@ -87,7 +87,7 @@ class _Printer(Statements):
         comment += self.kernel.formula.splitlines()
         comment += [f"from {source}" for source in self.kernel.sources[:8]]
         hidden = len(self.kernel.sources) - 8
-        comment += [f"and {hidden} more places"] if hidden > 0 else []
+        comment += [f"and {hidden} more locations"] if hidden > 0 else []
         return [*lines, "", *(f"// {_one_line(line)}" for line in comment)]
 
     def _signature(self) -> str:
@@ -134,23 +134,20 @@ class _Printer(Statements):
         self._declare([b for b in scratch if not _on_stack(b)])
         if loop.stop == PARTS:
             together = [loop]
-            self.line("{")
-            self.depth += 1
+            self._open("{")
             self.line(f"const int64_t {identifier(loop.axis)} = team.part();")
         elif together := nest[: _rectangular(nest)] if self.pays != "false" else []:
             counts = ", ".join(CPP.print(_count(level)) for level in together)
-            self.line(f"for (auto own = team.share({{{counts}}}); own; ++own) {{")
-            self.depth += 1
+            self._open(f"for (auto own = team.share({{{counts}}}); own; ++own) {{")
             for i, level in enumerate(together):
                 place = 0 if _count(level) == 1 else index_symbol(f"own[{i}]")  # constants compile much faster
                 axis = place * level.step + level.start
                 self.line(f"const int64_t {identifier(level.axis)} = {CPP.print(axis)};")
         rest = nest[len(together) :]
         for level in rest:
-            self._open(level)
+            self._open_loop(level)
         self._declare([b for b in scratch if _on_stack(b)])
-        for statement in nest[-1].body:
-            self._statement(statement)
+        self._run(nest[-1].body)
         for _ in range(len(rest) + bool(together)):
             self._close()
 
@@ -163,38 +160,40 @@ class _Printer(Statements):
                 self.line(f"Scratch<{element}> {name}_memory({CPP.print(b.numel)});")
                 self.line(f"{element}* const {name} = {name}_memory.data;")
 
-    def _open(self, loop: Loop) -> None:
-        axis = identifier(loop.axis)
-        step = f"{axis}++" if loop.step == 1 else f"{axis} += {CPP.print(loop.step)}"
-        self.line(f"for (int64_t {axis} = {CPP.print(loop.start)}; {axis} < {CPP.print(loop.stop)}; {step}) {{")
+    def _open(self, text: str) -> None:
+        self.line(text)
         self.depth += 1
 
     def _close(self, text: str = "}") -> None:
         self.depth -= 1
         self.line(text)
 
-    def _dynamic(self, loop: Loop) -> None:
-        self.line(f"for (auto dealt = team.deal({CPP.print(loop.stop)}); dealt; ++dealt) {{")
-        self.depth += 1
-        self.line(f"const int64_t {identifier(loop.axis)} = *dealt;")
-        for statement in loop.body:
+    def _run(self, statements: Iterable[Statement]) -> None:
+        for statement in statements:
             self._statement(statement)
+
+    def _open_loop(self, loop: Loop) -> None:
+        axis = identifier(loop.axis)
+        step = f"{axis}++" if loop.step == 1 else f"{axis} += {CPP.print(loop.step)}"
+        self._open(f"for (int64_t {axis} = {CPP.print(loop.start)}; {axis} < {CPP.print(loop.stop)}; {step}) {{")
+
+    def _dynamic(self, loop: Loop) -> None:
+        self._open(f"for (auto dealt = team.deal({CPP.print(loop.stop)}); dealt; ++dealt) {{")
+        self.line(f"const int64_t {identifier(loop.axis)} = *dealt;")
+        self._run(loop.body)
         self._close()
 
     def _serial(self, loop: Loop) -> None:
-        self._open(loop)
-        for statement in loop.body:
-            self._statement(statement)
+        self._open_loop(loop)
+        self._run(loop.body)
         self._close()
 
     @_statement.register
     def _when(self, statement: When) -> None:
         if self.lanes_of(statement.condition):
             raise BuildError("a tile decides whether statements run", where=self.kernel.name)
-        self.line(f"if ({identifier(statement.condition)}) {{")
-        self.depth += 1
-        for inner in statement.body:
-            self._statement(inner)
+        self._open(f"if ({identifier(statement.condition)}) {{")
+        self._run(statement.body)
         self._close()
 
     def _tile(self, loop: Loop) -> None:
@@ -204,13 +203,10 @@ class _Printer(Statements):
         axis, step = identifier(loop.axis), int(loop.step)
         carried = self._carried(loop)
         extra = "".join(f", {self.kinds[a].text}& {identifier(a)}" for a in carried)
-        self.line("{")
-        self.depth += 1
-        self.line(f"const auto tile = [&](const int64_t {axis}, const auto lanes{extra}) LANEWISE {{")
+        self._open("{")
+        self._open(f"const auto tile = [&](const int64_t {axis}, const auto lanes{extra}) LANEWISE {{")
         self.tiles.append(loop)
-        self.depth += 1
-        for statement in loop.body:
-            self._statement(statement)
+        self._run(loop.body)
         self._close("};")
         self.tiles.pop()
         self.line(f"const int64_t end = {CPP.print(loop.stop)};")
@@ -231,13 +227,11 @@ class _Printer(Statements):
     def _partials(self, axis: str, step: int, carried: dict[str, str], partials: int) -> None:
         """Print a loop over several tiles at a time, each with its own accumulators, to hide the latency of updates."""
         names = {a: [identifier(a), *(f"{identifier(a)}_{i}" for i in range(1, partials))] for a in carried}
-        self.line(f"if ({axis} + {partials * step} <= end) {{")
-        self.depth += 1
+        self._open(f"if ({axis} + {partials * step} <= end) {{")
         for a, op in carried.items():
             identity = self.identity(op, self.kinds[a].dtype)
             self.line(f"{self.kinds[a].text} {', '.join(f'{n}({identity})' for n in names[a][1:])};")
-        self.line(f"for (; {axis} + {partials * step} <= end; {axis} += {partials * step}) {{")
-        self.depth += 1
+        self._open(f"for (; {axis} + {partials * step} <= end; {axis} += {partials * step}) {{")
         for i in range(partials):
             start = axis if i == 0 else f"{axis} + {i * step}"
             self.line(f"tile({start}, All{{}}{''.join(f', {names[a][i]}' for a in carried)});")

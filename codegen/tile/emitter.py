@@ -324,12 +324,10 @@ class Emitter:
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:
         """Return the symbol of an integer for bounds of loops, clamped so that sums of it do not overflow."""
         if dtype != I64:
-            self.inner.append(Compute(widened := self.fresh(), "cast", (value,), I64))
-            value = widened
+            value = self.compute("cast", value, dtype=I64)
         for op, end in (("maximum", -_FAR), ("minimum", _FAR)):
-            self.inner.append(Compute(near := self.fresh(), op, (value, Constant(end)), I64))
-            value = near
-        return sympy.Symbol(near, integer=True)
+            value = self.compute(op, value, Constant(end), dtype=I64)
+        return sympy.Symbol(str(value), integer=True)
 
     def guard(self, index: DynamicIndex, value: Operand) -> tuple[Statement, ...]:
         """Return the statements before the use of a dynamic index; none where all are checked before the grid."""

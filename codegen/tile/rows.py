@@ -10,7 +10,7 @@ import sympy
 
 from fusec.codegen.tile.chains import Run, chained
 from fusec.codegen.tile.emitter import Emitter, grid
-from fusec.codegen.tile.kernel import Constant, Init, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import Constant, Operand, Statement, Store, Update, index_symbol
 from fusec.ir.types import DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
@@ -152,17 +152,16 @@ class Rows:
         emitter = self.emitter
         chain = next((i for i, loop in enumerate(loops) if loop.ends_chain), len(loops))
         tiled = self.in_columns or (lane is not None and chain == len(loops))
-        totals = {r: emitter.fresh("acc") for r in reductions}
-        emitter.inner.extend(Init(name, _fold(r), _accumulator(r), tiled) for r, name in totals.items())
+        totals = {r: emitter.accumulator(r.node.op.name, _accumulator(r), tiled) for r in reductions}
         with ExitStack() as opened:
             for loop in loops[: chain + 1]:
                 opened.enter_context(self._open(loop, lane))
             if chain < len(loops):
                 parts = self._accumulate(loops[chain + 1 :], lane, reductions, outputs)
-                emitter.inner.extend(Update(totals[r], _fold(r), (part,)) for r, part in parts.items())
+                emitter.inner.extend(Update(totals[r], r.node.op.name, (part,)) for r, part in parts.items())
             else:
                 for r, name in totals.items():
-                    emitter.inner.append(Update(name, _fold(r), self._addends(r)))
+                    emitter.inner.append(Update(name, r.node.op.name, self._addends(r)))
                 self._put(outputs)
                 if not self.in_columns:
                     self._keep()
@@ -182,7 +181,7 @@ class Rows:
         return index_symbol(f"{self.emitter.axis_name(axis)}_run{length}")
 
     def _folded(self, reduction: IndexedExpr, accumulator: str) -> str:
-        return self.emitter.fold(_fold(reduction), accumulator, _accumulator(reduction))
+        return self.emitter.fold(reduction.node.op.name, accumulator, _accumulator(reduction))
 
     def _addends(self, reduction: IndexedExpr) -> tuple[Operand, ...]:
         """Return the addends of an element: two factors of a product without other uses, for a fused multiply-add."""
@@ -347,10 +346,6 @@ def _accesses(nest: LoopNest, output_types: Sequence[TensorType]) -> Iterator[tu
     """Yield the index of each load and store of a nest, and the type of its tensor."""
     yield from ((i.index, i.value.tensor) for i in nest.walk() if i.kind in ("load", "lookup"))
     yield from ((o.index, output_types[o.position]) for o in nest.outputs)
-
-
-def _fold(reduction: IndexedExpr) -> str:
-    return reduction.node.op.name
 
 
 def _accumulator(reduction: IndexedExpr) -> DType:

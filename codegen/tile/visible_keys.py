@@ -1,6 +1,7 @@
 """Keys that the queries of one iteration see: the range of the loop over them, and masks tested block by block."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 
 import sympy
@@ -13,24 +14,16 @@ from fusec.loops.indexing import IndexedExpr
 from fusec.loops.visible import Bound, visible_keys
 
 
+@dataclass(frozen=True)
 class VisibleKeys:
-    """The keys that any query of one iteration sees.
+    """The keys that any query of one iteration sees."""
 
-    Args:
-        emitter: of the kernel.
-        attention: the region.
-        ranges: the first and last value, in one iteration, of the queries' axes that vary there, by their symbols.
-        at_run_time: returns the ``max`` or ``min`` of an integer over the queries of one iteration.
-    """
-
-    def __init__(
-        self,
-        emitter: Emitter,
-        attention: Attention,
-        ranges: Mapping[sympy.Symbol, tuple[Size, Size]],
-        at_run_time: Callable[[IndexedExpr, str], sympy.Symbol],
-    ) -> None:
-        self.emitter, self.parts, self.ranges, self.at_run_time = emitter, attention, ranges, at_run_time
+    emitter: Emitter
+    parts: Attention
+    ranges: Mapping[sympy.Symbol, tuple[Size, Size]]
+    """First and last value, in one iteration, of the queries' axes that vary there."""
+    at_run_time: Callable[[IndexedExpr, str], sympy.Symbol]
+    """Returns the ``max`` or ``min`` of an integer over the queries of one iteration."""
 
     def range(self, block: int) -> tuple[Size, Size]:
         """Return the first key, rounded down to the start of a block, and the end."""

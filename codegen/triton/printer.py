@@ -8,17 +8,7 @@ from functools import singledispatchmethod
 import sympy
 
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.tile.kernel import (
-    Accumulation,
-    DotTiles,
-    Kernel,
-    Loop,
-    Statement,
-    Update,
-    When,
-    index_symbol,
-    walk,
-)
+from fusec.codegen.tile.kernel import Accumulation, DotTiles, Kernel, Loop, Statement, Update, When, index_symbol, walk
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.prelude import prelude
 from fusec.codegen.triton.signature import (

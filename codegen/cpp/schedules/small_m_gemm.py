@@ -192,10 +192,7 @@ class _Contraction:
         """Return the contracted axes as one."""
         if len(bound) == 1:
             return bound[0]
-        size = 1
-        for axis in bound:
-            size *= static_size(axis)
-        return self.joint.setdefault(bound, Axis(size, "k"))
+        return self.joint.setdefault(bound, Axis(math.prod(map(static_size, bound)), "k"))
 
     def _rows(self, outputs: list[Output]) -> None:
         """Compute outputs row by row, with the reductions they need."""

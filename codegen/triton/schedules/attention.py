@@ -75,7 +75,9 @@ class _TiledAttention:
         with self._whole(parts.depth):
             query = emitter.emit(parts.query)
             with self._whole(parts.columns):
-                self.largest, self.total, self.sums = (self._accumulator(op) for op in ("max", "sum", "sum"))
+                self.largest, self.total, self.sums = (
+                    emitter.accumulator(op, self.dtype) for op in ("max", "sum", "sum")
+                )
                 with emitter.loop(parts.keys, "tile", self.keys, *self._own(*self._visible())):
                     seen = self._seen()
                     with emitter.when(seen) if seen else nullcontext():
@@ -160,7 +162,8 @@ class _TiledAttention:
         """Take in one block of keys: scores, softmax, weighted values."""
         emitter, parts, softmax = self.emitter, self.parts, self.softmax
         key = emitter.emit(parts.key)
-        product: Operand = self._dot(self._accumulator("sum"), query, key, parts.depth, parts.query, parts.key)
+        scores = emitter.accumulator("sum", self.dtype)
+        product: Operand = self._dot(scores, query, key, parts.depth, parts.query, parts.key)
         for scale, number in parts.factors:
             product = softmax.compute(scale, product, emitter.emit(number))
         emitter.define(parts.product, product)
@@ -205,9 +208,6 @@ class _TiledAttention:
         maxima, totals, sums = zip(*loaded, strict=True)
         self.largest, factors = self.softmax.combine_maxima(maxima)
         self.total, self.sums = (self.softmax.combine_sums(parts, factors) for parts in (totals, sums))
-
-    def _accumulator(self, op: str) -> str:
-        return self.emitter.accumulator(op, self.dtype)
 
     def _dot(self, acc: str, left: Operand, right: Operand, axis: Axis, first: IndexedExpr, second: IndexedExpr) -> str:
         assert isinstance(left, str) and isinstance(right, str)  # both depend on the summed axis

@@ -46,15 +46,13 @@ def described(body: Iterable[Statement], sizes: Mapping[str, Size], buffers: Ite
         buffers: the buffers of the kernel.
     """
     body = tuple(body)
-    operands = {name for s in walk(body) if isinstance(s, DotTiles) for name in (s.left, s.right)}
+    operands = {name for s in walk(body) if isinstance(s, DotTiles) for name in s.reads}
     dtypes = {buffer.name: buffer.dtype for buffer in buffers if buffer.role == "input"}
 
     def visit(statement: Statement, lanes: Mapping[str, int]) -> Statement:
-        if isinstance(statement, Loop):
-            if statement.kind == "tile" and isinstance(statement.step, int):
-                lanes = {**lanes, statement.axis: statement.step}
-            return replace(statement, body=tuple(visit(s, lanes) for s in statement.body))
-        if isinstance(statement, When):
+        if isinstance(statement, Loop) and statement.kind == "tile" and isinstance(statement.step, int):
+            lanes = {**lanes, statement.axis: statement.step}
+        if isinstance(statement, (Loop, When)):
             return replace(statement, body=tuple(visit(s, lanes) for s in statement.body))
         if isinstance(statement, Load) and statement.dst in operands and statement.buffer in dtypes:
             return replace(statement, descriptor=_descriptor(statement, sizes, lanes, dtypes[statement.buffer]))

@@ -107,7 +107,8 @@ class _TiledContraction:
                 with emitter.tile(columns, width, *block_range(_BLOCK * width, width, size), apart=True):
                     multiply(columns, self.products.of(results))
                     if stores:
-                        self._store(results)
+                        for output in results:
+                            emitter.store(output)
             before += count
 
     # Loops.
@@ -148,7 +149,8 @@ class _TiledContraction:
             groups.setdefault(self.products.columns(output), []).append(output)
         for columns, outputs in groups.items():
             with self._along(columns) if columns else nullcontext():
-                self._store(outputs)
+                for output in outputs:
+                    self.emitter.store(output)
 
     # Products.
 
@@ -199,10 +201,6 @@ class _TiledContraction:
 
     def _folded(self, op: str, accumulator: str, dtype: DType, bound: tuple[Axis, ...]) -> str:
         return self.emitter.fold(op, accumulator, dtype, self.emitter.joint(bound))
-
-    def _store(self, outputs: list[Output]) -> None:
-        for output in outputs:
-            self.emitter.store(output)
 
 
 def _quotient(size: Size, length: Size) -> Size:
