@@ -73,7 +73,7 @@ class _Contraction:
         self.products = Products(nest, shape)
         self.rows = shape.rows
         self.joint: dict[tuple[Axis, ...], Axis] = {}
-        self.taken = self._most_rows() if shape.many else ()
+        self.blocked_rows = self._most_rows() if shape.many else ()
         """The axes of the rows that are processed in blocks, as one."""
 
     def _most_rows(self) -> tuple[Axis, ...]:
@@ -87,9 +87,9 @@ class _Contraction:
         return max(reversed(even), key=lambda run: estimate(product(tuple(axis.size for axis in run))))
 
     def run(self) -> tuple[Statement, ...]:
-        if not self.taken:
+        if not self.blocked_rows:
             return self._run()
-        with self.emitter.over(self.taken):
+        with self.emitter.over(self.blocked_rows):
             return self._run()
 
     def _run(self) -> tuple[Statement, ...]:
@@ -127,7 +127,7 @@ class _Contraction:
             if left in lefts:
                 continue
             wanted = left.kind == "load" and left.dtype == self._left_dtype(contraction)
-            if self.taken or (wanted and self._is_dense(left, bound)):
+            if self.blocked_rows or (wanted and self._is_dense(left, bound)):
                 offset = self.emitter.offset(left.index, left.value.tensor)
                 lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
                 continue
@@ -175,7 +175,7 @@ class _Contraction:
 
     def _row_stride(self, left: IndexedExpr) -> Size:
         """Return the stride of the rows."""
-        return stride(left, (self.taken or self.rows)[-1]) if self.rows else 0
+        return stride(left, (self.blocked_rows or self.rows)[-1]) if self.rows else 0
 
     def _is_dense(self, left: IndexedExpr, bound: tuple[Axis, ...]) -> bool:
         """Return whether a loaded left operand is a matrix in memory: one row stride, and contiguous rows."""
@@ -221,17 +221,17 @@ class _Contraction:
 
     def _row_blocks(self, loops: ExitStack) -> "_Block | None":
         """Open loops over blocks of rows and return the block; None where all rows are processed at once."""
-        if not self.taken:
+        if not self.blocked_rows:
             return None
         for axis in self.rows:
-            if axis not in self.taken:
+            if axis not in self.blocked_rows:
                 loops.enter_context(self.emitter.loop(axis, "serial"))
-        taken = self.emitter.joint(self.taken)
-        n, most = taken.size, self._most_in_block()
+        joint = self.emitter.joint(self.blocked_rows)
+        n, most = joint.size, self._most_in_block()
         size = even_blocks(n, most) if isinstance(n, int) else most
         start, stop = block_range(index_symbol("rows") * size, size, n)
         loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
-        return _Block(taken, start, stop, size)
+        return _Block(joint, start, stop, size)
 
     def _most_in_block(self) -> int:
         """Return the rows of a block, which transposes the weight again and rereads its rows per block of columns."""
@@ -280,8 +280,8 @@ class _Contraction:
     def _dots(self, contraction: IndexedExpr, left: _Left, columns: "_Block | None", block: "_Block | None") -> None:
         """Compute one product of the block in scratch, where the epilogue reads it."""
         emitter = self.emitter
-        taken = {*self.rows, *emitter.levels[-1].axes}
-        inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
+        opened = {*self.rows, *emitter.levels[-1].axes}
+        inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in opened]
         inner = self._by_stride(inner, [contraction])
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")

@@ -70,7 +70,7 @@ class _TiledContraction:
         """
         emitter, programs = self.emitter, self.products.programs(self.config)
         program = _BLOCK if len(self.products.sections) == 1 else index_symbol("program")
-        outer = [axis for axis in self.products.shape.rows if axis not in self.products.taken]
+        outer = [axis for axis in self.products.shape.rows if axis not in self.products.blocked_rows]
         emitter.levels[0].axes = frozenset(outer)
         blocks = _quotient(self.products.count, self.config.rows)
         group = min(blocks, _GROUP) if isinstance(blocks, int) else _GROUP
@@ -126,10 +126,8 @@ class _TiledContraction:
 
     def _rows(self, block: sympy.Expr) -> AbstractContextManager[None]:
         """Open the tile of the rows of one program."""
-        if not self.products.taken:
-            return nullcontext()
-        rows = self.config.rows
-        return self.emitter.tile(self.products.taken, rows, *block_range(block * rows, rows, self.products.count))
+        axes, count, rows = self.products.blocked_rows, self.products.count, self.config.rows
+        return self.emitter.tile(axes, rows, *block_range(block * rows, rows, count)) if axes else nullcontext()
 
     def _along(self, bound: tuple[Axis, ...]) -> AbstractContextManager[None]:
         return self.emitter.tile(bound, self.config.depth)

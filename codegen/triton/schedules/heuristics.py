@@ -53,7 +53,7 @@ _WIDE = {"sm_90": 2, "sm_100": 1}
 shared memory leave registers for the epilogue. Elsewhere, and with more products, such blocks were seen to spill."""
 _TRANSPOSED = 64
 """The fewest rows of a weight for a transposed block, the first operand of these units; the second may be narrower."""
-_DEMANDING, _BESIDE = frozenset({"erf"}), 2
+_DEMANDING, _MOST_TILES = frozenset({"erf"}), 2
 """Operations that need so many registers that they were seen to spill after a wide block, and the most tiles that may
 be loaded there, over all products: two for each of two, as in a rotary embedding, were seen to spill too."""
 _LEAST = 32 * 32
@@ -186,7 +186,7 @@ def _many_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
     """Return the largest block that the registers hold, or a smaller one where there would be few programs."""
     bytes_ = _bytes_multiplied(products)
     rows, columns, depth = _MANY[bytes_]
-    light = products.behind.isdisjoint(_DEMANDING) and products.most * products.beside <= _BESIDE
+    light = products.epilogue_ops.isdisjoint(_DEMANDING) and products.most * products.epilogue_tiles <= _MOST_TILES
     if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and light:
         columns *= 2
     rows = min(rows, power_of_two(estimate(products.count)))

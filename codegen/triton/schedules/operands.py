@@ -24,11 +24,11 @@ class TiledProducts(Products):
     def __init__(self, nest: LoopNest, shape: Shape) -> None:
         super().__init__(nest, shape)
         self.outputs = nest.outputs
-        self.behind = {item.node.op.name for item in self.after if item.kind == "pointwise"}
+        self.epilogue_ops = {item.node.op.name for item in self.after if item.kind == "pointwise"}
         """The operations of the epilogue."""
         rows = frozenset(shape.rows)
         loads = {x for item in self.after if item.kind == "pointwise" for x in item.operands if x.kind == "load"}
-        self.beside = sum(bool(x.axes & rows and x.axes - rows) for x in loads)
+        self.epilogue_tiles = sum(bool(x.axes & rows and x.axes - rows) for x in loads)
         """The number of tiles of rows and columns that the epilogue loads."""
         self.sections: dict[tuple[Axis, ...], list[Output]] = {}
         """The outputs of the epilogue by their columns."""
@@ -41,9 +41,9 @@ class TiledProducts(Products):
             self.sections.setdefault(columns, []).append(output)
         self.dtype = accumulation(shape.contractions[0].dtype)
         self.on_matrix_unit = bool(shape.rows) and self.dtype != F64
-        self.taken = self._taken()
+        self.blocked_rows = self._blocked_rows()
         """The axes of the rows that are processed in blocks, as one; the others are axes of the grid."""
-        self.count = product(tuple(axis.size for axis in self.taken))
+        self.count = product(tuple(axis.size for axis in self.blocked_rows))
         """Number of those rows."""
         at_once = rows_at_once(shape.contractions, FEW_ROWS_OF_HALVES)
         self.few = isinstance(self.count, int) and self.count <= at_once
@@ -93,10 +93,10 @@ class TiledProducts(Products):
 
     def all_programs(self, config: KernelConfig) -> int:
         """Return the approximate number of programs."""
-        outer = product(tuple(axis.size for axis in self.shape.rows if axis not in self.taken))
+        outer = product(tuple(axis.size for axis in self.shape.rows if axis not in self.blocked_rows))
         return self.programs(config) * -(-estimate(self.count) // config.rows) * estimate(outer) * config.splits
 
-    def _taken(self) -> tuple[Axis, ...]:
+    def _blocked_rows(self) -> tuple[Axis, ...]:
         """Return all axes of rows if their sizes are known, else the longest.
 
         Of unknown ones it is the innermost, as sequences are longer than batches.
