@@ -22,7 +22,8 @@ SCOPE = (
     "codegen/tile/*.py", "codegen/cpp/schedules/*.py", "codegen/triton/schedules/*.py",
     "codegen/program/launch_batch.py", "codegen/program/memory_planning.py", "codegen/program/vendor_calls.py",
     "codegen/cpp/printer.py", "codegen/cpp/statements.py", "codegen/cpp/expressions.py", "codegen/cpp/operations.py",
-    "codegen/triton/printer.py", "codegen/triton/arithmetic.py", "codegen/triton/signature.py",
+    "codegen/triton/printer.py", "codegen/triton/statements.py", "codegen/triton/arithmetic.py",
+    "codegen/triton/signature.py",
 )  # fmt: skip
 """What is mutated: rewriting, rules and declarations, analyses, schedules and printers."""
 

@@ -14,7 +14,7 @@ from fusec.loops.plan import Plan
 
 _FIXED = KernelConfig()
 _MULTIPLIED = 16
-"""Multiply-adds that take as long as one element that is read, about."""
+"""Multiply-adds that take about as long as reading one element."""
 
 
 def assemble(
@@ -36,7 +36,7 @@ def assemble(
 
 
 def _work(plan: Plan) -> Size:
-    """The largest of what is read, made and multiplied: of sizes that only a call knows, and of those known before."""
+    """Return the largest number of elements read, written or multiplied; symbolic, if any of them is."""
     body, nest, shape = plan.body, plan.nest, plan.shape
     if shape.attention is not None:
         return product(tuple(a.size for a in shape.attention.loops))

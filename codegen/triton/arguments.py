@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.tile.sizes import PYTHON, sizes_text
-from fusec.codegen.triton.schedules.descriptors import ALIGNMENT, MAX_DYNAMIC_INDICES
+from fusec.codegen.triton.schedules.descriptors import ALIGNMENT, MAX_DIM
 from fusec.codegen.triton.signature import Described, descriptors, launches
 from fusec.ir.types import evaluate_size
 from fusec.reference.dtypes import torch_dtype
@@ -67,7 +67,7 @@ def fits(kernel: Kernel) -> Callable[[Sequence[Tensor], Sequence[int]], bool]:
     def fit(buffers: Sequence[Tensor], symbols: Sequence[int]) -> bool:
         if any(buffers[i].data_ptr() % ALIGNMENT for i in described):
             return False
-        return not dynamic or largest(*symbols) <= MAX_DYNAMIC_INDICES
+        return not dynamic or largest(*symbols) <= MAX_DIM
 
     return fit
 
