@@ -460,6 +460,12 @@ def above(nest: LoopNest, roots: Iterable[IndexedExpr]) -> set[IndexedExpr]:
     return found
 
 
+def ordered(nest: LoopNest, axes: frozenset[Axis]) -> tuple[Axis, ...]:
+    """Sort axes by the dims of the widest output; any others follow."""
+    known = [a for dim in nest.axes for a in dim if a in axes]
+    return (*known, *sorted(axes.difference(known), key=lambda a: a.serial))
+
+
 def stride(item: IndexedExpr, axis: Axis) -> Size:
     """What one step along an axis adds to the offset of a loaded element."""
     out: Size = 0

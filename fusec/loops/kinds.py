@@ -8,7 +8,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, F16, DType, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
-from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, ordered, stride, walk
 from fusec.loops.updates import Move, check_updates
 
 FEW_ROWS = 16
@@ -170,9 +170,3 @@ def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr])
         yield "the elements of its weight do not lie side by side"
     if any(stride(right, a) != stride(right, b) * b.size for a, b in zip(c.bound, c.bound[1:], strict=False)):
         yield "its weight is not laid out in the order in which it is summed"
-
-
-def ordered(nest: LoopNest, axes: frozenset[Axis]) -> tuple[Axis, ...]:
-    """Axes in the order of the dims of the widest output, any others behind them."""
-    known = [a for dim in nest.axes for a in dim if a in axes]
-    return (*known, *sorted(axes.difference(known), key=lambda a: a.serial))

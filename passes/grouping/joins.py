@@ -12,7 +12,7 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.structure import spelling
 from fusec.ir.types import TensorType, contiguous_strides
-from fusec.loops.attention import attention_groups, is_layer
+from fusec.loops.attention import attention_groups, has_linear_layer
 from fusec.loops.plan import Plan
 from fusec.loops.positions import is_of_positions
 from fusec.loops.ranges import loops, ranges
@@ -240,7 +240,7 @@ class Grouping:
         """Return why a group from one matmul to the last is not attention in one kernel."""
         if any(self.uses.escapes(n, group) for n in group - {last}):
             return Refusal("something else reads a value between its matmuls")
-        if is_layer(group) and any(self.labels.get(n) != "attention" for n in group):
+        if has_linear_layer(group) and any(self.labels.get(n) != "attention" for n in group):
             return Refusal("its keys or values are weights that all rows share")
         refusal = self.candidates.refusal(group)
         views = self._views_into(group) if refusal else []

@@ -72,7 +72,7 @@ def test_what_is_made_on_the_gpu_of_nothing_that_lies_there_is_computed_there() 
     assert target_for(parse_graph(MADE.replace("cuda:0", "cpu")), Config()).name == "cpp"
 
 
-def test_attention_spelled_out_lies_where_its_operands_do() -> None:
+def test_decomposed_attention_is_on_the_device_of_its_operands() -> None:
     (region,) = (n for n in grouped(ATTENTION) if n.is_op("region"))
     assert {r.tensor.device for n in region.body for r in n.results} == {"cuda:0"}
 
