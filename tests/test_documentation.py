@@ -120,7 +120,7 @@ def test_the_kernel_of_the_readme_is_generated() -> None:
     from fusec.config import Config
 
     lines = [line for line in squeezed(block(README, "What it shows", "cpp")) if line != CUT]
-    (subject,) = compiled_model(str(ROOT / "examples" / "block.py"), Config(target="cpp")).subjects
+    (subject,) = compiled_model(str(ROOT / "examples" / "block.py"), Config(target="cpp"), dynamic=False, train=False).subjects
     kernels = [n for n in subject.final.nodes if n.attributes.get("kind") == "kernel"]
     texts = [squeezed(print_kernel(schedule(region, Tiling(16)))) for region in kernels]
     assert any(set(lines) <= set(text) for text in texts)
@@ -181,8 +181,9 @@ def test_commands_exist(page: Path) -> None:
     modules = set(re.findall(r"python -m\s+(bench[\w.]*)", text))
     assert not [name for name in modules if importlib.util.find_spec(name.rstrip(".")) is None]
     known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for line in {*spans(page), *text.splitlines()}:
-        for name, rest in re.findall(r"(?:^|\$ )fusec ([a-z]+)(.*)", line):
+    shown = "\n".join(re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)).splitlines()
+    for line in {*spans(page), *shown}:
+        for name, rest in re.findall(r"^(?:\$ )?fusec ([a-z]+)(.*)", line):
             assert name in known, line
             assert set(re.findall(r"(?<!\S)--[a-z-]+", rest)) <= {o for p in known[name].params for o in p.opts}, line
 
