@@ -120,7 +120,9 @@ def test_the_kernel_of_the_readme_is_generated() -> None:
     from fusec.config import Config
 
     lines = [line for line in squeezed(block(README, "What it shows", "cpp")) if line != CUT]
-    (subject,) = compiled_model(str(ROOT / "examples" / "block.py"), Config(target="cpp"), dynamic=False, train=False).subjects
+    (subject,) = compiled_model(
+        str(ROOT / "examples" / "block.py"), Config(target="cpp"), dynamic=False, train=False
+    ).subjects
     kernels = [n for n in subject.final.nodes if n.attributes.get("kind") == "kernel"]
     texts = [squeezed(print_kernel(schedule(region, Tiling(16)))) for region in kernels]
     assert any(set(lines) <= set(text) for text in texts)
