@@ -183,11 +183,15 @@ def test_commands_exist(page: Path) -> None:
     modules = set(re.findall(r"python -m\s+(bench[\w.]*)", text))
     assert not [name for name in modules if importlib.util.find_spec(name.rstrip(".")) is None]
     known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = {name: {o for p in command.params for o in p.opts} for name, command in known.items()}
     shown = "\n".join(re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)).splitlines()
     for line in {*spans(page), *shown}:
         for name, rest in re.findall(r"^(?:\$ )?fusec ([a-z]+)(.*)", line):
             assert name in known, line
-            assert set(re.findall(r"(?<!\S)--[a-z-]+", rest)) <= {o for p in known[name].params for o in p.opts}, line
+            assert set(re.findall(r"(?<!\S)--[a-z-]+", rest)) <= options[name], line
+    alone = {span.split()[0] for span in spans(page) if span.startswith("--")}
+    if page in (README, OPTIONS):  # other pages name options of bench, too
+        assert alone <= set().union(*options.values())
 
 
 def test_the_map_names_what_is_there() -> None:
