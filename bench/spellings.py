@@ -23,9 +23,12 @@ from bench.numerics import cast_inputs, cast_parameters
 from bench.record import write_result
 from bench.respelling import Respelled
 from bench.synonyms import SYNONYMS, with_places
+from fusec.analysis.machine import assumed_cpu
 from fusec.analysis.memory import moved_bytes
+from fusec.codegen import target_named
+from fusec.compiler import context_for
 from fusec.config import Config
-from fusec.debug.explain import KINDS
+from fusec.debug.explanation import KINDS
 from fusec.debug.subject import kind_of, subject_of
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
@@ -76,7 +79,7 @@ class Case:
         """What it takes in another spelling, and the synonyms that were used."""
         graph, mode = self.spelled(names, seed, share)
         config = Config(target="cpp")
-        context = Context(config)
+        context, _ = context_for(target_named("cpp"), config, assumed_cpu())
         default_pipeline(config).run(graph, context)
         return _figures(graph, context), sorted(mode.taken)
 
