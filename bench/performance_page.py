@@ -8,10 +8,10 @@ from bench.harness import OURS
 Result = Mapping[str, Any]
 TITLES = {
     "decode 1": "Llama, one token",
-    "decode 8": "Llama, one token for 8 rows",
-    "prefill 32": "Llama, prompt of 32",
-    "prefill 128": "Llama, prompt of 128",
-    "prefill 512": "Llama, prompt of 512",
+    "decode 8": "Llama, one token of each of 8 sequences",
+    "prefill 32": "Llama, prompt of 32 tokens",
+    "prefill 128": "Llama, prompt of 128 tokens",
+    "prefill 512": "Llama, prompt of 512 tokens",
     "sentence embeddings": "sentence embeddings, batches of 4, dynamic lengths",
     "decode 1, hidden 64": "Llama with hidden 64 and 2 layers, one token",
 }
