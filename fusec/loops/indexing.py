@@ -4,15 +4,15 @@
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import DType, Size, estimate, product, same_shape, same_size
-from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, divide, reindex
+from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, reindex
+from fusec.loops.splits import Segment, Splits
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,7 +105,6 @@ class LoopNest:
 
 
 _MAX_SPLITS = 24
-_SEGMENT = re.compile(r"@\d+")
 
 
 def lower_to_loops(body: Graph) -> LoopNest:
@@ -115,7 +114,7 @@ def lower_to_loops(body: Graph) -> LoopNest:
         ScheduleError: where the outputs have no common loop nest, or an index is not affine.
     """
     shape = max((stored_value(v).shape for v in body.outputs), key=_extent)
-    splits = _Splits()
+    splits = Splits()
     for _ in range(_MAX_SPLITS):
         try:
             return _Lowering(shape, splits).run(body)
@@ -141,71 +140,20 @@ def _extent(shape: tuple[Size, ...]) -> tuple[int, int]:
     return math.prod(map(estimate, shape)), len(shape)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One segment of a dim: its index, and the axes of the index, outer first."""
-
-    index: Affine
-    axes: tuple[Axis, ...]
-
-
-@dataclass
-class _Splits:
-    """Splits of axes, by the roles of the axes.
-
-    Role ``d2`` is a dim of the widest output, ``d2/i`` the inner axis of its split, ``d2@32`` its segment from 32 on.
-    """
-
-    factors: dict[str, Size] = field(default_factory=dict)
-    segments: dict[str, list[int]] = field(default_factory=dict)
-    roles: dict[Axis, str] = field(default_factory=dict)
-
-    def add(self, split: Unaligned) -> None:
-        role = self.roles[split.axis]
-        if split.factor is not None:
-            self.factors[role] = split.factor
-        elif role.startswith("d") and split.segment is not None:
-            self.segments[role] = [split.segment]
-        else:
-            raise ScheduleError("a reduction is over a concatenation", why="each part has its own loop")
-
-    def parts(self, role: str, size: Size, made: dict[tuple[str, Size], Axis]) -> list[_Part]:
-        """Return the segments of a range, each over the axes that it is split into."""
-        if role in self.segments:
-            assert isinstance(size, int)
-            (point,) = self.segments[role]
-            low = self.parts(f"{role}@0", point, made)
-            high = self.parts(f"{role}@{point}", size - point, made)
-            return low + [_Part(p.index + Affine(offset=point), p.axes) for p in high]
-        if role in self.factors:
-            inner = self.factors[role]
-            outer = divide(size, inner)
-            assert outer is not None
-            return [
-                _Part(high.index.scaled(inner) + low.index, (*high.axes, *low.axes))
-                for high in self.parts(f"{role}/o", outer, made)
-                for low in self.parts(f"{role}/i", inner, made)
-            ]
-        # Segments of one length share an axis, so that their common subexpressions are computed once.
-        axis = made.setdefault((_SEGMENT.sub("@", role), size), Axis(size, role[0]))
-        self.roles[axis] = role
-        return [_Part(Affine.of([(axis, 1)]), (axis,))]
-
-
 class _Lowering:
     """One attempt to lower a body with a fixed set of splits of axes."""
 
-    def __init__(self, shape: tuple[Size, ...], splits: _Splits) -> None:
+    def __init__(self, shape: tuple[Size, ...], splits: Splits) -> None:
         self.splits = splits
         self.shape = shape
         self.memo: dict[tuple[Value, tuple[Affine, ...]], IndexedExpr] = {}
-        self.pool: list[tuple[_Part, Size]] = []
+        self.pool: list[tuple[Segment, Size]] = []
         """Loop variables of reductions, of the dims, of contractions. A reduction takes the last one not in use."""
         self.contracted = 0
         self.made: dict[tuple[str, Size], Axis] = {}
         self.extra: dict[Axis, None] = {}
         """Axes of outputs that are none of the widest one's."""
-        self.dims = [splits.parts(f"d{d}", n, self.made) for d, n in enumerate(shape)]
+        self.dims = [splits.segments_of(f"d{d}", n, self.made) for d, n in enumerate(shape)]
         self.axes = tuple(tuple(dict.fromkeys(a for p in parts for a in p.axes)) for parts in self.dims)
         for parts, n in zip(self.dims, shape, strict=True):
             if len(parts) == 1 and n != 1:
@@ -372,12 +320,12 @@ class _Lowering:
         operand = self.at(x, tuple(inner))
         return _expression("reduction", node.result, index, (operand,), tuple(bound))
 
-    def _bind(self, n: Size, taken: set[Axis]) -> _Part:
+    def _bind(self, n: Size, taken: set[Axis]) -> Segment:
         """Return a loop variable over ``n``: an existing one that is not in ``taken``, so that loops are shared."""
         for part, size in reversed(self.pool):
             if same_size(size, n) and not taken.intersection(part.axes):
                 return part
-        (part,) = self.splits.parts(f"reduce{len(self.pool)}", n, self.made)
+        (part,) = self.splits.segments_of(f"reduce{len(self.pool)}", n, self.made)
         self.pool.insert(0, (part, n))
         return part
 
@@ -416,10 +364,10 @@ class _Lowering:
         axes = found.axes - {row} | position.value.axes
         return IndexedExpr("lookup", found.value, found.index, (position.value,), (row,), axes, 0, position)
 
-    def _summed(self, n: Size, taken: set[Axis]) -> _Part:
+    def _summed(self, n: Size, taken: set[Axis]) -> Segment:
         """Return the loop variable of a contracted dim: contractions over ``n`` share it, unless it is in ``taken``."""
         for nesting in range(_MAX_SPLITS):
-            (part,) = self.splits.parts(f"contract{nesting}x{n}", n, self.made)
+            (part,) = self.splits.segments_of(f"contract{nesting}x{n}", n, self.made)
             if not taken.intersection(part.axes):
                 break
         if (part, n) not in self.pool:
