@@ -12,11 +12,11 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.structure import spelling
 from fusec.ir.types import TensorType, contiguous_strides
-from fusec.loops.attention import attention_groups, has_linear_layer
 from fusec.loops.index_masks import is_index_mask
 from fusec.loops.plan import Plan
 from fusec.loops.ranges import loops, ranges
 from fusec.loops.strides import dense, view_layout
+from fusec.passes.grouping.attention import AttentionGroups
 from fusec.passes.grouping.candidates import Candidates
 from fusec.passes.grouping.kernel_regions import make_kernels
 from fusec.passes.grouping.sinking import rematerialize, sink
@@ -65,6 +65,7 @@ class Grouping:
             n for n in graph.nodes if n.has(Trait.CONTRACTION) and n not in to_vendor and self._is_generated(n)
         }
         """Those with a generated kernel."""
+        self.attentions = AttentionGroups(self.uses, self.candidates, labels)
         self.unfused_attention: dict[Node, Refusal] = {}
         """Last matmuls of attentions that take several kernels, and why."""
 
@@ -225,63 +226,14 @@ class Grouping:
     # Fusion.
 
     def _fuse_attention(self, node: Node) -> None:
-        """Fuse the matmuls of an attention, of which ``node`` is the last, and the nodes between them."""
-        refusals: dict[Refusal, None] = {}
-        for found in attention_groups(node) if self.candidates.limits.small_m and node.has(Trait.CONTRACTION) else ():
-            group = {n for n in found if n not in self.uses.inlined}
-            group |= self._decomposed_with(group)
-            refusal = self._no_attention(group, node)
-            if refusal is None:
-                self.matmuls |= {n for n in group if n.has(Trait.CONTRACTION)}
-                self.partition.put(group)
-                self.labels |= dict.fromkeys(group, "attention")
-                return
-            refusals[refusal] = None
-        if refusals:
-            self.unfused_attention[node] = Refusal("; or ".join(refusal.reason for refusal in refusals))
-
-    def _no_attention(self, group: set[Node], last: Node) -> Refusal | None:
-        """Return why a group from a first matmul to the last is not legal as attention in one kernel."""
-        if any(self.uses.escapes(n, group) for n in group - {last}):
-            return Refusal("a value between its matmuls has another use")
-        if has_linear_layer(group) and any(self.labels.get(n) != "attention" for n in group):
-            return Refusal("its keys or values are weights")
-        refusal = self.candidates.refusal(group)
-        views = self._views_into(group) if refusal else []
-        if views:
-            # Folded into indices, a reshape that merges dims splits a loop in several; materialized, it does not.
-            self.uses.materialize(*views)
-            refusal = self.candidates.refusal(group)
-            if refusal:
-                self.uses.inline(*views)
-            else:
-                self._inline_again(views, group)
-        return refusal
-
-    def _inline_again(self, views: list[Node], group: set[Node]) -> None:
-        """Inline the views that need not be materialized, the nearest first: those may repeat keys and values."""
-        for view in reversed(self.uses.ordered(views)):
-            self.uses.inline(view)
-            if self.candidates.refusal(group):
-                self.uses.materialize(view)
-
-    def _views_into(self, group: set[Node]) -> list[Node]:
-        """Return the inlined reshapes that a group reads, if nothing in the group precedes them."""
-        read = dict.fromkeys(v.producer for n in group for v in self.uses.inputs(n))
-        views = [n for n in read if n is not None and n in self.uses.inlined and n.is_op("reshape")]
-        return [n for n in views if group.isdisjoint(self.uses.predecessors(n))]
-
-    def _decomposed_with(self, group: set[Node]) -> set[Node]:
-        """Return the nodes of a decomposed attention that compute only operands of the group, such as its mask."""
-        found: set[Node] = set()
-        stack = list(group)
-        while stack:
-            for node in self.uses.predecessors(stack.pop()):
-                own = self.labels.get(node) == "attention" and node not in group | found
-                if own and (group | found).issuperset(self.uses.readers(node)):
-                    found.add(node)
-                    stack.append(node)
-        return found
+        """Fuse the attention of which ``node`` is the last matmul, if it is one."""
+        found = self.attentions.group_ending_at(node)
+        if isinstance(found, Refusal):
+            self.unfused_attention[node] = found
+        elif found is not None:
+            self.matmuls |= {n for n in found if n.has(Trait.CONTRACTION)}
+            self.partition.put(found)
+            self.labels |= dict.fromkeys(found, "attention")
 
     def _sweep(self, nodes: list[Node], wanted: Callable[[set[Node], set[Node]], bool]) -> None:
         """Fuse each producer's group with its reader's, in the order of the graph, where that is wanted and legal."""
