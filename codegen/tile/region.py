@@ -9,7 +9,7 @@ from fusec.codegen.tile.emitter import Emitter, body_symbols
 from fusec.codegen.tile.kernel import Kernel, Statement
 from fusec.ir.printer import print_graph
 from fusec.ir.types import Size, estimate, product
-from fusec.loops.indexing import made
+from fusec.loops.indexing import stored_value
 from fusec.loops.plan import Plan
 
 _FIXED = KernelConfig()
@@ -42,7 +42,7 @@ def _work(plan: Plan) -> Size:
         return product(tuple(a.size for a in shape.attention.loops))
     elsewhere = {o.destination for o in nest.outputs} | {i.value for i in nest.walk() if i.kind == "lookup"}
     read = [v for v in body.inputs if v not in elsewhere]
-    numels = [product(v.shape) for v in (*read, *map(made, body.outputs))]
+    numels = [product(v.shape) for v in (*read, *map(stored_value, body.outputs))]
     for contraction in shape.contractions:
         numels.append(product(tuple(a.size for a in (*contraction.axes, *contraction.bound))) // _MULTIPLIED)
     known = max((n for n in numels if isinstance(n, int)), default=0)

@@ -229,11 +229,11 @@ def test_a_wrong_kernel_does_not_pass():
     assert not RegionCheck(kernel, comparison, (), ()).ok
 
 
-def test_batches_of_products_are_refused():
+def test_batched_matmuls_are_refused():
     graph = Graph()
     body = trace(torch.bmm, [torch.randn(2, 4, 4)] * 2, symbolic=False)
     operands = [graph.add_input(v.type) for v in body.inputs]
     types = [v.type for v in body.outputs]
     node = graph.add_node("region", operands, {"fusion": "", "kind": "kernel", "body": body}, types=types)
-    with pytest.raises(ScheduleError, match="batch of products"):
+    with pytest.raises(ScheduleError, match="it is batched"):
         check_region(node)
