@@ -68,7 +68,7 @@ def in_one_kernel(body: Graph) -> Cost:
     return kernel_cost(body, evaluations(lower_to_loops(body)), SLOW)
 
 
-def test_a_product_is_counted_in_symbols() -> None:
+def test_the_cost_of_a_matmul_is_symbolic() -> None:
     cost = node_cost(product(BF16, ROWS, 300, 200))
     assert sympy.expand(cost.bytes - 2 * (200 * ROWS + 300 * 200 + 300 * ROWS)) == 0
     assert cost.work == {("matrix", "bf16"): 2 * 300 * 200 * ROWS}
@@ -88,7 +88,7 @@ def test_attention_is_counted_exactly() -> None:
     assert cost.work == {("matrix", "f32"): 2 * 2 * scores * 16, ("vector", "f32"): scores * (1 + 1 + 16 + 1 + 4)}
 
 
-def test_what_a_kernel_repeats_counts_each_time() -> None:
+def test_recomputation_counts_each_time() -> None:
     graph = Graph()
     angles, x = tensor(graph, 1, 100, 64), tensor(graph, 8, 100, 64)
     table = graph.add_node("cos", [angles]).result
@@ -127,13 +127,13 @@ def test_time_in_symbols_is_the_time_of_the_numbers() -> None:
         assert float(cost.time(SLOW).subs(ROWS, rows)) == pytest.approx(expected)
 
 
-def test_bytes_in_the_cache_are_those_of_values_that_lie_there() -> None:
+def test_cached_bytes_are_those_of_cached_values() -> None:
     node = product(F32, 8, 300, 200)
     cost = node_cost(node, lambda value: value is node.operands[0])
     assert cost.cached == 8 * 200 * 4 and cost.bytes > cost.cached
 
 
-def test_chips_are_those_that_options_name() -> None:
+def test_options_name_the_chips() -> None:
     assert tuple(CHIPS) == config.CHIPS and all(m.source == DATASHEET for m in CHIPS.values())
     assert chip("NVIDIA H100 80GB HBM3") is CHIPS["h100"] and chip("a card of tomorrow") is A100
     with pytest.raises(OptionError, match="h100"):
@@ -167,7 +167,7 @@ def test_a_profile_that_cannot_be_read_is_not_used(tmp_path: Path, text: str) ->
         assert cpu_machine(settings, 1) == assumed_cpu(1)
 
 
-def test_a_profile_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_profile_that_is_a_fifo_does_not_block(tmp_path: Path) -> None:
     settings = Config(cache_dir=str(tmp_path))
     os.mkfifo(profile_path(settings, 1))
     with pytest.warns(UserWarning, match="not a regular file"):

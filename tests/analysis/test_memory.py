@@ -1,4 +1,4 @@
-"""Bytes that nodes move and their arithmetic: what is read counts, not what it is read from."""
+"""Bytes that nodes read and write, and their operations."""
 
 import pytest
 
@@ -19,13 +19,13 @@ def opaque(target: str, operands: tuple[TensorType, ...], *results: TensorType, 
 
 
 @pytest.mark.parametrize("target", ["embedding.default", "index.Tensor", "index_select.default"])
-def test_a_lookup_reads_what_it_gives(target: str) -> None:
+def test_a_lookup_reads_only_its_result(target: str) -> None:
     table, places, result = tensor(F32, 50_000, 64), tensor(I64, 3, 5), tensor(F32, 3, 5, 64)
     node = opaque(f"aten.{target}", (table, places), result)
     assert moved_bytes(node) == 2 * 3 * 5 * 64 * 4 + 3 * 5 * 8
 
 
-def test_a_lookup_in_a_kernel_does_so_too() -> None:
+def test_a_lookup_in_a_kernel_reads_only_its_result() -> None:
     graph = Graph()
     table, places = graph.add_input(tensor(F32, 50_000, 64)), graph.add_input(tensor(I64, 3, 5))
     assert moved_bytes(graph.add_node("take", (table, places), {"dim": -2})) == 2 * 3 * 5 * 64 * 4 + 3 * 5 * 8
@@ -42,7 +42,7 @@ def test_an_operand_read_twice_counts_once() -> None:
     assert moved_bytes(graph.add_node("mul", (x, x))) == 2 * 6 * 7 * 4
 
 
-def test_views_move_nothing_and_spread_elements_count_once() -> None:
+def test_views_move_nothing_and_broadcast_elements_count_once() -> None:
     graph = Graph()
     x = graph.add_input(tensor(F32, 1, 7))
     spread = graph.add_node("expand", (x,), {"shape": (6, 7)})
@@ -58,7 +58,7 @@ def test_symbolic_sizes_stay() -> None:
     assert moved_bytes(graph.add_node("exp", (x,))) == 64 * n
 
 
-def test_opaque_products_count_their_arithmetic() -> None:
+def test_opaque_matmuls_count_their_operations() -> None:
     image, filters, result = tensor(F32, 2, 3, 9, 9), tensor(F32, 5, 3, 2, 2), tensor(F32, 2, 5, 8, 8)
     ones = ((1, 1), (0, 0), (1, 1))
     spread = opaque("aten.convolution.default", (result, filters), image, rest=(None, *ones, True, (0, 0), 1))
@@ -101,7 +101,7 @@ def test_arithmetic_of_one_operation() -> None:
     assert flops(region) == 6 * 7 * exp.op.cost + 6 * 7
 
 
-def test_a_call_of_attention_counts_both_products() -> None:
+def test_a_call_of_attention_counts_both_matmuls() -> None:
     query, key, value = tensor(F32, 2, 3, 5, 7), tensor(F32, 2, 3, 11, 7), tensor(F32, 2, 3, 11, 13)
     call = opaque("aten.scaled_dot_product_attention.default", (query, key, value), tensor(F32, 2, 3, 5, 13))
     assert flops(call) == 2 * (2 * 3) * 5 * 11 * (7 + 13)
@@ -115,7 +115,7 @@ def test_a_write_moves_what_it_writes() -> None:
     assert moved_bytes(write) == 2 * 8 * 4 and flops(write) == 0
 
 
-def test_what_is_no_tensor_has_no_bytes() -> None:
+def test_values_that_are_no_tensors_have_no_bytes() -> None:
     graph = Graph()
     assert touched_bytes(graph.add_input(ScalarType("int", None))) == 0
     assert moved_bytes(graph.constant(1.0, F32).producer) == 0

@@ -23,7 +23,7 @@ from tests.contexts import context_of
 
 
 def candidates(graph: Graph, rng: random.Random) -> Iterator[Outline]:
-    """Each node alone, and with ever more of its neighbours."""
+    """Yield the outlines of each node alone and with up to five of its neighbours."""
     uses = Uses(graph, (n for n in graph if n.has(Trait.VIEW | Trait.SOURCE) and not n.is_op("concat")))
     arithmetic = [n for n in graph if n.has(Trait.POINTWISE | Trait.REDUCTION) and not n.has(Trait.SOURCE)]
     for node in arithmetic:

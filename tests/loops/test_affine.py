@@ -21,7 +21,7 @@ def test_reshape_keeps_the_row_major_position() -> None:
     assert [value(merged[0], {h: i, d: j}, {}) for i in range(4) for j in range(16)] == list(range(64))
 
 
-def test_splitting_an_axis_asks_for_its_factor() -> None:
+def test_an_axis_is_split_by_the_factor_of_a_reshape() -> None:
     c = Axis(64)
     with pytest.raises(Unaligned) as cut:
         reindex((Affine.of([(c, 1)]),), (64,), (4, 16))
@@ -48,11 +48,11 @@ def test_a_slice_that_crosses_rows_is_not_affine() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "certain"), [(3, 2, True), (2, 3, False), (S, 1, True), (S, 2, False), (S * 4 - 1, S + 2, True)]
 )
-def test_at_least_is_only_said_where_it_is_certain(a: Size, b: Size, certain: bool) -> None:
+def test_at_least_is_true_only_where_it_is_proven(a: Size, b: Size, certain: bool) -> None:
     assert at_least(a, b) == certain
 
 
-def test_divide_gives_sizes_only() -> None:
+def test_divide_returns_sizes_only() -> None:
     assert divide(12, 4) == 3
     assert divide(12, 5) is None
     assert divide(S * 64, 64) == S

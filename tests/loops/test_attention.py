@@ -136,7 +136,7 @@ SCALES = {FOUND["scaled key"]: ["mul"], FOUND["divided key"]: ["div"]}
 
 
 @pytest.mark.parametrize("write", FOUND.values(), ids=FOUND)
-def test_its_parts_are_named(write: Write) -> None:
+def test_parts_are_found(write: Write) -> None:
     found = parts(write)
     assert found is not None
     assert (found.keys.size, found.depth.size, found.columns.size) == (KEYS, DEPTH, COLUMNS)
@@ -165,7 +165,7 @@ def test_few_queries_need_contiguous_values() -> None:
         parts(lambda q, k, v, m: transposed_values(q[:, :FEW_QUERIES], k, v, m))
 
 
-def test_no_matmul_of_a_matmul_is_no_attention() -> None:
+def test_without_a_matmul_of_a_matmul_there_is_no_attention() -> None:
     assert parts(lambda q, k, v, m: product(q, k)) is None
     assert parts(lambda q, k, v, m: (product(q, k), m @ v)) is None
     assert parts(lambda q, k, v, m: weights(m)) is None

@@ -20,7 +20,7 @@ def typed(x: Tensor) -> TensorType:
 
 
 def laid_out() -> Iterator[Tensor]:
-    """Tensors that lie in memory in every way: whole, permuted, with gaps, with elements that repeat."""
+    """Generate tensors of all layouts: dense, permuted, strided, with overlapping elements."""
     for shape in ((2, 3, 4), (4, 1, 6), (6, 4), (12,), (1, 1), (2, 0, 3)):
         whole = torch.empty(shape)
         for dims in itertools.permutations(range(len(shape))):
@@ -46,7 +46,7 @@ def factors(numel: int, most: int = 4) -> Iterator[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("x", list(laid_out()), ids=lambda x: f"{tuple(x.shape)} {x.stride()}")
-def test_views_lie_where_torch_says(x: Tensor) -> None:
+def test_views_have_the_strides_of_torch(x: Tensor) -> None:
     for dims in itertools.permutations(range(x.ndim)):
         assert layout(x, "permute", dims=dims) == (x.permute(dims).stride(), 0)
     for d in range(-x.ndim, 0):
@@ -81,7 +81,7 @@ def test_dense_types_have_no_gaps(x: Tensor) -> None:
     assert all(a == b for a, b, n in zip(found.strides, wanted, x.shape, strict=True) if n > 1)
 
 
-def test_views_of_unknown_sizes() -> None:
+def test_views_of_symbolic_sizes() -> None:
     graph = Graph()
     x = graph.add_input(TensorType(F32, (N, 4, 6), (24, 6, 1)))
     assert view_layout(graph.add_node("reshape", [x], {"shape": (4 * N, 6)}), x.tensor) == ((6, 1), 0)
@@ -92,7 +92,7 @@ def test_views_of_unknown_sizes() -> None:
     assert dense(TensorType(F32, (4, N), (2 * N, 2))).strides == (N, 1)
 
 
-def test_windows_lie_over_each_other() -> None:
+def test_windows_overlap() -> None:
     for x in laid_out():
         for d, n in enumerate(x.shape):
             for size, step in {(min(n, 2), 1), (n, 3), (min(n, 1), 2)}:

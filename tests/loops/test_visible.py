@@ -102,17 +102,17 @@ def test_the_bounds_are_the_mask(mask: Mask) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("mask", EXACT.values(), ids=EXACT)
-def test_so_are_those_by_positions_that_are_loaded(mask: Mask, dtype: torch.dtype) -> None:
+def test_the_bounds_of_loaded_positions_are_the_mask(mask: Mask, dtype: torch.dtype) -> None:
     check_that_bounds_are_the_mask(bounds(mask, dtype), mask, torch.tensor([3, 0, 12, 7, 7, 1, 20, 1, 2, 5, 11]))
 
 
 @pytest.mark.parametrize("mask", LOOSE.values(), ids=LOOSE)
-def test_what_is_not_proven_bounds_nothing(mask: Mask) -> None:
+def test_unproven_masks_have_no_bounds(mask: Mask) -> None:
     assert bounds(mask) == []
     assert bounds(mask, torch.int64) == []
 
 
-def test_what_may_overflow_bounds_only_as_a_number() -> None:
+def test_arithmetic_that_may_overflow_is_a_run_time_number() -> None:
     """Of 8 bits, 100 more than a loaded 100 is -56: no sum of the two."""
 
     def behind(s: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -126,5 +126,5 @@ def test_what_may_overflow_bounds_only_as_a_number() -> None:
     assert bounds(beside, torch.int8) == []
 
 
-def test_a_position_that_differs_between_keys_bounds_nothing() -> None:
+def test_a_position_that_differs_between_keys_is_no_bound() -> None:
     assert bounds(lambda s, i, j: kept(s, (j + i.reshape(-1)[0] * j) <= 7), torch.int64) == []

@@ -1,4 +1,4 @@
-"""Graphs whose tensors do not all lie on the GPU: eager takes numbers from a CPU, kernels cannot."""
+"""Graphs with tensors on several devices: eager reads CPU scalars on a GPU, kernels do not."""
 
 import re
 from collections.abc import Iterator
@@ -52,22 +52,22 @@ def grouped(text: str) -> Graph:
 
 
 def places(graph: Graph) -> list[set[str]]:
-    """Where the tensors lie that each kernel takes and makes."""
+    """Return the devices of each kernel's operands and results."""
     kernels = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
     return [{v.tensor.device for v in (*n.operands, *n.results)} for n in kernels]
 
 
-def test_a_kernel_takes_no_number_from_the_cpu() -> None:
+def test_no_kernel_reads_a_scalar_on_the_cpu() -> None:
     graph = grouped(SCALED)
     assert places(graph) == [{"cuda:0"}]
     assert [n.op.name for n in graph if n.result.tensor.device == "cpu" and not n.is_op("constant")] == ["cast", "mul"]
 
 
-def test_kernels_of_several_gpus_stay_apart_and_the_cpu_has_none() -> None:
+def test_each_kernel_is_on_one_gpu_and_none_on_the_cpu() -> None:
     assert sorted(map(sorted, places(grouped(COUNTED)))) == [["cuda:0"], ["cuda:1"]]
 
 
-def test_what_is_made_on_the_gpu_of_nothing_that_lies_there_is_computed_there() -> None:
+def test_a_graph_that_only_creates_tensors_on_a_gpu_runs_there() -> None:
     assert target_for(parse_graph(MADE), Config()).name == "triton"
     assert target_for(parse_graph(MADE.replace("cuda:0", "cpu")), Config()).name == "cpp"
 
@@ -77,7 +77,7 @@ def test_decomposed_attention_is_on_the_device_of_its_operands() -> None:
     assert {r.tensor.device for n in region.body for r in n.results} == {"cuda:0"}
 
 
-def test_a_number_of_the_cpu_is_brought_to_its_reader_once() -> None:
+def test_a_cpu_scalar_is_copied_to_the_gpu_once() -> None:
     """Under ``dynamic=True`` the epsilons of norms are such."""
 
     def norms(x: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
