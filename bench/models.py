@@ -17,7 +17,7 @@ from bench.harness import progress, report
 from bench.numerics import DTYPES
 from bench.peers import backend_named
 from bench.record import write_result
-from fusec.debug.explain import KINDS
+from fusec.debug.explanation import KINDS
 
 USUAL = ("float32", "bfloat16")
 """Those that are asked for unless others are."""
