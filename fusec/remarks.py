@@ -19,13 +19,13 @@ class Remark:
     """``passed``: done; ``missed``: could have been; ``failure``: went wrong, was left out; ``analysis``: a fact."""
     pass_name: str
     message: str
-    """What was decided, in one line."""
+    """The message, in one line."""
     subject: str = ""
     """Name of the fusion, rewrite, kernel or ATen operation it is about."""
     reason: str = ""
     suggestion: str = ""
     sources: tuple[str, ...] = ()
-    """Places in the model: ``layers.0.mlp, model.py:12``."""
+    """Source locations in the model: ``layers.0.mlp, model.py:12``."""
     application: int | None = None
     """Number of the application of a rewrite, by which it can be vetoed."""
     figures: dict[str, float | int | str] = field(default_factory=dict)

@@ -36,7 +36,7 @@ _LIBRARIES: dict[frozenset[str], PatternLibrary] = {}
 def pattern_library(disabled: frozenset[str] = frozenset()) -> PatternLibrary:
     """The patterns of this process; they differ where fusions that others are built on are left out."""
     if disabled not in _LIBRARIES:
-        _LIBRARIES[disabled] = PatternLibrary(_TRACES, normalize, disabled, MEANINGS + FUSED)
+        _LIBRARIES[disabled] = PatternLibrary(_TRACES, normalize, disabled, MEANINGS + FUSED, kinds=_TRACES.kinds)
     return _LIBRARIES[disabled]
 
 

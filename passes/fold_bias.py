@@ -15,7 +15,7 @@ class FoldBiasIntoGemm:
     name: ClassVar[str] = "bias"
 
     def apply(self, graph: Graph, context: Context) -> None:
-        """Take every such pair together."""
+        """Fold every such bias into its matmul."""
         outputs = set(graph.outputs)
         for kernel in graph.nodes:
             product = _product(kernel, outputs)
@@ -49,7 +49,7 @@ def _product(kernel: Node, outputs: set[Value]) -> Node | None:
 
 
 def _is_biased(product: Node, term: Value) -> bool:
-    """Whether what is added to a product is a number for each of its columns, or of its channels."""
+    """Return whether the addend of a matmul is one number for each of its columns, or of its channels."""
     shape = product.results[0].shape
     if product.has(Trait.CONVOLUTION):
         return term.shape == (shape[1], *(1 for _ in shape[2:]))
@@ -61,7 +61,7 @@ def _is_biased(product: Node, term: Value) -> bool:
 
 
 def _join(graph: Graph, product: Node, kernel: Node, label: str) -> None:
-    """Let the kernel's region hold the product too, and be the vendor's."""
+    """Move the matmul into the kernel's region, and make the region the vendor's."""
     inputs = [*product.operands, *(v for v in kernel.operands if v is not product.result)]
     body = Graph()
     to = {v: body.add_input(v.type, v.name) for v in inputs}

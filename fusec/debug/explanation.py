@@ -70,7 +70,7 @@ class Fallback:
 
 @dataclass
 class Explanation:
-    """What became of a model."""
+    """The compile of a model as data: kernels, fallbacks, near misses, sites."""
 
     title: str
     subjects: list[Subject]
@@ -78,7 +78,7 @@ class Explanation:
     """Those that move most first."""
     fallbacks: list[Fallback]
     regions: dict[str, int]
-    """Declared fusions by name, with the number of their places."""
+    """Declared fusions by name, with the number of their matches."""
     near_misses: list[Remark]
     remarks: list[Remark]
     imported_nodes: int
@@ -86,13 +86,13 @@ class Explanation:
     seconds: float
     """Spent in passes."""
     assumed: dict[str, int]
-    """Sizes taken for symbols."""
+    """Sizes assumed for symbols."""
     copies: int = 0
-    """Copies made where layouts do not fit."""
+    """Copies made where layouts differ."""
     sites: list[SiteStatus] = field(default_factory=list)
-    """Places where a fusion could be expected, and what became of them; none where no module was given."""
+    """Sites where a fusion is expected, with their status; empty without a module."""
     machine: Machine = field(default_factory=assumed_cpu)
-    """What predicted times are those of."""
+    """The machine that times are predicted for."""
 
     @property
     def totals(self) -> Totals:

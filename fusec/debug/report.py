@@ -1,4 +1,4 @@
-"""The figures of a compile that a benchmark or a golden test keeps."""
+"""The figures of a compile for benchmarks and golden tests."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def left_to_aten(explanation: Explanation) -> dict[str, float]:
 def activations_generated(explanation: Explanation) -> float:
     """Share of generated kernels in the traffic of computed floats outside vendor calls, attention and lookups.
 
-    Lookups stand at the edge of a model: what they move does not grow with its depth.
+    Lookups occur at the edge of a model: their traffic does not grow with its depth.
     """
     moved = dict.fromkeys(KINDS, 0)
     for row in explanation.kernels:
