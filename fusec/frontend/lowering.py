@@ -99,9 +99,7 @@ class Lowering:
         if isinstance(value, Real):
             return self.cast(self.real(value.expr), dtype)
         if isinstance(value, torch.SymBool):
-            raise ImportFailure(
-                f"the boolean {value}", why="it depends on sizes, and may differ from call to call"
-            )
+            raise ImportFailure(f"the boolean {value}", why="it depends on sizes, and may differ from call to call")
         if isinstance(value, sympy.Expr):
             return self.emit("size", expr=value, dtype=dtype, device=self.device)
         if dtype.kind == "float":
