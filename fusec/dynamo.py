@@ -183,10 +183,10 @@ def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule, config:
     numbers = [v for v in graph.inputs if isinstance(v.type, ScalarType) and isinstance(v.type.expr, sympy.Symbol)]
     if not numbers:
         return program
-    places, instead, told = [v.index for v in numbers], _run_module(gm), list[str]()
+    positions, instead, reported = [v.index for v in numbers], _run_module(gm), list[str]()
 
     def run(args: list[Any]) -> list[Any]:
-        if all(args[i] > 0 for i in places):
+        if all(args[i] > 0 for i in positions):
             return program(args)
         found = ", ".join(f"{v.name}={args[v.index]}" for v in numbers if args[v.index] < 1)
         if config.strict:
@@ -195,8 +195,8 @@ def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule, config:
                 why="size symbols are positive, and without `strict` ATen would run the graph",
                 fix="compile with dynamic=False, or hand it over as a tensor",
             )
-        if not told:
-            told.append(found)
+        if not reported:
+            reported.append(found)
             _fallbacks.append(f"a number that is not positive: {found}")
             logger.warning("fusec runs a graph through ATen where a number is not positive: %s", found)
         return instead(args)

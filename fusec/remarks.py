@@ -32,7 +32,7 @@ class Remark:
     """Bytes, FLOPs, launches."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the remark as JSON data."""
         return dict(vars(self))
 
     def __str__(self) -> str:
@@ -52,5 +52,5 @@ class Remarks(list[Remark]):
         logger.log(logging.WARNING if kind == "failure" else logging.DEBUG, "%s", remark)
 
     def of(self, *kinds: Kind) -> list[Remark]:
-        """Those of some kinds."""
+        """Return the remarks of some kinds."""
         return [r for r in self if r.kind in kinds]

@@ -290,8 +290,8 @@ def _not_found(declared: AnyFusion, graph: Graph, case: str) -> Iterator[str]:
 
 def _failures(remarks: Remarks) -> list[str]:
     """Return the failures; a missing pattern is reported by ``is_a_pattern``."""
-    told = {name for name, _ in passes.pattern_library().broken}
-    return [str(r) for r in remarks.of("failure") if r.subject not in told]
+    reported = {name for name, _ in passes.pattern_library().broken}
+    return [str(r) for r in remarks.of("failure") if r.subject not in reported]
 
 
 def _patterns(declared: AnyFusion) -> Iterator[Pattern]:

@@ -77,7 +77,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def write_json(data: Any) -> None:
-    """Plain data on standard output."""
+    """Print data as JSON on standard output."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
 

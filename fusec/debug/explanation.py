@@ -45,7 +45,7 @@ class KernelRow:
         return self.flops_each * self.launches
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the row as JSON data, without its nodes."""
         fields = {k: v for k, v in self.__dict__.items() if k != "nodes"}
         more = {"fusions": list(self.fusions), "bytes": self.bytes, "flops": self.flops}
         return {**fields, **more, "roofline": self.roofline.to_json()}
@@ -64,7 +64,7 @@ class Fallback:
     nodes: list[Node] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the fallback as JSON data, without its nodes."""
         return {k: v for k, v in self.__dict__.items() if k != "nodes"}
 
 
@@ -114,7 +114,7 @@ class Explanation:
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the explanation as JSON data."""
         return {
             "title": self.title,
             "graphs": len(self.subjects),

@@ -67,7 +67,7 @@ def _activation_bytes(row: KernelRow, sizes: dict[str, int]) -> int:
 
 
 def summary_line(explanation: Explanation) -> str:
-    """One line: fusions, kernels, coverage and fallbacks."""
+    """Return one line: fusions, kernels, coverage and fallbacks."""
     shares = explanation.coverage["bytes"]
     fallbacks = ", ".join(f"{f.name} ×{f.count}" for f in explanation.fallbacks) or "none"
     return (

@@ -58,7 +58,7 @@ class Roofline:
         return self.flops / self.us / 1e3 if self.us else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the roofline as JSON data."""
         derived = {name: getattr(self, name) for name in ("intensity", "share", "gb_s", "gflop_s")}
         return {**self.__dict__, **derived}
 
@@ -78,7 +78,7 @@ class Totals:
     """Shares of the time by what bounds the launches."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the totals as JSON data."""
         return dict(self.__dict__)
 
 
@@ -90,7 +90,7 @@ class Rooflines:
         self._cached = residents(subject.final, subject.machine, sizes)
 
     def of(self, node: Node) -> Roofline:
-        """One launch."""
+        """Return the roofline of one launch."""
         machine, timing = self.subject.machine, self.subject.timing
         cost = region_cost(node, self.sizes, self._cached)
         seconds = timing.seconds.get(node) if timing else None

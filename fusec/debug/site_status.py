@@ -53,7 +53,7 @@ class SiteStatus:
         return "" if self.fused else f"{self.node}: {self.clause}: expected {self.expected}, found {self.found}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the status and its site as JSON data."""
         fields = {name: value for name, value in vars(self).items() if name != "site"}
         return {**vars(self.site), **fields, "reason": self.reason}
 

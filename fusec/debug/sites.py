@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def projections(self) -> list[str]:
-        """Those to query, key and value; none where it has not all three."""
+        """The children that project to query, key and value; empty unless it has all three."""
         found = [name for name in self.linears if _words(name) & _QUERY_KEY_VALUE or name.lower() == "wqkv"]
         words = set().union(*map(_words, found)) if found else set()
         complete = words & _PACKED or all(words & wanted for wanted in _SEPARATE)

@@ -20,7 +20,7 @@ MOST_ROWS = 30
 
 
 def explanation_view(explanation: Explanation, everything: bool = False) -> RenderableType:
-    """All tables that have rows, under a headline."""
+    """Return all tables that have rows, under a headline."""
     most = 10**6 if everything else MOST_ROWS
     parts: list[RenderableType] = [headline(explanation)]
     parts += [_regions(explanation)] if explanation.regions else []

@@ -134,11 +134,11 @@ def _clock(inputs: Sequence[Any]) -> Callable[[], float]:
     if not any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
         return time.perf_counter
 
-    def settled() -> float:
+    def synchronized() -> float:
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    return settled
+    return synchronized
 
 
 def _cost_of(probe: Callable[[int], None], times: int = 1000) -> float:

@@ -23,7 +23,7 @@ class Template:
         self.operand_types: list[TensorType | None] = []
 
     def freeze(self, argument: Any, fake: Any) -> Any:
-        """One argument as data; a value becomes a reference to an operand."""
+        """Return one argument as data; a value becomes a reference to an operand."""
         if isinstance(argument, Value):
             expected = to_type(fake)
             self.operands.append(argument)

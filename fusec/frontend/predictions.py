@@ -84,13 +84,13 @@ def _strides(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fir
 
 
 def _iterated(out: Tensor, *args: Any, **kwargs: Any) -> Sequence[Any]:
-    """As TensorIterator: in the order of the strides of the broadcast operands."""
+    """Return strides as TensorIterator lays results out: in the order of the broadcast operands' strides."""
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     return compute_elementwise_output_strides(*(x.expand(out.shape) for x in tensors))
 
 
 def _promoted(out: Tensor, *args: Any, **kwargs: Any) -> Sequence[Any]:
-    """As TensorIterator of operands that it has cast to one dtype, which leaves no gaps in them."""
+    """Return strides as TensorIterator does for operands cast to one dtype, which have no gaps."""
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     common = out.dtype if out.is_floating_point() or len(tensors) == 1 else torch.result_type(*tensors)
     return _iterated(out, *(x.to(common) for x in tensors))
@@ -111,12 +111,12 @@ def _suggested(out: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Sequence[An
 
 
 def _scaled(out: Tensor, x: Tensor, exponent: Tensor) -> Sequence[Any]:
-    """As ATen's composition of ``pow`` and ``mul``."""
+    """Return strides as ATen's composition of ``pow`` and ``mul`` does."""
     return (x * torch.pow(2.0, exponent)).stride()
 
 
 def _rolled(out: Tensor, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Sequence[Any]:
-    """As ATen's composition of slices and ``cat``."""
+    """Return strides as ATen's composition of slices and ``cat`` does."""
     if not dims:
         return make_contiguous_strides_for(out.shape)
     for shift, dim in zip(shifts, dims, strict=True):
@@ -126,7 +126,7 @@ def _rolled(out: Tensor, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] =
 
 
 def _indexed(out: Tensor, x: Tensor, indices: Sequence[Tensor | None]) -> Sequence[Any]:
-    """As TensorIterator of the operand, with stride 0 in the dims of the indices, and of these."""
+    """Return strides as TensorIterator does for the operand, with stride 0 in indexed dims, and the indices."""
     indexed = [d < len(indices) and indices[d] is not None for d in range(x.ndim)]
     tensors = torch.broadcast_tensors(*(i for i in indices if i is not None))
     if [key for key, _ in groupby(indexed)].count(True) > 1:  # their dims come first

@@ -62,7 +62,7 @@ def _mean_of(low: Lowering, x: Value, dims: tuple[int, ...], correction: Argumen
 
 @lowers("aten.var.correction", "aten.std.correction", "aten.var_mean.correction", "prims.var.default")
 def _variance(low: Lowering, call: Call) -> "Value | list[Value | None]":
-    """In float64, as eager's: it neither cancels, where the mean is far from 0, nor overflows."""
+    """Compute the variance in float64, as eager does: it neither cancels for a mean far from 0, nor overflows."""
     x: Value = call["self"] if "self" in call.arguments else call["inp"]
     dims = negative_dims(call.get("dim", call.get("dims")), len(x.shape))
     correction = 1 if call["correction"] is None else call["correction"]

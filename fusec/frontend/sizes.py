@@ -12,7 +12,7 @@ from fusec.ir.types import Size, quotient, simplify, symbol
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """As a quotient where that may be part of one: ``n + -n % 64`` is 64 times one."""
+    """Return a remainder as a quotient where it may be part of one: ``n + -n % 64`` is 64 times one."""
     return a - b * sympy.floor(a / b) if b.is_Integer and b > 0 else sympy.Mod(a, b)
 
 

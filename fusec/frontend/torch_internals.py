@@ -84,7 +84,7 @@ def is_dynamos(error: Exception) -> bool:
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Within it, tensors are real and new traces have symbols of their own, although AOTAutograd is tracing."""
+    """Suspend AOTAutograd's tracing within this context: tensors are real, and new traces have their own symbols."""
     from torch._guards import tracing
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 

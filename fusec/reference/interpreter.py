@@ -163,7 +163,7 @@ class Machine:
         return rounded.item()
 
     def pointwise(self, node: Node, operands: list[Datum], result: TensorType) -> Datum:
-        """One function of the table below; of numbers alone a number, which has the bits of its own type always."""
+        """Apply a function of the table below; of numbers alone it returns a number, rounded to its own type."""
         if self.override is not None and not any(isinstance(x, Tensor) for x in operands):
             return Machine(self.symbols, None, False).pointwise(node, operands, result).item()
         function = POINTWISE[node.op.name]

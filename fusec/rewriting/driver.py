@@ -163,7 +163,7 @@ def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
 
 
 def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 5) -> tuple[Graph, Graph]:
-    """Both sides of a simplification as graphs of their own, over the values that both sides read."""
+    """Return both sides of a simplification as graphs, over the values that both sides read."""
     # Inline existing views of the new nodes' operands.
     there = {v.producer: None for n in added for v in n.operands if v.producer is not None and v.producer.is_alias}
     added = [*there, *(n for n in added if n not in there)]

@@ -52,7 +52,7 @@ class PatternLibrary:
     """Fusions and spellings that cannot be patterns, and why."""
 
     def order(self) -> list[Declaration]:
-        """Everything that is declared, in the order in which it is looked for."""
+        """Return all declarations in the order in which they are applied."""
         return list(dict.fromkeys((*REWRITES.values(), *self.first, *FUSIONS.values())))
 
     def before(self, declared: Declaration) -> list[Declaration]:

@@ -100,7 +100,7 @@ def _draw_floats(shape: tuple[int, ...], round: str, generator: torch.Generator)
 
 
 def _masked(x: Tensor, fill: float | bool, round: str) -> Tensor:
-    """In the round ``masked``, the first row is filled."""
+    """Fill the first row in the round ``masked``."""
     if round == "masked" and x.ndim >= 2 and x.numel():
         x.view(-1, x.shape[-1])[0] = fill
     return x

@@ -87,7 +87,7 @@ def category(node: Node) -> str:
 
 
 def attribute_text(value: Any) -> str:
-    """One attribute, on one line."""
+    """Return one attribute, on one line."""
     if isinstance(value, Graph):
         return f"graph of {len(value)} nodes"
     if isinstance(value, tuple):

@@ -58,7 +58,7 @@ class Scene:
         return self._keys[node]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the scene as JSON data."""
         return {"states": self.states, "records": self.records}
 
     def _give_key(self, node: Node, pairs: dict[Node, Node]) -> None:
@@ -172,7 +172,7 @@ def _sized(box: dict[str, Any], below: str, height: float) -> dict[str, Any]:
 
 
 def _plain(layout: Layout, boxes: int) -> dict[str, Any]:
-    """Numbers only; the page turns rows into coordinates when groups open."""
+    """Return a layout as numbers; the page turns rows into coordinates when groups open."""
     return {
         "row": [s.row for s in layout.slots],
         "x": [round(s.x) for s in layout.slots],

@@ -44,7 +44,7 @@ class _Parts:
         return len(value.shape) < -self.dim or value.shape[self.dim] == 1
 
     def of(self, value: Value, part: int) -> Value:
-        """One part of a value."""
+        """Return one part of a value."""
         node = value.producer
         if self.is_column(value):
             return value
