@@ -65,10 +65,8 @@ def explain(
         typer.echo(summary_line(explanation))
     elif roofline or time:
         show(roofline_view(explanation, everything))
-    elif sites:
-        show(site_view(explanation))
     else:
-        show(explanation_view(explanation, everything))
+        show(site_view(explanation) if sites else explanation_view(explanation, everything))
     _check_coverage(explanation, fail_under)
 
 
