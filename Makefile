@@ -11,8 +11,8 @@ SOURCES := fusec passes codegen models tests bench examples
 
 # Two test processes with one thread each beat one process with two.
 WORKERS ?= 2
-FAST := $(addprefix tests/,analysis ir passes rewriting test_documentation.py test_fusions.py test_golden_pages.py test_layout.py \
-	test_packaging.py test_pipeline.py verify)
+FAST := $(addprefix tests/,analysis ir loops passes rewriting test_documentation.py test_fusions.py test_golden_pages.py \
+	test_language.py test_layout.py test_packaging.py test_pipeline.py verify)
 # Each process has its half of the tests, in order, so that neighbours share what they build; who is done first helps.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

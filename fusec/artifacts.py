@@ -9,7 +9,7 @@ from fusec.frontend.torch_internals import carried_by_torch
 
 logger = logging.getLogger(__name__)
 NAME = re.compile(r"([0-9a-f]{64})(\.so|\.config|\.passes)")
-"""Of an entry that is taken: a key and what follows it. Anything else might be a path."""
+"""The name of a valid entry: a key and a suffix. Anything else might be a path."""
 
 
 def export(cache: Cache, key: str, suffix: str) -> None:
@@ -20,7 +20,7 @@ def export(cache: Cache, key: str, suffix: str) -> None:
 
 
 def take(name: str, entry: bytes) -> None:
-    """Store what torch brings in the cache that the environment names, if it is an entry and whole."""
+    """Store an artifact from torch in the cache that the environment names, if it is a valid entry."""
     found = NAME.fullmatch(name)
     try:
         if found is not None and open_cache(Config.from_environment()).admit(found[1], found[2], entry):
@@ -28,7 +28,7 @@ def take(name: str, entry: bytes) -> None:
         reason = "it is damaged"
     except OSError as error:
         reason = str(error)
-    logger.warning("the artifact %r is not taken, and will be built where it is needed: %s", name, reason)
+    logger.warning("the artifact %r is ignored, and will be built where it is needed: %s", name, reason)
 
 
 _hand_over = carried_by_torch("fusec", take)

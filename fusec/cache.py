@@ -23,11 +23,11 @@ from fusec.scratch import lasting_folder, scratch_folder
 logger = logging.getLogger(__name__)
 
 ABI = 2
-"""Raised whenever what lies in the cache changes its form; part of every key."""
+"""Raised whenever the format of a cache entry changes; part of every key."""
 _MAGIC = b"fusec\x00v2"
 _TRAILER = len(_MAGIC) + hashlib.sha256().digest_size
 _MOST_BYTES = 1 << 30
-"""No entry is longer; what is was not published here."""
+"""No published entry is longer."""
 _LOCK_SECONDS = 120.0
 _HOUR = 3600.0
 
@@ -36,7 +36,7 @@ def key_of(parts: Sequence[str]) -> str:
     """The name of an entry: a digest of all that decides its content."""
     digest = hashlib.sha256()
     for part in (f"abi {ABI}", *parts):
-        data = part.encode(errors="surrogateescape")  # what the environment holds need not be UTF-8
+        data = part.encode(errors="surrogateescape")  # environment variables need not be UTF-8
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
 
@@ -51,7 +51,7 @@ class Cache:
         self._lock = threading.Lock()
 
     def path(self, key: str, suffix: str) -> Path:
-        """Where an entry lies, or will."""
+        """Return the path of an entry, whether it exists or not."""
         return self.directory / f"{key}{suffix}"
 
     def read(self, key: str, suffix: str) -> bytes | None:
@@ -60,14 +60,14 @@ class Cache:
         return None if entry is None else entry[:-_TRAILER]
 
     def entry(self, key: str, suffix: str) -> bytes | None:
-        """Return the same with its digest, as `admit` takes it."""
+        """Return an entry with its digest, as `admit` expects it."""
         path = self.path(key, suffix)
         try:
             entry = read_entry(path)
         except FileNotFoundError:
             return None
         except OSError as reason:
-            logger.warning("cannot use an entry of the cache, which is made anew: %s", reason)
+            logger.warning("a cache entry is unusable and will be rebuilt: %s", reason)
             return None
         with suppress(OSError):
             if abs(time.time() - path.stat().st_mtime) > _HOUR:  # or the clock has gone backwards since
@@ -75,7 +75,7 @@ class Cache:
         return entry
 
     def admit(self, key: str, suffix: str, entry: bytes) -> bool:
-        """Store an entry of another cache; whether its digest is right, without which it is left alone.
+        """Store an entry of another cache if its digest is right; return whether it is.
 
         Raises:
             OSError: as `publish` does.
@@ -86,17 +86,17 @@ class Cache:
         return True
 
     def offer(self, key: str, suffix: str, content: bytes, what: str) -> None:
-        """Store what only saves later processes time; where that cannot be, warn and go on."""
+        """Store an entry that only saves time; where that fails, warn and continue."""
         try:
             self.publish(key, suffix, content)
         except OSError as reason:
-            logger.warning("cannot keep %s for later processes: %s", what, reason)
+            logger.warning("cannot store %s for later processes: %s", what, reason)
 
     def publish(self, key: str, suffix: str, content: bytes) -> Path:
-        """Store an entry; readers see all of it or nothing. Where a disk is full a temporary directory takes over.
+        """Store an entry; readers see all of it or nothing. If the disk is full a temporary directory takes over.
 
         Raises:
-            OSError: where that takes nothing either.
+            OSError: where the temporary directory is full too.
         """
         directory = self.directory
         try:
@@ -187,9 +187,7 @@ def reason_against(directory: Path) -> str:
 
 
 def _instead_of(directory: Path, reason: str) -> Path:
-    warnings.warn(
-        f"fusec keeps its kernels in a temporary directory, as {directory} cannot be used: {reason}", stacklevel=2
-    )
+    warnings.warn(f"fusec stores kernels in a temporary directory, as {directory} is unusable: {reason}", stacklevel=2)
     return lasting_folder()
 
 

@@ -19,9 +19,9 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "max-autotune": ("autotune", "cuda_graphs"),
     "max-autotune-no-cudagraphs": ("autotune",),
 }
-"""What torch.compile documents, and the options that each switches on. On the CPU they all mean ``default``."""
+"""The modes of torch.compile, and the options that each switches on. On the CPU they all mean ``default``."""
 CHIPS = ("a100", "rtx4090", "rtx5090", "h100", "h200", "b200", "mi300x")
-"""The GPUs whose figures are known."""
+"""The GPUs with known profiles."""
 
 
 def _option(default: Any, doc: str) -> Any:
@@ -30,7 +30,7 @@ def _option(default: Any, doc: str) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """What a user may choose."""
+    """The user's options."""
 
     mode: str = _option(
         "default",
@@ -96,7 +96,7 @@ class Config:
 
     @classmethod
     def from_options(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> "Config":
-        """What ``torch.compile(mode=…, options=…)`` asks for, over what the environment asks for.
+        """Return the configuration of ``torch.compile(mode=…, options=…)``, with defaults from the environment.
 
         Raises:
             OptionError: for an unknown name (close matches are named) or a value of another type.
@@ -122,7 +122,7 @@ class Config:
         return frozenset(filter(None, map(str.strip, self.disable.split(","))))
 
     def cache_path(self) -> Path:
-        """The directory of what is kept: built kernels and choices, traces of patterns, outcomes of passes."""
+        """Return the directory of built kernels and configurations, traces of patterns, and results of passes."""
         if self.cache_dir:
             return Path(self.cache_dir)
         import platformdirs
@@ -150,11 +150,11 @@ def _parse(name: str, text: str, wanted: type) -> Any:
     if wanted is bool:
         if text.lower() in ("1", "true", "yes", "on", "0", "false", "no", "off", ""):
             return text.lower() in ("1", "true", "yes", "on")
-        raise OptionError(f"FUSEC_{name.upper()}={text!r} is no truth value", fix="use 1 or 0")
+        raise OptionError(f"FUSEC_{name.upper()}={text!r} is not a boolean", fix="use 1 or 0")
     try:
         return wanted(text)
     except ValueError as reason:
-        raise OptionError(f"FUSEC_{name.upper()}={text!r} is no {wanted.__name__}", why=str(reason)) from reason
+        raise OptionError(f"FUSEC_{name.upper()}={text!r} is not a {wanted.__name__}", why=str(reason)) from reason
 
 
 def compiler_command() -> tuple[str, ...]:

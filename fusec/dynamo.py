@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.fx import GraphModule
 
-import fusec.artifacts  # noqa: F401  whoever loads artifacts has named the backend, and nothing more
+import fusec.artifacts  # noqa: F401  loading artifacts requires only the backend's name
 from fusec.config import Config
 from fusec.errors import FusecError, ImportFailure, OptionError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
@@ -37,9 +37,9 @@ from fusec.reference.opaque import forget_registered
 logger = logging.getLogger(__name__)
 
 Boxed: TypeAlias = Callable[[list[Any]], Any]
-"""What AOTAutograd calls so: takes a list of arguments, which it clears, and gives a list of results."""
+"""A boxed function, as in AOTAutograd: takes and clears a list of arguments, and returns a list of results."""
 CompileGraph: TypeAlias = Callable[[Graph, Config], Any]
-"""Gives an object whose ``program`` is Boxed; where it has ``remarks``, those of the import are put before them."""
+"""Returns an object whose ``program`` is Boxed; remarks of the import are added before its ``remarks``, if any."""
 
 _compiled: list[Any] = []
 _fallbacks: list[str] = []
@@ -48,7 +48,7 @@ _fallbacks: list[str] = []
 def backend(
     gm: GraphModule, example_inputs: list[Any], mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """What ``torch.compile(model, backend="fusec", mode=…, options=…)`` calls for each graph.
+    """The backend of ``torch.compile(model, backend="fusec", mode=…, options=…)``, called for each graph.
 
     Raises:
         OptionError: for an unknown mode or option, or a value of another type.
@@ -71,7 +71,7 @@ def backend_with(compile_graph: CompileGraph) -> Callable[..., Any]:
 
 
 def backend_for(config: Config, compile_graph: CompileGraph | None = None) -> Callable[..., Any]:
-    """The backend with its choices made already, around fusec's compiler of single graphs or another one."""
+    """Return the backend for a fixed configuration, with fusec's compiler of single graphs or another one."""
     from fusec import compiler
 
     chosen = compile_graph or compiler.compile_graph
@@ -84,17 +84,17 @@ def backend_for(config: Config, compile_graph: CompileGraph | None = None) -> Ca
 
 
 def compiled_graphs() -> list[Any]:
-    """What has been compiled in this process, in order: an object of ``fusec.compiler.Compiled`` per graph."""
+    """Return what has been compiled in this process, in order: a ``fusec.compiler.Compiled`` per graph."""
     return list(_compiled)
 
 
 def fallbacks() -> list[str]:
-    """Why whole graphs were left to ATen in this process."""
+    """Return the reasons for which whole graphs were left to ATen in this process."""
     return list(_fallbacks)
 
 
 def reset() -> None:
-    """Forget what has been compiled; ``torch._dynamo.reset()`` calls it."""
+    """Clear the records of compiled graphs; ``torch._dynamo.reset()`` calls it."""
     _compiled.clear()
     _fallbacks.clear()
     forget_registered()
@@ -144,7 +144,7 @@ def _through_aot(gm: GraphModule, inputs: list[Any], config: Config, compile_gra
 
 
 def _trains(gm: GraphModule, inputs: list[Any]) -> bool:
-    """Whether AOTAutograd may build a backward graph."""
+    """Return whether AOTAutograd may build a backward graph."""
     if not torch.is_grad_enabled():
         return False
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)] + list(gm.parameters())
@@ -159,9 +159,9 @@ def _compile_aten(
     config: Config,
     compile_graph: CompileGraph,
 ) -> Boxed:
-    """One ATen graph as a program; what goes wrong on the way is reported, and the model still runs.
+    """Compile one ATen graph into a program; failures are reported, and the model still runs.
 
-    ``static`` are the inputs that lie where they lay in the call before, None in training.
+    ``static`` are the inputs whose memory is the same in every call, None in training.
     """
     try:
         imported = import_for_call(gm, names, weights)
@@ -179,24 +179,24 @@ def _compile_aten(
 
 
 def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule, config: Config) -> Boxed:
-    """A program that is called where the numbers it is given are positive, as symbols of the IR are; else ATen is."""
+    """Return a program for positive values of symbolic numbers, as the IR assumes; other calls run through ATen."""
     numbers = [v for v in graph.inputs if isinstance(v.type, ScalarType) and isinstance(v.type.expr, sympy.Symbol)]
     if not numbers:
         return program
-    places, instead, told = [v.index for v in numbers], _run_module(gm), list[str]()
+    positions, instead, reported = [v.index for v in numbers], _run_module(gm), list[str]()
 
     def run(args: list[Any]) -> list[Any]:
-        if all(args[i] > 0 for i in places):
+        if all(args[i] > 0 for i in positions):
             return program(args)
         found = ", ".join(f"{v.name}={args[v.index]}" for v in numbers if args[v.index] < 1)
         if config.strict:
             raise ImportFailure(
                 f"a graph is called with a number that is not positive: {found}",
-                why="a symbol stands for a positive number, and without `strict` ATen would run the graph",
+                why="size symbols are positive, and without `strict` ATen would run the graph",
                 fix="compile with dynamic=False, or hand it over as a tensor",
             )
-        if not told:
-            told.append(found)
+        if not reported:
+            reported.append(found)
             _fallbacks.append(f"a number that is not positive: {found}")
             logger.warning("fusec runs a graph through ATen where a number is not positive: %s", found)
         return instead(args)
@@ -219,7 +219,7 @@ def _recorded(compiled: Any, gm: GraphModule, static: frozenset[int] | None) -> 
 def _collector_paused() -> Iterator[None]:
     """No garbage collection for a while.
 
-    A compile makes little garbage, and walking all of torch's objects for it takes a third of a second each time.
+    A compile makes little garbage, and a collection over all of torch's objects takes a third of a second.
     """
     was = gc.isenabled()
     gc.disable()
@@ -231,7 +231,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _fall_back(config: Config, reason: Exception) -> None:
-    """Count a graph that is left to ATen, and say why; under ``strict`` raise that."""
+    """Record a graph that is left to ATen, with the reason; raise it under ``strict``."""
     if config.strict:
         raise reason
     said = reason.reason if isinstance(reason, FusecError) else reason
@@ -241,7 +241,7 @@ def _fall_back(config: Config, reason: Exception) -> None:
 
 
 def interpreted(graph: Graph) -> Boxed:
-    """A graph as a program that calls ATen node by node, and keeps every promise of the graph."""
+    """Return a program that runs a graph node by node through ATen, with the layouts that the graph declares."""
 
     def run(args: list[Any]) -> list[Any]:
         given = list(args)
@@ -253,7 +253,7 @@ def interpreted(graph: Graph) -> Boxed:
 
 
 def _run_module(gm: GraphModule) -> Boxed:
-    """The graph as it came."""
+    """Run the original graph."""
 
     def run(args: list[Any]) -> list[Any]:
         given = list(args)

@@ -1,11 +1,11 @@
-"""The errors fusec raises: each says what, where, why, and what to do next."""
+"""The errors of fusec: each says what, where, why, and what to do next."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What a wrong name may have meant: close matches, or else all that there is."""
+    """Return a suggestion for a wrong name: close matches, or else all known names."""
     known = sorted(set(known))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
@@ -24,7 +24,7 @@ class FusecError(Exception):
 
     @property
     def reason(self) -> str:
-        """What and why in one line, as a remark says it."""
+        """The error and its cause in one line, as in a remark."""
         return ": ".join(filter(None, (self.what, self.why)))
 
 
@@ -49,7 +49,7 @@ class OptionError(FusecError, ValueError):
 
 
 class ScheduleError(FusecError):
-    """A region that no schedule of the target covers; the grouping then leaves it apart."""
+    """A region that no schedule of the target covers; grouping then does not merge it."""
 
 
 class BuildError(FusecError):

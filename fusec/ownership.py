@@ -1,4 +1,4 @@
-"""Who can have written a file: kernels are loaded, and records believed, only where nobody but this user could."""
+"""Ownership of files: kernels and records are loaded only if nobody but this user could have written them."""
 
 import errno
 import os
@@ -16,13 +16,13 @@ def make_private(directory: Path) -> None:
     """
     for place in (*reversed(directory.absolute().parents), directory):
         if not place.is_dir():
-            with suppress(FileExistsError):  # another process was faster, or it is no directory, which `distrust` says
+            with suppress(FileExistsError):  # another process was faster; `distrust` reports what is no directory
                 place.mkdir()
                 place.chmod(0o700)
 
 
 def distrust(status: os.stat_result) -> str:
-    """Return why others may have written what a directory or a file holds; empty where they cannot."""
+    """Return why others may have written a file or directory; empty where they cannot."""
     if status.st_uid != os.geteuid():
         return "it belongs to another user"
     return "other users may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""

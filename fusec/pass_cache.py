@@ -1,4 +1,4 @@
-"""What the passes made of a graph, kept for later processes: they read the outcome instead of running the passes."""
+"""Results of passes on disk: later processes load the optimized graph instead of running the passes."""
 
 import json
 import logging
@@ -19,11 +19,11 @@ SUFFIX = ".passes"
 
 
 class PassCache:
-    """What a pipeline makes of one graph under the choices of one compile.
+    """The cached result of a pipeline for one graph and configuration.
 
     Args:
         pipeline: the passes.
-        graph: as it comes; its text, places in the model included, is part of the key.
+        graph: the imported graph; its text, source locations included, is part of the key.
         context: of the compile, in which no pass has run.
     """
 
@@ -33,10 +33,10 @@ class PassCache:
         self.key = _key(pipeline, graph, context)
 
     def load(self, graph: Graph) -> bool:
-        """Do to a graph and to the context what the passes of an earlier process did.
+        """Load the result of an earlier process into the graph and the context.
 
         Returns:
-            Whether that is known: its text must read as a graph with that very text.
+            Whether there is one: its text must parse to a graph that prints the same.
         """
         content = self.cache.read(self.key, SUFFIX) if self.key else None
         if content is None:
@@ -46,11 +46,11 @@ class PassCache:
             read = parse_graph(found["graph"])
             remarks = [remark | {"sources": tuple(remark["sources"])} for remark in found["remarks"]]
             records = [PassRecord(**record) for record in found["records"]]
-        except Exception as reason:  # a graph that text cannot say must not cost later processes more than time
-            logger.warning("what the passes made of %s does not read back, and they run again: %s", graph.name, reason)
+        except Exception as reason:  # whatever is wrong with an entry, the passes can run again
+            logger.warning("the cached graph of %s cannot be read, and its passes run again: %s", graph.name, reason)
             return False
         if str(read) != found["graph"]:
-            logger.warning("what the passes made of %s reads as another graph, and they run again", graph.name)
+            logger.warning("the cached graph of %s parses to another graph, and its passes run again", graph.name)
             return False
         graph.become(read)
         for remark in remarks:
@@ -58,11 +58,11 @@ class PassCache:
         self.context.records += records
         self.context.next_number = found["next_number"]
         export(self.cache, self.key, SUFFIX)
-        logger.debug("an earlier process has taken %s through the passes", graph.name)
+        logger.debug("loaded the optimized graph of %s", graph.name)
         return True
 
     def store(self, graph: Graph) -> None:
-        """Let later processes have what the passes have just made, unless one of them failed."""
+        """Store the graph, remarks and records for later processes, unless a pass failed."""
         context = self.context
         if not self.key or context.remarks.of("failure"):
             return
@@ -74,15 +74,15 @@ class PassCache:
         }
         try:
             content = zlib.compress(json.dumps(found).encode(), 1)
-        except (TypeError, ValueError) as reason:  # nor must what a remark says cost the kernels
-            logger.warning("what the passes made of %s is not kept: %s", graph.name, reason)
+        except (TypeError, ValueError) as reason:  # a remark that is not JSON must not fail the compile
+            logger.warning("the optimized graph of %s is not cached: %s", graph.name, reason)
             return
-        self.cache.offer(self.key, SUFFIX, content, f"what the passes made of {graph.name}")
+        self.cache.offer(self.key, SUFFIX, content, f"the optimized graph of {graph.name}")
         export(self.cache, self.key, SUFFIX)
 
 
 def _key(pipeline: Pipeline, graph: Graph, context: Context) -> str:
-    """Of the entry in a cache; empty where the passes are to be watched, or consist of more than fusec's own code."""
+    """Return the key of the cache entry; empty where passes are recorded, or depend on more than fusec's own code."""
     config = context.config
     modules = {d.module for d in FUSIONS.values()} | {d.module for d in REWRITES.values()}
     if config.record or config.verify or not all(m.startswith("fusec.") for m in modules):

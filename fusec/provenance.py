@@ -1,4 +1,4 @@
-"""The code that this process runs, as a digest: what another process derived from the same code may be used again."""
+"""The digest of the running code, which is part of the keys of everything derived from it."""
 
 import functools
 import sys
@@ -9,7 +9,7 @@ _LOADED = time.time()  # fusec/__init__ imports this module before any other of 
 
 
 def key_of_derived(kind: str, *sources: str) -> str:
-    """The key, in a cache, of what this code, Python and torch derive from something; empty if it is not to be kept."""
+    """Return the cache key of a result of this code, Python and torch; empty if it must not be cached."""
     import torch
 
     from fusec.cache import key_of
@@ -25,12 +25,12 @@ def own_code() -> str:
 
 
 def digest_of(folder: Path, loaded: float) -> str:
-    """A digest of the Python files in and below a folder; empty if there are none, or one is younger than a time.
+    """Return a digest of the Python files in and below a folder; empty if there are none, or one is newer than a time.
 
     Args:
         folder: links in it are followed.
-        loaded: seconds since the epoch; a file's own time counts whenever it got its content or its name, which
-            nobody can date back.
+        loaded: seconds since the epoch; the time of the last change of content or name counts, which
+            cannot be set back.
     """
     import hashlib
     import os

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ENTRY = re.compile(r"([0-9a-f]{64})(\.[a-z]+)")
-"""The name of an entry, or of its lock: a key, and what kind it is."""
+"""The file name of an entry or its lock: a key and a suffix."""
 LOCK = ".lock"
 _DAY = 24 * 3600.0
 
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     path: Path
     size: int
     used: float
-    """When, in seconds since the epoch."""
+    """Time of the last use, in seconds since the epoch."""
 
 
 def entries(directory: Path) -> list[Entry]:
@@ -30,7 +30,7 @@ def entries(directory: Path) -> list[Entry]:
 
 
 def prune(directory: Path, most_bytes: int) -> list[Entry]:
-    """Remove entries until the others take at most so many bytes; return those removed. Old locks go as well."""
+    """Remove entries until the others take at most so many bytes; return those removed. Old locks are removed too."""
     old = time.time() - _DAY
     for lock in _files(directory):
         if lock.path.suffix == LOCK and lock.used < old:
@@ -47,7 +47,7 @@ def prune(directory: Path, most_bytes: int) -> list[Entry]:
 
 
 def remove(entry: Entry) -> bool:
-    """Remove a file of a cache; return whether it was there. Processes that use what it holds have a copy."""
+    """Remove a file of a cache; return whether it existed. Processes that use it have a copy."""
     with suppress(OSError):
         entry.path.unlink()
         return True

@@ -19,20 +19,20 @@ class Remark:
     """``passed``: done; ``missed``: could have been; ``failure``: went wrong, was left out; ``analysis``: a fact."""
     pass_name: str
     message: str
-    """What was decided, in one line."""
+    """The message, in one line."""
     subject: str = ""
     """Name of the fusion, rewrite, kernel or ATen operation it is about."""
     reason: str = ""
     suggestion: str = ""
     sources: tuple[str, ...] = ()
-    """Places in the model: ``layers.0.mlp, model.py:12``."""
+    """Source locations in the model: ``layers.0.mlp, model.py:12``."""
     application: int | None = None
     """Number of the application of a rewrite, by which it can be vetoed."""
     figures: dict[str, float | int | str] = field(default_factory=dict)
     """Bytes, FLOPs, launches."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the remark as JSON data."""
         return dict(vars(self))
 
     def __str__(self) -> str:
@@ -52,5 +52,5 @@ class Remarks(list[Remark]):
         logger.log(logging.WARNING if kind == "failure" else logging.DEBUG, "%s", remark)
 
     def of(self, *kinds: Kind) -> list[Remark]:
-        """Those of some kinds."""
+        """Return the remarks of some kinds."""
         return [r for r in self if r.kind in kinds]

@@ -1,7 +1,7 @@
-"""Temporary folders that a killed process does not leave for good.
+"""Temporary folders that are removed even if their process was killed.
 
-Each is locked as long as it is used; whoever finds one without its lock removes it. A process number would mean nothing
-to another container or host.
+Each is locked while it is in use, and any process removes those without a lock. A process number would be meaningless
+in another container or host.
 """
 
 import atexit
@@ -41,7 +41,7 @@ def lasting_folder() -> Path:
     (folder, _), owner = _make(None), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # a forked child must not take its parent's kernels away
+        if os.getpid() == owner:  # a forked child must not remove its parent's kernels
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
@@ -49,7 +49,7 @@ def lasting_folder() -> Path:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders that killed processes have left in a directory."""
+    """Remove the folders of killed processes in a directory."""
     with suppress(OSError), os.scandir(parent) as places:
         for place in places:
             if place.name.startswith(_PREFIX):
@@ -69,7 +69,7 @@ def _make(parent: Path | None) -> tuple[Path, int]:
             lock = _open(folder)
         except FileNotFoundError:  # another process found it before it was locked
             continue
-        with suppress(OSError):  # a file system without locks: nobody there finds anything abandoned
+        with suppress(OSError):  # a file system without locks, where no folder counts as abandoned
             fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.isdir(folder):
             return Path(folder), lock

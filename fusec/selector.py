@@ -8,7 +8,7 @@ from fusec.errors import OptionError
 
 @dataclass(frozen=True)
 class Selector:
-    """Which applications are made: ``0..41,!17`` is 0 to 41 without 17; only exclusions means all others."""
+    """A set of application numbers: ``0..41,!17`` is 0 to 41 without 17; only exclusions means all others."""
 
     wanted: tuple[tuple[int, int], ...] = ()
     unwanted: tuple[tuple[int, int], ...] = ()
@@ -31,7 +31,7 @@ class Selector:
         return cls(tuple(chosen[0]), tuple(chosen[1]))
 
     def allows(self, number: int) -> bool:
-        """Whether the application of that number is made."""
+        """Return whether the application of that number is selected."""
         if any(a <= number <= b for a, b in self.unwanted):
             return False
         return not self.wanted or any(a <= number <= b for a, b in self.wanted)

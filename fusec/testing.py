@@ -37,13 +37,13 @@ from fusec.verify.mistakes import mistakes
 
 AnyFusion: TypeAlias = "Fusion[Any, Any]"
 Check: TypeAlias = "Callable[[AnyFusion], Iterator[str]]"
-"""Says in words what is wrong with a fusion; nothing where all is well."""
+"""A check: yields what is wrong with a fusion, as messages."""
 
 _TOLERANCE = {F32: 1e-4, BF16: 5e-2}
 _BATCH = (101, 103)
 """Sizes of the starred dims that become symbols: no other size is a multiple of them."""
 _SQUARE = 6
-"""A size of dims that could be taken for each other."""
+"""A dim size that occurs more than once."""
 _CLAUSE_TRIALS = 8
 
 
@@ -51,7 +51,7 @@ def derived_tests(*sources: ModuleType | AnyFusion, checks: Sequence[Check] = ()
     """A test for pytest, parametrized with every fusion and every check.
 
     Args:
-        sources: fusions, and modules of which all fusions are taken.
+        sources: fusions, and modules whose fusions are all included.
         checks: by default ``CHECKS``.
 
     Raises:
@@ -61,13 +61,13 @@ def derived_tests(*sources: ModuleType | AnyFusion, checks: Sequence[Check] = ()
 
     fusions = [f for source in sources for f in fusions_of(source)]
     if not fusions:
-        raise ValueError("no fusion is declared there")
+        raise ValueError("the sources declare no fusion")
 
     @pytest.mark.parametrize("check", checks or CHECKS, ids=lambda c: c.__name__)
     @pytest.mark.parametrize("declared", fusions, ids=lambda f: f.name)
     def test(declared: AnyFusion, check: Check) -> None:
         if check is not is_a_pattern and not any(_patterns(declared)):
-            pytest.skip("it is no pattern: is_a_pattern says why")
+            pytest.skip("it has no pattern: see is_a_pattern")
         wrong = list(check(declared))
         assert not wrong, "\n".join([f"{declared.name}: {check.__doc__}", *wrong])
 
@@ -95,7 +95,7 @@ def is_a_pattern(declared: AnyFusion) -> Iterator[str]:
 
 
 def spellings_agree(declared: AnyFusion) -> Iterator[str]:
-    """Every spelling computes what the declaration computes."""
+    """Every spelling computes the same as the declaration."""
     for dtype in (F32, BF16):
         yield from derived.spellings_that_differ(declared, _draw(declared, dtype), _TOLERANCE[dtype])
 
@@ -116,7 +116,7 @@ def disguises_do_not_hide_it(declared: AnyFusion) -> Iterator[str]:
 
 
 def symbolic_sizes_do_not_hide_it(declared: AnyFusion) -> Iterator[str]:
-    """It is found where the sizes of the starred dims are not known, in disguise too."""
+    """It is found where the sizes of the starred dims are symbols, in disguise too."""
     graph = _larger_graph(declared, F32, batch=_BATCH)
     _forget_batch(graph)
     disguised = graph.copy()
@@ -222,7 +222,7 @@ CHECKS = PATTERN_CHECKS + KERNEL_CHECKS
 
 
 def _wrong_kernels(declared: AnyFusion, target: str, dtype: DType, known: str = "all") -> Iterator[str]:
-    """What is wrong with the kernels of a fusion alone; ``known`` says of which dims the sizes are."""
+    """Yield what is wrong with the kernels of a fusion alone; ``known`` says which dims have static sizes."""
     case = f"{target}, {dtype}, {known} sizes known"
     draw = _draw(declared, dtype)
     if known == "named":
@@ -242,7 +242,7 @@ def _wrong_kernels(declared: AnyFusion, target: str, dtype: DType, known: str = 
         yield f"{case}: {comparison}"
 
 
-# -- what the checks are made of --------------------------------------------------------------------------------
+# -- support for the checks --------------------------------------------------------------------------------------
 
 
 def _draw(declared: AnyFusion, dtype: DType) -> derived.Draw:
@@ -266,14 +266,14 @@ def _larger_graph(
 
 
 def _forget_batch(graph: Graph) -> None:
-    """Let sizes of the starred dims be symbols."""
+    """Make the sizes of the starred dims symbols."""
     sizes = Sizes(len(_BATCH))
     sizes.names = dict(zip(("batch", "length"), _BATCH, strict=True))
     symbolize(graph, sizes)
 
 
 def _rewrite(declared: AnyFusion, graph: Graph, verify: bool = False) -> Context:
-    """Run what is looked for before a fusion, and the fusion itself."""
+    """Apply everything that precedes a fusion, and the fusion itself."""
     context = Context(Config(verify=verify))
     known = passes.known_passes()
     names = "+".join(d.name for d in (*passes.pattern_library().before(declared), declared))
@@ -289,13 +289,13 @@ def _not_found(declared: AnyFusion, graph: Graph, case: str) -> Iterator[str]:
 
 
 def _failures(remarks: Remarks) -> list[str]:
-    """What failed; that something is no pattern is told by ``is_a_pattern``."""
-    told = {name for name, _ in passes.pattern_library().broken}
-    return [str(r) for r in remarks.of("failure") if r.subject not in told]
+    """Return the failures; a missing pattern is reported by ``is_a_pattern``."""
+    reported = {name for name, _ in passes.pattern_library().broken}
+    return [str(r) for r in remarks.of("failure") if r.subject not in reported]
 
 
 def _patterns(declared: AnyFusion) -> Iterator[Pattern]:
-    """Its first pattern, if it has one, without its clauses: sizes and numbers of a pattern are made up."""
+    """Yield its first pattern, if any, without its clauses: sizes and numbers of a pattern are samples."""
     first = next(passes.pattern_library().patterns(declared, F32), None)
     if first is not None:
         yield replace(first, clauses=())

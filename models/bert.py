@@ -45,11 +45,11 @@ PUBLISHED = [
     ("position_embeddings", "positions"),
     ("token_type_embeddings", "segments"),
 ]
-"""Published names and ours, replaced in this order."""
+"""Published parameter names and those of this model, replaced in this order."""
 
 
 class Embeddings(nn.Module):
-    """Words, positions and segments, added and normed."""
+    """Embeddings of words, positions and segments, added and normalized."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Block(nn.Module):
 
 
 class Bert(nn.Module):
-    """The encoder; gives the states of the last layer."""
+    """The encoder; returns the states of the last layer."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The static key and value cache of the decoders: allocated once, written in place, so that its shape never changes."""
+"""The static key-value cache of the decoders: allocated once and written in place, so that its shape is constant."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class StaticCache:
     keys: list[Tensor]
     values: list[Tensor]
     length: Tensor
-    """How many slots are written: a 0-d int64 tensor, so that a compiled model need not be compiled again."""
+    """Number of written slots: a 0-d int64 tensor, so that a compiled model need not be compiled again."""
 
     @classmethod
     def empty(cls, layers: int, batch: int, heads: int, capacity: int, head: int, like: Tensor) -> "StaticCache":
@@ -34,7 +34,7 @@ class StaticCache:
         return self.length + torch.arange(count, device=self.length.device)
 
     def update(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of new tokens; gives those of the whole cache."""
+        """Write the keys and values of new tokens; return those of the whole cache."""
         self.keys[layer].index_copy_(2, slots, key)
         self.values[layer].index_copy_(2, slots, value)
         return self.keys[layer], self.values[layer]
@@ -45,11 +45,11 @@ class StaticCache:
 
 
 def causal_mask(slots: Tensor, keys: int, padding: Tensor | None) -> Tensor:
-    """Which key a query may look at, ``[batch or 1, 1, queries, keys]``: none after it, and no padding.
+    """Return which keys each query may attend to, ``[batch or 1, 1, queries, keys]``: none after it, and no padding.
 
     Args:
-        slots: the place of each query among the keys.
-        keys: how many there are.
+        slots: position of each query among the keys.
+        keys: number of keys.
         padding: ``[batch, keys]``, 1 or True for a real token.
     """
     allowed = torch.arange(keys, device=slots.device) <= slots[:, None]

@@ -46,12 +46,12 @@ def load_weights(
     Args:
         model: where they go.
         tensors: by published name.
-        renames: pairs (published, ours), replaced in order; a prefix is dropped by renaming it to nothing.
-        transposed: ends of the names (ours) of matrices that are published as [in, out].
+        renames: pairs (published, own), replaced in order; a prefix is dropped by renaming it to nothing.
+        transposed: suffixes of own names whose matrices are published as [in, out].
 
     Raises:
-        KeyError: when a parameter gets no tensor. Tensors that the model has no place for (other heads, old
-            buffers) are left out.
+        KeyError: when a parameter gets no tensor. Tensors without a parameter in the model (other heads, old
+            buffers) are skipped.
     """
     missing = {name for name, _ in model.named_parameters()}  # a tied parameter is listed once
     places = model.state_dict()
@@ -71,7 +71,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         header_length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_length))
-        # A private mapping: pages are read when touched, and a write would stay in this process.
+        # A private mapping: pages are loaded on access, and a write would stay in this process.
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     header.pop("__metadata__", None)
     return {name: _view(content, entry, 8 + header_length) for name, entry in header.items()}

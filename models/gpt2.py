@@ -113,7 +113,7 @@ class GPT2(nn.Module):
             tokens: ids, ``[batch, sequence]``.
             mask: 1 for a real token, ``[batch, sequence]``, or ``[batch, capacity]`` with a cache.
             cache: the tokens so far, to which these are added.
-            positions: rows of the position embedding; by default the place in the sequence.
+            positions: rows of the position embedding; by default the position in the sequence.
         """
         count = tokens.shape[1]
         slots = torch.arange(count, device=tokens.device) if cache is None else cache.slots(count)

@@ -20,7 +20,7 @@ def padded_mask(batch: int, length: int, padding: Padding, seed: int = 0) -> Ten
 
 
 def sample_tokens(vocabulary: int, batch: int, length: int, seed: int = 0) -> Tensor:
-    """Random token ids ``[batch, length]``; the first three, by custom special tokens, are left out."""
+    """Return random token ids ``[batch, length]`` without the first three, which are special tokens by custom."""
     return torch.randint(3, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 

@@ -45,7 +45,7 @@ def rotary_angles(positions: Tensor, config: LlamaConfig, dtype: torch.dtype) ->
     frequency = 1.0 / config.rope_theta**exponent
     if config.rope_factor != 1.0:
         turns = config.rope_context * frequency / (2 * math.pi)
-        keep = ((turns - 1.0) / (4.0 - 1.0)).clamp(0, 1)  # waves with 1 turn in the context or fewer are stretched
+        keep = ((turns - 1.0) / (4.0 - 1.0)).clamp(0, 1)  # waves with at most 1 turn in the context are stretched
         frequency = frequency * (keep + (1 - keep) / config.rope_factor)
     angle = positions[:, None, :, None].float() * frequency
     angle = torch.cat((angle, angle), -1)
@@ -157,7 +157,7 @@ class Llama(nn.Module):
             tokens: ids, ``[batch, sequence]``.
             mask: 1 for a real token, ``[batch, sequence]``, or ``[batch, capacity]`` with a cache.
             cache: the tokens so far, to which these are added.
-            positions: for the rotary embedding; by default the place in the sequence.
+            positions: for the rotary embedding; by default the position in the sequence.
         """
         count = tokens.shape[1]
         slots = torch.arange(count, device=tokens.device) if cache is None else cache.slots(count)

@@ -46,7 +46,7 @@ PUBLISHED = [
     ("layer.2.DenseReluDense.", "mlp."),
     ("layer.2.layer_norm", "mlp_norm"),
 ]
-"""Published names and ours, replaced in this order; ``layer.1.layer_norm`` depends on the side."""
+"""Published parameter names and those of this model, in order; ``layer.1.layer_norm`` depends on the side."""
 
 
 def position_bucket(offset: Tensor, buckets: int, distance: int, both_sides: bool) -> Tensor:
@@ -147,7 +147,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """The layers of one side; the first one's position bias serves them all."""
+    """The layers of one side; they share the first one's position bias."""
 
     def __init__(self, config: T5Config, decoder: bool) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class T5(nn.Module):
         mask: Tensor | None = None,
         cache: StaticCache | None = None,
     ) -> Tensor:
-        """Logits of the next token, given what ``crossing`` made of the encoder's states and their mask."""
+        """Return logits of the next token, from the result of ``crossing`` on the encoder's states and their mask."""
         count = tokens.shape[1]
         slots = torch.arange(count, device=tokens.device) if cache is None else cache.slots(count)
         keys = count if cache is None else cache.capacity

@@ -39,7 +39,7 @@ PUBLISHED = [
     ("embeddings.patch_embeddings.projection", "patches"),
     ("embeddings.", ""),
 ]
-"""Published names and ours, replaced in this order."""
+"""Published parameter names and those of this model, replaced in this order."""
 
 
 class Attention(nn.Module):
@@ -92,7 +92,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """The encoder; gives the states of the class token and of every patch."""
+    """The encoder; returns the states of the class token and of every patch."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

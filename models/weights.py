@@ -1,4 +1,4 @@
-"""Weights that hide nothing: under those of a fresh model, tiny or trivial, a lost bias, scale or mask goes unseen."""
+"""Random weights for tests: a fresh model's are so small or trivial that a lost bias, scale or mask is not noticed."""
 
 import zlib
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 OFFSET_NORMS = ("Gemma", "Nemotron")
 """Families whose norms multiply by 1 + weight."""
 UNSCALED_ATTENTION = ("T5Attention", "MT5Attention", "GPTNeoSelfAttention")
-"""Attention whose scores are not divided by √head: its q carries that scale, or every softmax would saturate."""
+"""Attention whose scores are not divided by √head: its q includes that scale, or every softmax would saturate."""
 QUERY_OR_KEY = ("q_proj", "k_proj", "q_b_proj", "query", "key", "q", "k")
 PACKED = ("c_attn", "qkv_proj")
 """Projections to query, key and value at once."""
@@ -16,9 +16,9 @@ PACKED = ("c_attn", "qkv_proj")
 
 @torch.no_grad()
 def redraw(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Redraw every parameter, by its name, its shape and the type of its module; gives the model back.
+    """Redraw every parameter, by its name, its shape and the type of its module; return the model.
 
-    Matrices keep the variance (1/√fan_in; those of query and key are doubled, so that attention is sharp), embeddings
+    Matrices preserve variance (1/√fan_in; those of query and key are doubled, so that attention is sharp), embeddings
     have a standard deviation of 1, norm scales are 1 + 0.2·randn, biases 0.2·randn. The draw of a parameter depends
     on the seed, its name and the kind of its device alone.
     """
@@ -51,7 +51,7 @@ def _scaled(noise: Tensor, name: str, path: str, module: nn.Module, model: nn.Mo
 
 
 def _matrix(noise: Tensor, path: str, module: nn.Module, model: nn.Module) -> Tensor:
-    outputs_last = type(module).__name__ == "Conv1D"  # transformers' GPT-2 keeps [in, out]
+    outputs_last = type(module).__name__ == "Conv1D"  # transformers' GPT-2 stores [in, out]
     filters = noise.ndim == 4 or isinstance(module, nn.Conv1d)
     fan_in = noise.shape[0] if outputs_last else noise[0].numel() if filters else noise.shape[-1]
     weight = noise / fan_in**0.5

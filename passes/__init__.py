@@ -35,7 +35,7 @@ _LIBRARIES: dict[frozenset[str], PatternLibrary] = {}
 def pattern_library(disabled: frozenset[str] = frozenset()) -> PatternLibrary:
     """Return the patterns of this process, one library for each set of disabled fusions."""
     if disabled not in _LIBRARIES:
-        _LIBRARIES[disabled] = PatternLibrary(_TRACES, normalize, disabled, MEANINGS + FUSED)
+        _LIBRARIES[disabled] = PatternLibrary(_TRACES, normalize, disabled, MEANINGS + FUSED, kinds=_TRACES.kinds)
     return _LIBRARIES[disabled]
 
 

@@ -1,4 +1,4 @@
-"""The pass behind every stage of declarations."""
+"""The pass that applies the declarations of one stage."""
 
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ class ApplyDeclared:
     declarations: tuple[Declaration, ...] = field(repr=False, metadata=_FIXED)
     library: PatternLibrary = field(repr=False, compare=False, metadata=_FIXED)
     is_last: bool = field(default=False, metadata=_FIXED)
-    """Whether no stage follows, so that what is left of a near miss can be told."""
+    """True for the last stage, after which near misses are reported."""
     only: str = ""
     """Names of declarations, joined by ``+``; empty means all."""
 
@@ -30,10 +30,10 @@ class ApplyDeclared:
         object.__setattr__(self, "__doc__", self.purpose)
         known = {*FUSIONS, *REWRITES, *(d.name for d in self.declarations)}  # one list of names may serve all stages
         for name in sorted(set(self._wanted) - known):
-            raise OptionError(f"no fusion or rewrite is called {name!r}", fix=suggestion(name, known))
+            raise OptionError(f"unknown fusion or rewrite {name!r}", fix=suggestion(name, known))
 
     def apply(self, graph: Graph, context: Context) -> None:
-        """Apply the declarations in order; after the last stage, tell what nearly matched and what is no pattern."""
+        """Apply the declarations in order; after the last stage, report near misses and broken declarations."""
         chosen = (d for d in self.declarations if d.name in self._wanted and context.enabled(d.name))
         apply_declared(chosen, graph, self.library, context)
         if not self.is_last:

@@ -1,4 +1,4 @@
-"""Where patterns come from: declarations traced by the frontend and normalised as models are."""
+"""The tracer of patterns: declarations are traced by the frontend and canonicalized as models are."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from fusec.ir.types import TensorType
 
 
 def trace_types(function: Callable[..., Any], samples: Sequence[Any]) -> Graph:
-    """The graph of a function on tensors of these types; anything else among the samples stays as it is."""
+    """Return the graph of a function on tensors of these types; other samples are passed unchanged."""
     import torch
 
     from fusec.frontend import trace

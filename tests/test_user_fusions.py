@@ -190,7 +190,7 @@ def test_what_is_known_already() -> None:
     test: Any = testing.derived_tests(known_by_another_name)
     with pytest.raises(AssertionError, match="what an earlier fusion computes"):
         test(known_by_another_name, testing.is_a_pattern)
-    with pytest.raises(pytest.skip.Exception, match="it is no pattern"):
+    with pytest.raises(pytest.skip.Exception, match="it has no pattern"):
         test(known_by_another_name, testing.every_spelling_is_found)
 
 

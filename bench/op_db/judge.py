@@ -195,7 +195,7 @@ def differences(subject: Subject, eager: Ran, compiled: Ran) -> list[str]:
 
 def _breaches(eager: Observation, compiled: Observation) -> list[str]:
     eager, compiled = _addressing(eager), _addressing(compiled)
-    found = [b for b in contract_breaches(eager, compiled) if not b.endswith("left with other values")]
+    found = [b for b in contract_breaches(eager, compiled) if not b.endswith("is different after the call")]
     if not found and _partners(eager) != _partners(compiled):
         found.append(f"shared storage of outputs is {_partners(compiled)}, not {_partners(eager)}")
     return found

@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Look into the compiler: capture a model, run passes on it, see what became of it and why.\n\n"
+    help="Inspect the compiler: capture a model, run passes on it, explain what was fused and why.\n\n"
     "A MODEL is SCRIPT.py (which defines `model` and `inputs`), models:llama/tiny, hf:llama, a .fir file, or - for "
     "a graph on standard input. Exit codes: 0 fine, 1 a check failed, 2 wrong usage, 3 a model, graph or rewrite is "
     "refused, 4 a crash.",

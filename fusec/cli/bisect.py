@@ -1,4 +1,4 @@
-"""``fusec bisect``: which application of a rewrite makes a model wrong."""
+"""``fusec bisect``: find the application of a rewrite that makes a model's results wrong."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -20,7 +20,7 @@ def bisect(
     disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
 ) -> None:
-    """Hold a compiled model against eager and float64; where it is wrong, search for the application that makes it so.
+    """Compare a compiled model with eager and float64; where it is wrong, find the application responsible.
 
     Exits with 1 where it is wrong.
     """

@@ -1,4 +1,4 @@
-"""``fusec cache``: what is kept on disk, whether it is whole, and how to be rid of it."""
+"""``fusec cache``: show, verify and prune the files on disk."""
 
 import time
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from fusec.cli.terminal import CHECK_FAILED, reports, show, write_json
 from fusec.config import Config
 from fusec.pruning import Entry, entries, prune, remove
 
-cache = typer.Typer(no_args_is_help=True, help="Look at the built kernels on disk, check them, or remove them.")
+cache = typer.Typer(no_args_is_help=True, help="Show the built kernels on disk, verify them, or remove them.")
 Json = Annotated[bool, typer.Option("--json", help="plain data")]
 
 
 @cache.command(name="show")
 @reports
 def show_cache(as_json: Json = False) -> None:
-    """Show where the cache is, what it holds, and why it is not used where it is not."""
+    """Show the path and contents of the cache, and why it is unusable if it is."""
     from rich.table import Table
 
     from fusec.cache import reason_against
@@ -44,7 +44,7 @@ def show_cache(as_json: Json = False) -> None:
 @cache.command()
 @reports
 def verify(as_json: Json = False) -> None:
-    """Check every entry: its digest, its owner, who may write to it. Those found bad are never used, but built anew."""
+    """Verify digest, owner and permissions of every entry. Bad entries are never used, but built again."""
     from fusec.cache import read_entry
 
     found, bad = entries(Config.from_environment().cache_path()), {}
@@ -68,7 +68,7 @@ def verify(as_json: Json = False) -> None:
 @cache.command(name="prune")
 @reports
 def prune_cache(
-    megabytes: Annotated[int | None, typer.Option("--mb", min=0, help="what the others may take")] = None,
+    megabytes: Annotated[int | None, typer.Option("--mb", min=0, help="size of the entries to keep")] = None,
     as_json: Json = False,
 ) -> None:
     """Remove the entries that were used longest ago until the others fit the limit (option `cache_mb`)."""

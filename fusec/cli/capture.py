@@ -15,20 +15,20 @@ def capture(
     output: Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")] = "-",
     dynamic: Dynamic = False,
     train: Train = False,
-    sources: Annotated[bool, typer.Option(help="end each line with its place in the model")] = True,
+    sources: Annotated[bool, typer.Option(help="end each line with its source location")] = True,
     batch: Batch = 2,
     length: Length = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="say what was captured as JSON; needs -o")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="summary as JSON; needs -o")] = False,
 ) -> None:
     """Write the graph of a model as imported, before any pass.
 
-    A model with several graphs (training, graph breaks) gives several files, numbered from the second on.
+    A model with several graphs (training, graph breaks) yields several files, numbered from the second on.
     """
     from fusec.debug.capture import capture as capture_graphs
     from fusec.ir.printer import print_graph
 
     if as_json and output == "-":
-        raise UsageError("--json needs -o", why="standard output takes the graph or what is said of it, not both")
+        raise UsageError("--json needs -o", why="standard output takes either the graph or the summary")
     loaded = load(model, batch, length)
     graphs = capture_graphs(loaded.model, *loaded.inputs, dynamic=dynamic, train=train, **loaded.keywords)
     written = []

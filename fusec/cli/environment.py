@@ -1,4 +1,4 @@
-"""``fusec env``: what a report of a problem needs to say."""
+"""``fusec env``: versions, compilers, devices and settings for a bug report."""
 
 import os
 import platform
@@ -61,7 +61,7 @@ def _compiler() -> str:
         compiler = find_compiler()
         version = run_compiler(compiler.command, ["--version"]).splitlines()[0]
     except BuildError as reason:
-        return f"none, so that models run through ATen: {reason.what}"
+        return f"none; models run through ATen: {reason.what}"
     return f"{version} {' '.join((*compiler.command, *compiler.machine_flags))}"
 
 

@@ -1,4 +1,4 @@
-"""``fusec explain``: what became of a model."""
+"""``fusec explain``: kernels, coverage, fallbacks and near misses of a model."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from fusec.debug.explanation import Explanation
 
 Everything = Annotated[bool, typer.Option("--all", help="every row of every table")]
-Sites = Annotated[bool, typer.Option("--sites", help="where a fusion could be expected, and what became of it")]
+Sites = Annotated[bool, typer.Option("--sites", help="where fusions are expected, and whether they happened")]
 Kernel = Annotated[str, typer.Option(help="print the source of this kernel instead")]
 Roofline = Annotated[
     bool, typer.Option("--roofline", help="each kernel against the machine's limits: bytes, FLOPs, time")
 ]
-Time = Annotated[bool, typer.Option("--time", help="run it, and show measured times beside the predicted")]
+Time = Annotated[bool, typer.Option("--time", help="run it, and show measured next to predicted times")]
 Machine = Annotated[str, typer.Option(help=f"predict for this GPU: {', '.join(CHIPS)}")]
 Brief = Annotated[bool, typer.Option("--line", help="one line")]
 FailUnder = Annotated[
@@ -45,7 +45,7 @@ def explain(
     fail_under: FailUnder = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Show regions, kernels, coverage, what was left to ATen, and what nearly matched."""
+    """Show regions, kernels, coverage, fallbacks to ATen, and near misses."""
     from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects
     from fusec.debug.report import summary_line
@@ -54,7 +54,7 @@ def explain(
     chosen = {"target": target, "machine": machine}
     config = Config.from_options(None, {"record": True, **{k: v for k, v in chosen.items() if v}})
     if sites and is_graph_file(model):
-        raise UsageError("a graph has no sites", why="they are found from the modules of a model", fix="give the model")
+        raise UsageError("a graph has no sites", why="they are found from the modules of a model", fix="pass the model")
     compiled = compiled_model(model, config, CaptureOptions(dynamic, train, time), batch, length)
     explanation = explain_subjects(compiled.subjects, compiled.title, compiled.model)
     if as_json:
@@ -65,10 +65,8 @@ def explain(
         typer.echo(summary_line(explanation))
     elif roofline or time:
         show(roofline_view(explanation, everything))
-    elif sites:
-        show(site_view(explanation))
     else:
-        show(explanation_view(explanation, everything))
+        show(site_view(explanation) if sites else explanation_view(explanation, everything))
     _check_coverage(explanation, fail_under)
 
 

@@ -1,4 +1,4 @@
-"""``fusec machine``: what this machine can do at best, which predicted times and grouping go by."""
+"""``fusec machine``: the profile of this machine, used for predicted times and grouping."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from fusec.analysis.machine import Machine
 
 machine = typer.Typer(
-    no_args_is_help=True, help="Measure what this machine can do at best, or show what compiles take it for."
+    no_args_is_help=True,
+    help="Measure this machine, or show the profile that compiles use.",
 )
 
 
@@ -28,7 +29,7 @@ def show_machine(as_json: Annotated[bool, typer.Option("--json", help="plain dat
 @machine.command()
 @reports
 def measure(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
-    """Measure this machine, a few seconds long, and keep the figures for all compiles to come."""
+    """Measure this machine for a few seconds, and store its profile for all later compiles."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -51,7 +52,7 @@ def measure(as_json: Annotated[bool, typer.Option("--json", help="plain data")] 
 @machine.command()
 @reports
 def forget(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
-    """Remove the figures of this processor: compiles take it for a modest one again."""
+    """Remove the profile of this processor: compiles assume a modest one again."""
     import torch
 
     from fusec.analysis.machine import profile_path
@@ -63,7 +64,7 @@ def forget(as_json: Annotated[bool, typer.Option("--json", help="plain data")] =
     if as_json:
         write_json({"removed": str(path) if there else None})
     else:
-        typer.echo(f"removed {path}" if there else f"nothing to remove: there is no {path}")
+        typer.echo(f"removed {path}" if there else f"nothing to remove: {path} does not exist")
 
 
 def _write(found: "Machine", as_json: bool) -> None:

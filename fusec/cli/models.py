@@ -1,4 +1,4 @@
-"""The one place that knows what MODEL may be on the command line, and loads it."""
+"""Loads the MODEL argument of the command line."""
 
 import ast
 import importlib.util
@@ -34,7 +34,7 @@ WORDS = {"tokens", "decoder_tokens", "input_ids", "decoder_input_ids"}
 
 @dataclass
 class Loaded:
-    """A model and what to call it with."""
+    """A model and its sample arguments."""
 
     title: str
     model: Any
@@ -44,7 +44,7 @@ class Loaded:
 
 @dataclass
 class CompiledModel:
-    """What a specification names, compiled."""
+    """The compiled model or graph of a MODEL argument."""
 
     title: str
     subjects: "list[Subject]"
@@ -53,7 +53,7 @@ class CompiledModel:
 
 
 def is_graph_file(spec: str) -> bool:
-    """Whether a MODEL is the text of a graph."""
+    """Return whether a MODEL is the text of a graph."""
     return spec == "-" or spec.endswith(".fir")
 
 
@@ -89,7 +89,7 @@ def read_graph(path: str) -> "Graph":
 def compiled_model(
     spec: str, config: "Config", options: "CaptureOptions", batch: int = 2, length: int = 16
 ) -> CompiledModel:
-    """Compile what a specification names; under ``options.time`` also time it, a graph on random inputs.
+    """Compile a MODEL; under ``options.time`` also time it, a graph on random inputs.
 
     Raises:
         UsageError: for options that do not apply to a graph.
@@ -103,14 +103,14 @@ def compiled_model(
         return CompiledModel(title, found, loaded.model)
     if options.train or options.dynamic:
         why = "--train and --dynamic say how a model is captured"
-        raise UsageError("a graph is captured already", why=why, fix="give the model")
+        raise UsageError("a graph is captured already", why=why, fix="pass the model")
     title = "" if spec == "-" else Path(spec).stem
     subject = _compiled_graph(spec, config, options.time, title)
     return CompiledModel(subject.title, [subject])
 
 
 def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Subject":
-    """Compile the text of a graph; one that is grouped into kernels already is returned as it is.
+    """Compile the text of a graph; one that is grouped into kernels already is returned unchanged.
 
     Raises:
         UsageError: for a grouped graph that is to be timed.
@@ -125,8 +125,8 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
     if subject_of(graph).is_grouped:
         if time:
             raise UsageError(
-                f"{spec} holds kernels already, which are not timed apart from a compile",
-                fix="give the model, or the graph as it was before it was grouped",
+                f"{spec} is already grouped into kernels, which are timed only as part of a compile",
+                fix="pass the model, or the graph before grouping",
             )
         return replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))
     compiled = compile_graph(graph, config)
@@ -156,7 +156,7 @@ def _load_packaged(spec: str, rest: str, batch: int, length: int) -> Loaded:
         elif parameter.name == "images":
             args.append(inputs.sample_images(batch, config.channels, config.image))
         elif parameter.default is inspect.Parameter.empty:
-            raise UsageError(f"{spec}: no sample is known for input {parameter.name!r}")
+            raise UsageError(f"{spec}: no sample is defined for input {parameter.name!r}")
     return Loaded(f"{name}/{preset}", model, tuple(args))
 
 
@@ -197,12 +197,12 @@ def _small_sizes(config: Any) -> dict[str, Any]:
     wanted = SMALL_T5 if "d_kv" in names else SMALL
     sizes = {k: v for k, v in {**SMALL, **wanted}.items() if k in names}
     if "kv_lora_rank" in sizes:
-        sizes["num_key_value_heads"] = sizes["num_attention_heads"]  # latent attention gives each head its own
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]  # latent attention has keys and values per head
     return {k: v for k, v in sizes.items() if wanted is SMALL or k in SMALL_T5 or "size" in k or "token" in k}
 
 
 def _load_script(path: str) -> Loaded:
-    """Run a script and take its ``model`` and ``inputs``, or what functions of those names return."""
+    """Run a script and return its ``model`` and ``inputs``, or the results of functions of those names."""
     text = read_text(path)
     try:
         ast.parse(text, path)
@@ -226,7 +226,7 @@ def _load_script(path: str) -> Loaded:
 
 
 def _made(value: Any, name: str) -> Any:
-    """What a function without parameters returns; a model that is a plain function of tensors stays one."""
+    """Call a function without parameters; a model that is a plain function of tensors is returned as it is."""
     if inspect.isfunction(value) and (name == "inputs" or not inspect.signature(value).parameters):
         return value()
     return value

@@ -1,4 +1,4 @@
-"""``fusec opt``: run passes on the text of a graph, and look at what each does."""
+"""``fusec opt``: run passes on the text of a graph, and print the effect of each."""
 
 import sys
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ Disable = Annotated[str, typer.Option(help="passes, fusions and rewrites to leav
 Remarks = Annotated[
     str, typer.Option(metavar="KINDS", help="remarks to print on standard error: passed,missed,failure,analysis")
 ]
-Sources = Annotated[bool, typer.Option(help="end each line of a graph with its place in the model")]
+Sources = Annotated[bool, typer.Option(help="end each line of a graph with its source location")]
 Json = Annotated[bool, typer.Option("--json", help="passes and remarks as JSON; the graph only with -o FILE")]
 
 
@@ -158,7 +158,7 @@ def _report(found: "Subject", results: "dict[int, EquivalenceResult]") -> dict[s
 
 
 def _print_results(found: "Subject", results: "dict[int, EquivalenceResult]") -> None:
-    """Say which pass failed or changed the meaning, and end with the code for it."""
+    """Report failed passes and changed semantics, and exit with the code for it."""
     from fusec.debug.optimize import require_agreement
 
     require_agreement(found.records, results)

@@ -1,4 +1,4 @@
-"""What every command shares: standard streams, exit codes, close matches for wrong names."""
+"""Support for commands: standard streams, exit codes, close matches for wrong names."""
 
 import functools
 import json
@@ -45,7 +45,7 @@ def exit_code(error: FusecError) -> int:
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not known.
+    """Check that a name is known.
 
     Raises:
         UsageError: which names close matches.
@@ -77,7 +77,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def write_json(data: Any) -> None:
-    """Plain data on standard output."""
+    """Print data as JSON on standard output."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
 
@@ -89,5 +89,5 @@ def show(view: Any) -> None:
 
 
 def note(text: str) -> None:
-    """A word on the side, on standard error."""
+    """Print a note on standard error."""
     typer.secho(text, err=True, dim=True)

@@ -35,7 +35,7 @@ def view(
     found = compiled.subjects
     if graph is not None:
         if not 0 <= graph < len(found):
-            raise UsageError(f"there is no graph {graph}", fix=f"0 to {len(found) - 1}")
+            raise UsageError(f"no graph {graph}", fix=f"0 to {len(found) - 1}")
         found = [found[graph]]
     write_text(output, render(explain_subjects(found, compiled.title)))
     if output != "-":

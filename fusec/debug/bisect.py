@@ -1,6 +1,6 @@
-"""Which application of a rewrite makes a model wrong: half of what is left is made, until one is left.
+"""Find the application of a rewrite that makes a model wrong, by bisection over application numbers.
 
-Where joining operations into kernels does, each kernel is held against what it stands for.
+Where grouping is the cause, each kernel is compared with the region it computes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,19 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known about one graph of a model."""
+    """The result of the search in one graph of a model."""
 
     graph: str
     applications: int
-    """How many are made."""
+    """Number of applications."""
     wrong: str = ""
-    """In which way its program is wrong; empty where it is right."""
+    """The difference of its program from eager; empty where it is right."""
     culprit: Remark | None = None
     """The first application with which it is."""
     alone: bool = False
-    """Whether it is right without that one."""
+    """True where it is right without that application."""
     kernels: tuple[str, ...] = ()
-    """Those that are wrong by themselves, where the culprit is what made kernels, and sizes are known."""
+    """Kernels that are wrong by themselves, where grouping is the cause and sizes are known."""
 
     def __str__(self) -> str:
         if not self.wrong:
@@ -53,18 +53,18 @@ def bisect(
     progress: Callable[[str], None] = lambda text: None,
     **keywords: Any,
 ) -> list[Finding]:
-    """Hold every graph of a model against eager, and search for what makes it wrong.
+    """Compare every graph of a model with eager, and search for the application that makes it wrong.
 
-    A program is right where its results, and what it leaves in its inputs, are no farther from float64 than the
-    numeric rule allows, on what the graph gets in the model.
+    A program is right where its results and updated inputs are no farther from float64 than the
+    numeric rule allows, on the inputs that the model passes to the graph.
 
     Args:
         model: a module or function of tensors; it is called once on ``inputs`` and ``keywords``.
         inputs: sample inputs.
-        dynamic: whether sizes become symbols.
-        train: whether backward graphs are looked at too.
-        options: those of ``torch.compile(..., backend="fusec")``; ``apply`` is what the search itself chooses.
-        progress: is told of each trial.
+        dynamic: make sizes symbols.
+        train: compare backward graphs too.
+        options: those of ``torch.compile(..., backend="fusec")``; ``apply`` is set by the search itself.
+        progress: called with a message for each trial.
         keywords: further sample inputs, by name.
 
     Raises:
@@ -77,7 +77,7 @@ def bisect(
 
 
 class _Trial:
-    """One graph on what it gets, and what eager makes of it."""
+    """One graph with its inputs and eager's results."""
 
     def __init__(self, graph: Graph, arguments: Sequence[Any], config: Config, progress: Callable[[str], None]) -> None:
         import torch
@@ -90,7 +90,7 @@ class _Trial:
         self.reference = [*wide[: len(graph.outputs)], *self.eager[len(graph.outputs) :]]
 
     def run(self, function: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Results, and the inputs as they are left."""
+        """Return the results, and the inputs after the call."""
         import torch
 
         from fusec.reference.contract import copy_arguments
@@ -100,7 +100,7 @@ class _Trial:
         return [*function(list(given)), *given]
 
     def wrong(self, **changes: Any) -> tuple[str, Sequence[Remark]]:
-        """In which way a program is wrong, and the remarks of its compile."""
+        """Return how a program is wrong, and the remarks of its compile."""
         from fusec.compiler import compile_graph
         from fusec.reference.contract import compare_outputs
 
@@ -121,7 +121,7 @@ def _search(trial: _Trial) -> Finding:
     finding = Finding(trial.graph.name, len(made), wrong)
     if not wrong or trial.wrong(apply=NONE)[0]:
         return finding
-    right, bad = -1, max(made, default=0)  # right with those up to the one number, wrong with those up to the other
+    right, bad = -1, max(made, default=0)  # right with the applications up to the first, wrong up to the second
     while bad - right > 1:
         middle = (right + bad) // 2
         if trial.wrong(apply=f"0..{middle}")[0]:
@@ -135,7 +135,7 @@ def _search(trial: _Trial) -> Finding:
 
 
 def _wrong_kernels(trial: _Trial) -> tuple[str, ...]:
-    """Those of a graph of known sizes: what a kernel is told of others, its own inputs need not say."""
+    """Return the wrong kernels of a graph of static sizes; with symbols, a kernel's inputs may not determine them."""
     from fusec.compiler import compile_graph
     from fusec.reference.interpreter import evaluate
 

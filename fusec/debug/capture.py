@@ -1,4 +1,4 @@
-"""A model and sample inputs turned into graphs or compiles, through torch.compile itself, as a user would."""
+"""Capture a model with sample inputs as graphs or compiles, through torch.compile itself, as a user would."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +15,7 @@ from fusec.remarks import Remark
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """How a model is captured and compiled."""
+    """Options of a capture and compile."""
 
     dynamic: bool = False
     """Sizes become symbols."""
@@ -26,7 +26,7 @@ class CaptureOptions:
 
 
 class NothingCaptured(FusecError):
-    """A model that left no graph behind."""
+    """A model that produced no graph."""
 
 
 def capture(
@@ -37,12 +37,12 @@ def capture(
     Args:
         model: a module or function of tensors; it is called once on ``inputs`` and ``keywords``.
         inputs: sample inputs.
-        dynamic: whether sizes become symbols.
-        train: whether the backward graph is wanted too.
+        dynamic: make sizes symbols.
+        train: capture the backward graph too.
         keywords: further sample inputs, by name.
 
     Raises:
-        NothingCaptured: where there is none.
+        NothingCaptured: where no graph was produced.
     """
     return [graph for graph, _ in captured_calls(model, inputs, keywords, dynamic=dynamic, train=train)]
 
@@ -55,10 +55,10 @@ def captured_calls(
     dynamic: bool = False,
     train: bool = False,
 ) -> list[tuple[Graph, list[Any]]]:
-    """The same, each with what it is called with.
+    """Return the same graphs, each with the arguments it was called with.
 
     Raises:
-        NothingCaptured: where there is none.
+        NothingCaptured: where no graph was produced.
     """
     from fusec.dynamo import backend_with
     from fusec.reference.interpreter import evaluate
@@ -95,7 +95,7 @@ def compile_model(
     Graphs that could not be compiled at all are remarks of the last one.
 
     Raises:
-        NothingCaptured: where there is none.
+        NothingCaptured: where no graph was produced.
     """
     from fusec.dynamo import backend_for, compiled_graphs, fallbacks
 
@@ -127,7 +127,7 @@ def _run(
         with _mode(model, train):
             return _run(model, backend, inputs, keywords, dynamic, train)
     compiled = torch.compile(model, backend=backend, dynamic=dynamic or None)
-    # The user's own compiles of this model stay, and do not count against the number that torch keeps.
+    # The user's own compiles of this model are preserved, and do not count towards torch's limit.
     unlimited = torch._dynamo.config.patch(recompile_limit=10**6, accumulated_recompile_limit=10**6)
     with unlimited, nullcontext() if train else torch.no_grad():
         out = compiled(*inputs, **keywords)
@@ -153,7 +153,7 @@ def _leaves(loss: Any) -> Iterator[Any]:
 
 @contextmanager
 def _mode(model: Any, train: bool) -> Iterator[None]:
-    """Training or evaluation for a while, module by module as it was afterwards."""
+    """Set training or evaluation mode within this context; restore it module by module."""
     was = {module: module.training for module in model.modules()}
     model.train(train)
     try:
@@ -165,7 +165,7 @@ def _mode(model: Any, train: bool) -> Iterator[None]:
 
 @contextmanager
 def _kept_log() -> Iterator[None]:
-    """Leave what this process has compiled, and what it could not, as it is: a capture is no compile."""
+    """Restore the records of compiled graphs and fallbacks: a capture is no compile."""
     from fusec import dynamo
 
     compiled, fallen = list(dynamo._compiled), list(dynamo._fallbacks)
@@ -189,5 +189,5 @@ def _checked(found: list[Any]) -> list[Any]:
         from fusec.dynamo import fallbacks
 
         why = "; ".join(fallbacks()[-3:])
-        raise NothingCaptured("the model left no graph behind", why=why or "it computes nothing on tensors")
+        raise NothingCaptured("the model produced no graph", why=why or "it computes nothing on tensors")
     return found

@@ -1,7 +1,7 @@
-"""Which nodes two graphs share: what a pass added, removed and rewired.
+"""The difference of two graphs: what a pass added, removed and rewired.
 
 Near-linear, so that it can run after every pass: nodes are paired by what they compute from the inputs down,
-then by what they are and what they read, then by what they are.
+then by operation and operands, then by operation.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ class GraphDiff:
     """Nodes of the second that do the same as before to other operands."""
 
     def __bool__(self) -> bool:
-        """Whether anything differs."""
+        """Return whether anything differs."""
         return bool(self.added or self.removed or self.rewired)
 
     def summary(self) -> str:
@@ -77,7 +77,7 @@ def _pair(
     old_key: Callable[[Node], Hashable],
     new_key: Callable[[Node], Hashable],
 ) -> None:
-    """Pair the nodes that are left and have equal keys, in the order of the graphs."""
+    """Pair the remaining nodes with equal keys, in the order of the graphs."""
     kept = set(diff.pairs.values())
     waiting: defaultdict[Hashable, list[Node]] = defaultdict(list)
     for node in reversed([n for n in before.nodes if n not in kept]):
@@ -89,7 +89,7 @@ def _pair(
 
 
 def _what(graph: Graph) -> dict[Node, Hashable]:
-    """What a node is, apart from what it reads."""
+    """Return a key of a node without its operands."""
     return {
         node: (
             node.op.name,
@@ -109,13 +109,13 @@ def _plain(value: Any) -> Hashable:
 
 
 def fingerprint(graph: Graph) -> int:
-    """Equal for graphs that compute the same in the same way, whatever their values are called."""
+    """Return a key that is equal for graphs with the same computation, whatever their values are called."""
     meaning = _meaning(graph, _what(graph))
     return hash((*map(str, (v.type for v in graph.inputs)), *(_end(v, meaning) for v in graph.outputs)))
 
 
 def _meaning(graph: Graph, what: dict[Node, Hashable]) -> dict[Node, Hashable]:
-    """What a node computes, down from the inputs of the graph."""
+    """Return a key of what a node computes from the inputs of the graph."""
     meaning: dict[Node, Hashable] = {}
     for node in graph.nodes:
         meaning[node] = hash((what[node], *(_end(v, meaning) for v in node.operands)))

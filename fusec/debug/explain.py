@@ -51,15 +51,15 @@ def explain(
     options: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Explanation:
-    """Compile a model on sample inputs and say what became of it; takes a compile or a graph as well.
+    """Compile a model on sample inputs and explain the result; accepts a compile or a graph as well.
 
     Args:
-        model: a module or function of tensors, which is called once; a graph, or what ``fusec.opt`` gives.
+        model: a module or function of tensors, which is called once; a graph, or the result of ``fusec.opt``.
         inputs: sample inputs.
-        title: what to call it; by default the name of its class.
-        dynamic: whether sizes become symbols.
-        train: whether the backward graph is wanted too.
-        time: whether the compiled programs are run for about a second each, and every step timed.
+        title: display name; by default the name of its class.
+        dynamic: make sizes symbols.
+        train: explain the backward graph too.
+        time: run the compiled programs for about a second each, and time every step.
         options: those of ``torch.compile(..., backend="fusec")``.
         keywords: further sample inputs, by name.
     """
@@ -76,7 +76,7 @@ def explain(
 
 
 def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = None) -> Explanation:
-    """Put the parts of one model together; with its module, its sites are looked up too."""
+    """Combine the graphs of one model into an explanation; with its module, its sites are classified too."""
     remarks = [r for s in subjects for r in s.remarks]
     sizes = {name: s.sizes.get(name, ASSUMED_SIZE) for s in subjects for name in _symbols(s.final)}
     rows = _rows(subjects, sizes)
@@ -99,10 +99,10 @@ def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = 
 
 
 def recognised(subject: Subject) -> list[str]:
-    """Names of the declared fusions that were found, each as often as it was.
+    """Return the names of the declared fusions that were matched, one for each match.
 
-    Grouping opens their regions, so they are counted in the last graph that has them; where the compile kept no
-    graphs, every application counts, also one that a larger fusion has taken in.
+    Grouping opens their regions, so they are counted in the last graph that has them; where the compile recorded no
+    graphs, every application counts, also one absorbed by a larger fusion.
     """
     from fusec.ir.parser import parse_graph
     from fusec.rewriting.fusion import FUSIONS
@@ -116,7 +116,7 @@ def recognised(subject: Subject) -> list[str]:
 
 
 def _gathered(remarks: Iterable[Remark]) -> list[Remark]:
-    """Equal remarks about different places as one, most frequent first."""
+    """Merge remarks that differ in source location only, most frequent first."""
     equal: defaultdict[tuple[str, ...], list[Remark]] = defaultdict(list)
     for r in remarks:
         equal[r.pass_name, r.message, r.reason].append(r)
@@ -129,7 +129,7 @@ def _gathered(remarks: Iterable[Remark]) -> list[Remark]:
 
 
 def declared(graph: Graph) -> list[str]:
-    """Names of the declared fusions in a graph; what a declared fusion holds inside does not count again."""
+    """Return the names of the declared fusions in a graph; fusions nested in a declared one do not count."""
     found: list[str] = []
     for node in graph.nodes:
         if node.has(Trait.REGION):

@@ -45,7 +45,7 @@ class KernelRow:
         return self.flops_each * self.launches
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the row as JSON data, without its nodes."""
         fields = {k: v for k, v in self.__dict__.items() if k != "nodes"}
         more = {"fusions": list(self.fusions), "bytes": self.bytes, "flops": self.flops}
         return {**fields, **more, "roofline": self.roofline.to_json()}
@@ -64,13 +64,13 @@ class Fallback:
     nodes: list[Node] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the fallback as JSON data, without its nodes."""
         return {k: v for k, v in self.__dict__.items() if k != "nodes"}
 
 
 @dataclass
 class Explanation:
-    """What became of a model."""
+    """The compile of a model as data: kernels, fallbacks, near misses, sites."""
 
     title: str
     subjects: list[Subject]
@@ -78,7 +78,7 @@ class Explanation:
     """Those that move most first."""
     fallbacks: list[Fallback]
     regions: dict[str, int]
-    """Declared fusions by name, with the number of their places."""
+    """Declared fusions by name, with the number of their matches."""
     near_misses: list[Remark]
     remarks: list[Remark]
     imported_nodes: int
@@ -86,13 +86,13 @@ class Explanation:
     seconds: float
     """Spent in passes."""
     assumed: dict[str, int]
-    """Sizes taken for symbols."""
+    """Sizes assumed for symbols."""
     copies: int = 0
-    """Copies made where layouts do not fit."""
+    """Copies made where layouts differ."""
     sites: list[SiteStatus] = field(default_factory=list)
-    """Places where a fusion could be expected, and what became of them; none where no module was given."""
+    """Sites where a fusion is expected, with their status; empty without a module."""
     machine: Machine = field(default_factory=assumed_cpu)
-    """What predicted times are those of."""
+    """The machine that times are predicted for."""
 
     @property
     def totals(self) -> Totals:
@@ -114,7 +114,7 @@ class Explanation:
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the explanation as JSON data."""
         return {
             "title": self.title,
             "graphs": len(self.subjects),

@@ -11,13 +11,13 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import BF16, F16, F32, DType, TensorType, contiguous_strides
 
 TYPES = (F32, BF16, F16)
-"""Element types whose products are measured: the library's, and generated ones."""
+"""Dtypes whose matmuls are measured: the library's, and generated ones."""
 STEPS = (
     "memory", "cache", *(f"{unit} {element.name}" for unit in ("matrix", "product") for element in TYPES),
     "vector f32", "launch",
 )  # fmt: skip
 FUNCTIONS = ("exp", "tanh", "sigmoid", "erf", "log", "rsqrt")
-"""What vector arithmetic is measured by, as kernels are full of it; multiplications alone are up to twice as fast."""
+"""The vector arithmetic to measure, typical of kernels; multiplications alone are up to twice as fast."""
 
 
 def measure_machine(
@@ -26,7 +26,7 @@ def measure_machine(
     """Measure this machine with the threads that torch has; about ten times ``seconds``, and five kernels to build.
 
     Args:
-        megabytes: what is read to measure memory; more than any cache holds.
+        megabytes: size of the buffer that is read to measure memory; more than any cache holds.
         size: of the matrices.
         seconds: for each figure.
         step: called with the name of each figure before it is measured.
@@ -60,7 +60,7 @@ def measure_machine(
 
 
 def last_cache_bytes() -> int:
-    """Size of the last cache before memory; 0 where the system does not say."""
+    """Return the size of the last-level cache in bytes; 0 where the system does not report it."""
     levels = {}
     for cache in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
@@ -79,7 +79,7 @@ def _read_gb_s(size: int, seconds: float) -> float:
 
 
 def _product_gflop_s(dtype: DType, size: int, seconds: float) -> float:
-    """Of a generated matrix product of many rows."""
+    """Return the speed of a generated matmul of many rows."""
     import torch
 
     from fusec.reference.dtypes import torch_dtype
@@ -93,7 +93,7 @@ def _product_gflop_s(dtype: DType, size: int, seconds: float) -> float:
 
 
 def _vector_gflop_s(seconds: float, elements: int = 1 << 17) -> float:
-    """Of a generated kernel that does hardly anything but arithmetic."""
+    """Return the speed of a generated kernel that is almost all arithmetic."""
     import torch
 
     def functions(body: Graph, x: Value) -> Value:
@@ -108,7 +108,7 @@ def _vector_gflop_s(seconds: float, elements: int = 1 << 17) -> float:
 
 
 def _launch_us(seconds: float, many: int = 33) -> float:
-    """What a program takes longer for each further kernel that does next to nothing."""
+    """Return the time in µs that each further trivial kernel adds to a program."""
     import torch
 
     def little(body: Graph, x: Value) -> Value:

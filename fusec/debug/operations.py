@@ -1,4 +1,4 @@
-"""The operations of a compile one by one, wherever they were put: what runs each, and whose result it reads."""
+"""The operations of a compile one by one, in whatever region: who runs each, and whose result it reads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ class Operation:
     home: Node
     """The node of the final graph that it is in: one kernel, one product, one call."""
     kind: str
-    """Who runs it: ``generated``, ``vendor`` or ``opaque``."""
+    """The executor: ``generated``, ``vendor`` or ``opaque``."""
     reads: dict["Operation", Value] = field(default_factory=dict)
-    """The operations whose results it takes, through views, each with the result."""
+    """The operations whose results it reads, through views, each with the result."""
     readers: list["Operation"] = field(default_factory=list)
 
     @property
@@ -44,7 +44,7 @@ class _Walk:
                 yield from self.within(node, node, kind, {})
 
     def within(self, node: Node, home: Node, kind: str, given: dict[Value, Operation]) -> Iterator[Operation]:
-        """The operations of a node, where ``given`` holds what the inputs of its body are."""
+        """Yield the operations of a node; ``given`` are the producers of its body's inputs."""
         if node.has(Trait.REGION):
             taken = {inner: found for inner, outer in zip(node.body.inputs, node.operands, strict=True)
                      if (found := self.origin(outer, given)) is not None}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Passes run on a graph by themselves, to see what each does and whether it keeps the meaning."""
+"""Run passes on a graph by themselves, to see the effect of each and verify it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ def opt(
     """Run a pipeline on a copy of a graph.
 
     Args:
-        graph: as ``fusec.capture`` gives it, or parsed from text.
+        graph: a result of ``fusec.capture``, or parsed from text.
         passes: ``default``, or a text such as ``canonicalize,raise{only=rms_norm}``.
         verify_each: run the graph before and after each pass on sampled inputs.
         options: those of ``torch.compile(..., backend="fusec")``.
 
     Returns:
         The graph after all passes (``final``), a record of each with its text before and after, and the remarks;
-        ``fusec.explain`` and ``fusec.view`` take it.
+        ``fusec.explain`` and ``fusec.view`` accept it.
 
     Raises:
         OptionError: for an unknown pass or option.
@@ -46,7 +46,7 @@ def opt(
 
 
 def choose_passes(text: str, config: Config) -> Pipeline:
-    """The pipeline that a text names, in which the passes have the options that the configuration gives them.
+    """Return the pipeline that a text names; the passes have the options that the configuration sets.
 
     Raises:
         OptionError: for an unknown pass; close matches are named.
@@ -78,7 +78,7 @@ def require_agreement(records: Sequence[PassRecord], results: "Mapping[int, Equi
     """Name the first pass that changed the meaning.
 
     Raises:
-        VerificationError: where there is one.
+        VerificationError: where a pass changed the results.
     """
     for i, result in results.items():
         if not result:

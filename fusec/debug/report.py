@@ -1,4 +1,4 @@
-"""The figures of a compile that a benchmark or a golden test keeps."""
+"""The figures of a compile for benchmarks and golden tests."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def left_to_aten(explanation: Explanation) -> dict[str, float]:
 def activations_generated(explanation: Explanation) -> float:
     """Share of generated kernels in the traffic of computed floats outside vendor calls, attention and lookups.
 
-    Lookups stand at the edge of a model: what they move does not grow with its depth.
+    Lookups occur at the edge of a model: their traffic does not grow with its depth.
     """
     moved = dict.fromkeys(KINDS, 0)
     for row in explanation.kernels:
@@ -67,7 +67,7 @@ def _activation_bytes(row: KernelRow, sizes: dict[str, int]) -> int:
 
 
 def summary_line(explanation: Explanation) -> str:
-    """One line: fusions, kernels, coverage and fallbacks."""
+    """Return one line: fusions, kernels, coverage and fallbacks."""
     shares = explanation.coverage["bytes"]
     fallbacks = ", ".join(f"{f.name} ×{f.count}" for f in explanation.fallbacks) or "none"
     return (

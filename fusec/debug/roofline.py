@@ -1,4 +1,4 @@
-"""Every launch held against the limits of the machine: what bounds it, how long it should take, how long it does."""
+"""The roofline of every launch: what bounds it, and its predicted and measured time."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ class Roofline:
     flops: float
     """Operations, repeated ones each time."""
     bound: str
-    """What most of the predicted time goes to: ``memory``, ``compute`` or ``launch``."""
+    """The dominant part of the predicted time: ``memory``, ``compute`` or ``launch``."""
     limit_us: float
-    """What the machine's limits alone would take."""
+    """Predicted by the machine's limits alone."""
     predicted_us: float
     measured_us: float | None = None
     turns: dict[str, float] = field(default_factory=dict, hash=False)
-    """By size that is a symbol, from which value on arithmetic takes longer than memory, the others as they are."""
+    """For each symbolic size, the value from which on arithmetic dominates memory, the others unchanged."""
 
     @property
     def us(self) -> float:
-        """The time that is known best."""
+        """The measured time, or else the predicted one."""
         return self.predicted_us if self.measured_us is None else self.measured_us
 
     @property
@@ -44,7 +44,7 @@ class Roofline:
 
     @property
     def share(self) -> float:
-        """How much of the machine's limit is reached: 1 is as fast as it can be."""
+        """Share of the machine's limit that is reached; 1 is the limit."""
         return self.limit_us / self.us if self.us else 0.0
 
     @property
@@ -58,7 +58,7 @@ class Roofline:
         return self.flops / self.us / 1e3 if self.us else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the roofline as JSON data."""
         derived = {name: getattr(self, name) for name in ("intensity", "share", "gb_s", "gflop_s")}
         return {**self.__dict__, **derived}
 
@@ -69,28 +69,28 @@ class Totals:
 
     predicted_us: float
     measured_us: float | None
-    """Of all steps, with what belongs to none; None where they were not timed."""
+    """The sum over all steps, with the rest; None where they were not timed."""
     unprobed_us: float | None
-    """Of whole calls in which nobody looked at the clock."""
+    """The time of whole calls without probes."""
     probe_us: float | None
-    """What looking at the clock adds to each step."""
+    """Time that reading the clock adds to each step."""
     bound: dict[str, float]
-    """Shares of the time, by what the launches are bound by."""
+    """Shares of the time by what bounds the launches."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the totals as JSON data."""
         return dict(self.__dict__)
 
 
 class Rooflines:
-    """What the launches of one subject cost and take."""
+    """Cost and time of the launches of one subject."""
 
     def __init__(self, subject: Subject, sizes: Mapping[str, int]) -> None:
         self.subject, self.sizes = subject, sizes
         self._cached = residents(subject.final, subject.machine, sizes)
 
     def of(self, node: Node) -> Roofline:
-        """One launch."""
+        """Return the roofline of one launch."""
         machine, timing = self.subject.machine, self.subject.timing
         cost = region_cost(node, self.sizes, self._cached)
         seconds = timing.seconds.get(node) if timing else None
@@ -118,7 +118,7 @@ class Rooflines:
 
 
 def mean(launches: Sequence[Roofline]) -> Roofline:
-    """Equal launches as one; it is bound by what most of them are."""
+    """Merge equal launches; the result is bound by what bounds most of them."""
     measured = [r.measured_us for r in launches if r.measured_us is not None]
     return Roofline(
         fmean(r.bytes for r in launches),
@@ -132,10 +132,10 @@ def mean(launches: Sequence[Roofline]) -> Roofline:
 
 
 def residents(graph: Graph, machine: Machine, sizes: Mapping[str, int]) -> Callable[[Value], bool]:
-    """Which values of a graph lie in the last cache when they are used.
+    """Return the values of a graph that are in the last-level cache when they are used.
 
-    Small ones that the graph computes do, as they are read soon. What it is given, weights above all, does where all
-    of it fits together: otherwise each call takes it from memory again.
+    Small intermediates are, as they are read soon. Inputs, mostly weights, are where all
+    of them fit together: otherwise each call loads them from memory again.
     """
     fits = machine.holds_all(sum(estimate(touched_bytes(v), sizes) for v in graph.inputs))
 
@@ -146,7 +146,7 @@ def residents(graph: Graph, machine: Machine, sizes: Mapping[str, int]) -> Calla
 
 
 def totals(rows: Sequence[tuple[Roofline, int]], subjects: Sequence[Subject]) -> Totals:
-    """The sums over launches, each given with its number."""
+    """Return the sums over launches, each with its count."""
     timings = [s.timing for s in subjects if s.timing is not None]
     timed = bool(timings) and len(timings) == len(subjects)
     bound = {kind: sum(r.us * n for r, n in rows if r.bound == kind) for kind in ("memory", "compute", "launch")}

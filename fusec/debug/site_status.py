@@ -1,4 +1,4 @@
-"""What became of each site of a model: fused, or the best attempt, what stopped it, and the edit that would help."""
+"""The status of each site of a model: fused, or the best attempt, its obstacle, and the edit that would help."""
 
 import re
 from collections import defaultdict
@@ -17,49 +17,49 @@ from fusec.remarks import Remark
 from fusec.rewriting.match import word
 
 _AFTER_PRODUCT = 4
-"""So many operations may stand between a product and the residual stream: a bias, a scale, a cast."""
+"""Most operations between a matmul and the residual stream: a bias, a scale, a cast."""
 
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """One site and what became of it."""
+    """One site and its status."""
 
     site: Site
     fused: bool
     kernels: tuple[str, ...] = ()
-    """Who runs its operations: kernels, products, calls of ATen."""
+    """The kernels, matmuls and ATen calls that run its operations."""
     meanings: tuple[str, ...] = ()
-    """Declared fusions that were recognised there."""
+    """Declared fusions that were matched there."""
     node: str = ""
     """The operation at fault."""
     clause: str = ""
-    """What it breaks: ``operation``, ``kernel``, or the clause of the pattern that nearly matched."""
+    """The violated clause: ``operation``, ``kernel``, or the clause of the pattern that nearly matched."""
     expected: str = ""
     found: str = ""
     place: str = ""
     """Module, file and line of the operation at fault."""
     text: str = ""
-    """That line."""
+    """The text of that line."""
     edit: str = ""
     """The change of the model that would let it fuse."""
     attempt: str = ""
-    """The pattern that came nearest, and how far."""
+    """The nearest pattern, and how far it matched."""
     bytes_lost: int = 0
     """Traffic that a fused site would not have."""
 
     @property
     def reason(self) -> str:
-        """Why it is not fused, in one line; "" where it is."""
+        """The reason for which it is not fused, in one line; "" where it is."""
         return "" if self.fused else f"{self.node}: {self.clause}: expected {self.expected}, found {self.found}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the status and its site as JSON data."""
         fields = {name: value for name, value in vars(self).items() if name != "site"}
         return {**vars(self.site), **fields, "reason": self.reason}
 
 
 def site_statuses(model: Any, subjects: Sequence[Subject]) -> list[SiteStatus]:
-    """What became of the sites of a ``torch.nn.Module``; those that none of the graphs runs are left out."""
+    """Return the status of the sites of a ``torch.nn.Module``; those that no graph runs are left out."""
     found: dict[Site, SiteStatus] = {}
     sites = list(sites_of(model))
     for subject in subjects:
@@ -85,7 +85,7 @@ class _Classifier:
                 self.by_module[module].append(operation)
 
     def status(self, site: Site) -> SiteStatus | None:
-        """What became of a site; None where it does not run."""
+        """Return the status of a site; None where it does not run."""
         work = self.work_of(site)
         work = {o: None for o in work if not o.node.is_op("cast")}
         if not work:
@@ -97,7 +97,7 @@ class _Classifier:
         fault = self.fault(site, work)
         return fused if fault is None else self.missed(fused, *fault)
 
-    # What a site computes.
+    # The operations of a site.
 
     def work_of(self, site: Site) -> dict[Operation, None]:
         """The operations that a fusion at the site would hold."""
@@ -105,7 +105,7 @@ class _Classifier:
             return self.inside_attention(site)
         found = dict.fromkeys(o for part in site.parts or (site.module,) for o in self.under(part))
         if site.kind == "MLP":
-            if not site.parts:  # an activation that is no module is what the module itself computes
+            if not site.parts:  # an activation that is a function is computed by the module itself
                 found = dict.fromkeys(self.by_module[site.module])
             gates = [r for o in found for r in o.readers if r.node.is_op("mul") and len(r.reads) > 1]
             found |= dict.fromkeys(gates)
@@ -114,7 +114,7 @@ class _Classifier:
         return found
 
     def under(self, path: str) -> Iterable[Operation]:
-        """What a module and those in it compute."""
+        """Yield the operations of a module and its submodules."""
         for module, operations in self.by_module.items():
             if not path or module == path or module.startswith(f"{path}."):
                 yield from operations
@@ -132,7 +132,7 @@ class _Classifier:
             powers = [o for o in own if o.node.is_op("exp") and o in after and o in before]
             around = [x for o in powers for x in (o, *o.reads, *o.readers) if x in own]
             return dict.fromkeys(around or [o for o in products if is_attention(o.node)])
-        # What other modules compute too, as angles that all layers share, is no part of one layer's rotation.
+        # Operations that other modules share, such as angles, belong to no single layer's rotation.
         shared = {o for o in own if any(not _reaches(module, site.module) for module in o.modules)}
         return {o: None for o in own if o in before and not (o in after or o in products or o in shared)}
 
@@ -143,10 +143,10 @@ class _Classifier:
         homes = {o.home for o in powers}
         return {o for o in scores if o.home not in homes} if any(o.home in homes for o in scores) else set()
 
-    # Whether that is fused.
+    # Fused or not.
 
     def fault(self, site: Site, work: dict[Operation, None]) -> tuple[Operation, str, str, int] | None:
-        """The operation at fault, the clause it breaks, what was found, and bytes lost; None where it is fused."""
+        """Return the operation at fault, the violated clause, the finding, and bytes lost; None where it is fused."""
         for operation in work:
             if operation.kind == "opaque":
                 return operation, "operation", f"a call of {word(operation.node)}", self.bytes_of(work, "opaque")
@@ -164,7 +164,7 @@ class _Classifier:
         return None
 
     def bytes_of(self, work: dict[Operation, None], what: str) -> int:
-        """What goes through memory between the operations of a site, or in and out of its calls of ATen."""
+        """Return the traffic between the operations of a site, or in and out of its ATen calls, in bytes."""
         if what == "opaque":
             homes = dict.fromkeys(o.home for o in work if o.kind == "opaque")
             return sum(estimate(moved_bytes(home), self.subject.sizes) for home in homes)
@@ -172,7 +172,7 @@ class _Classifier:
         return sum(2 * estimate(touched_bytes(value), self.subject.sizes) for value in crossing)
 
     def name(self, home: Node) -> str:
-        """What the node of the final graph is called in the table of kernels."""
+        """Return the name of a node of the final graph in the table of kernels."""
         step = self.subject.steps.get(home)
         return step.name if step and step.name else node_name(home)
 
@@ -194,10 +194,10 @@ class _Classifier:
         nearest = self.nearest(fused.site)
         if nearest is not None:
             status = _as_attempted(status, nearest)
-        return status if status.edit else replace(status, edit="none in the model: this is for fusec to learn")
+        return status if status.edit else replace(status, edit="none in the model: fusec lacks support for it")
 
     def remark_on(self, at: Operation) -> Remark | None:
-        """What was said about the operation at fault."""
+        """Return the remark about the operation at fault, if there is one."""
         places = {str(s) for s in at.node.sources}
         names = {at.node.op.name, str(at.node.attributes.get("target", ""))}
         about = [r for r in self.subject.remarks if r.kind != "passed" and r.reason and places & {*r.sources}]
@@ -205,7 +205,7 @@ class _Classifier:
         return next(iter([*exact, *(r for r in about if r.subject == "attention")]), None)
 
     def nearest(self, site: Site) -> Remark | None:
-        """The attempt of a pattern that came furthest within a site."""
+        """Return the remark of the pattern that matched furthest within a site."""
         named = RULE_OF[site.kind].fusions
         about = [
             r for r in self.subject.remarks
@@ -216,14 +216,14 @@ class _Classifier:
 
 
 def _as_attempted(status: SiteStatus, remark: Remark) -> SiteStatus:
-    """A status whose fault is the one that kept a pattern from matching."""
+    """Return a status whose fault is the clause that kept a pattern from matching."""
     said = {name: str(remark.figures[name]) for name in ("node", "clause", "expected", "found", "text")}
     attempt = f"{remark.subject}, {remark.figures['depth']} of {remark.figures['size']} operations"
     return replace(status, **said, place=remark.sources[0], edit=remark.suggestion, attempt=attempt)  # type: ignore[arg-type]
 
 
 def _reaches(module: str, other: str) -> bool:
-    """Whether one of two modules holds the other."""
+    """Return whether one of two modules contains the other."""
     return any(not b or a == b or a.startswith(f"{b}.") for a, b in ((module, other), (other, module)))
 
 
@@ -232,7 +232,7 @@ def _within(module: str, site: Site) -> bool:
 
 
 def _reach(start: list[Operation], within: dict[Operation, None], along: str) -> set[Operation]:
-    """What can be reached from some operations, themselves left out unless another reaches them."""
+    """Return what is reachable from some operations, which are included only where another reaches them."""
     found: set[Operation] = set()
     stack = [o for s in start for o in getattr(s, along)]
     while stack:
@@ -244,7 +244,7 @@ def _reach(start: list[Operation], within: dict[Operation, None], along: str) ->
 
 
 def _to_the_residual(work: list[Operation]) -> list[Operation]:
-    """What follows a product until something else is added to it; nothing where that never happens."""
+    """Return the operations after a matmul up to its residual addition; empty where there is none."""
     found: list[Operation] = []
     at = next((o for o in reversed(work) if any(r not in work for r in o.readers)), None)
     for _ in range(_AFTER_PRODUCT if at is not None else 0):

@@ -1,4 +1,4 @@
-"""Where fusions could be expected, by the modules of a model alone: what the matcher finds is held against this."""
+"""Sites where fusions are expected, from the modules of a model alone: a check on the matcher."""
 
 import inspect
 import re
@@ -15,7 +15,7 @@ _ACTIVATION = re.compile(r"(^|_)(act|activation|gelu)(_|$)")
 
 @dataclass(frozen=True)
 class Site:
-    """A place where a fusion could be expected."""
+    """A place in the model where a fusion is expected."""
 
     kind: str
     module: str
@@ -26,7 +26,7 @@ class Site:
 
 
 class Shape:
-    """What the rules see of a module: its classes and the names of what it holds."""
+    """The properties of a module that rules use: its classes and the names of its children."""
 
     def __init__(self, path: str, module: Any) -> None:
         self.path, self.module = path, module
@@ -34,7 +34,7 @@ class Shape:
         self.children = dict(module.named_children())
 
     def named(self, pattern: str) -> bool:
-        """Whether its class, or one that it is derived from, has such a name."""
+        """Return whether its class, or a base class, has such a name."""
         return any(re.search(pattern, name) for name in self.classes)
 
     @property
@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def projections(self) -> list[str]:
-        """Those to query, key and value; none where it has not all three."""
+        """The children that project to query, key and value; empty unless it has all three."""
         found = [name for name in self.linears if _words(name) & _QUERY_KEY_VALUE or name.lower() == "wqkv"]
         words = set().union(*map(_words, found)) if found else set()
         complete = words & _PACKED or all(words & wanted for wanted in _SEPARATE)
@@ -58,14 +58,14 @@ class Shape:
 
     @property
     def is_mlp(self) -> bool:
-        """Whether it has a matrix product and an activation, or is called so."""
+        """Return whether it has a matmul and an activation, or is named so."""
         return bool(self.linears and self.activations) or (
             len(self.linears) > 1 and self.named("(MLP|Mlp|FeedForward|FFN)$")
         )
 
     @property
     def output(self) -> str:
-        """The name of its last matrix product, which goes back to the residual stream; "" where there is none."""
+        """The name of its last matmul, before the residual stream; "" where there is none."""
         others = [name for name in self.linears if name not in self.projections]
         if self.projections:
             return others[-1] if others else ""
@@ -75,30 +75,30 @@ class Shape:
 
     @property
     def is_rotated(self) -> bool:
-        """Whether positions come in as angles."""
+        """Return whether it takes positions as angles."""
         names = {*vars(self.module), *inspect.signature(self.module.forward).parameters}
         return any(re.search("^cos$|rotary|rope|sinusoidal|position_embeddings", name) for name in names)
 
     def at(self, *names: str) -> tuple[str, ...]:
-        """The paths of what it holds under these names."""
+        """Return the paths of its children with these names."""
         return tuple(f"{self.path}.{name}" if self.path else name for name in names)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a module is a site."""
+    """Returns whether a module is a site."""
 
     kind: str
     parts: Callable[[Shape], tuple[str, ...] | None]
     """The parts that do the work, none for the whole module; None where it is no such site."""
     expected: str
-    """What a fused site looks like."""
+    """Description of a fused site."""
     fusions: str = ""
-    """What declared fusions there have in their names."""
+    """Regular expression for the names of declared fusions there."""
 
 
 def _besides(m: Shape) -> tuple[str, ...] | None:
-    """The projections of an attention module, whose work is what it does besides."""
+    """Return the projections of an attention module, which are not part of the attention itself."""
     return m.at(*m.linears) if m.projections else None
 
 
@@ -121,13 +121,13 @@ RULES = (
     Rule("output and residual", lambda m: _some(m.at(*filter(None, [m.output]))),
          "the sum inside the product's kernel or the next norm's"),
     Rule("MLP", lambda m: m.at(*m.activations) if m.is_mlp else None,
-         "activation and gate in one kernel, in the product's or beside it", "lu|gated"),
+         "activation and gate in one kernel, in the product's or separate", "lu|gated"),
     Rule("embedding", lambda m: _whole(m.named("^Embedding$")), "the lookup inside a kernel"),
     Rule("patches", lambda m: _whole(_tiles(m)), "a convolution or matrix product"),
     Rule("head", lambda m: _some(m.at(*m.linears) if not m.path else ()),
          "a product with its bias, and no kernel besides"),
 )  # fmt: skip
-"""Every kind of site, and what is expected there."""
+"""Every kind of site, with what is expected there."""
 RULE_OF = {rule.kind: rule for rule in RULES}
 
 
@@ -150,7 +150,7 @@ def _is_linear(module: Any) -> bool:
 
 
 def _tiles(shape: Shape) -> bool:
-    """Whether a convolution has windows that tile its input."""
+    """Return whether a convolution has windows that tile its input."""
     module = shape.module
     sliding = shape.named(r"^Conv[123]d$") and tuple(module.kernel_size) == tuple(module.stride)
     return sliding and module.groups == 1 and not any(module.padding) and max(module.kernel_size) > 1

@@ -1,4 +1,4 @@
-"""What the tools look at, a compile or a bare graph, in one form; alone in knowing the fields of a compile."""
+"""The subject of all tools, a compile or a bare graph, in one form; only this file reads the fields of a compile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from fusec.remarks import LAUNCH, Remark
 
 @dataclass
 class Step:
-    """A kernel region and what became of it."""
+    """A kernel region and its kernel."""
 
     name: str = ""
     source: str = ""
@@ -35,31 +35,31 @@ class Subject:
     records: Sequence[PassRecord] = ()
     remarks: Sequence[Remark] = ()
     steps: dict[Node, Step] = field(default_factory=dict)
-    """By region; a region that is missing has not been turned into a kernel yet."""
+    """By region; a region that is missing has no kernel yet."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """What the size symbols were when it was compiled, where known."""
+    """Values of the size symbols when it was compiled, where known."""
     copies: int = 0
-    """Copies that the program makes where layouts do not fit."""
+    """Copies that the program makes where layouts differ."""
     machine: Machine = field(default_factory=assumed_cpu)
-    """What predicted times are those of."""
+    """The machine that times are predicted for."""
     once: frozenset[Node] = frozenset()
-    """What no call runs, as its results are kept."""
+    """Nodes that run once, as their results are kept."""
     timing: Timing | None = None
-    """How long its program takes, where that was measured."""
+    """Measured times of its program, if any."""
 
     def timed(self, timing: Timing | None) -> None:
-        """Take what was measured, and the sizes that it was measured with."""
+        """Set the measured times, and the sizes that they were measured with."""
         self.timing = timing
         self.sizes |= timing.sizes if timing else {}
 
     @property
     def is_grouped(self) -> bool:
-        """Whether its nodes have been joined into kernels."""
+        """True where its nodes are grouped into kernels."""
         return bool(self.steps) or any(n.attributes.get("kind") in ("kernel", "vendor") for n in self.final.nodes)
 
 
 def subject_of(compiled: Any, title: str = "") -> Subject:
-    """Read a compile, a graph, or what already is a subject."""
+    """Return the subject of a compile or a graph; a subject is returned unchanged."""
     if isinstance(compiled, Subject):
         return compiled
     if isinstance(compiled, Graph):
@@ -80,7 +80,7 @@ def subject_of(compiled: Any, title: str = "") -> Subject:
 
 
 def is_compiled(value: Any) -> bool:
-    """Whether a value is a compile."""
+    """Return whether a value is a compile."""
     return hasattr(value, "program") and hasattr(value, "records")
 
 
@@ -98,14 +98,14 @@ def _kernel_steps(compiled: Any) -> dict[Node, Step]:
 
 
 def is_vendor(node: Node) -> bool:
-    """Whether a library's matrix product or convolution does the work."""
+    """Return whether a library's matmul or convolution does the work."""
     return node.has(Trait.CONTRACTION | Trait.CONVOLUTION) or (
         node.has(Trait.REGION) and node.attributes.get("kind") == "vendor"
     )
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
-    """The places of a node; of a region those of what it computes, as one number may serve all layers."""
+    """Return the source locations of a node; of a region those of its body, as all layers may share a constant."""
     if not node.has(Trait.REGION):
         return node.sources
     inner = (s for n in node.body.nodes if not n.has(Trait.SOURCE) for s in sources_of(n))
@@ -113,7 +113,7 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 
 
 def kind_of(node: Node, subject: Subject) -> str:
-    """Who runs a node of the final graph: ``generated``, ``vendor``, ``opaque``; ``""`` where nothing runs."""
+    """Return who runs a node of the final graph: ``generated``, ``vendor``, ``opaque``; ``""`` where nothing runs."""
     if node in subject.once:
         return ""
     if is_vendor(node):
@@ -127,7 +127,7 @@ def kind_of(node: Node, subject: Subject) -> str:
 
 
 def node_name(node: Node) -> str:
-    """What a row for a node is called."""
+    """Return the name of a node in tables."""
     if node.has(Trait.OPAQUE):
         return str(node.attributes.get("target", node.op.name))
     if is_vendor(node):
@@ -141,15 +141,15 @@ def node_name(node: Node) -> str:
 
 
 def usual_reason(node: Node) -> str:
-    """Why a node is left to ATen, where nothing was said about it."""
+    """Return why a node is left to ATen, where no remark says so."""
     if node.has(Trait.ORDERED):
-        return "it keeps its place: random numbers, a collective, or an effect"
+        return "its order is fixed: random numbers, a collective, or an effect"
     if is_attention(node):
         return "attention is one call of ATen for now"
     if is_lookup(node):
-        return "a lookup: where it reads is known only at run time"
+        return "a lookup: its index is known only at run time"
     if node.has(Trait.OPAQUE):
-        return "fusec does not know this operation"
+        return "fusec does not model this operation"
     if node.has(Trait.WRITE):
-        return "an update in place, made by ATen"
-    return "it is in no kernel" if not node.has(Trait.REGION) else "its kernel could not be made"
+        return "an update in place by ATen"
+    return "it is in no kernel" if not node.has(Trait.REGION) else "its kernel could not be built"

@@ -20,7 +20,7 @@ MOST_ROWS = 30
 
 
 def explanation_view(explanation: Explanation, everything: bool = False) -> RenderableType:
-    """All tables that have rows, under a headline."""
+    """Return all tables that have rows, under a headline."""
     most = 10**6 if everything else MOST_ROWS
     parts: list[RenderableType] = [headline(explanation)]
     parts += [_regions(explanation)] if explanation.regions else []
@@ -51,7 +51,7 @@ def headline(e: Explanation) -> Text:
 
 
 def _regions(e: Explanation) -> Text:
-    """Declared fusions by name, with the number of their places."""
+    """Return declared fusions by name, with the number of their matches."""
     return Text(", ".join(f"{name} ×{count}" for name, count in e.regions.items()), style="magenta")
 
 
@@ -79,7 +79,7 @@ def kernel_table(e: Explanation, most: int) -> Table:
 
 
 def roofline_view(e: Explanation, everything: bool = False) -> RenderableType:
-    """Every kernel against the limits of the machine, those that take longest first, and the sums."""
+    """Return the rooflines of all kernels, slowest first, and the totals."""
     most = 10**6 if everything else MOST_ROWS
     return Group(headline(e), _machine_line(e), roofline_table(e, most), _totals(e))
 
@@ -146,7 +146,7 @@ def _totals(e: Explanation) -> Text:
     text.append(f"   time bound by: {shares}", style="not bold")
     if t.unprobed_us is not None and t.probe_us is not None:
         text.append(
-            f"\nA whole call takes {duration(t.unprobed_us)} when nobody looks at the clock, which adds about "
+            f"\nA whole call takes {duration(t.unprobed_us)} without probes, which add about "
             f"{duration(t.probe_us)} to each step.", style="not bold dim",
         )  # fmt: skip
     return text
@@ -229,13 +229,13 @@ def amount(n: float, unit: str = "") -> str:
 
 
 def shorten_sources(sources: tuple[str, ...], most: int = 2) -> str:
-    """The first few places."""
+    """Return the first few source locations, and the number of the rest."""
     more = f" and {len(sources) - most} more" if len(sources) > most else ""
     return "; ".join(sources[:most]) + more
 
 
 def as_text(view: Any, width: int = 140) -> str:
-    """What a terminal would show, without colours."""
+    """Return the text that a terminal would show, without colours."""
     console = Console(width=width, no_color=True, force_terminal=False)
     with console.capture() as capture:
         console.print(view)

@@ -1,4 +1,4 @@
-"""How long each step of a program takes: the program runs many times on inputs that a model gave it."""
+"""The time of each step of a program, which runs many times on inputs from the model."""
 
 import itertools
 import statistics
@@ -23,26 +23,26 @@ class Timing:
     """Medians over many calls of one program."""
 
     seconds: dict[Node, float]
-    """Of each node of the final graph that the program has steps for, with the copies and views made for it."""
+    """By node of the final graph that the program has steps for, with copies and views made for it."""
     rest: float
-    """What belongs to no node: taking inputs, copying outputs."""
+    """The time of no node: reading inputs, copying outputs."""
     total: float
-    """Of whole calls without probes, which ran in turn with the others."""
+    """The time of whole calls without probes, which alternated with the others."""
     probe: float
-    """What looking at the clock adds to each step."""
+    """Time that reading the clock adds to each step."""
     calls: int
     sizes: dict[str, int]
-    """What the size symbols were."""
+    """Values of the size symbols."""
 
 
 class Stopwatch:
-    """Compiles as usual, keeps what each program is first called with, and times it on that afterwards."""
+    """Compiles as usual, records each program's first arguments, and times it on them afterwards."""
 
     def __init__(self) -> None:
         self._kept: dict[Graph, tuple[Compiled, list[Any]]] = {}
 
     def compile(self, graph: Graph, config: Config) -> "Compiled":
-        """What ``fusec.compiler.compile_graph`` gives, with a program that notes its arguments."""
+        """Return the result of ``fusec.compiler.compile_graph``, with a program that records its arguments."""
         from fusec.compiler import compile_graph
 
         compiled = compile_graph(graph, config)
@@ -56,7 +56,7 @@ class Stopwatch:
         return replace(compiled, program=replace(compiled.program, run=noted))
 
     def timing(self, graph: Graph, seconds: float = 1.0) -> Timing | None:
-        """That of a compiled graph; None where its program was never called."""
+        """Return the timing of a compiled graph; None where its program was never called."""
         compiled, given = self._kept[graph]
         if graph.inputs and not given:
             return None
@@ -113,7 +113,7 @@ def _by_node(program: "Program", intervals: Sequence[float]) -> tuple[dict[Node,
 
 
 def sample_inputs(graph: Graph, symbols: dict[str, int]) -> list[Any]:
-    """Random inputs of a graph for which nobody gave any."""
+    """Return random inputs of a graph."""
     from fusec.reference.dtypes import torch_dtype
     from fusec.reference.layout import laid_out
     from fusec.verify.samples import float_inputs
@@ -134,15 +134,15 @@ def _clock(inputs: Sequence[Any]) -> Callable[[], float]:
     if not any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
         return time.perf_counter
 
-    def settled() -> float:
+    def synchronized() -> float:
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    return settled
+    return synchronized
 
 
 def _cost_of(probe: Callable[[int], None], times: int = 1000) -> float:
-    """Seconds of one look at the clock."""
+    """Return the seconds that one probe takes."""
     start = time.perf_counter()
     for _ in range(times):
         probe(0)

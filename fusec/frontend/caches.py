@@ -1,4 +1,4 @@
-"""Updates of some rows, as key-value caches have them: written in place, not as a new whole."""
+"""Updates of some rows, as of key-value caches: written in place instead of copied."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class CacheWrites:
 
     def __init__(self, graph: Graph) -> None:
         self.made: dict[IrNode, None] = {}
-        """The writes that stand for a whole update, so that the copy back has nothing to do."""
+        """The writes that replace a whole update, so that the copy back is a no-op."""
         nodes = list(graph.nodes)
         position = {node: i for i, node in enumerate(nodes)}
         self.folded = {n for n in nodes if n.target in _ROWS and _is_update_in_place(n, position)}
@@ -73,7 +73,7 @@ class CacheWrites:
 
 
 def _placed(low: Lowering, destination: Value, dim: int, index: Value, source: Value) -> tuple[Value, Value]:
-    """Rows for a dim and their places: of places of any rank, some of which may count from the end."""
+    """Return rows for a dim and their indices; indices may have any rank and be negative."""
     n, count = destination.shape[dim], index.tensor.numel
     before, behind = destination.shape[:dim], destination.shape[dim + 1 :]
     source = low.expand(low.cast(source, destination.dtype), (*before, *index.shape, *behind))
@@ -82,7 +82,7 @@ def _placed(low: Lowering, destination: Value, dim: int, index: Value, source: V
 
 
 def _is_update_in_place(node: Node, position: dict[Node, int]) -> bool:
-    """Whether the old value is an input that is read only before, and the new value is what that input becomes."""
+    """Return whether the old value is an input that is read only before, and the new value is copied to that input."""
     old = node.args[0]
     if not isinstance(old, Node) or old.op != "placeholder":
         return False
@@ -103,5 +103,5 @@ def _shares(node: Node, storage: int | None) -> bool:
 
 
 def _is_only_overwritten(view: Node) -> bool:
-    """Whether nobody reads the view: it only says where new values go."""
+    """Return whether a view is only a destination: nobody reads it."""
     return all(u.target is _aten.copy.default and u.args[0] is view and u.args[1] is not view for u in view.users)

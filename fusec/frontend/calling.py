@@ -1,4 +1,4 @@
-"""How an imported graph is called in the place of the torch graph it came from."""
+"""The calling convention of an imported graph, which replaces the torch graph it came from."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +24,13 @@ class View:
     shape: tuple[Size, ...] = ()
     strides: tuple[Size, ...] = ()
     offset: Size = 0
-    """In bytes, from the other's own offset."""
+    """Bytes, relative to the base's own offset."""
     dtype: torch.dtype | None = None
-    """Of its elements, where it has others than the tensor that it is of."""
+    """Its dtype, where it differs from the base's."""
     conjugated: bool = False
-    """It is the conjugate of what it looks at."""
+    """True for a conjugate view."""
     negated: bool = False
-    """It is the negative of what it looks at."""
+    """True for a negative view."""
 
     @classmethod
     def between(cls, of: Literal["input", "output"], index: int, owner: torch.Tensor, view: torch.Tensor) -> "View":
@@ -45,10 +45,10 @@ class View:
 
 @dataclass(frozen=True)
 class Output:
-    """Where one output of the torch graph comes from.
+    """The origin of one output of the torch graph.
 
-    The first of these that is not None: an output of ours, an input, an earlier output of the torch graph, a view;
-    else a number, or None. Views are tensors of their own, which a caller may resize or transpose in place.
+    The first of these that is not None: a program output, an input, an earlier output of the torch graph, a view;
+    otherwise a number, or None. Views are separate tensors, which a caller may resize or transpose in place.
     """
 
     index: int | None = None
@@ -64,13 +64,13 @@ class Imported:
 
     graph: Graph
     constants: list[torch.Tensor]
-    """Tensors the module holds, passed behind the caller's arguments."""
+    """Tensors that the module holds, passed after the caller's arguments."""
     outputs: tuple[Output, ...]
     remarks: Remarks = field(default_factory=Remarks)
-    """Why operations that fusec knows stayed calls of ATen."""
+    """Reasons for which operations that fusec models stay ATen calls."""
 
     def callable(self, program: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-        """What takes a list, which it clears, and gives one, as the torch graph does: the program where that does."""
+        """Return a callable that takes and clears a list and returns one, as the torch graph does."""
         constants, outputs = self.constants, self.outputs
         if all(o.index == i for i, o in enumerate(outputs)):
             return self._direct(program) if constants else program
@@ -102,7 +102,7 @@ class Imported:
         return call
 
     def bindings(self) -> "dict[sympy.Symbol, Callable[[list[Any]], int]]":
-        """How each size symbol is read from the arguments."""
+        """Return how each size symbol is read from the arguments."""
         found: dict[sympy.Symbol, Callable[[list[Any]], int]] = {}
         for i, value in enumerate(self.graph.inputs):
             if isinstance(value.type, ScalarType) and isinstance(value.type.expr, sympy.Symbol):

@@ -15,12 +15,12 @@ from fusec.ir.graph import Graph
 
 
 def trace(function: Callable[..., Any], sample_inputs: Sequence[Any], symbolic: bool = True) -> Graph:
-    """The graph of a plain torch function, as a compile at inference would see it.
+    """Return the graph of a plain torch function, as a compile at inference would import it.
 
     Args:
-        function: takes tensors and Python numbers, gives tensors.
-        sample_inputs: what to trace with; Python numbers among them become constants.
-        symbolic: whether sizes other than 0 and 1 become the symbols ``s0``, ``s1``, … in order of appearance
+        function: takes tensors and Python numbers, returns tensors.
+        sample_inputs: arguments to trace with; Python numbers among them become constants.
+        symbolic: turn sizes other than 0 and 1 into the symbols ``s0``, ``s1``, … in order of appearance
             (sizes that are equal in the samples are one symbol); otherwise all are as in the samples.
     """
     tensors = [a for a in sample_inputs if isinstance(a, torch.Tensor)]
@@ -42,7 +42,7 @@ def _traced(function: Callable[..., Any], tensors: list[torch.Tensor], symbolic:
 
 
 def import_exported(program: Any) -> Graph:
-    """The graph of a ``torch.export.ExportedProgram``, taken apart as a compile at inference would."""
+    """Return the graph of a ``torch.export.ExportedProgram``, decomposed as a compile at inference would."""
     with torch.no_grad():
         table = {op: d for op, d in torch.export.default_decompositions().items() if op not in KEPT_WHOLE}
         plain = program.run_decompositions(table | decompositions())

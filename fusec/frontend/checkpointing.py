@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 from fusec.frontend.targets import draws, fake_of
 
 _SAVES, _RESTORES = "run_and_save_rng_state", "run_with_rng_state"
-"""Torch's operations on operations: the one gives the state and the results, the other takes the state."""
+"""Torch's higher-order operations of random states: one returns state and results, the other takes the state."""
 
 
 def without_states(gm: GraphModule) -> GraphModule:
-    """The module with what draws nothing called by itself; what does draw is left as it is."""
+    """Return the module with calls that draw no random numbers made directly; calls that do are unchanged."""
     if not any(_name(node) in (_SAVES, _RESTORES) for node in gm.graph.nodes):
         return gm
     graph = Graph()
@@ -50,7 +50,7 @@ def _call_alone(graph: Graph, node: Node) -> None:
 
 
 def _no_state(graph: Graph, node: Node) -> Node:
-    """In the place of a state that is kept for an operation that does not look at it."""
+    """Placeholder for a saved state that its operation does not read."""
     fake = fake_of(node)
     state = graph.call_function(torch.ops.aten.full.default, ([1], 0), {"dtype": fake.dtype, "device": fake.device})
     with fake.fake_mode:

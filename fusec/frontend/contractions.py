@@ -9,7 +9,7 @@ LETTERS = "abcdefghijklmnopqrstuvw"
 
 
 def product(low: Lowering, call: Call, spec: str, a: Value, b: Value) -> Value:
-    """A contraction in the element type of the result."""
+    """Add a contraction in the dtype of the result."""
     dtype = call.out.dtype
     if not dtype.is_float:
         raise ImportFailure(f"a matrix product of {dtype}", why="contractions are of floats")

@@ -1,4 +1,4 @@
-"""Convolutions of ATen: a matrix product where a window is a single place."""
+"""Convolutions of ATen: a matrix product where the window has a single element."""
 
 from dataclasses import replace
 
@@ -30,12 +30,12 @@ def _convolution(low: Lowering, call: Call) -> Value:
 
 
 def _each(given: Argument, dims: int) -> tuple[Size, ...]:
-    """A number for each spatial dim; one may stand for all."""
+    """Return a number for each spatial dim; a single one applies to all."""
     return tuple(given) * (dims if len(given) == 1 else 1)
 
 
 def _of_one(low: Lowering, call: Call, x: Value, weight: Value) -> Value:
-    """The matrix product that a convolution is whose windows are single places."""
+    """Return the matrix product that equals a convolution with windows of one element."""
     places = LETTERS[2 : len(x.shape)]
     weight = low.reshape(weight, weight.shape[:2])
     return product(low, call, f"az{places},bz->ab{places}", x, weight)

@@ -1,4 +1,4 @@
-"""Which ATen operations torch itself takes apart before the import, and which stay whole."""
+"""The ATen operations that torch decomposes before the import, and those that stay whole."""
 
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ KEPT_WHOLE = (
     _aten.matmul.default,
     _aten.scaled_dot_product_attention.default,
 )
-"""Composite operations whose meaning the importer wants to see, at inference where nobody differentiates them."""
+"""Composite operations that the importer models, kept whole at inference where no gradient is computed."""
 
 _NAMES = """
 _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp

@@ -1,4 +1,4 @@
-"""Torch's element types and tensors as types of the IR."""
+"""Torch's dtypes and tensors as types of the IR."""
 
 from typing import Any
 
@@ -14,19 +14,19 @@ _NAMES = {torch_dtype: t.DTYPES[name] for name, torch_dtype in TORCH_DTYPES.item
 
 
 def to_dtype(dtype: torch.dtype) -> DType:
-    """The IR's element type; types without arithmetic of ours (complex, float8) have the kind ``other``."""
+    """Return the IR's dtype; dtypes without generated arithmetic (complex, float8) have the kind ``other``."""
     known = _NAMES.get(dtype)
     return known or DType(str(dtype).removeprefix("torch."), "other", dtype.itemsize)
 
 
 def to_torch_dtype(dtype: DType) -> torch.dtype:
-    """Torch's element type."""
+    """Return torch's dtype."""
     known = TORCH_DTYPES.get(dtype.name)
     return known if known is not None else getattr(torch, dtype.name)
 
 
 def to_type(value: Any) -> Type:
-    """The type of what ``meta["val"]`` holds: a fake tensor, a number (perhaps symbolic), or anything else."""
+    """Return the type of ``meta["val"]``: a fake tensor, a number (perhaps symbolic), or anything else."""
     if isinstance(value, torch.Tensor):
         return tensor_type(value)
     if isinstance(value, (bool, torch.SymBool)):
@@ -43,7 +43,7 @@ def tensor_type(value: torch.Tensor, even_empty: bool = False) -> "TensorType | 
 
     Args:
         value: most often a fake tensor.
-        even_empty: whether strides have to be eager's although a length that is computed turns out to be 0.
+        even_empty: the strides must be eager's even if a computed length turns out to be 0.
     """
     if value.layout != torch.strided:
         return OtherType(str(value.layout).removeprefix("torch."))
@@ -53,7 +53,7 @@ def tensor_type(value: torch.Tensor, even_empty: bool = False) -> "TensorType | 
 
 
 def _of_some(stride: Size) -> Size:
-    """A stride of a tensor that has elements: torch takes the larger of 1 and each length."""
+    """Return a stride of a nonempty tensor: torch takes the larger of 1 and each length."""
     if isinstance(stride, int) or not stride.has(sympy.Max):
         return stride
     return simplify(

@@ -45,24 +45,24 @@ TABLES = (contractions, convolutions, pointwise, reductions, views)
 
 
 def import_fx(gm: GraphModule, example_inputs: Any = None) -> Graph:
-    """The IR of an ATen graph. Tensors that the module holds become inputs behind its own.
+    """Import an ATen graph into the IR. Tensors that the module holds become inputs after its own.
 
     Args:
-        gm: what AOTAutograd, make_fx or torch.export made.
-        example_inputs: for graphs whose placeholders carry no fake tensor.
+        gm: the graph from AOTAutograd, make_fx or torch.export.
+        example_inputs: for graphs whose placeholders have no fake tensor.
 
     Raises:
-        ImportFailure: where the graph is not made of ATen operations.
+        ImportFailure: where the graph contains other than ATen operations.
     """
     return Importer(gm, example_inputs).run(aliases=False).graph
 
 
 def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collection[int] = frozenset()) -> Imported:
-    """The IR of an ATen graph, with all that is needed to call it in the module's place.
+    """Import an ATen graph into the IR, with all that is needed to call it instead of the module.
 
     Args:
-        gm: what AOTAutograd made; it is not changed.
-        names: what the inputs of the Dynamo graph before it are called.
+        gm: the graph from AOTAutograd; it is not changed.
+        names: names of the inputs of the Dynamo graph before it.
         weights: which of them are to be frozen.
     """
     gm = without_states(gm)
@@ -89,20 +89,20 @@ class Importer:
         self.graph = Graph()
         self.low = Lowering(self.graph)
         self.values: dict[Node, Any] = {}
-        """What each torch node is: a Value, a number or size, None, or a list of them."""
+        """The import of each torch node: a Value, a number or size, None, or a list of them."""
         self.constants: list[torch.Tensor] = []
         self.remarks = Remarks()
-        """Operations that fusec knows, and still leaves to ATen here."""
+        """Operations that fusec models but leaves to ATen here."""
         self.placeholders: dict[Node, int] = {}
         self.leaves: list[Node] = []
         self.changed: dict[Value, set[int | None]] = {}
-        """Inputs that the graph writes to, with the keys of their storage, and of what the graph has in its place."""
+        """Inputs that the graph writes to, with the keys of their storage and of the storage of their new value."""
         self.old: dict[Node, Value] = {}
-        """Outputs that are what a changed input held before."""
+        """Outputs that hold the old content of a changed input."""
         self.caches = CacheWrites(gm.graph)
 
     def run(self, aliases: bool) -> Imported:
-        """Import; with ``aliases``, outputs that share an input's storage are left to the caller."""
+        """Import; with ``aliases``, the caller makes the outputs that share an input's storage."""
         nodes = list(self.gm.graph.nodes)
         for node in nodes:
             if node.op == "placeholder":
@@ -145,13 +145,13 @@ class Importer:
             return value
         if any(is_mutable(user) for user in node.users):
             raise ImportFailure(
-                f"the graph changes {value.name}", why="it is a view that negates what lies in memory",
-                fix="give it as torch.resolve_neg(…)",
+                f"the graph changes {value.name}", why="it is a negative view",
+                fix="pass torch.resolve_neg(…)",
             )  # fmt: skip
         return self._clone(value)
 
     def _note_changes(self, output: Node) -> None:
-        """Find the inputs that the graph changes: whoever wants their old value needs it before."""
+        """Find the inputs that the graph changes: their old content must be read before."""
         self.leaves = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, Node)]
         for node in self.placeholders:
             if any(u.target is torch.ops.aten.copy_.default and u.args[0] is node for u in node.users):
@@ -167,7 +167,7 @@ class Importer:
     def _attribute(self, node: Node) -> None:
         tensor = attribute(self.gm, node)
         if isinstance(tensor, torch.nn.Module):
-            return  # which the higher-order operation that takes it is bound to
+            return  # bound to the higher-order operation that takes it
         if not isinstance(tensor, torch.Tensor):
             raise ImportFailure(
                 f"the graph holds {node.target}, a {type(tensor).__name__}",
@@ -191,7 +191,7 @@ class Importer:
         fake = node.meta.get("val")
         if node.meta.get("unbacked_bindings"):
             raise ImportFailure(
-                f"{node.target} gives a size that is known only at run time", where=str(source_of(node)),
+                f"{node.target} returns a size that is known only at run time", where=str(source_of(node)),
                 why="every size has to follow from the sizes of the inputs",
                 fix="leave torch._dynamo.config.capture_dynamic_output_shape_ops off: the graph then breaks here",
             )  # fmt: skip
@@ -205,7 +205,7 @@ class Importer:
         elif not isinstance(node.target, torch._ops.OpOverload):
             raise ImportFailure(
                 f"{node.target} is no ATen operation", where=str(source_of(node)),
-                why="fusec can neither take it apart nor call it", fix="exclude its caller with torch.compiler.disable",
+                why="fusec can neither decompose nor call it", fix="exclude its caller with torch.compiler.disable",
             )  # fmt: skip
         elif str(node.target).startswith(CHECKS):
             self.values[node] = None
@@ -244,7 +244,7 @@ class Importer:
         return pytree.tree_unflatten(results, structure) if results else None
 
     def _changes_own_temporary(self, node: Node) -> bool:
-        """Whether an in-place operation changes a value that nobody else looks at, so that it may be a new value."""
+        """Return whether an in-place operation changes a value without other readers, so that it may be a new value."""
         operand = node.args[0]
         if not isinstance(operand, Node) or operand.op != "call_function" or functional(node) not in HANDLERS:
             return False
@@ -252,12 +252,12 @@ class Importer:
         return first.op == "call_function" and all(is_mutable(n) for n in rest)
 
     def _sharing(self, node: Node) -> list[Node]:
-        """The earlier nodes whose storage an in-place operation changes."""
+        """Return the earlier nodes whose storage an in-place operation changes."""
         key = storage_key(node.args[0].meta.get("val"))  # type: ignore[union-attr]
         return [n for n in self.values if storage_key(n.meta.get("val")) == key]
 
     def _write(self, node: Node) -> Value | None:
-        """An update in place as a write, if the node is one."""
+        """Import an update in place as a write, if the node is one."""
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self.placeholders:
             destination, value = self.values[node.args[0]], self.values[node.args[1]]  # type: ignore[index]
             if isinstance(value, Value) and value.producer in self.caches.made and storage(value) is destination:
@@ -271,11 +271,11 @@ class Importer:
         try:
             return self.caches.lower(node, self.low, self.values)
         except ImportFailure as reason:
-            self._miss(node, "makes a new value, which is copied", reason)
+            self._miss(node, "returns a new value, which is copied", reason)
         return None
 
     def _expand(self, node: Node, flat: list[Any], types: list[Type]) -> list[Any] | None:
-        """The node in primitives, or None where it must stay an opaque call."""
+        """Lower the node to primitives; return None where it must stay an opaque call."""
         handler = HANDLERS.get(functional(node))
         if handler is None:
             return None
@@ -286,8 +286,8 @@ class Importer:
             return [self._promised(v, ty) for v, ty in zip(values, types, strict=True)]
         except Exception as reason:
             if not (self.tolerant or isinstance(reason, FusecError)):
-                raise  # nobody reads the remark: a declaration would match nothing
-            self._miss(node, "stays a call of ATen", reason)
+                raise  # a declaration would match nothing, and nobody reads the remark
+            self._miss(node, "stays an ATen call", reason)
             return None
 
     def _miss(self, node: Node, what: str, error: Exception) -> None:
@@ -306,7 +306,7 @@ class Importer:
         )
 
     def _promised(self, value: Value | None, ty: Type) -> Value | None:
-        """A result with the element type, shape and strides of eager's."""
+        """Return a result with eager's dtype, shape and strides."""
         if value is None or not isinstance(ty, TensorType):
             return value
         value = self.low.cast(value, ty.dtype)
@@ -365,7 +365,7 @@ class Importer:
         return next((operands.index(value) for value in shared if value in operands), None)
 
     def _argument(self, argument: Any) -> Any:
-        """An argument of a call of ATen, which takes a 0-d tensor of the CPU for a number."""
+        """Return an argument of an ATen call, which accepts a 0-d CPU tensor as a number."""
         value = self._resolve(argument)
         if not isinstance(value, Real):
             return value
@@ -403,7 +403,7 @@ class Importer:
         return tuple(slots)
 
     def _of_input(self, leaf: Node, owner: Node) -> Output:
-        """An output that is an input, which an update in place gives back, or a view of one."""
+        """Return an output that is an input, updated in place, or a view of one."""
         given = leaf.args[0] if leaf.target is torch.ops.aten.copy_.default else leaf
         if given in self.placeholders:
             return Output(input=self.placeholders[given])  # type: ignore[index]
@@ -413,11 +413,11 @@ class Importer:
         """An output that shares its storage with nothing that the caller has."""
         value, key = self.old.get(leaf, value), storage_key(leaf.meta.get("val"))
         if key not in self.changed.get(storage(value), {key}):
-            return self._clone(value)  # a copy of what an input has become
+            return self._clone(value)  # a copy of the changed input
         return value
 
     def _shared(self, leaves: list[Any], inputs: set[int | None]) -> dict[int | None, Node]:
-        """For each storage that several outputs look at: the node that fills it, whose views they all are."""
+        """Return for each storage that several outputs share the node that fills it, whose views they all are."""
         keys = Counter(storage_key(leaf.meta.get("val")) for leaf in leaves if isinstance(leaf, Node))
         wanted = {key for key, count in keys.items() if key is not None and key not in inputs and count > 1}
         found: dict[int | None, Node] = {}
@@ -429,7 +429,7 @@ class Importer:
 
 
 def _fills_storage(fake: torch.Tensor) -> bool:
-    """Whether a tensor begins and ends with its storage and has no element twice: what shares it is a view of it."""
+    """Return whether a tensor covers its storage exactly once, so that tensors sharing it are views of it."""
     ty = to_type(fake)
     if not isinstance(ty, TensorType):
         return False

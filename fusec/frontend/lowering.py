@@ -1,4 +1,4 @@
-"""What the tables of operations build on: arguments by name, promotion, casts, and the result that eager promises."""
+"""Support for lowering tables: arguments by name, promotion, casts, and results with eager's layout."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -31,9 +31,9 @@ class Call:
     fakes: dict[str, Any]
     """The same as fake tensors."""
     types: list[Type]
-    """What eager returns, flat."""
+    """Eager's results, flat."""
     used: list[bool]
-    """Which of the results somebody reads."""
+    """For each result, True if it is read."""
     fake_results: list[Any] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Argument:
@@ -48,7 +48,7 @@ class Call:
         """The type of the only (or first) result."""
         first = self.types[0]
         if not isinstance(first, TensorType):
-            raise ImportFailure(f"{self.target} gives {first}, not a tensor", why="its lowering is for tensors")
+            raise ImportFailure(f"{self.target} returns {first}, not a tensor", why="its lowering is for tensors")
         return first
 
 
@@ -58,7 +58,7 @@ _OF_REALS = {
     "TrueDiv": "div", "IntTrueDiv": "div", "FloatTrueDiv": "div",
     "OpaqueUnaryFn_sqrt": "sqrt", "OpaqueUnaryFn_exp": "exp", "OpaqueUnaryFn_log": "log",
 }  # fmt: skip
-"""What torch's functions of floats are in the IR."""
+"""IR operations for torch's functions of symbolic floats."""
 
 
 class Lowering:
@@ -69,13 +69,13 @@ class Lowering:
         self.sources: tuple[Source, ...] = ()
         self.device = "cpu"
         self.fresh: set[Value] = set()
-        """Values made for the present call."""
+        """Values created for the present call."""
         self.moved: dict[tuple[Value, str], Value] = {}
-        """Numbers on devices that they do not lie on."""
+        """Copies of numbers on other devices than their own."""
 
     @contextmanager
     def at(self, source: Source, device: str) -> Iterator[None]:
-        """Nodes made within come from ``source`` and live on ``device``."""
+        """Create nodes with the source location ``source`` on ``device`` within this context."""
         before = self.sources, self.device
         self.sources, self.device = (source,), device
         try:
@@ -89,19 +89,17 @@ class Lowering:
         made = [attributes["dtype"]] if "dtype" in attributes else []
         for dtype in (*(v.dtype for v in operands), *made) if computes else ():
             if dtype.kind == "other":
-                raise ImportFailure(f"{op} of {dtype}", why="arithmetic is on floats, integers and truth values")
+                raise ImportFailure(f"{op} of {dtype}", why="arithmetic is on floats, integers and booleans")
         value = self.graph.add_node(op, operands, attributes, sources=self.sources).result
         self.fresh.add(value)
         return value
 
     def number(self, value: Any, dtype: DType) -> Value:
-        """A Python number, a size or what is computed on sizes as a 0-d value."""
+        """Return a Python number, a size or an expression of sizes as a 0-d value."""
         if isinstance(value, Real):
             return self.cast(self.real(value.expr), dtype)
         if isinstance(value, torch.SymBool):
-            raise ImportFailure(
-                f"the truth value {value}", why="it follows from sizes, and may be another at each call"
-            )
+            raise ImportFailure(f"the boolean {value}", why="it depends on sizes, and may differ from call to call")
         if isinstance(value, sympy.Expr):
             return self.emit("size", expr=value, dtype=dtype, device=self.device)
         if dtype.kind == "float":
@@ -128,7 +126,7 @@ class Lowering:
         if name == "Pow" and args[1] == -1:
             return self.emit("reciprocal", self.real(args[0]))
         if name not in _OF_REALS:
-            raise ImportFailure(f"the number {expr}", why=f"no operation does what {name} does", fix="dynamic=False")
+            raise ImportFailure(f"the number {expr}", why=f"no operation computes {name}", fix="dynamic=False")
         first, *others = map(self.real, args)
         return (
             reduce(partial(self.emit, _OF_REALS[name]), others, first) if others else self.emit(_OF_REALS[name], first)
@@ -162,9 +160,9 @@ class Lowering:
         return self.cast(argument, dtype)
 
     def number_here(self, value: Value) -> Value:
-        """A 0-d tensor of the CPU on the present device, for kernels to load: under ``dynamic=True`` floats are such.
+        """Return a 0-d CPU tensor on the present device, for kernels to load: floats are such under ``dynamic=True``.
 
-        A product of ATen's takes it as an argument of its launch, so that nobody waits as for a copy.
+        A vendor matmul takes it as a launch argument, without waiting for a copy.
         """
         if value.producer is not None and value.producer.is_op("cast"):
             return self.cast(self.number_here(value.producer.operands[0]), value.dtype)  # in the kernel that reads it
@@ -179,7 +177,7 @@ class Lowering:
         return self.moved[key]
 
     def pointwise(self, op: str, *arguments: Argument, dtype: DType) -> Value:
-        """A pointwise operation carried out in ``dtype``."""
+        """Add a pointwise operation that computes in ``dtype``."""
         return self.emit(op, *(self.operand(a, dtype) for a in arguments))
 
     def reshape(self, value: Value, shape: tuple[Size, ...]) -> Value:
@@ -187,7 +185,7 @@ class Lowering:
         return value if same_shape(value.shape, shape) else self.emit("reshape", value, shape=shape)
 
     def expand(self, value: Value, shape: tuple[Size, ...]) -> Value:
-        """``value`` broadcast to ``shape``; lengths other than 1 are equal, which only guards may know."""
+        """Return ``value`` broadcast to ``shape``; lengths other than 1 are equal, though perhaps only by guards."""
         if same_shape(value.shape, shape):
             return value
         ahead = len(shape) - len(value.shape)
@@ -197,7 +195,7 @@ class Lowering:
         return value if same_shape(value.shape, shape) else self.emit("expand", value, shape=shape)
 
     def slice(self, value: Value, dim: int, start: Size, length: Size, step: int = 1) -> Value:
-        """``length`` elements of ``value`` along ``dim`` from ``start`` on."""
+        """Return ``length`` elements of ``value`` along ``dim`` from ``start`` on."""
         rank = len(value.shape)
         dim = dim - rank if dim >= 0 else dim
         if start == 0 and step == 1 and length == value.shape[dim]:
@@ -207,7 +205,7 @@ class Lowering:
 
 Handler: TypeAlias = Callable[[Lowering, Call], "Value | list[Value | None]"]
 HANDLERS: dict[str, Handler] = {}
-"""The lowering of every operation that fusec knows, by its ATen name."""
+"""The lowering of every modelled operation, by its ATen name."""
 
 
 def lowers(*targets: str) -> Callable[[Handler], Handler]:

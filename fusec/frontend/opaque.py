@@ -1,4 +1,4 @@
-"""Opaque calls: everything an operation needs besides its tensor operands, as data or bound to a function."""
+"""Opaque calls: all arguments of an operation besides its tensor operands, as data or bound to a function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,14 @@ from fusec.reference.opaque import register
 
 
 class Template:
-    """Collects operands while arguments are turned into frozen data."""
+    """Collects operands while arguments are turned into immutable data."""
 
     def __init__(self) -> None:
         self.operands: list[Value] = []
         self.operand_types: list[TensorType | None] = []
 
     def freeze(self, argument: Any, fake: Any) -> Any:
-        """One argument as data; a value becomes a reference to an operand."""
+        """Return one argument as data; a value becomes a reference to an operand."""
         if isinstance(argument, Value):
             expected = to_type(fake)
             self.operands.append(argument)
@@ -75,7 +75,7 @@ def _call(operation: Any, bound: list[Any], places: list[int], spec: pytree.Tree
 
 
 def attribute(module: Any, node: Node) -> Any:
-    """What a node reads off the module."""
+    """Return an attribute of the module."""
     for part in str(node.target).split("."):
         module = getattr(module, part)
     return module

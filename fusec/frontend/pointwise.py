@@ -30,7 +30,7 @@ for _name in UNARY:
 
 @lowers("aten._neg_view.default")
 def _neg_view(low: Lowering, call: Call) -> Value:
-    """The imaginary part of a conjugate: torch marks it as negative, and leaves memory as it is."""
+    """The imaginary part of a conjugate: torch sets its negative bit and leaves memory unchanged."""
     return low.emit("neg", low.operand(call["self"], call.out.dtype))
 
 
@@ -79,7 +79,7 @@ def _rsub(low: Lowering, call: Call) -> Value:
 def _sum(low: Lowering, call: Call, a: Argument, b: Argument, op: str) -> Value:
     out, alpha = call.out.dtype, call.get("alpha", 1)
     if op == "sub" and any(x is True or x is False or (isinstance(x, Value) and x.dtype == BOOL) for x in (a, b)):
-        raise ImportFailure("a difference of truth values", why="eager raises", fix="use logical_not or logical_xor")
+        raise ImportFailure("a difference of booleans", why="eager raises", fix="use logical_not or logical_xor")
     if out == BOOL:
         return low.pointwise("or", a, b if alpha else False, dtype=BOOL)
     dtype = _arithmetic_dtype(call, a, b)
@@ -96,7 +96,7 @@ def _mul(low: Lowering, call: Call) -> Value:
 
 
 def _never_zero(divisor: Argument, dtype: DType) -> None:
-    """Refuse a division of integers that eager may raise for: a kernel has no way to say that it divided by 0."""
+    """Reject an integer division for which eager may raise: a kernel cannot report a division by 0."""
     if dtype.is_float:
         return
     if isinstance(divisor, Value) and divisor.producer is not None and divisor.producer.is_op("constant"):
@@ -107,7 +107,7 @@ def _never_zero(divisor: Argument, dtype: DType) -> None:
         never = isinstance(divisor, (int, float)) and int(divisor) % (1 << 8 * dtype.bytes) != 0
     if not never:
         raise ImportFailure(
-            "a division of integers by what may be 0", why="eager raises then, and a kernel cannot",
+            "an integer division by what may be 0", why="eager raises then, and a kernel cannot",
             fix="divide by a number, or divide floats",
         )  # fmt: skip
 
@@ -209,7 +209,7 @@ def _isfinite(low: Lowering, call: Call) -> Value:
 def _pow(low: Lowering, call: Call) -> Value:
     dtype = call.out.dtype
     if dtype == BOOL:
-        raise ImportFailure("a power of truth values", why="arithmetic is on numbers", fix="cast to an integer first")
+        raise ImportFailure("a power of booleans", why="arithmetic is on numbers", fix="cast to an integer first")
     exponent = call["exponent"]
     if not dtype.is_float and isinstance(exponent, int) and exponent < 0:
         raise ImportFailure("a negative power of integers", why="eager raises", fix="cast to a float first")
@@ -276,7 +276,7 @@ def _identity(low: Lowering, call: Call) -> Value:
     x: Value = call["self"] if "self" in call.arguments else call["a"]
     (given, *_), (made, *_) = call.fakes.values(), call.fake_results
     if given.is_conj() != made.is_conj():
-        raise ImportFailure("a copy of a conjugate", why="memory holds what it is the conjugate of")
+        raise ImportFailure("a copy of a conjugate view", why="memory holds the values before conjugation")
     return x
 
 

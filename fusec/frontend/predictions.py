@@ -24,7 +24,7 @@ _BY_STRIDES = frozenset(("aten.as_strided", "aten.as_strided_copy", "aten.as_str
 
 
 def _overloads(names: str) -> Iterator[Any]:
-    """Yield the functional overloads of ATen's operations of these names, or the one that a name has behind a dot."""
+    """Yield the functional overloads of ATen operations by name; a name may select one overload after a dot."""
     for name in names.split():
         packet = getattr(_aten, name.partition(".")[0])
         for overload in packet.overloads():
@@ -34,18 +34,18 @@ def _overloads(names: str) -> Iterator[Any]:
 
 
 def corrected_predictions() -> AbstractContextManager[None]:
-    """Let fake functions predict the strides of eager on the CPU within this context."""
+    """Correct the strides that fake functions predict to eager's on the CPU within this context."""
     return predictions_corrected(_LAYOUTS, _corrected)
 
 
 def _corrected(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], predicted: Any) -> Any:
-    """Return a prediction, its first tensor with the strides that eager gives it.
+    """Return a prediction, its first tensor with eager's strides.
 
     Args:
         operation: one of ``_LAYOUTS``.
         args: fake tensors and numbers that it was called with.
         kwargs: the same, by name.
-        predicted: what its fake function returned.
+        predicted: the result of its fake function.
     """
     leaves, structure = pytree.tree_flatten(predicted)
     strides = _strides(operation, args, kwargs, leaves[0])
@@ -56,7 +56,7 @@ def _corrected(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], p
 
 
 def laid_out(operation: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the decomposition of an operation, its first result copied where eager gives it other strides."""
+    """Return the decomposition of an operation, its first result copied where eager's strides differ."""
     if operation not in _LAYOUTS:
         return decomposition
 
@@ -84,13 +84,13 @@ def _strides(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], fir
 
 
 def _iterated(out: Tensor, *args: Any, **kwargs: Any) -> Sequence[Any]:
-    """As TensorIterator: in the order of the strides of the broadcast operands."""
+    """Return strides as TensorIterator lays results out: in the order of the broadcast operands' strides."""
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     return compute_elementwise_output_strides(*(x.expand(out.shape) for x in tensors))
 
 
 def _promoted(out: Tensor, *args: Any, **kwargs: Any) -> Sequence[Any]:
-    """As TensorIterator of operands that it has cast to one dtype, which leaves no gaps in them."""
+    """Return strides as TensorIterator does for operands cast to one dtype, which have no gaps."""
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     common = out.dtype if out.is_floating_point() or len(tensors) == 1 else torch.result_type(*tensors)
     return _iterated(out, *(x.to(common) for x in tensors))
@@ -101,7 +101,7 @@ def _contiguous(out: Tensor, *args: Any, **kwargs: Any) -> Sequence[Any]:
 
 
 def _cloned(out: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Sequence[Any]:
-    """As a clone of the first operand, which is then changed in place."""
+    """Return strides as a clone of the first operand, which is then changed in place."""
     return torch.empty_like(x).stride()
 
 
@@ -111,12 +111,12 @@ def _suggested(out: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Sequence[An
 
 
 def _scaled(out: Tensor, x: Tensor, exponent: Tensor) -> Sequence[Any]:
-    """As ATen's composition of ``pow`` and ``mul``."""
+    """Return strides as ATen's composition of ``pow`` and ``mul`` does."""
     return (x * torch.pow(2.0, exponent)).stride()
 
 
 def _rolled(out: Tensor, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Sequence[Any]:
-    """As ATen's composition of slices and ``cat``."""
+    """Return strides as ATen's composition of slices and ``cat`` does."""
     if not dims:
         return make_contiguous_strides_for(out.shape)
     for shift, dim in zip(shifts, dims, strict=True):
@@ -126,7 +126,7 @@ def _rolled(out: Tensor, x: Tensor, shifts: Sequence[Any], dims: Sequence[int] =
 
 
 def _indexed(out: Tensor, x: Tensor, indices: Sequence[Tensor | None]) -> Sequence[Any]:
-    """As TensorIterator of the operand, with stride 0 in the dims of the indices, and of these."""
+    """Return strides as TensorIterator does for the operand, with stride 0 in indexed dims, and the indices."""
     indexed = [d < len(indices) and indices[d] is not None for d in range(x.ndim)]
     tensors = torch.broadcast_tensors(*(i for i in indices if i is not None))
     if [key for key, _ in groupby(indexed)].count(True) > 1:  # their dims come first
@@ -162,7 +162,7 @@ def check_views_by_strides(graph: Graph) -> None:
     """Check that strides are known wherever a view is made by strides.
 
     Raises:
-        ImportFailure: where it is of what eager may lay out otherwise: it would see other elements.
+        ImportFailure: for a view of a value with other strides in eager: it would select other elements.
     """
     for node in graph.nodes:
         if _name(node) in _BY_STRIDES:
@@ -170,8 +170,8 @@ def check_views_by_strides(graph: Graph) -> None:
                 unknown = other.target in _LAYOUTS and other.meta["val"].device.type != "cpu"
                 if unknown and not all(map(_is_contiguous, other.all_input_nodes)):
                     raise ImportFailure(
-                        f"a view by strides of what {_name(other)} gives",
-                        why="torch predicts other strides for it than eager gives",
+                        f"a view by strides of the result of {_name(other)}",
+                        why="torch predicts other strides for it than eager's",
                         fix="make it contiguous first, or use a view by shape",
                         where=str(source_of(node)),
                     )

@@ -1,4 +1,4 @@
-"""Reductions of ATen as sum, prod, max and min that keep their dims, and arithmetic around them."""
+"""Reductions of ATen as sum, prod, max and min with keepdim, and arithmetic around them."""
 
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers, negative_dims, wide
@@ -33,7 +33,7 @@ def _quantifier(low: Lowering, call: Call) -> Value:
 @lowers("aten.max.dim", "aten.min.dim")
 def _max_dim(low: Lowering, call: Call) -> list[Value | None]:
     if call.used[1]:
-        raise ImportFailure("the index of a maximum or minimum", why="reductions give values, not positions")
+        raise ImportFailure("the index of a maximum or minimum", why="reductions return values, not positions")
     x: Value = call["self"]
     op = call.target.split(".")[1]
     return [low.reshape(_reduce(low, op, x, negative_dims(call["dim"], len(x.shape))), call.out.shape), None]
@@ -62,7 +62,7 @@ def _mean_of(low: Lowering, x: Value, dims: tuple[int, ...], correction: Argumen
 
 @lowers("aten.var.correction", "aten.std.correction", "aten.var_mean.correction", "prims.var.default")
 def _variance(low: Lowering, call: Call) -> "Value | list[Value | None]":
-    """In float64, as eager's: it neither cancels, where the mean is far from 0, nor overflows."""
+    """Compute the variance in float64, as eager does: it neither cancels for a mean far from 0, nor overflows."""
     x: Value = call["self"] if "self" in call.arguments else call["inp"]
     dims = negative_dims(call.get("dim", call.get("dims")), len(x.shape))
     correction = 1 if call["correction"] is None else call["correction"]

@@ -12,7 +12,7 @@ from fusec.ir.types import Size, quotient, simplify, symbol
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """As a quotient where that may be part of one: ``n + -n % 64`` is 64 times one."""
+    """Return a remainder as a quotient where it may be part of one: ``n + -n % 64`` is 64 times one."""
     return a - b * sympy.floor(a / b) if b.is_Integer and b > 0 else sympy.Mod(a, b)
 
 
@@ -48,16 +48,16 @@ _EXACT = 1024
 
 @dataclass(frozen=True)
 class Real:
-    """A float that the graph computes on sizes, ``4 / n`` say: torch's expression, in which a division stays one."""
+    """A float that the graph computes from sizes, such as ``4 / n``: torch's expression, with true division."""
 
     expr: Any
 
 
 def finalize_lengths(graph: torch.fx.Graph) -> None:
-    """Let what a call of attention demands be known: equal batches, and as many keys as values and columns of the mask.
+    """Guard on the lengths that an attention call requires: equal batches, and as many keys as values and mask columns.
 
-    Dynamo gives each length of a growing cache a symbol of its own, and ATen's own check is inside of the call, which
-    stays whole. To compare symbols makes a guard, after which they are one.
+    Dynamo makes the lengths of a growing cache different symbols, and ATen's own check is inside the call, which
+    stays whole. Comparing symbols installs a guard, which unifies them.
     """
     for node in graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
@@ -69,9 +69,9 @@ def finalize_lengths(graph: torch.fx.Graph) -> None:
 
 
 def finalize_numbers(graph: torch.fx.Graph) -> None:
-    """Let the numbers that a call is given be positive, as symbols of the IR are, or known to be 0: a guard says which.
+    """Guard on the sign of symbolic numbers in calls: symbols of the IR are positive, so a number is positive or 0.
 
-    A negative one stays unknown: there may be many of them, and each would be compiled for itself.
+    A negative number stays unknown: a guard would compile for each value of it.
     """
     for node in graph.find_nodes(op="placeholder"):
         number = node.meta.get("val")
@@ -89,7 +89,7 @@ def to_size(value: Any) -> Size:
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return simplify(to_plain(value.node.expr))
     raise ImportFailure(
-        f"{value!r} is no size", why=f"a size is a number, known or symbolic, not a {type(value).__name__}"
+        f"{value!r} is not a size", why=f"a size is a number, known or symbolic, not a {type(value).__name__}"
     )
 
 
@@ -112,6 +112,6 @@ def to_plain(expr: Any) -> Any:
         return expr.func(*args)
     function = _FUNCTIONS.get(type(expr).__name__)
     if function is None:
-        why = f"no plain counterpart of {type(expr).__name__} is known"
+        why = f"no sympy counterpart of {type(expr).__name__} is known"
         raise ImportFailure(f"the size {expr}", why=why, fix="compile with dynamic=False")
     return sympy.sympify(function(*args))

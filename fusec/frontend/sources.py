@@ -1,4 +1,4 @@
-"""Where a node of a torch graph comes from: file, line, module path."""
+"""Source locations of a torch graph's nodes: file, line, module path."""
 
 import os
 import re
@@ -17,18 +17,18 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def source_of(node: Node) -> Source:
-    """The source of a node, from the metadata that Dynamo and AOTAutograd keep."""
+    """Return the source location of a node, from the metadata of Dynamo and AOTAutograd."""
     file, line, text = _innermost(node.meta.get("stack_trace") or "")
     return Source(file=file, line=line, module=_module_path(node), op=str(node.target), text=text)
 
 
 def input_names(gm: GraphModule) -> list[str]:
-    """What the inputs of a Dynamo graph are in the model: ``layers_0_mlp_up_weight``, ``input_ids``."""
+    """Return the names of a Dynamo graph's inputs in the model: ``layers_0_mlp_up_weight``, ``input_ids``."""
     return [_input_name(node.name) for node in gm.graph.nodes if node.op == "placeholder"]
 
 
 def input_weights(gm: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
-    """Which inputs of a Dynamo graph are a module's parameters or buffers whose changes torch counts."""
+    """Return which inputs of a Dynamo graph are parameters or buffers whose changes torch counts."""
     nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
     return frozenset(
         i
@@ -42,7 +42,7 @@ def _is_of_a_module(name: str, x: torch.Tensor) -> bool:
 
 
 def _input_name(name: str) -> str:
-    """``l_self_modules_layers_modules_0_parameters_weight_`` without what says how Dynamo reaches it."""
+    """Return ``l_self_modules_layers_modules_0_parameters_weight_`` without Dynamo's access path."""
     if not name.startswith("l_"):
         return name
     plain = re.sub(r"^l_(self_|fn_|kwargs_)?|(?<=_)(modules|parameters|buffers)_|_$", "", name)

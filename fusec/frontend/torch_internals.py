@@ -1,9 +1,9 @@
-"""The private names of torch that fusec uses, in one place; each has a fallback or a test."""
+"""The private torch names that fusec uses, in one file; each has a fallback or a test."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -17,9 +17,9 @@ def _decline(*args: Any, **kwargs: Any) -> Any:
 
 
 def _unless_differentiated(op: Any) -> Callable[..., Any]:
-    """What an operation is to autograd: in parts where somebody differentiates, as the whole has no gradients.
+    """Return an operation's autograd kernel: decomposed where gradients are needed, as the whole operation has none.
 
-    In parts too where a tensor has a class of its own: dispatched operations are all that it has to know.
+    Tensor subclasses also get the decomposition: they need to implement dispatched operations only.
     """
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -35,22 +35,28 @@ def _unless_differentiated(op: Any) -> Callable[..., Any]:
     return call
 
 
+@cache
+def _is_autograd(key: Any) -> bool:
+    """Return whether a dispatch key is one of autograd's; cached, as its name is slow to get."""
+    return key.name.startswith("Autograd")
+
+
 @contextmanager
 def kept_whole(ops: tuple[Any, ...]) -> Iterator[bool]:
-    """Within it, tracing leaves these composite operations whole where nobody differentiates them.
+    """Keep these composite operations whole in traces within this context, where no gradient is computed.
 
-    Yields whether torch can do that; where it cannot they arrive decomposed, which is right all the same.
+    Yields True where torch supports that; otherwise they are imported decomposed, with equal results.
     """
     try:
         from torch.export.exported_program import _override_composite_implicit_decomp
     except ImportError:
-        logger.warning("this torch cannot keep composite operations whole; they are imported decomposed")
+        logger.warning("this torch version cannot keep composite operations whole; they are imported decomposed")
         yield False
         return
     with _override_composite_implicit_decomp(dict.fromkeys(ops, _decline)):
         for op in ops:
             for key in op.py_kernels:
-                if key.name.startswith("Autograd"):
+                if _is_autograd(key):
                     op.py_kernels[key] = _unless_differentiated(op)
         yield True
 
@@ -70,7 +76,7 @@ def compile_through_aot(gm: torch.fx.GraphModule, inputs: list[Any], **compilers
 
 
 def is_dynamos(error: Exception) -> bool:
-    """Whether Dynamo itself waits for an error, as to begin its analysis anew."""
+    """Return whether Dynamo itself handles an error, to restart its analysis for instance."""
     from torch._dynamo.exc import TorchDynamoException
 
     return isinstance(error, TorchDynamoException)
@@ -78,7 +84,7 @@ def is_dynamos(error: Exception) -> bool:
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Within it, tensors are real and new traces have symbols of their own, although AOTAutograd is tracing."""
+    """Suspend AOTAutograd's tracing within this context: tensors are real, and new traces have their own symbols."""
     from torch._guards import tracing
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -87,7 +93,7 @@ def outside_tracing() -> Iterator[None]:
 
 
 def static_inputs() -> frozenset[int]:
-    """Which inputs of the graph that AOTAutograd compiles now keep their memory from call to call.
+    """Return the inputs of AOTAutograd's current graph whose memory stays the same from call to call.
 
     Parameters, buffers, and tensors that ``torch._dynamo.mark_static_address`` names, as caches are; none outside of
     a compile.
@@ -99,7 +105,7 @@ def static_inputs() -> frozenset[int]:
 
 
 def unrecordable(gm: torch.fx.GraphModule) -> str:
-    """The first operation of a graph that torch never puts into a CUDA graph; empty where there is none."""
+    """Return the first operation of a graph that torch excludes from CUDA graphs; empty where there is none."""
     from torch._inductor.utils import get_first_incompatible_cudagraph_node
 
     found = get_first_incompatible_cudagraph_node(gm)
@@ -114,7 +120,7 @@ def storage_key(value: Any) -> int | None:
 
 
 def position_of_input(node: torch.fx.Node) -> int | None:
-    """Which input of the Dynamo graph a placeholder of AOTAutograd's graph is; None where torch does not say."""
+    """Return the index of the Dynamo graph's input behind a placeholder of AOTAutograd's graph; None if unknown."""
     described: Any = node.meta.get("desc")
     return described.idx if type(described).__name__ == "PlainAOTInput" else None
 
@@ -131,11 +137,11 @@ def _inductors_allocation() -> Any:
 
 
 empty_on_cpu = _inductors_allocation()
-"""Memory for a tensor of shape, strides and dtype; Inductor's way has a third of the overhead of torch's own."""
+"""Allocates a CPU tensor by shape, strides and dtype; Inductor's function has a third of the overhead."""
 
 
 def boxed(function: Any) -> Any:
-    """Tell AOTAutograd that the function takes its arguments in one list, which it clears."""
+    """Mark a function for AOTAutograd as taking its arguments in one list, which it clears."""
 
     def call(args: list[Any]) -> Any:
         return function(args)
@@ -152,15 +158,15 @@ def min_cut_partition(*args: Any, **kwargs: Any) -> Any:
 
 
 def carried_by_torch(kind: str, restore: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
-    """Let ``torch.compiler.save_cache_artifacts()`` carry files of a kind: gives what hands it one, named, to carry.
+    """Let ``torch.compiler.save_cache_artifacts()`` save files of a kind; return the function that adds one by name.
 
     ``restore`` is called for each that ``torch.compiler.load_cache_artifacts()`` brings. Where torch cannot do that,
-    nothing is carried.
+    nothing is saved.
     """
     try:
         from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
     except ImportError:
-        logger.warning("this torch cannot carry artifacts; kernels are built again elsewhere")
+        logger.warning("this torch version cannot save artifacts; kernels are built again elsewhere")
         return lambda name, content: None
 
     class Artifact(CacheArtifact):
@@ -177,11 +183,11 @@ def carried_by_torch(kind: str, restore: Callable[[str, bytes], None]) -> Callab
 
 @contextmanager
 def predictions_corrected(operations: Collection[Any], correct: Callable[..., Any]) -> Iterator[None]:
-    """Let ``correct`` replace what fake functions return.
+    """Replace the results of fake functions by those of ``correct`` within this context.
 
     Args:
         operations: the overloads whose fake functions are concerned.
-        correct: takes one of them, its arguments, those by name, and the prediction.
+        correct: is called with the overload, its positional and keyword arguments, and the prediction.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -89,7 +89,7 @@ def _take(low: Lowering, call: Call) -> Value:
     table, index = (call["weight"], call["indices"]) if of_rows else (call["self"], call["index"])
     rank = len(table.shape)
     if rank == 0:
-        raise ImportFailure("a lookup in a number", why="it has no dim to look along")
+        raise ImportFailure("a lookup in a 0-d tensor", why="it has no dim to index")
     index = low.cast(index, I64)
     if not of_rows:
         index = low.reshape(index, (index.tensor.numel,))
@@ -100,16 +100,16 @@ def _take(low: Lowering, call: Call) -> Value:
 def _gather(low: Lowering, call: Call) -> Value:
     table, index = call["self"], low.cast(call["index"], I64)
     if len(table.shape) != len(index.shape) or not table.shape:
-        raise ImportFailure("a lookup in a number, or by one", why="it has no dim to look along")
+        raise ImportFailure("a lookup in or by a 0-d tensor", why="it has no dim to index")
     return low.emit("gather", table, index, dim=call["dim"] % len(table.shape) - len(table.shape))
 
 
 @lowers("aten.index.Tensor")
 def _index(low: Lowering, call: Call) -> Value:
-    """One tensor of places is a lookup; several that count through a dim each are a view."""
+    """Lower indexing: one index tensor is a lookup; several that enumerate a dim each are a view."""
     x, given = call["self"], {d: index for d, index in enumerate(call["indices"]) if index is not None}
     if any(index.dtype not in (I32, I64) for index in given.values()):
-        raise ImportFailure("a lookup by a mask", why="how much it finds is known only at run time")
+        raise ImportFailure("a lookup by a mask", why="the number of elements is known only at run time")
     if len(given) == 1:
         ((dim, index),) = given.items()
         index = counted_from_start(low, low.cast(index, I64), x.shape[dim])
@@ -118,20 +118,20 @@ def _index(low: Lowering, call: Call) -> Value:
     along = [_counted(index, x.shape[d], rank) for d, index in given.items()]
     dims = [d for found in along if found for d in found]
     if None in along or dims != sorted(set(dims)) or len(given) != last - first + 1:
-        raise ImportFailure("a lookup at places in several dims", why="they are known only at run time")
+        raise ImportFailure("a lookup with index tensors in several dims", why="they are known only at run time")
     counts = {d: x.shape[dim] for dim, found in zip(given, along, strict=True) for d in found or ()}
     counted = tuple(counts.get(d, 1) for d in range(rank))
     return low.expand(low.reshape(x, (*x.shape[:first], *counted, *x.shape[last + 1 :])), call.out.shape)
 
 
 def counted_from_start(low: Lowering, index: Value, n: Size) -> Value:
-    """Places in a dim of length ``n``, of which those that are negative count from its end."""
+    """Return indices into a dim of length ``n`` with negative ones wrapped."""
     behind = low.pointwise("add", index, n, dtype=I64)
     return low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
 
 
 def _counted(index: Value, n: Size, rank: int) -> tuple[int, ...] | None:
-    """The dim of several places together along which one of them counts from 0 to ``n``, none where it is only 0.
+    """Return the dim of several index tensors along which one of them is 0 to ``n``, none where it is only 0.
 
     None where it does not count.
     """
@@ -143,7 +143,7 @@ def _counted(index: Value, n: Size, rank: int) -> tuple[int, ...] | None:
 
 
 def _adds_nothing(node: Node) -> bool:
-    """Whether it adds 0, the length of an empty cache, say."""
+    """Return whether a term is 0, such as the length of an empty cache."""
     other = node.operands[1].producer if node.is_op("add") else None
     return other is not None and other.is_op("constant") and other.attributes["value"] == 0
 
@@ -172,7 +172,7 @@ def first_index(start: Argument, x: Value, dim: int, call: Call | None = None) -
         return start
     if start.is_negative:
         return start + n
-    # Eager's own answer can be read off the view that it made.
+    # Eager's own answer can be read from the view that it made.
     if call is not None and not same_size(stride := to_size(call.fakes["self"].stride(dim)), 0):
         offset = to_size(call.fake_results[0].storage_offset()) - to_size(call.fakes["self"].storage_offset())
         found = simplify(sympy.simplify(sympy.sympify(offset) / stride))
@@ -185,7 +185,7 @@ def first_index(start: Argument, x: Value, dim: int, call: Call | None = None) -
 
 
 def row_index(index: Argument, x: Value, dim: int, call: Call | None = None) -> Size:
-    """A row's place: counted from the end if negative; eager refuses one that is not there, so nothing is clamped."""
+    """Return a wrapped row index; eager raises for an index out of range, so nothing is clamped."""
     if isinstance(index, int):
         return index + x.shape[dim] if index < 0 else index
     return first_index(index, x, dim, call)
@@ -194,7 +194,7 @@ def row_index(index: Argument, x: Value, dim: int, call: Call | None = None) -> 
 def _require_known(start: Argument) -> None:
     if isinstance(start, Value):
         raise ImportFailure(
-            "a slice that starts at a number known only at run time", why="where a view begins is part of its type"
+            "a slice that starts at a number known only at run time", why="the offset of a view is part of its type"
         )
 
 
@@ -228,7 +228,7 @@ def _unbind(low: Lowering, call: Call) -> list[Value | None]:
 
 @lowers("aten.cat.default")
 def _cat(low: Lowering, call: Call) -> Value:
-    # An empty 1-d tensor may stand beside tensors of any rank; it adds nothing.
+    # Eager concatenates an empty 1-d tensor with tensors of any rank; it adds no elements.
     parts = [p for p in call["tensors"] if not (p.shape == (0,) and len(call.out.shape) != 1)]
     return _joined(low, call, [low.cast(p, call.out.dtype) for p in parts])
 
@@ -257,7 +257,7 @@ def _roll(low: Lowering, call: Call) -> Value:
         n = x.shape[dim]
         if not isinstance(n, int) or not isinstance(shift, int):
             raise ImportFailure(
-                "a roll by a symbolic number, or of a symbolic length", why="where it is cut has to be known"
+                "a roll by a symbolic number, or of a symbolic length", why="the position of the cut has to be known"
             )
         if n and shift % n:
             cut, rank = n - shift % n, len(x.shape)
@@ -306,7 +306,7 @@ def _select_scatter(low: Lowering, call: Call) -> Value:
 
 
 def _with_piece(low: Lowering, x: Value, dim: int, start: Size, piece: Value) -> Value:
-    """A value with a piece in place of what it has from ``start`` on, along ``dim``."""
+    """Return a value whose elements from ``start`` on, along ``dim``, are replaced by a piece."""
     n, end = x.shape[dim], start + piece.shape[dim]
     parts = [low.slice(x, dim, 0, start)] if not same_size(start, 0) else []
     parts.append(piece)
@@ -316,7 +316,7 @@ def _with_piece(low: Lowering, x: Value, dim: int, start: Size, piece: Value) ->
 
 @lowers("aten.index_put.default")
 def _index_put(low: Lowering, call: Call) -> Value:
-    """One value wherever a mask of the first dims is set is a choice; a row at a known place is a piece in between."""
+    """Lower an update: one value under a mask of leading dims is a ``where``; a row at a known index is a concat."""
     x, given = call["self"], {d: index for d, index in enumerate(call["indices"]) if index is not None}
     if len(given) == 1 and not call["accumulate"]:
         ((dim, index),) = given.items()
@@ -326,14 +326,14 @@ def _index_put(low: Lowering, call: Call) -> Value:
         number = base(index).producer
         if number is not None and number.is_op("constant") and index.dtype in (I32, I64) and index.tensor.numel == 1:
             return _with_row(low, x, dim, number.attributes["value"], call["values"], index.shape)
-    raise ImportFailure("an update at places that are values", why="they are known only at run time")
+    raise ImportFailure("an update at indices in a tensor", why="they are known only at run time")
 
 
 def _with_row(low: Lowering, x: Value, dim: int, at: int, value: Value, among: tuple[Size, ...]) -> Value:
-    """A value with another row at ``at``, which stands in dims of length 1 where ``dim`` was."""
+    """Return a value with one row along ``dim`` replaced; the new row has length 1 there."""
     n, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 :]
     if not isinstance(n, int) or not -n <= at < n:
-        raise ImportFailure(f"a row put at {at}, of {n}", why="whether there is one is not known")
+        raise ImportFailure(f"a row at index {at} of {n}", why="it is not known to be in range")
     at %= n
     row = low.reshape(low.expand(low.cast(value, x.dtype), (*before, *among, *behind)), (*before, 1, *behind))
     return _with_piece(low, x, dim, at, row)
@@ -359,7 +359,7 @@ def _pad(low: Lowering, call: Call) -> Value:
             if amount is None:
                 parts.append(x)
             elif not isinstance(amount, int) or amount < 0:
-                raise ImportFailure(f"padding by {amount}", why="only a known number of elements can be put on")
+                raise ImportFailure(f"padding by {amount}", why="only a known number of elements can be added")
             elif amount:
                 shape = tuple(amount if d == dim else n for d, n in enumerate(x.shape))
                 parts.append(low.expand(low.number(call["value"], x.dtype), shape))

@@ -1,4 +1,4 @@
-"""Structural equality of graphs: names do not count, and a number counts by its value, not by its node."""
+"""Structural equality of graphs: names are ignored, and constants are compared by value, not by node."""
 
 import math
 from typing import Any
@@ -11,20 +11,20 @@ from fusec.ir.types import ScalarType, Size, TensorType, same_shape, same_size
 
 
 def equal_graphs(a: Graph, b: Graph, *, order: bool = False, sources: bool = False) -> bool:
-    """Whether two graphs compute the same outputs by the same nodes.
+    """Return whether two graphs compute the same outputs by the same nodes.
 
     Args:
         a: one graph.
         b: the other.
         order: nodes must also come in the same order, dead ones included; otherwise only ordered nodes and
-            writes must, and nodes that no output and no effect needs are passed over.
-        sources: the places in the model must agree too.
+            writes must, and nodes that no output and no effect needs are ignored.
+        sources: the source locations must be equal too.
     """
     return difference(a, b, order=order, sources=sources) is None
 
 
 def difference(a: Graph, b: Graph, *, order: bool = False, sources: bool = False) -> str | None:
-    """What first tells two graphs apart, in one line; None where they are equal."""
+    """Return the first difference between two graphs, in one line; None where they are equal."""
     return _Comparison(a, b, order, sources).run()
 
 
@@ -38,7 +38,7 @@ class _Comparison:
         self.pending: list[tuple[Node, Node]] = []
 
     def run(self) -> str | None:
-        """Compare, and say what differs."""
+        """Compare the graphs and return the first difference; None where they are equal."""
         a, b = self.a, self.b
         if len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs):
             return "the numbers of inputs or outputs differ"
@@ -48,10 +48,10 @@ class _Comparison:
             if x.frozen != y.frozen:
                 return f"only one input {i} is frozen"
         if not same_attribute(tuple(a.output_types), tuple(b.output_types)):
-            return "the promised output types differ"
+            return "the declared output types differ"
         roots_a, roots_b = self._roots(a), self._roots(b)
         if len(roots_a) != len(roots_b):
-            return f"{len(roots_a)} and {len(roots_b)} nodes must agree one by one"
+            return f"{len(roots_a)} and {len(roots_b)} nodes to compare in order"
         for i, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=True)):
             if found := self._values(x, y):
                 return f"output {i}: {found}"
@@ -72,11 +72,11 @@ class _Comparison:
     def _values(self, x: Value, y: Value) -> str | None:
         m, n = x.producer, y.producer
         if m is None or n is None:
-            return None if m is n and x.index == y.index else f"{x!r} stands against {y!r}"
+            return None if m is n and x.index == y.index else f"{x!r} against {y!r}"
         if m.op.name == n.op.name == "constant":
             same = same_attribute(_number(m), _number(n))
             return None if same else f"the numbers {_number(m)} and {_number(n)} differ"
-        return f"{x!r} stands against {y!r}" if x.index != y.index else self._pair(m, n)
+        return f"{x!r} against {y!r}" if x.index != y.index else self._pair(m, n)
 
     def _pair(self, m: Node, n: Node) -> str | None:
         if m in self.pairs or n in self.reverse:
@@ -88,7 +88,7 @@ class _Comparison:
     def _nodes(self, m: Node, n: Node) -> str | None:
         where = f"{m.op.name} {m.results[0].name if m.results else ''}".rstrip()
         if m.op is not n.op or len(m.operands) != len(n.operands):
-            return f"{where} stands against {n.op.name}"
+            return f"{where} against {n.op.name}"
         if m.attributes.keys() != n.attributes.keys():
             return f"{where}: attributes {sorted(m.attributes)} and {sorted(n.attributes)}"
         for key, value in m.attributes.items():
@@ -110,7 +110,7 @@ class _Comparison:
 
 
 def same_attribute(a: Any, b: Any) -> bool:
-    """Whether two attribute values or types are equal; sizes are compared for every value of their symbols."""
+    """Return whether two attribute values or types are equal; sizes are equal if they are so for all symbols."""
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         return (
             (a.dtype, a.device) == (b.dtype, b.device) and same_shape(a.shape, b.shape) and _same(a.strides, b.strides)

@@ -11,7 +11,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Abs": sympy.Abs, "sqrt": sympy.sqrt,
     "exp": sympy.exp, "log": sympy.log,
 }  # fmt: skip
-"""What the parser accepts; everything else in a size is +, -, *, / and **."""
+"""The functions that the parser accepts; everything else in a size is +, -, *, / and **."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow,
@@ -19,7 +19,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def combine(sign: str, left: Any, right: Any) -> Any:
-    """Two sizes or numbers under an operator; a division stays exact."""
+    """Return two sizes or numbers combined by an operator; a division stays exact."""
     if sign == "/":
         return sympy.sympify(left) / sympy.sympify(right)
     return _OPERATORS[sign](left, right)

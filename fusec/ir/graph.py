@@ -12,16 +12,16 @@ from fusec.ir.types import DType, ScalarType, Size, TensorType, Type
 
 @dataclass(frozen=True)
 class Source:
-    """Where in the model a node comes from."""
+    """Source location of a node in the model."""
 
     file: str = ""
     line: int = 0
     module: str = ""
     """Path of the module in the model: ``layers.0.self_attn.o_proj``."""
     op: str = ""
-    """The operation the model called: ``aten.linear.default``."""
+    """The operation that the model called: ``aten.linear.default``."""
     text: str = ""
-    """The source line itself."""
+    """The source line."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.file else ""
@@ -42,13 +42,13 @@ class Value:
         self.name = name
         """A hint for the printer."""
         self.frozen = frozen
-        """Of an input: whether it is a weight, and what follows from weights alone may be kept until one changes."""
+        """True for an input that is a weight, so that results of weights alone may be kept until one changes."""
         self.users: dict[Node, None] = {}
-        """The nodes that read it, in the order they came (an ordered set)."""
+        """The nodes that read it, in insertion order (an ordered set)."""
 
     @property
     def tensor(self) -> TensorType:
-        """Its type, which must be a tensor's."""
+        """Its type; raises GraphError for a value that is no tensor."""
         if not isinstance(self.type, TensorType):
             raise GraphError(f"a tensor is expected, not {self.type}", where=repr(self))
         return self.type
@@ -60,7 +60,7 @@ class Value:
 
     @property
     def dtype(self) -> DType:
-        """Element type of the tensor."""
+        """Dtype of the tensor."""
         return self.tensor.dtype
 
     def __repr__(self) -> str:
@@ -84,11 +84,11 @@ class Node:
         self.op = op
         self.operands = tuple(operands)
         self.attributes = attributes
-        """Frozen values by name; a region has its ``body`` here."""
+        """Immutable values by name; a region has its ``body`` here."""
         self.results = tuple(Value(type, self, i) for i, type in enumerate(types))
         self.sources = sources
         self.writes = _writes(op, attributes)
-        """Positions of the operands whose storage it changes; of a region, those that its body writes to."""
+        """Positions of the operands whose storage the node writes; of a region, those that its body writes."""
 
     @property
     def result(self) -> Value:
@@ -104,12 +104,12 @@ class Node:
 
     @property
     def is_alias(self) -> bool:
-        """Whether its result is its operand's storage looked at in another way: a view, but no ``concat``."""
+        """True for a node whose result shares its operand's storage: a view other than ``concat``."""
         return self.op.has(Trait.VIEW) and self.op.name != "concat"
 
     @property
     def viewed(self) -> Value | None:
-        """The operand whose storage its results have: of a view, be it one that ATen makes."""
+        """The operand whose storage the results share, for a view, an opaque one included; otherwise None."""
         if self.op.has(Trait.OPAQUE):
             return self.operands[self.attributes["views"]] if "views" in self.attributes else None
         return self.operands[0] if self.is_alias else None
@@ -120,21 +120,21 @@ class Node:
         return self.attributes["body"]
 
     def has(self, trait: Trait) -> bool:
-        """Whether its operation has the trait."""
+        """Return whether its operation has the trait."""
         return self.op.has(trait)
 
     def is_op(self, *names: str) -> bool:
-        """Whether it applies one of these operations."""
+        """Return whether it applies one of these operations."""
         return self.op.name in names
 
     @property
     def written(self) -> tuple[Value, ...]:
-        """The operands whose storage it changes."""
+        """The operands whose storage the node writes."""
         return tuple([self.operands[i] for i in self.writes])
 
     @property
     def has_effect(self) -> bool:
-        """Whether it does something besides computing its results."""
+        """True for a node that does more than compute its results."""
         return self.has(Trait.ORDERED) or bool(self.writes)
 
     def __repr__(self) -> str:
@@ -144,8 +144,8 @@ class Node:
 class Graph:
     """A list of nodes in an order that respects data flow; inputs and outputs are values.
 
-    Only the methods below change a graph. New nodes are appended at the end; whoever adds nodes that earlier
-    ones read calls ``sort`` when the graph is whole again.
+    Only the methods below change a graph. New nodes are appended at the end; after adding nodes that earlier
+    ones read, call ``sort``.
     """
 
     printer: ClassVar[Callable[["Graph"], str]]
@@ -156,10 +156,10 @@ class Graph:
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
         self.output_types: list[Type] = []
-        """What the caller is promised for each output, strides included."""
+        """Declared types of the outputs, strides included."""
         self.updated_outputs: frozenset[int] = frozenset()
-        """Positions of outputs that are an input, or a view of one, after a write: they share its storage. Others have
-        storage of their own, whatever passes find them to equal."""
+        """Positions of outputs that are an input, or a view of one, after a write: they share its storage. All other
+        outputs have their own storage, even where passes find them equal."""
         self._nodes: dict[Node, None] = {}
 
     @property
@@ -213,21 +213,21 @@ class Graph:
         return node
 
     def set_outputs(self, values: Sequence[Value], types: Sequence[Type] | None = None) -> None:
-        """Name the outputs; ``types`` is what the caller is promised, by default what the values have."""
+        """Set the outputs; ``types`` are their declared types, by default those of the values."""
         self.outputs = list(values)
         self.output_types = list(types) if types is not None else [v.type for v in values]
         self.updated_outputs = frozenset(i for i, v in enumerate(values) if is_updated_input(v))
 
     def replace_value(self, old: Value, new: Value) -> None:
-        """Let every reader of ``old`` read ``new`` instead (``new``'s own producer excepted).
+        """Replace ``old`` by ``new`` in all readers except ``new``'s own producer.
 
         Raises:
-            GraphError: where the two differ in element type, shape or device.
+            GraphError: where the two differ in dtype, shape or device.
         """
         if old is new:
             return
         if isinstance(old.type, TensorType) and not old.type.same_values(new.type):
-            raise GraphError(f"{new!r} cannot replace {old!r}", why="element type, shape or device differ")
+            raise GraphError(f"{new!r} cannot replace {old!r}", why="dtype, shape or device differ")
         for user in list(old.users):
             if user is not new.producer:
                 self.replace_operands(user, [new if v is old else v for v in user.operands])
@@ -235,7 +235,7 @@ class Graph:
         new.name = new.name or old.name
 
     def replace_operands(self, node: Node, operands: Sequence[Value]) -> None:
-        """Give a node other operands, and keep the use lists true."""
+        """Set the operands of a node and update the use lists."""
         for value in node.operands:
             value.users.pop(node, None)
         node.operands = tuple(operands)
@@ -243,7 +243,7 @@ class Graph:
             value.users[node] = None
 
     def erase(self, node: Node) -> None:
-        """Remove a node that nobody reads.
+        """Remove a node whose results have no users.
 
         Raises:
             GraphError: where a result has a user or is an output.
@@ -255,7 +255,7 @@ class Graph:
         del self._nodes[node]
 
     def erase_dead(self, nodes: Iterable[Node] | None = None) -> int:
-        """Remove the nodes (of ``nodes``, by default all) whose results nobody reads and that have no effect."""
+        """Remove the nodes (of ``nodes``, by default all) that are unused and have no effect; return how many."""
         outputs = set(self.outputs)
         count = 0
         for node in reversed(list(self._nodes if nodes is None else nodes)):
@@ -267,15 +267,15 @@ class Graph:
 
     @property
     def written_inputs(self) -> list[int]:
-        """Positions of the inputs whose storage it changes, through views and nested regions too."""
+        """Positions of the inputs whose storage the graph writes, through views and nested regions too."""
         found = {storage(value) for node in self._nodes for value in node.written}
         return [i for i, value in enumerate(self.inputs) if value in found] if found else []
 
     def order_of_effects(self) -> dict[Node, list[Node]]:
-        """What has to come before a node without being read by it.
+        """Return for each node the nodes that must precede it although it does not read them.
 
-        Ordered nodes keep their order among each other, and what writes comes behind all nodes that read the old
-        value of its destination, be it through views.
+        Ordered nodes keep their order among each other, and a write follows all nodes that read the old
+        value of its destination, also through views.
         """
         ordered = [n for n in self._nodes if n.has(Trait.ORDERED)]
         earlier = {node: [previous] for previous, node in pairwise(ordered)}
@@ -285,7 +285,7 @@ class Graph:
         return earlier
 
     def sort(self) -> None:
-        """Restore an order that respects data flow and effects, as near to the present one as possible.
+        """Restore a topological order with respect to data flow and effects, as close to the present one as possible.
 
         Raises:
             GraphError: where the graph has a cycle.
@@ -313,22 +313,22 @@ class Graph:
         self._nodes = placed
 
     def reorder(self, nodes: Sequence[Node]) -> None:
-        """Give the nodes another order; ``sort`` then restores data flow where it was broken.
+        """Reorder the nodes; call ``sort`` afterwards where that breaks data flow.
 
         Raises:
             GraphError: where ``nodes`` are not the nodes of the graph.
         """
         order = dict.fromkeys(nodes)
         if order.keys() != self._nodes.keys():
-            raise GraphError("a new order must hold every node once")
+            raise GraphError("a new order must contain every node once")
         self._nodes = order
 
     def constant(self, value: float | int | bool, dtype: DType, device: str = "cpu") -> Value:
-        """A 0-d number."""
+        """Add a 0-d constant and return its value."""
         return self.add_node("constant", (), {"value": value, "dtype": dtype, "device": device}).result
 
     def symbols(self) -> list[str]:
-        """Names of the size symbols its inputs mention, sorted."""
+        """Return the names of the size symbols in the types of the inputs, sorted."""
         sizes: list[Size] = []
         for value in self.inputs:
             if isinstance(value.type, TensorType):
@@ -338,7 +338,7 @@ class Graph:
         return sorted({str(s) for n in sizes if not isinstance(n, int) for s in n.free_symbols})
 
     def copy(self) -> "Graph":
-        """A deep copy; bodies of regions are shared, as nobody changes them in place."""
+        """Return a deep copy; bodies of regions are shared, as they are never changed in place."""
         out = Graph(self.name)
         to = {v: out.add_input(v.type, v.name, v.frozen) for v in self.inputs}
         out.splice(self._nodes, to)
@@ -347,12 +347,12 @@ class Graph:
         return out
 
     def become(self, other: "Graph") -> None:
-        """Take over the contents of ``other``, which is given up by that."""
+        """Take over the contents of ``other``, which must not be used afterwards."""
         self.inputs, self.outputs, self.output_types = other.inputs, other.outputs, other.output_types
         self._nodes = other._nodes
 
     def splice(self, nodes: Iterable[Node], to: dict[Value, Value], sources: tuple[Source, ...] = ()) -> None:
-        """Add copies of nodes; ``to`` maps the values that they take, and is filled with those that they give."""
+        """Append copies of nodes; ``to`` maps their operands to values here, and the results are added to it."""
         for node in nodes:
             copy = self.add_node(
                 node.op.name,
@@ -370,21 +370,21 @@ class Graph:
 
 
 def base(value: Value) -> Value:
-    """The value that a chain of views looks at."""
+    """Return the value at the root of a chain of views."""
     while value.producer is not None and (of := value.producer.viewed) is not None:
         value = of
     return value
 
 
 def storage(value: Value) -> Value:
-    """The value whose storage this one has: itself, unless it is a view or what a write gives."""
+    """Return the value that owns this value's storage: itself, unless it is a view or the result of a write."""
     while (of := viewed_or_written(value)) is not None:
         value = of
     return value
 
 
 def viewed_or_written(value: Value) -> Value | None:
-    """The operand of its producer whose storage a value has; None where it has its own."""
+    """Return the operand of its producer whose storage a value shares; None where it has its own."""
     if (node := value.producer) is None:
         return None
     if (of := node.viewed) is not None:
@@ -393,7 +393,7 @@ def viewed_or_written(value: Value) -> Value | None:
 
 
 def is_updated_input(value: Value) -> bool:
-    """Whether it is an input that was written to, or a view of that."""
+    """Return whether a value is an input after a write, or a view of one."""
     written = False
     while (of := viewed_or_written(value)) is not None:
         value, written = of, written or is_written(value)
@@ -401,7 +401,7 @@ def is_updated_input(value: Value) -> bool:
 
 
 def readers(value: Value) -> Iterator[Node]:
-    """What reads a value, be it through views."""
+    """Yield the nodes that read a value, also through views."""
     for user in value.users:
         yield user
         for view in user.results if user.viewed is value else ():
@@ -409,12 +409,12 @@ def readers(value: Value) -> Iterator[Node]:
 
 
 def is_written(value: Value) -> bool:
-    """Whether it is what a write gives, or a region that ends in one: its operand, changed. A view of such is not."""
+    """Return whether a value is the result of a write, or of a region that writes; views of such are not."""
     return value.producer is not None and bool(value.producer.written)
 
 
 def updated(node: Node, index: int) -> Value | None:
-    """The operand that a result of a region is, after the region has written to it; None for one of its own."""
+    """Return the operand that a region writes and returns as this result; None for a result with its own storage."""
     if not node.has(Trait.REGION):
         return None
     body = node.body
@@ -426,7 +426,7 @@ def updated(node: Node, index: int) -> Value | None:
 
 
 def _writes(op: Op, attributes: dict[str, Any]) -> Sequence[int]:
-    """Positions of the operands that a node writes to: found once, as nobody changes the body of a region in place."""
+    """Return the positions of the operands that a node writes; found once, as bodies are never changed in place."""
     if op.has(Trait.WRITE):
         return (0,)
     body = attributes.get("body")
@@ -434,7 +434,7 @@ def _writes(op: Op, attributes: dict[str, Any]) -> Sequence[int]:
 
 
 def _readers(destination: Value, write: Node) -> list[Node]:
-    """The other nodes that read what a write replaces: a value, what it is a view of, and all views of that."""
+    """Return the other nodes that read the storage that a write changes, through the value, its base and all views."""
     found, stack = dict[Node, None](), [base(destination)]
     while stack:
         new = [user for user in stack.pop().users if user is not write and user not in found]

@@ -11,12 +11,12 @@ from fusec.ir import types as t
 from fusec.ir.types import TensorType, Type
 
 Attributes: TypeAlias = dict[str, Any]
-"""Frozen values by name: numbers, strings, sizes, tuples of them, DType, and a Graph for a body."""
+"""Immutable values by name: numbers, strings, sizes, tuples of them, DType, and a Graph for a body."""
 TypeRule: TypeAlias = Callable[[tuple[Type, ...], Attributes], tuple[Type, ...]]
 
 
 class Trait(Flag):
-    """What the passes need to know of an operation."""
+    """Properties of an operation that passes rely on."""
 
     POINTWISE = auto()
     """Each result element depends on the operand elements at the same (broadcast) position."""
@@ -24,17 +24,17 @@ class Trait(Flag):
     """Folds the dims in ``dims``; they stay, with length 1."""
     CONTRACTION = auto()
     CONVOLUTION = auto()
-    """Slides a window of weights over the spatial dims, which lie behind batch and channels."""
+    """Slides a window of weights over the spatial dims, which follow batch and channels."""
     VIEW = auto()
     """Moves elements without computing; ``concat`` is one, although it needs memory."""
     SOURCE = auto()
     """Has no operands."""
     WRITE = auto()
-    """Changes the storage of its first operand."""
+    """Writes to the storage of its first operand."""
     LOOKUP = auto()
-    """Elements of its first operand from places that the second gives at run time."""
+    """Reads elements of its first operand at indices in the second."""
     ORDERED = auto()
-    """Keeps its place among the other ordered nodes; never merged, never dropped."""
+    """Keeps its order among the ordered nodes; never merged, never dropped."""
     REGION = auto()
     OPAQUE = auto()
     COMMUTATIVE = auto()
@@ -49,14 +49,14 @@ class Op:
     rule: TypeRule
     """Operand types and attributes to result types; raises ValueError or TypeError where they do not fit."""
     meaning: str
-    """The formula of one result element, for people; ``verify.interpreter`` holds the executable one."""
+    """The formula of one result element, for readers; ``reference.interpreter`` executes it."""
     arity: int | None
     """Number of operands; None where it varies."""
     cost: int = 1
     """Arithmetic per result element, in FLOPs (a transcendental function counts as its polynomial)."""
 
     def has(self, trait: Trait) -> bool:
-        """Whether the operation has the trait."""
+        """Return whether the operation has the trait."""
         return self.traits._value_ & trait._value_ != 0  # a tenth of the time of Flag.__and__
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ def _tensors(types: tuple[Type, ...]) -> list[TensorType]:
 def _pointwise(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     tensors = _tensors(types)
     if len({x.dtype for x in tensors}) != 1:
-        raise TypeError(f"operands have different element types: {', '.join(map(str, tensors))}")
+        raise TypeError(f"operands have different dtypes: {', '.join(map(str, tensors))}")
     shape = t.broadcast(*(x.shape for x in tensors))
     for x in tensors:
         if t.same_shape(x.shape, shape):
@@ -128,7 +128,7 @@ def _contraction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type,
     if len(terms) != len(tensors):
         raise ValueError(f"spec {attributes['spec']} names {len(terms)} operands, not {len(tensors)}")
     if len({x.dtype for x in tensors}) != 1:
-        raise TypeError(f"operands have different element types: {', '.join(map(str, tensors))}")
+        raise TypeError(f"operands have different dtypes: {', '.join(map(str, tensors))}")
     for term, x in zip(terms, tensors, strict=True):
         if len(term) != x.rank:
             raise ValueError(f"term {term} of spec {attributes['spec']} does not fit {x}")
@@ -139,7 +139,7 @@ def _contraction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type,
 
 
 def split_spec(spec: str) -> tuple[list[str], str]:
-    """The operand terms and the result term of a contraction's ``spec``: ``ab,cb->ac`` gives ``[ab, cb], ac``."""
+    """Split a contraction's ``spec`` into operand terms and result term: ``ab,cb->ac`` into ``[ab, cb], ac``."""
     left, _, out = spec.partition("->")
     return left.split(","), out
 
@@ -147,7 +147,7 @@ def split_spec(spec: str) -> tuple[list[str], str]:
 def _convolution(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     x, weight = tensors = _tensors(types)
     if x.dtype != weight.dtype or x.rank != weight.rank or x.rank < 3:
-        raise TypeError(f"{weight} holds no windows of {x}")
+        raise TypeError(f"{weight} is no convolution weight for {x}")
     groups, spatial = attributes["groups"], x.rank - 2
     each = tuple(attributes[k] for k in ("stride", "padding", "dilation"))
     if any(len(sizes) != spatial for sizes in each):
@@ -166,7 +166,7 @@ def _divides(count: int, size: t.Size) -> bool:
 
 
 def _same_count(a: t.Size, b: t.Size) -> bool:
-    """Whether two numbers of elements agree, a rounded-down quotient being taken for exact: eager has checked it."""
+    """Return whether two element counts are equal, taking a floored quotient to be exact: eager has checked it."""
     if t.same_size(a, b):
         return True
     exact = (sympy.sympify(n).replace(sympy.floor, lambda quotient: quotient) for n in (a, b))
@@ -177,7 +177,7 @@ def _reshape(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...
     (x,) = _tensors(types)
     shape = attributes["shape"]
     if not _same_count(t.product(shape), x.numel):
-        raise ValueError(f"{x} has not as many elements as {shape}")
+        raise ValueError(f"{x} cannot be reshaped to {shape}: the element counts differ")
     return (x.with_shape(shape),)
 
 
@@ -205,10 +205,10 @@ def _slice(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     (x,) = _tensors(types)
     d, start, stop, step = (attributes[k] for k in ("dim", "start", "stop", "step"))
     if not -x.rank <= d < 0 or step < 1:
-        raise ValueError(f"slice dim {d} (negative is expected) or step {step} does not fit {x}")
+        raise ValueError(f"slice dim {d} (negative is expected) or step {step} is invalid for {x}")
     known = [n for n in (0, start, stop, x.shape[d]) if isinstance(n, int)]
     if known != sorted(known):
-        raise ValueError(f"a slice from {start} to {stop} leaves a dim of {x.shape[d]}, or ends before it starts")
+        raise ValueError(f"slice from {start} to {stop} is empty or outside dim {x.shape[d]}")
     shape, strides = list(x.shape), list(x.strides)
     shape[d] = t.simplify(stop - start if step == 1 else -((start - stop) // step))
     strides[d] = strides[d] * step
@@ -259,7 +259,7 @@ def _write(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     if destination.dtype != value.dtype or len(index) > 1 or bool(index) != ("dim" in attributes):
         raise TypeError(f"{value} cannot be written to {destination}")
     if not index and not t.same_shape(destination.shape, value.shape):
-        raise ValueError(f"{value} has not the shape of {destination}")
+        raise ValueError(f"{value} does not have the shape of {destination}")
     return (destination,)
 
 
@@ -267,7 +267,7 @@ def _take(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     table, index = _tensors(types)
     d = attributes["dim"]
     if not -table.rank <= d < 0 or index.dtype != t.I64:
-        raise ValueError(f"{index} takes nothing from {table} along {d}: i64 and a negative dim are expected")
+        raise ValueError(f"take of {index} from {table} along {d}: an i64 index and a negative dim are expected")
     d += table.rank
     return (table.with_shape((*table.shape[:d], *index.shape, *table.shape[d + 1 :])),)
 
@@ -275,12 +275,12 @@ def _take(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
 def _gather(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     table, index = _tensors(types)
     if not -table.rank <= attributes["dim"] < 0 or index.dtype != t.I64 or index.rank != table.rank:
-        raise ValueError(f"{index} gathers nothing from {table}: i64 of the same rank and a negative dim are expected")
+        raise ValueError(f"gather of {index} from {table}: an i64 index of equal rank and a negative dim are expected")
     return (table.with_shape(index.shape),)
 
 
 def _declared(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
-    raise TypeError("opaque nodes and regions carry their result types; they are not inferred")
+    raise TypeError("opaque nodes and regions declare their result types; they are not inferred")
 
 
 OPS: dict[str, Op] = {}
@@ -328,16 +328,17 @@ _define(Trait.VIEW, _concat, None, {"concat": "operands one after another along 
 _define(Trait.SOURCE | Trait.POINTWISE, _constant, 0, {"constant": "the number in value, kept in full precision"})
 _define(Trait.SOURCE, _constant, 0, {"size": "the size in expr, as a number"})
 _define(Trait.SOURCE, _iota, 0, {"iota": "0, 1, … size-1"})
-_define(Trait(0), _full, 0, {"full": "the number in value at every place, in storage that may be written to"})
+_define(Trait(0), _full, 0, {"full": "the number in value for every element, in storage that may be written"})
 _define(Trait.WRITE, _write, None, {
     "write": "the first operand's storage takes the second (at the rows in the third along dim); its new value",
 })  # fmt: skip
+_define(Trait.LOOKUP, _take, 2, {"take": "the first operand at the indices in the second, of any rank, along dim"})
 _define(
-    Trait.LOOKUP, _take, 2, {"take": "the first operand at the places along dim that the second, of any rank, gives"}
-)
-_define(
-    Trait.LOOKUP, _gather, 2, {"gather": "the first operand at each position of the second, whose value stands for dim"}
+    Trait.LOOKUP,
+    _gather,
+    2,
+    {"gather": "the first operand at each position of the second, with its value as index along dim"},
 )
 _define(Trait.OPAQUE, _declared, None, {"opaque": "a call of the ATen operation in target"})
-_define(Trait.OPAQUE | Trait.ORDERED, _declared, None, {"ordered": "an opaque call that keeps its place"})
+_define(Trait.OPAQUE | Trait.ORDERED, _declared, None, {"ordered": "an opaque call whose order is kept"})
 _define(Trait.REGION, _declared, None, {"region": "the body graph, as one"})

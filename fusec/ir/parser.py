@@ -1,4 +1,4 @@
-"""Reads the text form that ``fusec.ir.printer`` writes."""
+"""The parser of the text form that ``fusec.ir.printer`` prints."""
 
 import difflib
 from typing import Any
@@ -13,9 +13,9 @@ from fusec.ir.value_parser import ValueParser
 
 
 def parse_graph(text: str) -> Graph:
-    """The graph that a text describes. Types are taken as written; ``verify_graph`` checks them.
+    """Return the graph that a text describes. Types are taken as written; ``verify_graph`` checks them.
 
-    The grammar; white space separates, ``;`` stands for "repeated with commas between"::
+    The grammar; white space separates, ``;`` means "repeated with commas between"::
 
         graph     = "graph" body
         body      = name "(" value ":" type ; ")" "{" [sources] line… "return" value ["as" type] ; "}"
@@ -27,8 +27,8 @@ def parse_graph(text: str) -> Graph:
                   | "(" attribute ; ")" | "[" attribute ; "]"
         sources   = "#" (module "," file ":" line "(" operation ")" string, any of them) repeated with ";" between
 
-    A number without a dtype has that of the last tensor that stands among the operands. ``[…]`` is a list argument
-    of an opaque call and ``$0`` its operand 0. A comment that stands alone on its line is for people.
+    A number without a dtype has that of the last tensor among the operands. ``[…]`` is a list argument
+    of an opaque call and ``$0`` its operand 0. A comment on a line of its own is ignored.
 
     Raises:
         ParseError: with line, column and what was expected.
@@ -46,7 +46,7 @@ class _GraphParser(ValueParser):
         return graph
 
     def body(self) -> tuple[Graph, Token | None]:
-        """Name, inputs and lines; also the comment behind the opening brace."""
+        """Parse name, inputs and lines; return the graph and the comment after the opening brace."""
         token = self.token
         named = self.string() if token.kind == "string" else self.take("word", "the name of the graph")
         graph, values = Graph(named), dict[str, Value]()
@@ -128,7 +128,7 @@ class _GraphParser(ValueParser):
         return token
 
     def operand(self, values: dict[str, Value]) -> "Value | tuple[Any, DType | None, str | None]":
-        """A value, or a number with the element type and device it says."""
+        """Parse a value, or a number with its optional dtype and device."""
         if self.token.kind == "value":
             return self.named(values)
         token = self.token
@@ -141,7 +141,7 @@ class _GraphParser(ValueParser):
     def with_numbers(
         self, graph: Graph, op: str, found: list[Any], numbers: dict[tuple[Any, ...], Value]
     ) -> list[Value]:
-        """The operands as values: equal numbers of a graph become one node."""
+        """Return the operands as values; equal numbers of a graph become one node."""
         context = number_context(op, (v if isinstance(v, Value) else None for v in found))
         operands: list[Value] = []
         for item in found:
@@ -151,9 +151,7 @@ class _GraphParser(ValueParser):
             number, dtype, device = item
             dtype = dtype or (context.dtype if context else None)
             if dtype is None:
-                self.fail(
-                    "an element type behind a number without a tensor beside it (`1.0:f32`)", self.tokens[self.at - 1]
-                )
+                self.fail("a dtype after a number without a tensor operand (`1.0:f32`)", self.tokens[self.at - 1])
             device = device or (context.device if context else "cpu")
             key = (type(number), repr(number), dtype, device)
             if key not in numbers:

@@ -1,4 +1,4 @@
-"""The text of a graph: read like a paper, and parsed back by ``fusec.ir.parser`` into an equal graph.
+"""The text of a graph, which ``fusec.ir.parser`` parses back into an equal graph.
 
 ``%12: bf16[s0, 4096] = mul(%11, 0.5)   # layers.0.mlp, modeling_llama.py:271 (aten.mul.Tensor) "x = x * 0.5"``
 """
@@ -22,16 +22,16 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 Sources: TypeAlias = "bool | Literal['short']"
-"""Whether lines end with their places in the model: in full, which parses back, or short, which reads well."""
+"""Print source locations at the end of lines: in full, which parses back, or short, which is easier to read."""
 
 
 def print_graph(graph: Graph, *, sources: Sources = True) -> str:
-    """The text of a graph; with ``sources`` in full it parses back to an equal graph."""
+    """Return the text of a graph; with ``sources`` in full it parses back to an equal graph."""
     return f"graph {_print_body(graph, 0, sources)}\n"
 
 
 def print_node(node: Node, names: Mapping[Value, str], *, sources: Sources = True, depth: int = 0) -> str:
-    """The text of one node (of a region: all its lines); values missing in ``names`` print as ``%?``."""
+    """Return the text of one node (of a region: all its lines); values missing in ``names`` print as ``%?``."""
     pad = _INDENT * depth
     results = ", ".join(f"%{names.get(r, '?')}: {print_type(r.type)}" for r in node.results)
     operands = ", ".join(_operands(node, names))
@@ -46,7 +46,7 @@ def print_node(node: Node, names: Mapping[Value, str], *, sources: Sources = Tru
 
 
 def name_values(graph: Graph) -> dict[Value, str]:
-    """A unique name for every value that the text names: its hint, or a number. Inlined constants have none."""
+    """Return a unique name for every value that is printed: its hint, or a number. Inlined constants have none."""
     names: dict[Value, str] = {}
     taken: set[str] = set()
     outputs = set(graph.outputs)
@@ -67,7 +67,7 @@ def name_values(graph: Graph) -> dict[Value, str]:
 
 
 def is_inline(node: Node, outputs: Iterable[Value] = ()) -> bool:
-    """Whether a node is a plain number that is shown inside its readers, and has no line of its own."""
+    """Return whether a node is a constant that is printed inside its readers, not on a line of its own."""
     return (
         node.op.name == "constant"
         and type(node.attributes.get("value")) in (int, float, bool)
@@ -79,7 +79,7 @@ def is_inline(node: Node, outputs: Iterable[Value] = ()) -> bool:
 
 @lru_cache(maxsize=8192)
 def print_type(type: Type) -> str:
-    """The text of a type: ``bf16[s0, 64] @(64, 1) cuda:0``; row-major strides and the CPU are not mentioned."""
+    """Return the text of a type: ``bf16[s0, 64] @(64, 1) cuda:0``; row-major strides and the CPU are left out."""
     if isinstance(type, ScalarType):
         return type.kind if type.expr is None else f"{type.kind}({print_size(type.expr)})"
     if isinstance(type, OtherType):
@@ -90,17 +90,17 @@ def print_type(type: Type) -> str:
 
 
 def print_dtype(dtype: DType) -> str:
-    """The name of an element type; one that the IR does not compute on says its kind and width too."""
+    """Return the name of a dtype; with its kind and width where the IR does not compute on it."""
     return dtype.name if DTYPES.get(dtype.name) == dtype else f"{dtype.name}<{dtype.kind}, {dtype.bytes}>"
 
 
 def print_size(size: Size) -> str:
-    """The text of a size."""
+    """Return the text of a size."""
     return str(size) if isinstance(size, int) else _print_expression(size)
 
 
 def print_attribute(value: Any) -> str:
-    """The text of an attribute's value; ``$0`` stands for operand 0 in the arguments of an opaque call."""
+    """Return the text of an attribute's value; ``$0`` means operand 0 in the arguments of an opaque call."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str):
@@ -145,9 +145,9 @@ def _returned(graph: Graph, names: Mapping[Value, str]) -> list[str]:
 
 
 def number_context(op: str, operands: Iterable[Value | None]) -> TensorType | None:
-    """The type of the last tensor among the named operands (the condition of a ``where`` apart).
+    """Return the type of the last tensor among the named operands (not counting the condition of a ``where``).
 
-    A number that stands among them has its element type and device, unless it says otherwise.
+    A number among them has its dtype and device, unless it is printed with its own.
     """
     named = [None if v is None else v.type for v in operands]
     tensors = [type for type in named[op == "where" :] if isinstance(type, TensorType)]
@@ -160,7 +160,7 @@ def _operands(node: Node, names: Mapping[Value, str]) -> list[str]:
 
 
 def _print_constant(value: Value, context: TensorType | None) -> str:
-    """A number; it says its element type and device where they are not those of the last named tensor operand."""
+    """Return the text of a number, with its dtype and device where they differ from the last named tensor operand's."""
     producer = value.producer
     if producer is None or not is_inline(producer):
         return "%?"
@@ -184,7 +184,7 @@ def _sizes(sizes: tuple[Size, ...]) -> str:
 
 
 class _Expressions(StrPrinter):  # type: ignore[misc]
-    """Sympy's own text, but with all the digits of a float."""
+    """Sympy's printer, but with all the digits of a float."""
 
     def _print_Float(self, expr: sympy.Float) -> str:
         return repr(float(expr))

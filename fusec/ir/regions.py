@@ -1,4 +1,4 @@
-"""Opening regions: what is inside takes their place."""
+"""Inline regions: the nodes of a body replace its region."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from fusec.ir.ops import Trait
 
 
 def open_regions(graph: Graph) -> dict[Node, str]:
-    """Put the bodies of regions in their place; gives the outermost fusion's name for each node that came from one."""
+    """Inline all regions; return the outermost fusion's name for each node that came from one."""
     names: dict[Node, str] = {}
 
     def add(region: Node, operands: Sequence[Value], sources: tuple[Source, ...] = (), name: str = "") -> list[Value]:
-        """Copy what is in a region, and in those in it; gives its results."""
+        """Copy the nodes of a region and of nested regions; return its results."""
         sources, name = region.sources or sources, name or region.attributes["fusion"]
         to = dict(zip(region.body.inputs, operands, strict=True))
         for node in region.body.nodes:

@@ -1,4 +1,4 @@
-"""The text of the places in a model that a node comes from, at the end of its line."""
+"""The text of source locations, printed at the end of a node's line."""
 
 import json
 import re
@@ -13,16 +13,16 @@ _OP = re.compile(r" ?\((?P<op>[^\s,;()\"]+)\)")
 
 
 def union_of_sources(body: Graph) -> tuple[Source, ...]:
-    """The sources of all nodes of a body, each once: what a region has unless its text says otherwise.
+    """Return the source locations of all nodes of a body, each once: the default of its region.
 
-    Those of numbers do not count, which have no line of their own.
+    Constants are skipped: they have no line of their own.
     """
     return tuple(dict.fromkeys(s for node in body.nodes if not node.is_op("constant") for s in node.sources))
 
 
 @lru_cache(maxsize=8192)
 def print_source(source: Source) -> str:
-    """The text of one: module, file and line, operation, text; plain JSON where a part holds separating signs."""
+    """Return the text of a source location: module, file and line, operation, text; JSON if a part has separators."""
     plain = not any(_AWKWARD.search(part) for part in (source.file, source.module, source.op))
     unplaced = source.line != 0 and not source.file
     if not plain or unplaced or source.line < 0 or source == Source() or source.module == "-" or ":" in source.module:
@@ -35,12 +35,12 @@ def print_source(source: Source) -> str:
 
 
 def short_source(source: Source) -> str:
-    """Module, file name and line: ``layers.0.self_attn.o_proj, modeling_llama.py:271``."""
+    """Return module, file name and line: ``layers.0.self_attn.o_proj, modeling_llama.py:271``."""
     return str(replace(source, file=source.file.rpartition("/")[2])) or source.op
 
 
 def parse_sources(text: str) -> tuple[Source, ...] | None:
-    """The sources that a comment lists; None for a comment that is only for people."""
+    """Return the source locations in a comment; None for a comment that lists none."""
     sources: list[Source] = []
     position = 0
     if text == "-":

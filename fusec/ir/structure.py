@@ -7,12 +7,12 @@ from fusec.ir.graph import Graph, Node, Value
 
 
 def operation(node: Node) -> tuple[Hashable, ...]:
-    """What a node does with its operands, whatever those are."""
+    """Return a key of a node's operation, independent of its operands."""
     return (node.op.name, *((key, _exactly(value)) for key, value in sorted(node.attributes.items())))
 
 
 def spelling(thing: Node | Value) -> Hashable:
-    """What counts of one node or input in the key of a graph."""
+    """Return the part of a graph's key that one node or input contributes."""
     if isinstance(thing, Value):
         return (thing.type, "frozen") if thing.frozen else thing.type
     return operation(thing), tuple(r.type for r in thing.results)
@@ -32,9 +32,9 @@ def structure_of_piece(
     """The same of a piece of a graph.
 
     Args:
-        inputs: the values that the piece takes.
+        inputs: the values that the piece reads.
         nodes: its nodes, operands before users.
-        outputs: the values that it gives.
+        outputs: the values that it produces.
         spell: ``spelling``, or an abbreviation of it.
     """
     inputs, nodes = tuple(inputs), tuple(nodes)
@@ -44,13 +44,13 @@ def structure_of_piece(
 
 
 def abbreviations() -> Callable[[Node | Value], Hashable]:
-    """Numbers in place of spellings, quick to compare; keys agree only if made with the same abbreviations."""
+    """Return numbers for keys, quick to compare; keys are comparable only under the same abbreviations."""
     numbers: dict[Hashable, int] = {}
     return cache(lambda thing: numbers.setdefault(spelling(thing), len(numbers)))
 
 
 def _exactly(value: object) -> Hashable:
-    """1, 1.0, True, 0.0 and -0.0 are different, in tuples too; one NaN is as good as another."""
+    """Return a key that distinguishes 1, 1.0, True, 0.0 and -0.0, in tuples too; all NaNs are equal."""
     if isinstance(value, tuple):
         return tuple(map(_exactly, value))
     if isinstance(value, float | int):

@@ -1,4 +1,4 @@
-"""The tokens of the text form, with their places, for the parser and for tools that colour it."""
+"""The tokens of the text form, with their positions, for the parser and for syntax highlighting."""
 
 import bisect
 import re
@@ -33,7 +33,7 @@ class Token(NamedTuple):
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens but white space and comments that stand alone on their line; the last one is the ``end``.
+    """Return all tokens but white space and comments on lines of their own; the last one is the ``end``.
 
     Raises:
         ParseError: at a sign that begins no token.
@@ -57,7 +57,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def error_at(text: str, offset: int, expected: str) -> ParseError:
-    """The error that says what was expected at a place, by line and column."""
+    """Return the error that says what was expected at an offset, by line and column."""
     starts = [0, *(m.end() for m in re.finditer("\n", text))]
     line = bisect.bisect_right(starts, offset)
     column = offset - starts[line - 1] + 1
@@ -70,7 +70,7 @@ def error_at(text: str, offset: int, expected: str) -> ParseError:
 
 
 class Cursor:
-    """A place in the tokens of a text, and the steps a parser takes from it."""
+    """A position in the tokens of a text, and the primitives of a recursive-descent parser."""
 
     def __init__(self, text: str) -> None:
         self.text, self.tokens, self.at = text, tokenize(text), 0
@@ -98,7 +98,7 @@ class Cursor:
             self.fail(f"`{sign}`")
 
     def take(self, kind: str, meaning: str) -> str:
-        """Step over a token of some kind, and give its text."""
+        """Consume a token of some kind and return its text."""
         token = self.token
         if token.kind != kind:
             self.fail(meaning)
@@ -111,7 +111,7 @@ class Cursor:
             self.fail("the end of the text")
 
     def listed(self, item: Callable[[], T], close: str) -> list[T]:
-        """Items separated by commas, up to and over the closing sign; a comma may stand behind the last one."""
+        """Parse items separated by commas, up to and including the closing sign; a trailing comma is allowed."""
         items: list[T] = []
         while not self.accept(close):
             items.append(item())

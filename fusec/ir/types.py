@@ -1,4 +1,4 @@
-"""Types of values: element type, shape, strides and device, all frozen."""
+"""Types of values: dtype, shape, strides and device, all immutable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ Size: TypeAlias = int | sympy.Expr
 """A length: an int, or a sympy expression over the symbols of the graph."""
 
 ASSUMED_SIZE = 97
-"""What a size symbol counts as where its value is not known: something middling, and seldom a size that is known."""
+"""Value of a size symbol in estimates where it is unknown: medium, and unlikely to be a real size."""
 
 
 @dataclass(frozen=True)
 class DType:
-    """An element type."""
+    """A dtype."""
 
     name: str
     """As printed: ``bf16``."""
@@ -31,7 +31,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Whether arithmetic on it rounds."""
+        """True where arithmetic on it rounds."""
         return self.kind == "float"
 
 
@@ -43,19 +43,19 @@ DTYPES = {d.name: d for d in (F64, F32, BF16, F16, I64, I32, I16, I8, U8, BOOL)}
 
 
 def accumulation(dtype: DType) -> DType:
-    """The type that arithmetic on ``dtype`` is carried out in: half types compute in f32."""
+    """Return the dtype in which arithmetic on ``dtype`` accumulates: f32 for half types."""
     return F32 if dtype in (BF16, F16) else dtype
 
 
 def wrapped(number: int, dtype: DType) -> int:
-    """An integer as an integer type holds it: what is beyond it comes in again from the other end."""
+    """Return an integer wrapped to the range of an integer dtype."""
     least = 0 if dtype == U8 else -(1 << 8 * dtype.bytes - 1)
     return (number - least) % (1 << 8 * dtype.bytes) + least
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """A tensor: element type, shape, strides (in elements) and device (``cpu``, ``cuda:0``)."""
+    """A tensor: dtype, shape, strides (in elements) and device (``cpu``, ``cuda:0``)."""
 
     dtype: DType
     shape: tuple[Size, ...]
@@ -79,20 +79,20 @@ class TensorType:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order without gaps; strides of length-1 dims do not count."""
+        """True where the elements are row-major without gaps; strides of length-1 dims do not count."""
         dense = contiguous_strides(self.shape)
         return all(a == b or n == 1 for a, b, n in zip(self.strides, dense, self.shape, strict=True))
 
     def with_shape(self, shape: tuple[Size, ...]) -> "TensorType":
-        """The same element type and device over a contiguous ``shape``."""
+        """Return the type with a contiguous ``shape``."""
         return replace(self, shape=shape, strides=contiguous_strides(shape))
 
     def with_dtype(self, dtype: DType) -> "TensorType":
-        """The same layout with another element type."""
+        """Return the type with another dtype."""
         return replace(self, dtype=dtype)
 
     def same_values(self, other: "Type") -> bool:
-        """Whether a value of ``other`` may stand for one of this type: all but the strides agree."""
+        """Return whether a value of ``other`` may replace one of this type: all but the strides are equal."""
         return (
             isinstance(other, TensorType)
             and (self.dtype, self.device) == (other.dtype, other.device)
@@ -108,12 +108,12 @@ class TensorType:
 
 @dataclass(frozen=True)
 class ScalarType:
-    """A Python number that is passed at run time; an ``int`` may carry the symbol it defines."""
+    """A Python number that is passed at run time; an ``int`` may define a size symbol."""
 
     kind: str
     """``int``, ``float`` or ``bool``."""
     expr: Size | None = None
-    """What is known of its value: the expression that other sizes mention."""
+    """Its value as an expression of size symbols, where known."""
 
     def __str__(self) -> str:
         return self.kind if self.expr is None else f"{self.kind}({self.expr})"
@@ -133,7 +133,7 @@ Type: TypeAlias = TensorType | ScalarType | OtherType
 
 
 def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
-    """Row-major strides in elements, as torch gives them (a length of 0 counts as 1)."""
+    """Return row-major strides in elements, as torch computes them (a length of 0 counts as 1)."""
     strides: list[Size] = []
     step: Size = 1
     for n in reversed(shape):
@@ -177,7 +177,7 @@ def _floor(exact: sympy.Expr) -> sympy.Expr:
     whole = sympy.floor(number)
     parts = [term.as_coeff_Mul() for term in terms]
     if all(factor.is_Rational and count.is_integer for factor, count in parts):
-        # Of each count the nearest multiple is taken out, so that what is left of it is at most a half.
+        # Take the nearest multiple out of each count, so that the remainder is at most a half.
         whole += sum(sympy.ceiling(factor - sympy.S.Half) * count for factor, count in parts)
         rest = sympy.expand(exact - whole)
         number, terms = rest.as_coeff_add()
@@ -188,7 +188,7 @@ def _floor(exact: sympy.Expr) -> sympy.Expr:
 
 
 def quotient(a: Size, b: Size) -> Size:
-    """``a / b`` rounded down, ``b`` being positive; of a sum that holds one such quotient, one is made."""
+    """Return ``a / b`` rounded down, for positive ``b``; nested quotients are merged into one."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     terms = sympy.Add.make_args(sympy.expand(a))
@@ -199,12 +199,12 @@ def quotient(a: Size, b: Size) -> Size:
 
 
 def same_size(a: Size, b: Size) -> bool:
-    """Whether two sizes are equal for every value of their symbols."""
+    """Return whether two sizes are equal for every value of their symbols."""
     return bool(a == b) or (not (isinstance(a, int) and isinstance(b, int)) and simplify(a - b) == 0)
 
 
 def same_shape(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
-    """Whether two shapes are equal for every value of their symbols."""
+    """Return whether two shapes are equal for every value of their symbols."""
     return a == b or (len(a) == len(b) and all(map(same_size, a, b)))
 
 
@@ -234,7 +234,7 @@ def evaluate_size(expr: Size, symbols: Mapping[str, int]) -> int:
     """The value of a size.
 
     Raises:
-        GraphError: where a symbol is not known, or the value is not whole.
+        GraphError: where a symbol is unknown, or the value is not an integer.
     """
     if isinstance(expr, int):
         return expr
@@ -243,9 +243,7 @@ def evaluate_size(expr: Size, symbols: Mapping[str, int]) -> int:
     value = expr.subs({s: symbols[s.name] for s in expr.free_symbols if s.name in symbols})
     if not value.is_Integer:
         unknown = ", ".join(sorted(map(str, value.free_symbols)))
-        raise GraphError(
-            f"size {expr} has no whole value", why=f"{unknown} is not known" if unknown else f"it is {value}"
-        )
+        raise GraphError(f"size {expr} is not an integer", why=f"{unknown} is unknown" if unknown else f"it is {value}")
     return int(value)
 
 
@@ -255,7 +253,7 @@ def evaluate_sizes(sizes: Sequence[Size], symbols: Mapping[str, int]) -> tuple[i
 
 
 def estimate(size: Size, symbols: Mapping[str, int] | None = None) -> int:
-    """About what a size is, where costs are compared or shown: unknown symbols count as ``ASSUMED_SIZE``."""
+    """Return the approximate value of a size, for costs and display: unknown symbols count as ``ASSUMED_SIZE``."""
     if isinstance(size, int):
         return size
     known = symbols or {}

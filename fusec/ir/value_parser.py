@@ -58,7 +58,7 @@ class ValueParser(Cursor):
         return self.tensor(dtype)
 
     def tensor(self, dtype: DType) -> TensorType:
-        """What follows the opening bracket of a tensor type."""
+        """Parse a tensor type after its opening bracket."""
         shape = tuple(self.listed(self.size, "]"))
         strides = contiguous_strides(shape)
         if self.accept("@"):
@@ -70,11 +70,11 @@ class ValueParser(Cursor):
         return TensorType(dtype, shape, strides, self.device() if is_device else "cpu")
 
     def dtype(self) -> DType:
-        """An element type."""
+        """Parse a dtype."""
         token = self.token
         name = self.take("word", "a type")
         if self.accept("<"):
-            kind = self.take("word", "a kind of element")
+            kind = self.take("word", "a kind of dtype")
             self.expect(",")
             width = int(self.take("number", "a number of bytes"))
             self.expect(">")
@@ -117,7 +117,7 @@ class ValueParser(Cursor):
         return self.expression()
 
     def type_or_dtype(self, following: str) -> Any:
-        """What begins with the name of an element type or of a scalar."""
+        """Parse a dtype, or a type that begins with one."""
         token = self.token
         if token.text in DTYPES and following not in ("[", "<"):
             self.at += 1
@@ -143,7 +143,7 @@ class ValueParser(Cursor):
         return None if self.token.text in ("*", "/", "+", "-", "**") else (tuple(items),)
 
     def attempt(self, rule: Callable[[], T | None]) -> T | None:
-        """Try a rule; where it does not apply, stand where it began."""
+        """Try a rule; where it does not apply, return None and restore the position."""
         start = self.at
         found = rule()
         if found is None:
@@ -200,7 +200,7 @@ class ValueParser(Cursor):
             self.fail("operands that can be combined", self.tokens[self.at - 1])
 
     def atom(self) -> Any:
-        """A number, a symbol, a call or what stands in parentheses."""
+        """Parse a number, a symbol, a call or an expression in parentheses."""
         token = self.token
         if token.kind == "number":
             self.at += 1

@@ -14,12 +14,12 @@ from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type, same_
 
 _ATTRIBUTE_KINDS = (int, float, str, type(None), sympy.Expr, DType, TensorType, ScalarType, OtherType)
 _verified: "WeakSet[Graph]" = WeakSet()
-"""Bodies of regions found right: they are shared and never changed in place, so once is enough."""
+"""Bodies that have been verified: they are shared and never changed in place, so once is enough."""
 
 
 @lru_cache(maxsize=8192)
 def _inferred(op: str, operands: tuple[Type, ...], attributes: tuple[tuple[str, Any], ...]) -> tuple[Type, ...]:
-    """What the type rule makes of it: rules are slow with symbolic sizes, and equal layers ask the same every time."""
+    """Return the result types of the type rule, cached: rules are slow with symbolic sizes, and layers repeat them."""
     return tuple(OPS[op].rule(operands, dict(attributes)))
 
 
@@ -46,7 +46,7 @@ class _Verifier:
         graph = self.graph
         for i, value in enumerate(graph.inputs):
             if value.producer is not None or value.index != i:
-                self.fail("an input does not know its place", None, f"{value!r} is input {i}")
+                self.fail("an input has the wrong position", None, f"{value!r} is input {i}")
             self.check_users(value, None)
         self.defined.update(graph.inputs)
         if len(self.defined) != len(graph.inputs):
@@ -67,7 +67,7 @@ class _Verifier:
             if value not in self.defined:
                 self.fail_undefined(node, i, value)
             if node not in value.users:
-                self.fail("a use list lacks a reader", node, f"operand {i} does not know that it is read")
+                self.fail("a use list lacks a reader", node, f"operand {i} does not list it as a user")
             if value in self.stale and node is not value.producer:
                 self.fail(
                     "a value is read after its storage was written", node, f"operand {i}; read it before the write"
@@ -95,7 +95,7 @@ class _Verifier:
     def check_results(self, node: Node) -> None:
         for i, value in enumerate(node.results):
             if value.producer is not node or value.index != i:
-                self.fail("a result does not know its producer", node, repr(value))
+                self.fail("a result has the wrong producer", node, repr(value))
             self.check_users(value, node)
         self.defined.update(node.results)
         if node.has(Trait.REGION):
@@ -123,7 +123,7 @@ class _Verifier:
             "kernel",
             "vendor",
         ):
-            self.fail("a region is of no known kind", node, f"kind={node.attributes.get('kind')!r}")
+            self.fail("a region has an unknown kind", node, f"kind={node.attributes.get('kind')!r}")
         for what, outer, inner in (("operand", node.operands, body.inputs), ("result", node.results, body.outputs)):
             if len(outer) != len(inner):
                 self.fail(f"the number of {what}s differs from the body's", node, f"{len(outer)} and {len(inner)}")
@@ -138,7 +138,7 @@ class _Verifier:
             _verified.add(body)
 
     def check_effects(self, node: Node) -> None:
-        """Follow storage through views, and let only that of graph inputs, and what was made for it, be written."""
+        """Track storage through views; only storage of graph inputs and of ``full`` may be written."""
         if (viewed := node.viewed) is not None:
             self.roots |= dict.fromkeys(node.results, viewed)
         if not node.writes:
@@ -176,7 +176,7 @@ class _Verifier:
         raise self.error(what, node, why)
 
     def error(self, what: str, node: Node | None, why: str) -> GraphError:
-        """The error, with the node's text: the printer bears broken graphs."""
+        """Return the error, with the node's text; the printer accepts invalid graphs."""
         return GraphError(what, where=self.describe(node) if node else f"graph {self.graph.name}", why=why)
 
     def describe(self, node: Node) -> str:
@@ -193,7 +193,7 @@ def _is_allowed(value: Any) -> bool:
 
 
 def _agree(a: Type, b: Type) -> bool:
-    """Whether two types hold the same values: element type and shape; layout and device are not judged here."""
+    """Return whether two types agree in dtype and shape; layout and device are not compared."""
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         return a is b or (a.dtype == b.dtype and (a.shape == b.shape or same_shape(a.shape, b.shape)))
     return type(a) is type(b) and (not isinstance(a, ScalarType) or a.kind == b.kind)  # type: ignore[union-attr]

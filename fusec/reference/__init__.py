@@ -1,1 +1,1 @@
-"""The executable meaning of graphs: the interpreter, and what its results are compared by."""
+"""The executable semantics of graphs: the interpreter, and the comparison of its results."""

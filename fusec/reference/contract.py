@@ -1,4 +1,4 @@
-"""What a compiled model owes its user: numbers within the numeric rule, and everything else as eager has it."""
+"""The contract of a compiled model: numbers within the numeric rule, and everything else as in eager."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class OutputComparison:
     index: int
     passed: bool
     max_ratio: float
-    """Share of the allowed largest error that was used; above 1 is a failure. 0 for what must be exact and is."""
+    """Share of the allowed largest error that was used; above 1 is a failure. 0 for exact outputs that are exact."""
     rms_ratio: float
     """The same for the root mean square error."""
     message: str = ""
@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether every output keeps the rule."""
+        """True where every output obeys the numeric rule."""
         return not self.message and all(o.passed for o in self.outputs)
 
     @property
@@ -54,17 +54,17 @@ class Comparison:
 
 
 def compare_outputs(eager: Any, compiled: Any, reference64: Any, dtype: torch.dtype | None = None) -> Comparison:
-    """Judge compiled outputs by how far they and eager's are from the float64 reference.
+    """Compare compiled outputs by their and eager's distance from the float64 reference.
 
     The rule, with R the reference, E eager, F compiled and u the unit roundoff of ``dtype`` (by default of each
-    output): ``max|F-R| <= 2·max|E-R| + 2u·max|R|`` and ``rms(F-R) <= 2·rms(E-R) + 2u·rms(R)``, with 3 in the place
+    output): ``max|F-R| <= 2·max|E-R| + 2u·max|R|`` and ``rms(F-R) <= 2·rms(E-R) + 2u·rms(R)``, with 3 instead
     of the first 2 of the latter under 1,000 elements. Integers, booleans, NaN positions and infinities are exact.
 
     Args:
         eager: outputs of the model as eager computes them, in any nesting.
         compiled: outputs of the compiled model.
         reference64: outputs of the model in float64 on the same, already rounded inputs and weights.
-        dtype: the element type that the model computes in.
+        dtype: the dtype that the model computes in.
     """
     e, f, r = (_leaves(x) for x in (eager, compiled, reference64))
     if not len(e) == len(f) == len(r):
@@ -100,7 +100,7 @@ def _compare(index: int, eager: Any, compiled: Any, reference: Any, dtype: torch
         )
     e, f, r = (x.to(torch.float64) for x in (eager, compiled, reference))
     if not torch.equal(e.isnan(), f.isnan()):
-        return refuse(f"NaN at {int(f.isnan().sum())} places, not {int(e.isnan().sum())}, or elsewhere")
+        return refuse(f"NaN in {int(f.isnan().sum())} elements, not {int(e.isnan().sum())}, or in others")
     special = ~e.isfinite() | ~f.isfinite()
     if not bool(((e == f) | e.isnan() | ~special).all()):
         return refuse("infinities differ")
@@ -142,7 +142,7 @@ def _describe(x: Any) -> str:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What a user can see of a tensor besides its numbers."""
+    """The properties of a tensor that a user can observe besides its numbers."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -155,20 +155,20 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Observation:
-    """One call: its outputs, and what it left behind."""
+    """One call: its outputs and side effects."""
 
     outputs: list[Any]
     facts: list[TensorFacts | None]
-    """Of each output; None for what is no tensor."""
+    """Properties of each output; None for one that is no tensor."""
     structure: str
-    """How the outputs are nested."""
+    """Nesting of the outputs."""
     inputs: list[Tensor] = field(repr=False)
-    """The tensors it was given, as it left them."""
+    """The argument tensors after the call."""
     random_state: Tensor = field(repr=False)
 
 
 def observe(function: Callable[..., Any], arguments: Sequence[Any], seed: int = 0) -> Observation:
-    """Call a function on copies of the arguments (strides and aliases among them kept), and look at everything."""
+    """Call a function on copies of the arguments (with their strides and aliases), and record all effects."""
     copies = copy_arguments(arguments)
     torch.manual_seed(seed)
     outputs = function(*copies)
@@ -182,7 +182,7 @@ def observe(function: Callable[..., Any], arguments: Sequence[Any], seed: int = 
 
 
 def contract_breaches(eager: Observation, compiled: Observation) -> list[str]:
-    """Where a compiled call differs from the eager one in anything but rounding, in words."""
+    """Return the differences of a compiled call from the eager one other than rounding, as messages."""
     breaches = []
     if eager.structure != compiled.structure:
         return [f"the outputs are nested as {compiled.structure}, not {eager.structure}"]
@@ -190,9 +190,9 @@ def contract_breaches(eager: Observation, compiled: Observation) -> list[str]:
         breaches += [f"output {i}: {what}" for what in _differences(e, f)]
     for i, (theirs, mine) in enumerate(zip(eager.inputs, compiled.inputs, strict=True)):
         if theirs.dtype != mine.dtype or theirs.shape != mine.shape or not _near(theirs, mine):
-            breaches.append(f"input {i} is left with other values")
+            breaches.append(f"input {i} is different after the call")
     if not torch.equal(eager.random_state, compiled.random_state):
-        breaches.append("the random state is left elsewhere")
+        breaches.append("the random state is not eager's after the call")
     return breaches
 
 
@@ -233,7 +233,7 @@ def _differences(eager: TensorFacts | None, compiled: TensorFacts | None) -> lis
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding; what the rounding may be is judged by ``compare_outputs``."""
+    """Return whether two values are equal up to rounding, which ``compare_outputs`` bounds."""
     if not a.is_floating_point():
         return torch.equal(a, b)
     rtol = 32 * unit_roundoff(a.dtype)

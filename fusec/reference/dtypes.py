@@ -1,4 +1,4 @@
-"""torch's element types for ours."""
+"""Torch's dtypes for the IR's."""
 
 import torch
 
@@ -12,12 +12,12 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """Torch's element type of ours.
+    """Return torch's dtype for the IR's.
 
     Raises:
         GraphError: for one that only opaque nodes touch.
     """
     found = TORCH_DTYPES.get(dtype.name)
     if found is None:
-        raise GraphError(f"element type {dtype} takes no part in arithmetic", why="only opaque nodes touch it")
+        raise GraphError(f"dtype {dtype} has no arithmetic", why="only opaque nodes use it")
     return found

@@ -1,4 +1,4 @@
-"""The executable meaning of every operation, through torch: oracle of the tests, and what runs where no kernel does."""
+"""The interpreter: runs every operation through torch, as oracle of the tests and where no kernel exists."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from fusec.reference.sizes import bind_symbols
 __all__ = ["POINTWISE", "Machine", "apply_view", "bind_symbols", "call_opaque", "evaluate"]
 
 Datum: TypeAlias = Any
-"""A tensor, a Python number (a 0-d value in full precision), or what only opaque nodes exchange."""
+"""A tensor, a Python number (a 0-d value in full precision), or an object that only opaque nodes exchange."""
 
 
 def evaluate(
@@ -31,11 +31,11 @@ def evaluate(
     """The outputs of a graph.
 
     Args:
-        graph: what is evaluated.
+        graph: the graph to evaluate.
         inputs: tensors, and numbers for scalar inputs; a 0-d input may be a number too.
-        symbols: sizes by name; read off the inputs unless given.
-        dtype: carry out all float arithmetic in this type: casts between float types then do nothing, so that
-            float64 gives the reference of the graph. Unless given, each operation rounds as eager torch does.
+        symbols: sizes by name; read from the inputs unless given.
+        dtype: compute all float arithmetic in this dtype: casts between float dtypes are then no-ops, so that
+            float64 yields the reference of the graph. Unless given, each operation rounds as eager torch does.
         mutate: writes change the inputs' storage, as they do in a compiled program; otherwise they work on copies.
     """
     if symbols is None:
@@ -44,7 +44,7 @@ def evaluate(
 
 
 class Machine:
-    """Runs graphs with one setting of sizes and element type."""
+    """Runs graphs with one setting of sizes and dtype."""
 
     def __init__(self, symbols: Mapping[str, int], override: torch.dtype | None, mutate: bool) -> None:
         self.symbols, self.override, self.mutate = dict(symbols), override, mutate
@@ -60,19 +60,19 @@ class Machine:
         return datum
 
     def tensor(self, datum: Datum, type: Any, dtype: torch.dtype | None = None) -> Datum:
-        """A tensor of a number, where the type says that it is one."""
+        """Return a number as a tensor, where the type says that it is one."""
         if isinstance(datum, (int, float)) and isinstance(type, TensorType):
             return torch.full((), datum, dtype=dtype or self.dtype(type.dtype), device=type.device)
         return datum
 
     def evaluate(self, graph: Graph, inputs: Sequence[Datum]) -> list[Datum]:
-        """The outputs for inputs as they come from outside, which the override converts."""
+        """Return the outputs for the caller's inputs, which the override converts."""
         with torch.no_grad():
             outputs = self.run(graph, [self.enter(v, x) for v, x in zip(graph.inputs, inputs, strict=True)])
             return [self.tensor(x, v.type) for v, x in zip(graph.outputs, outputs, strict=True)]
 
     def run(self, graph: Graph, inputs: Sequence[Datum]) -> list[Datum]:
-        """The outputs; numbers stay Python numbers."""
+        """Return the outputs; numbers stay Python numbers."""
         known: dict[Value, Datum] = dict(zip(graph.inputs, inputs, strict=True))
         left = {v: len(v.users) for v in graph.inputs} | {r: len(r.users) for n in graph.nodes for r in n.results}
         for v in graph.outputs:
@@ -87,7 +87,7 @@ class Machine:
         return [known[v] for v in graph.outputs]
 
     def node(self, node: Node, operands: list[Datum]) -> list[Datum]:
-        """The results of one node; what is computed has memory of its own where writes change memory."""
+        """Return the results of one node; computed results are copied where writes could change their memory."""
         results = self.computed(node, operands)
         if not self.mutate or node.is_alias or node.writes or not node.has(Trait.POINTWISE | Trait.REDUCTION):
             return results
@@ -121,7 +121,7 @@ class Machine:
         return [self.convolve(node, *tensors) if node.has(Trait.CONVOLUTION) else self.contract(node, *tensors)]
 
     def tensors(self, node: Node, operands: Sequence[Datum]) -> list[Datum]:
-        """The operands with numbers made tensors."""
+        """Return the operands with numbers converted to tensors."""
         return [self.tensor(x, v.type) for x, v in zip(operands, node.operands, strict=True)]
 
     def opaque(self, node: Node, operands: Sequence[Datum]) -> list[Datum]:
@@ -163,7 +163,7 @@ class Machine:
         return rounded.item()
 
     def pointwise(self, node: Node, operands: list[Datum], result: TensorType) -> Datum:
-        """One function of the table below; of numbers alone a number, which has the bits of its own type always."""
+        """Apply a function of the table below; of numbers alone it returns a number, rounded to its own type."""
         if self.override is not None and not any(isinstance(x, Tensor) for x in operands):
             return Machine(self.symbols, None, False).pointwise(node, operands, result).item()
         function = POINTWISE[node.op.name]
@@ -175,19 +175,19 @@ class Machine:
         return found if found.dtype == wanted else found.to(wanted)
 
     def takes_numbers(self, node: Node, operands: list[Datum]) -> bool:
-        """Whether torch itself takes the numbers where they stand, and keeps their precision."""
+        """Return whether torch accepts numbers at these operands and keeps their precision."""
         first, *rest = operands
         if node.is_op("where"):
             return isinstance(first, Tensor) and any(isinstance(x, Tensor) for x in rest)
         return isinstance(first, Tensor) and node.op.name in _TAKES_A_NUMBER
 
     def in_accumulation(self, operand: Datum, value: Value) -> Datum:
-        """The operand as a tensor of the type that its arithmetic is carried out in."""
+        """Return the operand as a tensor of the dtype in which its arithmetic accumulates."""
         dtype = self.dtype(accumulation(value.tensor.dtype))
         return operand.to(dtype) if isinstance(operand, Tensor) else self.tensor(operand, value.type, dtype)
 
     def reduce(self, node: Node, x: Datum) -> Datum:
-        """A reduction that keeps its dims."""
+        """Return a reduction with keepdim."""
         dims = node.attributes["dims"]
         if not dims:
             return x
@@ -201,16 +201,16 @@ class Machine:
         return _extreme(node.op.name, x, dims)
 
     def look_up(self, node: Node, table: Datum, index: Datum) -> Datum:
-        """Elements of a table; torch raises an error where there is none."""
+        """Return elements of a table; torch raises an error for an index out of range."""
         return LOOKUPS[node.op.name](table, node.attributes["dim"], index)
 
     def full(self, node: Node, result: TensorType) -> Datum:
-        """Memory with a number at every place."""
+        """Return a tensor filled with a number."""
         shape = evaluate_sizes(result.shape, self.symbols)
         return torch.full(shape, node.attributes["value"], dtype=self.dtype(result.dtype), device=result.device)
 
     def write(self, node: Node, destination: Datum, value: Datum, *index: Datum) -> Datum:
-        """In place where that was asked."""
+        """Return the updated destination, which is changed in place under ``mutate``."""
         target: Tensor = destination if self.mutate else destination.clone()
         if index:
             return target.index_copy_(node.attributes["dim"], index[0].to(torch.int64), value)
@@ -218,7 +218,7 @@ class Machine:
 
 
 def take(table: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The table at the places along ``dim`` that an index of any rank gives."""
+    """Return the table's elements along ``dim`` at an index of any rank."""
     if dim == -table.ndim == -2:
         return torch.embedding(table, index)
     d = dim % table.ndim
@@ -227,7 +227,7 @@ def take(table: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 LOOKUPS: dict[str, Callable[[Tensor, int, Tensor], Tensor]] = {"take": take, "gather": torch.gather}
-"""What looks up, by operation: of a table, a dim and an index."""
+"""Lookups by operation: functions of a table, a dim and an index."""
 
 
 def apply_view(node: Node, operands: Sequence[Tensor], symbols: Mapping[str, int]) -> Tensor:
@@ -267,12 +267,12 @@ def _divide(x: Tensor, y: Any) -> Tensor:
 
 
 def _rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Of an integer, the integer itself."""
+    """Return a function that leaves integers unchanged."""
     return lambda x: function(x) if x.is_floating_point() else x
 
 
 def _maximum(a: Tensor, b: Tensor) -> Tensor:
-    """Of two zeros the first, as eager's clamp and relu have it; its maximum gives the second in full vectors."""
+    """Return the maximum, of two zeros the first, as eager's clamp and relu do; its maximum differs in full vectors."""
     return torch.where((a >= b) | a.isnan(), a, b)
 
 
@@ -294,7 +294,7 @@ POINTWISE: dict[str, Callable[..., Tensor]] = {
     "shift_right": torch.bitwise_right_shift, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le,
     "gt": torch.gt, "ge": torch.ge, "where": torch.where,
 }  # fmt: skip
-"""The function of every pointwise operation on tensors (``cast`` apart, which knows its element type)."""
+"""The function of every pointwise operation on tensors, except ``cast``, which needs its dtype."""
 
 _TAKES_A_NUMBER = frozenset({
     "add", "mul", "sub", "div", "pow", "floor_divide", "remainder", "fmod", "and", "or", "xor", "shift_left",

@@ -18,9 +18,9 @@ from fusec.reference.layout import laid_out
 def call_opaque(
     node: Node, operands: Sequence[Any], symbols: Mapping[str, int], *, dtype: torch.dtype | None = None
 ) -> list[Any]:
-    """The results of the call; ``dtype`` takes the place of every float type that the arguments name.
+    """Return the results of the call; ``dtype`` replaces every float dtype among the arguments.
 
-    An operation that is not there in that type, as grouped products in float64, computes in the types of the graph.
+    An operation without a kernel for that dtype, as grouped matmul in float64, computes in the dtypes of the graph.
     """
     try:
         return _call(node, operands, symbols, dtype)
@@ -69,12 +69,12 @@ def register(name: str, function: Callable[..., Any]) -> str:
 
 
 def forget_registered() -> None:
-    """Free the registered functions; their names are not given again."""
+    """Free the registered functions; their names are not reused."""
     _registered.clear()
 
 
 def resolve(target: str) -> Any:
-    """The torch operation of that name: ``aten.add.Tensor``, ``torchvision.nms.default``; or what was registered."""
+    """Return the torch operation of a name (``aten.add.Tensor``, ``torchvision.nms.default``), or a registered one."""
     return _registered[target] if target in _registered else _resolve(target)
 
 
@@ -108,13 +108,13 @@ def _decode_tuple(template: tuple[Any, ...], operands: Sequence[Any], decode: An
 
 
 def _as_results(node: Node, found: Any) -> list[Any]:
-    """What the call returned, one item for each result of the node."""
+    """Return the results of the call, one item for each result of the node."""
     many = isinstance(found, (tuple, list))
     if len(node.results) == 1 and not (many and len(found) == 1 and not isinstance(node.results[0].type, OtherType)):
         return [found]
     results = list(found) if many else [] if found is None else [found]
     if len(results) != len(node.results):
-        raise GraphError(f"{node.attributes['target']} gave {len(results)} results, not {len(node.results)}")
+        raise GraphError(f"{node.attributes['target']} returned {len(results)} results, not {len(node.results)}")
     return [_as_number(x, r.type) for x, r in zip(results, node.results, strict=True)]
 
 

@@ -43,7 +43,7 @@ def as_number(argument: Any) -> int:
 
 
 def _facts(graph: Graph, inputs: Sequence[Any]) -> Iterator[tuple[Size, int, bool]]:
-    """Expressions with the values they have here, shapes before strides; the last tells whether they must agree."""
+    """Yield expressions with their values here, shapes before strides, and whether these must agree."""
     for value, datum in zip(graph.inputs, inputs, strict=True):
         if isinstance(value.type, ScalarType) and value.type.expr is not None:
             yield value.type.expr, as_number(datum), True

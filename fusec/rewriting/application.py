@@ -1,8 +1,8 @@
-"""Applying declarations to a graph: each match becomes a region that carries the matched nodes as its body."""
+"""Apply declarations to a graph: each match becomes a region with the matched nodes as its body."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import sympy
@@ -27,8 +27,8 @@ class Patterns(Protocol):
     def normalize(self) -> Callable[[Graph], None]:
         """Canonicalizes a graph."""
 
-    def patterns(self, declared: Declaration, dtype: DType, within: Set[str] = frozenset()) -> Iterator[Pattern]:
-        """Yield the patterns of a declaration that may occur."""
+    def patterns(self, declared: Declaration, dtype: DType, index: Index | None = None) -> Iterator[Pattern]:
+        """Yield the patterns of a declaration; with an index, those whose operations it holds."""
 
     def at_rank(self, pattern: Pattern, declared: Declaration, dtype: DType, rank: int) -> Pattern | None:
         """Return a pattern with its root at another rank."""
@@ -42,7 +42,7 @@ class Patterns(Protocol):
 def apply_declared(
     declarations: Iterable[Declaration], graph: Graph, library: Patterns, listener: RewriteListener | None = None
 ) -> int:
-    """Replace every match of each declaration in turn; how many there were. Node order is restored."""
+    """Replace every match of each declaration in turn; return their number. Node order is restored."""
     work = _Application(graph, library, listener)
     count = sum(map(work.apply, declarations))
     if count:
@@ -59,12 +59,11 @@ class _Application:
         self.writes = [node for node in graph if node.written]
 
     def apply(self, declared: Declaration) -> int:
-        """Replace every match of a declaration; how many there were."""
+        """Replace every match of a declaration; return their number."""
         return sum(
             self.apply_pattern(declared, pattern, dtype)
             for dtype in self.index.float_types
-            for pattern in self.library.patterns(declared, dtype, self.index.within)
-            if self.index.holds_all(pattern.computing)
+            for pattern in self.library.patterns(declared, dtype, self.index)
         )
 
     def apply_pattern(self, declared: Declaration, pattern: Pattern, dtype: DType) -> int:
@@ -80,12 +79,12 @@ class _Application:
             found = matcher.match(value)
             if isinstance(found, Match):
                 count += self.replace(declared, found, dtype)
-            elif self.listener is not None and found.depth > 0 and pattern.is_telling:
+            elif self.listener is not None and found.depth > 0 and pattern.is_distinctive:
                 self.listener.near_miss(found)
         return count
 
     def replace(self, declared: Declaration, match: Match, dtype: DType) -> bool:
-        """Put what stands for a match in its place, if the listener allows it."""
+        """Replace a match by its region or right side, if the listener allows it; return whether it did."""
         graph, listener, nodes = self.graph, self.listener, sorted_nodes(match)
         # Numbers that layers share name all of them.
         sources = tuple(dict.fromkeys(s for n in nodes if not n.has(Trait.SOURCE) for s in n.sources))
@@ -119,7 +118,7 @@ class _Application:
 
 
 def _roots(pattern: Pattern, index: Index) -> Iterator[Value]:
-    """The values that the pattern's root may stand for."""
+    """Yield the values that may match the pattern's root."""
     wanted = pattern.root.producer
     assert wanted is not None
     for node in index.like(wanted):
@@ -129,7 +128,7 @@ def _roots(pattern: Pattern, index: Index) -> Iterator[Value]:
 
 
 def _result(node: Node, position: int) -> Value | None:
-    """The result that is at this position in what the node's declaration returns."""
+    """Return the result at this position of the tuple that the node's declaration returns."""
     returned = _returned(node)
     fits = len(returned) == len(node.results) and position in returned
     return node.results[returned.index(position)] if fits else None
@@ -157,7 +156,7 @@ def sorted_nodes(match: Match) -> list[Node]:
 
 
 def describe(match: Match) -> str:
-    """A match in words."""
+    """Return the name of the matched declaration, and of its spelling."""
     how = "" if match.pattern.spelling in ("reference", "before") else f", spelled {match.pattern.spelling}"
     return f"{match.pattern.name}{how}"
 
@@ -196,7 +195,7 @@ def _region(
 
 
 def _outside(match: Match, nodes: list[Node], outputs: set[Value]) -> list[tuple[int, Value]]:
-    """The outputs of a match that something outside reads, with their positions in what the declaration returns."""
+    """Return the outputs of a match that are read outside, with their positions in what the declaration returns."""
     inner = set(nodes)
     found = [
         (at, value)
@@ -242,7 +241,7 @@ def _substituted(value: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
 
 
 def attempts(declared: Declaration, graph: Graph, library: Patterns) -> Iterator[Match | MatchFailure]:
-    """What becomes of every attempt to match a declaration, with nothing replaced; matches may overlap."""
+    """Yield the outcome of every attempt to match a declaration, with nothing replaced; matches may overlap."""
     index, outputs = Index(graph), set(graph.outputs)
     for dtype in index.float_types:
         for pattern in library.patterns(declared, dtype):

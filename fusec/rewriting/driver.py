@@ -14,14 +14,14 @@ from fusec.rewriting.listener import RewriteListener
 
 @dataclass(frozen=True)
 class Simplification:
-    """A local rule in code: given a node, the value that may stand for its result, or None."""
+    """A local rule in code: for a node, returns the value that may replace its result, or None."""
 
     name: str
     ops: tuple[str, ...]
-    """The operations it looks at."""
+    """The operations it applies to."""
     apply: Callable[[Graph, Node], Value | None]
     exact: bool
-    """Whether both sides are equal bit for bit (signs of NaN aside)."""
+    """True where both sides are equal bit for bit (signs of NaN aside)."""
 
     @property
     def meaning(self) -> str:
@@ -39,7 +39,7 @@ def simplifies(*ops: str, exact: bool = True) -> Callable[[Callable[[Graph, Node
 
 
 def simplify_graph(graph: Graph, rules: Sequence[Simplification], listener: RewriteListener | None = None) -> bool:
-    """Apply the rules until none fits; whether any did. Node order is restored, dead nodes are gone."""
+    """Apply the rules until none applies; return whether any did. Node order is restored and dead nodes are erased."""
     return _Worklist(graph, rules, listener).run()
 
 
@@ -86,7 +86,7 @@ class _Worklist:
             return False
         added = self.graph.newest(len(self.graph) - size)
         if (
-            not self.may_stand(node, value)
+            not self.keeps_outputs_fresh(node, value)
             or breaks_order(self.graph, added, {node.result: value}, self.writes)
             or not self.allowed(rule, node, value, added)
         ):
@@ -95,8 +95,8 @@ class _Worklist:
         self.commit(node, value, added)
         return True
 
-    def may_stand(self, node: Node, value: Value) -> bool:
-        """A fresh output must not become another name of an input, or of another output."""
+    def keeps_outputs_fresh(self, node: Node, value: Value) -> bool:
+        """Return whether an output with its own storage keeps it: it must not become an alias of an input or output."""
         if node not in self.fresh or value.producer is None:
             return node not in self.fresh
         return value.producer not in self.fresh and storage(value).producer is not None
@@ -119,11 +119,11 @@ class _Worklist:
         touched = [*node.result.users, *added]
         self.graph.replace_value(node.result, value)
         if value.tensor.strides != node.result.tensor.strides:
-            lie_along(value)
+            propagate_layout(value)
         touched += [] if value.producer is None else [value.producer]
         gone = erase_unread(self.graph, [node])
         for read in dict.fromkeys(v for dead in gone for v in dead.operands):
-            # One reader fewer: what makes it may go, and the last that reads it may take it over.
+            # Its operands lost a reader: their producers may be dead, and the last reader may absorb them.
             touched += [read.producer] if read.producer is not None else []
             touched += read.users if len(read.users) == 1 else []
         for other in touched:
@@ -132,8 +132,8 @@ class _Worklist:
                 self.queue.append(other)
 
 
-def lie_along(value: Value) -> None:
-    """Let what is computed from a value that lies elsewise in memory lie as it then would."""
+def propagate_layout(value: Value) -> None:
+    """Recompute the layouts of everything computed from a value whose layout has changed."""
     for user in value.users:
         if not user.is_alias and not user.has(Trait.POINTWISE):
             continue
@@ -145,11 +145,11 @@ def lie_along(value: Value) -> None:
         moved = replace(own, strides=layout[0]) if layout else own.with_shape(own.shape)
         if moved.strides != own.strides:
             user.result.type = moved
-            lie_along(user.result)
+            propagate_layout(user.result)
 
 
 def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
-    """Erase those of the nodes that nobody reads, then what only they read; what is gone."""
+    """Erase the nodes that are unused, then those that only they read; return the erased ones."""
     gone, stack = [], list(nodes)
     while stack:
         node = stack.pop()
@@ -163,8 +163,8 @@ def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
 
 
 def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 5) -> tuple[Graph, Graph]:
-    """Both sides of a simplification as graphs of their own, over the values that both sides read."""
-    # A view that was there before is what it is of, and no value of its own.
+    """Return both sides of a simplification as graphs, over the values that both sides read."""
+    # Inline existing views of the new nodes' operands.
     there = {v.producer: None for n in added for v in n.operands if v.producer is not None and v.producer.is_alias}
     added = [*there, *(n for n in added if n not in there)]
     new = set(added)

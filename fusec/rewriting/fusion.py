@@ -18,17 +18,17 @@ R = TypeVar("R")
 class Dims:
     """The shape of a parameter: ``*batch rows cols``, numbers, and multiples such as ``2*half``.
 
-    ``*batch`` stands for any number of leading dims, the same wherever the name occurs; a second name with a star
-    (``*mask``) stands for leading dims that broadcast to them.
+    ``*batch`` is any number of leading dims, the same wherever the name occurs; a second starred name
+    (``*mask``) is leading dims that broadcast to them.
     """
 
     text: str
     dtype: str = ""
-    """Element type by name; empty means that of the result."""
+    """Dtype by name; empty means that of the result."""
 
     @property
     def variadic(self) -> str:
-        """The name behind the star, or nothing."""
+        """The name after the star, or an empty string."""
         first = self.text.split()[:1]
         return first[0][1:] if first and first[0].startswith("*") else ""
 
@@ -38,7 +38,7 @@ class Dims:
         return tuple(word for word in self.text.split() if not word.startswith("*"))
 
     def check(self, where: str) -> None:
-        """Refuse what is no shape.
+        """Check the text.
 
         Raises:
             DeclarationError: naming the word at fault.
@@ -46,7 +46,7 @@ class Dims:
         for i, word in enumerate(self.text.split()):
             if not re.fullmatch(r"(\*?[a-z_]\w*|\d+|\d+\*[a-z_]\w*)", word) or (word.startswith("*") and i):
                 raise DeclarationError(
-                    f"dim {word!r} of {self.text!r} is none", where=where, fix="like '*batch 2*half'"
+                    f"invalid dim {word!r} in {self.text!r}", where=where, fix="write it like '*batch 2*half'"
                 )
 
 
@@ -61,7 +61,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Clause:
-    """A predicate on what a match has bound; its parameters name what it looks at."""
+    """A predicate on what a match has bound; its parameters name what it reads."""
 
     name: str
     predicate: Callable[..., bool]
@@ -71,7 +71,7 @@ class Clause:
 
     @property
     def why(self) -> str:
-        """Its reason, in words."""
+        """Its reason: the docstring of the predicate."""
         return inspect.getdoc(self.predicate) or ""
 
 
@@ -88,12 +88,12 @@ class Fusion(Generic[P, R]):
 
     @property
     def module(self) -> str:
-        """Where it is declared."""
+        """The module that declares it."""
         return self.function.__module__
 
     @property
     def meaning(self) -> str:
-        """What it computes, in words."""
+        """The docstring of the function."""
         return inspect.getdoc(self.function) or ""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -101,7 +101,7 @@ class Fusion(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def spelling(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Declare another way to write it; same parameters, a name of its own.
+        """Declare another spelling; it has the same parameters and a name of its own.
 
         Raises:
             DeclarationError: where the parameters differ or the name is taken.
@@ -125,12 +125,12 @@ class Fusion(Generic[P, R]):
         """Declare a condition of the match.
 
         Args:
-            predicate: says whether it holds; its parameters are among those of the fusion.
+            predicate: returns whether it holds; its parameters are among those of the fusion.
             refuses: for its test, arguments that it refuses, where the test finds none by itself: sizes by the name
                 of a dim, numbers by that of a parameter, None for an operand that is absent, a name for ``dtype``.
 
         Raises:
-            DeclarationError: where it looks at something the fusion does not have.
+            DeclarationError: where it names a parameter that the fusion does not have.
         """
 
         def declare(predicate: Callable[..., bool]) -> Callable[..., bool]:
@@ -148,7 +148,7 @@ def fusion(function: Callable[P, R]) -> Fusion[P, R]:
     """Declare a fused operation by its meaning, written in plain PyTorch.
 
     Raises:
-        DeclarationError: where a parameter says neither its dims nor that it is a number, or the name is taken.
+        DeclarationError: where a parameter is annotated neither with dims nor as a number, or the name is taken.
     """
     name = function.__name__
     known = FUSIONS.get(name)
@@ -203,12 +203,12 @@ def make_clause(
     """A named condition of ``owner``.
 
     Raises:
-        DeclarationError: where it looks at something its owner does not have.
+        DeclarationError: where it names a parameter that its owner does not have.
     """
     wanted = tuple(inspect.signature(predicate).parameters)
     unknown = set(wanted) - {p.name for p in parameters}
     if unknown:
-        raise DeclarationError(f"clause {predicate.__name__} of {owner} looks at unknown {', '.join(sorted(unknown))}")
+        raise DeclarationError(f"clause {predicate.__name__} of {owner} has unknown {', '.join(sorted(unknown))}")
     words = (word for p in parameters if p.dims for word in p.dims.fixed)
     known = {p.name for p in parameters} | {word.rpartition("*")[2] for word in words} | {"dtype"}
     if strange := set(refuses or ()) - known:

@@ -1,4 +1,4 @@
-"""What rewriting tells of its doings, and whom it asks."""
+"""The interface by which rewriting reports applications and near misses, and asks for permission."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -8,23 +8,23 @@ from fusec.rewriting.match import MatchFailure
 
 
 class RewriteListener(Protocol):
-    """Numbers and judges what is applied; the pipeline's context is one."""
+    """Numbers, permits and checks applications; the pipeline's context implements it."""
 
     @property
     def verifies(self) -> bool:
-        """Whether both sides of every application are to be compared."""
+        """Return whether both sides of every application are to be compared."""
 
     def application(self, name: str, sources: Iterable[Source] = (), message: str = "") -> bool:
-        """Number an application, and say whether it may be made."""
+        """Number an application, and return whether it may be made."""
 
     def agrees(self, name: str, before: Graph, after: Graph, exact: bool = True) -> bool:
-        """Whether both sides mean the same."""
+        """Return whether both sides are equivalent."""
 
     def enabled(self, name: str) -> bool:
-        """Whether a rewrite is not left out."""
+        """Return whether a rewrite is enabled."""
 
     def disable(self, name: str, reason: str = "") -> None:
-        """Leave a rewrite out from now on."""
+        """Disable a rewrite from now on."""
 
     def near_miss(self, failure: MatchFailure) -> None:
-        """Take note of an attempt that failed."""
+        """Record an attempt that failed."""

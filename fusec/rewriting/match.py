@@ -12,27 +12,28 @@ from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import F64, DType, Size
 from fusec.rewriting.fusion import Clause
+from fusec.rewriting.index import Kind, kind_of
 
 Number: TypeAlias = "float | int | bool"
 
 
 @dataclass(eq=False)
 class Pattern:
-    """A canonical pattern graph and what its parts stand for."""
+    """A canonical pattern graph, and what its inputs and constants represent."""
 
     name: str
     spelling: str
     graph: Graph
     tensors: dict[Value, str]
-    """Graph inputs and the parameters they stand for."""
+    """Graph inputs and the parameters they represent."""
     leading: dict[Value, tuple[str, int]]
-    """For a graph input with a starred dim: its name, and how many dims it stands for here."""
+    """For a graph input with a starred dim: its name, and the number of dims it covers here."""
     scalars: dict[float, str]
-    """The numbers that stand for scalar parameters."""
+    """The constants that represent scalar parameters."""
     returns: tuple[int, ...]
-    """For each graph output, its position in what the declaration returns."""
+    """For each graph output, its position in the tuple that the declaration returns."""
     any_rank: bool
-    """Whether the starred dims may be of any number, as nothing in the pattern depends on it."""
+    """True where the pattern fits any number of starred dims, as nothing in it depends on that."""
     clauses: Sequence[Clause] = ()
 
     def __post_init__(self) -> None:
@@ -67,9 +68,14 @@ class Pattern:
         roots = tuple(visit(v) for v in self.graph.outputs)
         return (tuple(rows), roots)
 
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The operations that a graph must have for the pattern to match."""
+        return tuple(dict.fromkeys(map(kind_of, self.computing)))
+
     @property
-    def is_telling(self) -> bool:
-        """Whether it has an operation rare enough for an attempt that failed to be worth a remark."""
+    def is_distinctive(self) -> bool:
+        """True where an operation is rare enough for a failed attempt to be worth a remark."""
         return self.anchor is not None and _rarity(self.anchor) >= _RARE.index("contraction")
 
 
@@ -100,30 +106,30 @@ class Match:
 
     pattern: Pattern
     nodes: dict[Node, Node]
-    """Pattern nodes and the nodes they stand for."""
+    """Pattern nodes and the nodes they matched."""
     values: dict[Value, Value]
-    """Pattern values and the values they stand for."""
+    """Pattern values and the values they matched."""
     scalars: dict[str, "Number | Value"]
     sizes: dict[sympy.Symbol, Size]
 
     def tensor(self, name: str) -> Value | None:
-        """What a tensor parameter stands for; None where it is absent."""
+        """Return the value bound to a tensor parameter; None where it is absent."""
         return next((self.values[v] for v, n in self.pattern.tensors.items() if n == name and v in self.values), None)
 
     @property
     def outputs(self) -> list[Value]:
-        """What the outputs of the pattern stand for."""
+        """The values that match the outputs of the pattern."""
         return [self.values[v] for v in self.pattern.graph.outputs]
 
 
 _EDITS = {
-    "operation": "compute {expected} in the place of {found}",
-    "attribute": "write it with {expected}; there is {found}",
-    "constant": "write {expected} in the place of {found}",
-    "type": "cast to {expected}; there is {found}",
-    "shape": "give it the shape of {expected}; there is {found}",
-    "users": "keep it to this place ({expected}); it is {found}",
-    "convex": "compute what lies between before or after it; there is {found}",
+    "operation": "compute {expected} instead of {found}",
+    "attribute": "use {expected} instead of {found}",
+    "constant": "write {expected} instead of {found}",
+    "type": "cast to {expected}; it is {found}",
+    "shape": "use the shape of {expected}; it is {found}",
+    "users": "do not read it elsewhere ({expected}); it is {found}",
+    "convex": "compute the nodes in between before or after it; there is {found}",
 }
 """For each clause of a match, how a model is changed to fulfil it."""
 
@@ -135,12 +141,12 @@ class MatchFailure:
     fusion: str
     spelling: str
     depth: int
-    """How many nodes fitted."""
+    """Number of nodes that fitted."""
     size: int
-    """How many the pattern has."""
+    """Number of nodes of the pattern."""
     root: Node
     anchor: Node | None
-    """What stood for the pattern's most telling node, if the attempt came that far."""
+    """The node that matched the pattern's anchor, its rarest operation, if the attempt came that far."""
     node: Node | None
     """The node at fault."""
     clause: str
@@ -151,9 +157,9 @@ class MatchFailure:
 
     @property
     def edit(self) -> str:
-        """The change of the model that would let the match go on."""
+        """The change of the model that would let the match continue."""
         place = next((f" at {s.file.rpartition('/')[2]}:{s.line}" for s in self.sources if s.file), "")
-        words = _EDITS.get(self.clause, "make it so that {expected}; there is {found}")
+        words = _EDITS.get(self.clause, "make it so that {expected}; it is {found}")
         return words.format(expected=self.expected, found=self.found) + place
 
     def __str__(self) -> str:
@@ -164,12 +170,12 @@ class MatchFailure:
 
 
 def word(node: Node) -> str:
-    """What a node is called where people read it: its operation, or what it calls."""
+    """Return the display name of a node: its operation, its fusion, or the ATen operation it calls."""
     return str(node.attributes.get("target" if node.has(Trait.OPAQUE) else "fusion", node.op.name))
 
 
 def same_number(a: Number, b: Number, dtype: DType) -> bool:
-    """Whether two constants are one in the type that the operation computes in."""
+    """Return whether two constants are equal in the dtype that the operation computes in."""
     if a == b or (a != a and b != b):
         return True
     if not dtype.is_float or dtype == F64:

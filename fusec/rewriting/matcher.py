@@ -1,4 +1,4 @@
-"""The matcher: a rooted search with backtracking over commuted operands, which says how far it got and why not."""
+"""The matcher: a rooted search with backtracking over commuted operands, which reports the best failed attempt."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -56,17 +56,17 @@ class Matcher:
         )  # fmt: skip
 
     def fail(self, node: Node | None, clause: str, expected: object, found: object) -> bool:
-        """Remember the attempt if none came further; False."""
+        """Record the attempt if it is the best so far, and return False."""
         depth = sum(1 for n in self.nodes if not n.has(Trait.SOURCE))
         if depth > self.best.depth:
             anchor = self.nodes.get(self.pattern.anchor) if self.pattern.anchor else None
             self.best = _Attempt(depth, node, clause, str(expected), str(found), anchor)
         return False
 
-    # Each step below binds, goes on with the remaining goals, and takes back what it bound if they fail.
+    # Each step below binds, continues with the remaining goals, and undoes its bindings if they fail.
 
     def solve(self, goals: Any) -> bool:
-        """Whether the goals, a linked list of (pattern value, value), can all be met."""
+        """Return whether all goals, a linked list of (pattern value, value), can be met."""
         if goals is None:
             return self.finish()
         (pattern, value), rest = goals
@@ -83,7 +83,7 @@ class Matcher:
         return self.match_node(pattern, value, rest)
 
     def bind(self, pattern: Value, value: Value, rest: Any) -> bool:
-        """Let a parameter stand for a value."""
+        """Bind a parameter to a value."""
         if not isinstance(value.type, TensorType) or value.type.dtype != pattern.dtype:
             return self.fail(value.producer, "type", pattern.type, value.type)
         sizes, leading, due = dict(self.sizes), dict(self.leading), len(self.due)
@@ -100,7 +100,7 @@ class Matcher:
         return False
 
     def fit_shape(self, pattern: Value, value: Value) -> bool:
-        """Whether the shape of a value fits that of a parameter; binds size symbols."""
+        """Return whether the shape of a value fits that of a parameter; binds size symbols."""
         wanted, shape = pattern.shape, value.shape
         name, count = self.pattern.leading.get(pattern, ("", 0))
         if name and self.pattern.any_rank:
@@ -123,12 +123,12 @@ class Matcher:
         return {first}
 
     def same_leading(self, name: str, shape: tuple[Size, ...]) -> bool:
-        """Whether starred dims are those bound before."""
+        """Return whether starred dims are equal to those bound before."""
         bound = self.leading.setdefault(name, shape)
         return len(bound) == len(shape) and all(map(same_size, bound, shape))
 
     def unify(self, pattern: Size, size: "Size | Number", node: Node) -> bool:
-        """Whether a size of the pattern can be this one; binds a symbol, puts an expression off."""
+        """Return whether a size of the pattern can equal this one; binds a symbol, defers an expression."""
         if isinstance(pattern, int):
             return bool(pattern == size)
         if pattern.is_Symbol:
@@ -177,7 +177,7 @@ class Matcher:
         return False
 
     def with_number(self, producer: Node, node: Node | None, pattern: Value, value: Value, rest: Any) -> bool:
-        """Take a number as fitting, then go on."""
+        """Bind a constant of the pattern, then continue."""
         self.values[pattern] = value
         if node is not None and node.has(Trait.SOURCE):
             self.nodes[producer] = node
@@ -233,7 +233,7 @@ class Matcher:
         return False
 
     def fit_attributes(self, wanted: Node, node: Node) -> dict[Value, Value] | None:
-        """Which results correspond, where the attributes fit; None (and a failure) where they do not."""
+        """Return which results correspond, where the attributes fit; otherwise record a failure and return None."""
         if wanted.is_op("region"):
             return self.fit_region(wanted, node)
         for key, value in wanted.attributes.items():
@@ -244,7 +244,7 @@ class Matcher:
         return dict(zip(wanted.results, node.results, strict=True))
 
     def fit_attribute(self, wanted: Any, found: Any, node: Node) -> bool:
-        """Whether an attribute fits; sizes in it are unified."""
+        """Return whether an attribute fits; its sizes are unified."""
         if isinstance(wanted, tuple):
             same = isinstance(found, tuple) and len(wanted) == len(found)
             return same and all(self.fit_attribute(a, b, node) for a, b in zip(wanted, found, strict=True))
@@ -278,14 +278,14 @@ class Matcher:
         return {value: position[at] for at, value in zip(a["returns"], wanted.results, strict=True)}
 
     def finish(self) -> bool:
-        """What can be told only at the end: other outputs, sizes, users, convexity, clauses."""
+        """Check what is decidable only at the end: other outputs, sizes, users, convexity, clauses."""
         missing = next((v for v in self.pattern.graph.outputs if v not in self.values), None)
         if missing is not None:
             return any(self.solve(((missing, v), None)) for v in self.candidates(missing))
         return self.sizes_agree() and self.users_agree() and self.is_convex() and self.clauses_hold()
 
     def candidates(self, pattern: Value) -> Iterator[Value]:
-        """Values that a further output could stand for: those computed from what is bound."""
+        """Yield values that a further output may match: those computed from what is bound."""
         assert pattern.producer is not None
         path, seen = [pattern.producer], {pattern.producer}
         while path:
@@ -300,7 +300,7 @@ class Matcher:
                     path.append(operand.producer)
 
     def sizes_agree(self) -> bool:
-        """Whether the sizes that were put off are what the bound symbols make them."""
+        """Return whether the deferred sizes agree with the bound symbols."""
         for expr, size, node in self.due:
             if not expr.free_symbols <= self.sizes.keys():
                 return self.fail(node, "attribute", f"size {expr}", size)
@@ -310,7 +310,7 @@ class Matcher:
         return True
 
     def users_agree(self) -> bool:
-        """Whether nobody outside reads an intermediate, and no parameter is computed inside."""
+        """Return whether no intermediate is read outside, and no parameter is computed inside."""
         leaving = {self.values[v] for v in self.pattern.graph.outputs}
         for value in (self.values[v] for v in self.pattern.tensors if v in self.values):
             if value.producer in self.taken and not self.may_repeat(value.producer):
@@ -328,18 +328,18 @@ class Matcher:
         return True
 
     def may_repeat(self, node: Node) -> bool:
-        """Whether a node is so cheap that it may stay outside as well: a view, a cast or a number."""
+        """Return whether a node is cheap enough to be computed outside as well: a view, a cast or a constant."""
         return node.has(Trait.SOURCE) or node.is_op("cast") or node.is_alias
 
     def is_convex(self) -> bool:
-        """Whether no path leaves the match and comes back."""
+        """Return whether the match is convex: no path leaves it and comes back."""
         outputs = [self.values[v] for v in self.pattern.graph.outputs]
         leaving = {v.producer for v in outputs if v.producer and any(u not in self.taken for u in v.users)}
         return len(outputs) == 1 or all(map(self.never_returns, leaving))
 
     def never_returns(self, way_out: Node) -> bool:
-        """Whether nothing that the match reads is computed from one of its nodes."""
-        # What that node is computed from is not computed from it. Usually that is all the match reads: no search.
+        """Return whether no operand of the match is computed from one of its nodes."""
+        # Nodes above that node do not depend on it; usually those are all that the match reads, so no search is needed.
         above, stack = {way_out}, [way_out]
         while stack:
             producers = {v.producer for v in stack.pop().operands if v.producer} - above
@@ -350,14 +350,14 @@ class Matcher:
         while stack:
             node = stack.pop()
             if any(v.producer is way_out for v in node.operands):
-                return self.fail(node, "convex", "no way out and back in", f"{word(node)} on such a way")
+                return self.fail(node, "convex", "no path out and back in", f"{word(node)} on such a path")
             producers = {v.producer for v in node.operands if v.producer} - above
             above |= producers
             stack += producers
         return True
 
     def clauses_hold(self) -> bool:
-        """Whether the declared clauses hold."""
+        """Return whether the declared clauses hold."""
         for clause in self.pattern.clauses:
             arguments = {name: self.argument(name) for name in clause.parameters}
             if not clause.predicate(**arguments):
@@ -366,7 +366,7 @@ class Matcher:
         return True
 
     def argument(self, name: str) -> Any:
-        """What a clause sees of a parameter: the type of a tensor, the number of a scalar, None where absent."""
+        """Return the argument of a clause: the type of a tensor, the number of a scalar, None where absent."""
         for pattern, known in self.pattern.tensors.items():
             if known == name:
                 return self.values[pattern].type if pattern in self.values else None

@@ -1,13 +1,10 @@
-"""From a declaration to pattern graphs: traced, normalised and rewritten exactly as a model is."""
+"""From a declaration to pattern graphs: traced, canonicalized and rewritten exactly as a model is."""
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from dis import get_instructions
-from functools import lru_cache
 from itertools import combinations
-from types import FunctionType
 from typing import Any, TypeAlias
 
 import sympy
@@ -18,6 +15,7 @@ from fusec.ir.ops import Trait
 from fusec.ir.types import DType
 from fusec.rewriting.application import apply_declared
 from fusec.rewriting.fusion import FUSIONS, Fusion, Parameter
+from fusec.rewriting.index import Index, Kind
 from fusec.rewriting.match import Pattern
 from fusec.rewriting.rule import REWRITES, Declaration, Rewrite
 from fusec.rewriting.sampling import Sizes, sample, symbolize
@@ -31,36 +29,13 @@ MAX_BATCH = 3
 """Patterns that depend on the number of starred dims are made for 0 to this many."""
 _FREE_RANK = 2
 """Number of starred dims in a pattern that fits any number of them."""
-
-
-LEAVES: dict[str, tuple[str, ...]] = {
-    "erf": ("erf",), "tanh": ("tanh",), "gelu": ("erf", "tanh"), "sigmoid": ("sigmoid",), "silu": ("sigmoid",),
-    "softmax": ("exp",), "rsqrt": ("rsqrt",), "rms_norm": ("rsqrt", "sqrt"), "layer_norm": ("rsqrt", "sqrt"),
-    "cat": ("concat",), "chunk": ("slice",), "linear": ("contraction",), "relu": ("maximum",), "amax": ("max",),
-}  # fmt: skip
-"""For a function of torch: the operations of which it leaves at least one in a graph."""
-
-
-def can_occur(function: Callable[..., Any], names: Set[str]) -> bool:
-    """Whether a function could be found among operations and fusions of these names, by the names in its code."""
-    return not any(names.isdisjoint((name, *LEAVES[name])) for name in _leaves(function))
-
-
-@lru_cache(maxsize=1024)
-def _leaves(function: Callable[..., Any]) -> frozenset[str]:
-    """Those of ``LEAVES`` that a function names, itself or in a fusion, or a spelling of one, that it calls."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return frozenset()
-    called = [function.__globals__.get(i.argval) for i in get_instructions(code) if i.opname == "LOAD_GLOBAL"]
-    written = {f for declared in FUSIONS.values() for f in declared.spellings.values()}
-    called = [f.function if isinstance(f, Fusion) else f for f in called if isinstance(f, Fusion | FunctionType)]
-    return frozenset(LEAVES.keys() & code.co_names).union(*(_leaves(f) for f in called if f in written))
+_NEVER: tuple[Kind, ...] = (("", None),)
+"""The operations of a pattern that does not exist: one that no graph has."""
 
 
 @dataclass
 class PatternLibrary:
-    """The patterns of all declarations, made on demand and kept.
+    """The patterns of all declarations, made on demand and cached.
 
     The tracer and the normaliser come from outside, so that nothing here depends on torch or on passes.
     """
@@ -71,38 +46,53 @@ class PatternLibrary:
     first: Sequence[Fusion[Any, Any]] = ()
     """The fusions that are looked for before those declared elsewhere."""
     made: dict[tuple[Any, ...], Pattern | None] = field(default_factory=dict)
+    kinds: dict[str, tuple[Kind, ...]] = field(default_factory=dict)
+    """The operations of fusec's own patterns by title, as far as they have been made."""
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     """Fusions and spellings that cannot be patterns, and why."""
 
     def order(self) -> list[Declaration]:
-        """Everything that is declared, in the order in which it is looked for."""
+        """Return all declarations in the order in which they are applied."""
         return list(dict.fromkeys((*REWRITES.values(), *self.first, *FUSIONS.values())))
 
     def before(self, declared: Declaration) -> list[Declaration]:
-        """What is looked for before a declaration, and so found inside it."""
+        """Return what is matched before a declaration, and so found inside it."""
         order = self.order()
         return order[: order.index(declared)] if declared in order else order
 
-    def patterns(self, declared: Declaration, dtype: DType, within: Set[str] = frozenset()) -> Iterator[Pattern]:
-        """One pattern for every spelling and choice of optional operands, richest first, at the usual rank.
+    def patterns(self, declared: Declaration, dtype: DType, index: Index | None = None) -> Iterator[Pattern]:
+        """Yield a pattern for every spelling and choice of optional operands, richest first, at the usual rank.
 
-        Spellings that cannot occur among the operations and fusions within a graph are not even traced.
+        Args:
+            declared: the declaration.
+            dtype: of its tensors.
+            index: of a graph; patterns with an operation that the graph lacks are skipped, and not even made where
+                their operations are known.
         """
         seen: list[Any] = []
         for present in choices(declared.parameters):
-            for spelling, function in spellings(declared).items():
-                if within and not can_occur(function, within):
+            for spelling in spellings(declared):
+                title = self.title(declared, spelling, dtype, present)
+                if index is not None and title in self.kinds and not index.holds_all(self.kinds[title]):
                     continue
                 try:
                     pattern = self.pattern(declared, spelling, dtype, present, _FREE_RANK)
                 except DeclarationError as reason:
                     self.broken[declared.name, spelling] = str(reason)
                     continue
-                if pattern is None:
+                if title:
+                    self.kinds[title] = pattern.kinds if pattern is not None else _NEVER
+                if pattern is None or pattern.fingerprint in seen:
                     continue
-                if pattern.fingerprint not in seen:
+                if index is None or index.holds_all(pattern.kinds):
                     seen.append(pattern.fingerprint)
                     yield pattern
+
+    def title(self, declared: Declaration, spelling: str, dtype: DType, present: tuple[str, ...]) -> str:
+        """Return the key in ``kinds`` of a pattern that fusec's sources alone determine; empty for any other."""
+        if not _is_own(declared) or any(isinstance(d, Rewrite) for d in _of_users()):
+            return ""
+        return f"{declared.name} {spelling}({', '.join(present)}) {dtype} without {sorted(self.disabled)}"
 
     def at_rank(self, pattern: Pattern, declared: Declaration, dtype: DType, rank: int) -> Pattern | None:
         """The pattern with its root at another rank."""
@@ -117,7 +107,7 @@ class PatternLibrary:
     def pattern(
         self, declared: Declaration, spelling: str, dtype: DType, present: tuple[str, ...], batch: int
     ) -> Pattern | None:
-        """One pattern; None where the declaration makes no sense for this type or rank.
+        """Return one pattern; None where the declaration is meaningless for this dtype or rank.
 
         Raises:
             DeclarationError: where the declaration cannot be a pattern at all.
@@ -150,7 +140,7 @@ class PatternLibrary:
         return graph, samples
 
     def specialize(self, declared: Declaration, spelling: str, graph: Graph, samples: dict[str, Any]) -> Pattern | None:
-        """Normalise a traced graph, find earlier fusions in it, and say what its parts stand for."""
+        """Canonicalize a traced graph, apply earlier fusions in it, and make it a pattern."""
         tensors = {v: v.name for v in graph.inputs}
         self.normalize(graph)
         if apply_declared((d for d in self.before(declared) if d.name not in self.disabled), graph, self):
@@ -182,13 +172,17 @@ def spellings(declared: Declaration) -> dict[str, Callable[..., Any]]:
 
 
 def _of_users() -> list[Declaration]:
-    """What may be declared, changed and declared anew between two compiles."""
+    """Return the user's declarations, which may change between two compiles."""
     declared: list[Declaration] = [*REWRITES.values(), *FUSIONS.values()]
-    return [d for d in declared if not d.module.startswith("fusec.")]
+    return [d for d in declared if not _is_own(d)]
+
+
+def _is_own(declared: Declaration) -> bool:
+    return declared.module.startswith("fusec.")
 
 
 def _stated(declared: Declaration) -> tuple[Any, ...]:
-    """All that a declaration says, and a pattern of it or with it depends on."""
+    """Return all that a declaration consists of, as a key."""
     sides = (declared.before, declared.after) if isinstance(declared, Rewrite) else declared.spellings.values()
     return (declared.name, *sides, *(clause.predicate for clause in declared.clauses))
 
@@ -223,7 +217,7 @@ def _check_scalars(declared: Declaration, spelling: str, graph: Graph, scalars: 
 
 
 def _is_rank_free(graph: Graph, leading: dict[Value, tuple[str, int]]) -> bool:
-    """Whether nothing in the pattern depends on the number of leading dims."""
+    """Return whether nothing in the pattern depends on the number of leading dims."""
     batch_symbols: set[sympy.Symbol] = set()
     for value, (_, count) in leading.items():
         for n in value.shape[:count]:

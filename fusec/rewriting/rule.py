@@ -16,18 +16,18 @@ class Rewrite:
     before: Callable[..., Any]
     parameters: tuple[Parameter, ...]
     exact: bool = True
-    """Whether both sides are equal over a field and bit for bit."""
+    """True where both sides are equal over a field and bit for bit."""
     after: Callable[..., Any] | None = None
     clauses: list[Clause] = field(default_factory=list)
 
     @property
     def module(self) -> str:
-        """Where it is declared."""
+        """The module that declares it."""
         return self.before.__module__
 
     @property
     def meaning(self) -> str:
-        """The identity in words."""
+        """The identity: the docstring of the left side."""
         return (self.before.__doc__ or "").strip()
 
     def to(self, after: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ class Rewrite:
         """Declare a condition.
 
         Raises:
-            DeclarationError: where it looks at something the rewrite does not have.
+            DeclarationError: where it names a parameter that the rewrite does not have.
         """
         self.clauses.append(make_clause(self.name, predicate, self.parameters))
         return predicate

@@ -1,4 +1,4 @@
-"""What declarations are traced with: sample sizes that tell where they came from, and how they become symbols again."""
+"""Sample arguments that declarations are traced with: sizes that identify their dim, and their symbols."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 
 
 
 class Sizes:
-    """Sample sizes: a different prime for every name, so that no two dims look alike."""
+    """Sample sizes: a different prime for every name, so that dims are distinguishable."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -41,12 +41,12 @@ class Sizes:
 
 
 def sentinel(index: int) -> float:
-    """The number that stands for the scalar parameter at ``index``: no model has it, and no arithmetic makes it."""
+    """Return the number that represents the scalar parameter at ``index``: no model or arithmetic produces it."""
     return (161 + 2 * index) / 512  # exact in every float type, so that no cast hides it
 
 
 def sample(parameters: Sequence[Parameter], dtype: DType, present: Sequence[str], sizes: Sizes) -> dict[str, Any]:
-    """Arguments to trace with: types of sampled sizes, sentinels for numbers, None for what is absent."""
+    """Return arguments to trace with: types with sample sizes, sentinels for numbers, None for absent operands."""
     first = next((p.dims.variadic for p in parameters if p.dims and p.dims.variadic and p.name in present), "")
     found: dict[str, Any] = {}
     for i, p in enumerate(parameters):
@@ -74,7 +74,7 @@ def symbolize(graph: Graph, sizes: Sizes) -> None:
 
     @cache
     def size_of(value: int) -> Any:
-        for beyond in (0, 1, -1):  # the last element taken is one before the end of a slice with a step
+        for beyond in (0, 1, -1):  # the last element read is one before the end of a slice with a step
             expr, rest = 1, value + beyond
             for prime, name in symbols.items():
                 while rest % prime == 0:

@@ -1,1 +1,1 @@
-"""Nothing is trusted: the executable meaning of graphs, and the oracles that judge rewrites and compiled models."""
+"""Verification: the oracles that check rewrites, declarations and compiled models."""

@@ -23,13 +23,13 @@ from fusec.verify.rewrites import check_rewrite
 
 @dataclass(frozen=True)
 class Draw:
-    """What the arguments of a declaration are drawn as."""
+    """The distribution that the arguments of a declaration are drawn from."""
 
     dtype: DType = F32
     sizes: tuple[int, ...] = (5, 7, 11, 13)
-    """Of the named dims, in order of appearance."""
+    """Sizes of the named dims, in order of appearance."""
     numbers: tuple[float, ...] = ()
-    """Of the scalar parameters, in order; random ones where there are none."""
+    """Values of the scalar parameters, in order; empty for random ones."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """By the name of a dim or a parameter, before all others; None for an operand that is absent."""
 
@@ -41,7 +41,7 @@ _NUMBERS = ((), (1.5, 2.5, 3.5, 4.5), (4.5, 3.5, 2.5, 1.5), (-1.5, -2.5, -3.5, -
 
 
 def draws(dtypes: Sequence[DType] = (F32,)) -> Iterator[Draw]:
-    """What to try where a clause decides, the usual first; what differs from it in one way comes before the rest."""
+    """Yield draws to find one that a clause accepts or refuses, those with fewest differences from the usual first."""
     everything = list(product(dtypes, _SIZES, _NUMBERS))
     usual = everything[0]
     everything.sort(key=lambda drawn: sum(a != b for a, b in zip(drawn, usual, strict=True)))
@@ -49,7 +49,7 @@ def draws(dtypes: Sequence[DType] = (F32,)) -> Iterator[Draw]:
 
 
 def refused(clause: Clause, declared: Fusion[Any, Any], dtypes: Sequence[DType]) -> Iterator[Draw]:
-    """The draws that a clause refuses and no other does: those its author gives, or else those found by trying."""
+    """Yield the draws that only this clause refuses: those its author declares, or else those found by search."""
     others = [c for c in declared.clauses if c is not clause]
     given = {k: v for k, v in clause.refuses.items() if k != "dtype"}
     tried = draws([DTYPES[clause.refuses["dtype"]]] if "dtype" in clause.refuses else dtypes)
@@ -59,12 +59,12 @@ def refused(clause: Clause, declared: Fusion[Any, Any], dtypes: Sequence[DType])
 
 
 def accepted(declared: Fusion[Any, Any], dtype: DType = F32) -> Draw | None:
-    """The first draw that satisfies every clause, if there is one."""
+    """Return the first draw that satisfies every clause; None where there is none."""
     return next((d for d in draws((dtype,)) if all(holds(c, declared, d) for c in declared.clauses)), None)
 
 
 def holds(clause: Clause, declared: Fusion[Any, Any], draw: Draw) -> bool:
-    """What a clause says of the arguments of a draw."""
+    """Return whether a clause holds for the arguments of a draw."""
     seen = {}
     for p, argument in zip(declared.parameters, sample_arguments(declared.parameters, draw=draw), strict=True):
         if isinstance(argument, torch.Tensor):
@@ -131,8 +131,8 @@ class _Sampler:
 def spellings_that_differ(declared: Fusion[Any, Any], draw: Draw, tolerance: float = 1e-5) -> list[str]:
     """The spellings whose results are not those of the declaration, and where.
 
-    They are run as they are on random arguments, which shows what they round; and their graphs as a rewrite is
-    judged, in float64 and on special values.
+    They run on random arguments, which shows differences in rounding; and their graphs are checked as a rewrite
+    is, in float64 and on special values.
     """
     wrong = []
     for present in choices(declared.parameters):
@@ -161,10 +161,10 @@ def _difference(wanted: list[torch.Tensor], found: list[torch.Tensor], tolerance
 
 
 def contradiction(declared: Fusion[Any, Any], match: Match) -> str:
-    """How what was found differs from what the declaration says of the same operands; "" where it does not.
+    """Return how a match differs from its declaration on the same operands; empty where it does not.
 
-    Both are judged as a rewrite is (a constant may be cut to some digits), and run as they are in f32, where it
-    shows what is rounded on the way.
+    Both are checked as a rewrite is (a constant may be cut to some digits), and run in f32, which
+    shows differences in rounding.
     """
     bound: list[Any] = [match.tensor(p.name) if p.dims else match.scalars.get(p.name) for p in declared.parameters]
     if any(p.dims is None and not isinstance(b, int | float) for p, b in zip(declared.parameters, bound, strict=True)):
@@ -207,7 +207,7 @@ _WIDER = {BF16: F32, F16: F32, F32: F64}
 
 
 def wrap_in_views(graph: Graph) -> None:
-    """Give every tensor input a detour over views and casts that change nothing."""
+    """Pass every tensor input through views and casts that cancel."""
     for value in graph.inputs:
         if not isinstance(value.type, TensorType) or not value.users:
             continue

@@ -9,9 +9,9 @@ What holds exactly: + - x / and integer powers; exp(a+b) = exp(a)·exp(b); sqrt(
 rsqrt = 1/sqrt (sqrt is x^((p+1)/4), so sqrt(x)² is x up to a sign); |x| = sqrt(x²) = x·sign(x), with the Legendre
 symbol as sign; sigmoid, tanh, expm1 and exp2 by way of exp; erf and sin are odd, cos is even. Every other function
 (log, floor, pow with an odd exponent…) is a keyed hash of its operands: equal operands give equal results, and
-nothing else is known. Order is that of the representatives around 0, so it is fixed but not monotonic in
-arithmetic: max(2x) = 2·max(x) is not known. Casts between float types are the identity. Infinities, NaN, opaque
-calls and casts of a computed float to an integer have no place in a field: the answer is then ``Unknown``.
+no other identity holds. Order is that of the representatives around 0, so it is fixed but not monotonic in
+arithmetic: max(2x) = 2·max(x) does not hold. Casts between float types are the identity. Infinities, NaN, opaque
+calls and casts of a computed float to an integer are not expressible in a field: the result is then ``Unknown``.
 """
 
 import math
@@ -39,7 +39,7 @@ class FieldTensor:
 
     @property
     def top(self) -> Tensor:
-        """The residue that every value has, as the representative next to 0: what order goes by."""
+        """The residue that every value has, as the representative next to 0, by which values are ordered."""
         last = self.residues[-1]
         assert last is not None
         return torch.where(last > PRIMES[-1] // 2, last - PRIMES[-1], last)
@@ -69,7 +69,7 @@ def evaluate_field(graph: Graph, inputs: Sequence[Any], symbols: Mapping[str, in
     """The outputs: field tensors for floats, ordinary tensors for integers and booleans.
 
     Args:
-        graph: what is evaluated.
+        graph: the graph to evaluate.
         inputs: field tensors (see ``draw``) for float tensors; ordinary tensors and numbers otherwise.
         symbols: sizes by name.
     """
@@ -87,7 +87,7 @@ def draw(shape: Sequence[int], generator: torch.Generator) -> FieldTensor:
 
 
 def same_elements(a: Any, b: Any) -> Tensor:
-    """Where two outputs agree."""
+    """Return a mask of the elements that are equal in two outputs."""
     if isinstance(a, FieldTensor) and isinstance(b, FieldTensor):
         both = [(x, y) for x, y in zip(a.residues, b.residues, strict=True) if x is not None and y is not None]
         return torch.stack([x == y for x, y in both]).all(0)
@@ -111,7 +111,7 @@ _IRRATIONAL = {
     math.log(2): "ln 2", 1 / math.log(2): "1/ln 2", math.sqrt(2): "sqrt 2", math.sqrt(0.5): "1/sqrt 2",
     1 / math.sqrt(2): "1/sqrt 2",
 }  # fmt: skip
-"""Floats that stand for a number which is no fraction."""
+"""Floats that represent a number which is no fraction."""
 
 
 def _named(name: str) -> FieldTensor:
@@ -124,7 +124,7 @@ def _named(name: str) -> FieldTensor:
 
 
 class FieldMachine(Machine):
-    """The interpreter with field tensors in the place of floats."""
+    """The interpreter with field tensors instead of floats."""
 
     def tensor(self, datum: Any, type: Any, dtype: torch.dtype | None = None) -> Any:
         """A number is lifted."""
@@ -138,7 +138,7 @@ class FieldMachine(Machine):
         return _from_integers(found.to(torch.int64)) if isinstance(found, Tensor) and result.dtype.is_float else found
 
     def full(self, node: Node, result: TensorType) -> Any:
-        """A residue at every place."""
+        """Return a tensor filled with a residue."""
         if not result.dtype.is_float:
             return super().full(node, result)
         shape = evaluate_sizes(result.shape, self.symbols)

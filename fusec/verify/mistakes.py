@@ -1,4 +1,4 @@
-"""Graphs that differ from a given one in one place, as mistakes would make them."""
+"""Mutants of a graph: graphs that differ in one node, as by mistake."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
@@ -11,18 +11,18 @@ from fusec.ir.types import BF16, F32, TensorType, same_size
 from fusec.ir.verifier import verify_graph
 
 Write: TypeAlias = "Callable[[Graph, list[Value]], Value]"
-"""Writes what stands for a node, given its operands, and gives the result."""
+"""Adds a replacement for a node, given its operands, and returns its result."""
 
 _SIBLINGS = (
     ("add", "sub", "mul", "div", "maximum", "minimum"), ("exp", "exp2", "tanh", "sigmoid", "erf", "sin"),
     ("sqrt", "rsqrt", "reciprocal", "abs", "neg"), ("lt", "le", "gt", "ge", "eq", "ne"), ("and", "or", "xor"),
     ("sum", "max", "min", "prod"),
 )  # fmt: skip
-"""Operations that could be taken for each other."""
+"""Operations that are easily confused."""
 
 
 def mistakes(graph: Graph) -> Iterator[tuple[str, Graph]]:
-    """Every such graph with the same inputs and types of outputs, and what differs in words."""
+    """Yield every mutant with the same inputs and output types, and a description of the difference."""
     for node in graph.nodes:
         for what, write in _wrong(node, graph):
             made = _rebuilt(graph, node, write)
@@ -31,7 +31,7 @@ def mistakes(graph: Graph) -> Iterator[tuple[str, Graph]]:
 
 
 def _rebuilt(graph: Graph, place: Node, write: Write) -> Graph | None:
-    """The graph with something else in the place of one node; None where the types do not fit."""
+    """Return the graph with one node replaced; None where the types do not fit."""
     out = Graph(graph.name)
     to = {v: out.add_input(v.type, v.name) for v in graph.inputs}
     try:
@@ -51,7 +51,7 @@ def _rebuilt(graph: Graph, place: Node, write: Write) -> Graph | None:
 
 
 def _wrong(node: Node, graph: Graph) -> Iterator[tuple[str, Write]]:
-    """What could stand in the place of a node."""
+    """Yield replacements of a node, with their descriptions."""
     if len(node.results) != 1:
         return
     yield from _other_operations(node)
@@ -115,7 +115,7 @@ def _within(node: Node, stop: int) -> bool:
 
 
 def _swaps(value: Value) -> Iterator[tuple[int, ...]]:
-    """The exchanges of two dims that keep a shape."""
+    """Yield the transpositions of two dims that keep a shape."""
     shape = value.shape if isinstance(value.type, TensorType) else ()
     for a, b in combinations(range(len(shape)), 2):
         if same_size(shape[a], shape[b]) and shape[a] != 1:
@@ -151,5 +151,5 @@ def _changed(node: Node, operand: int, op: str, *steps: dict[str, object]) -> Wr
 
 
 def _reading(node: Node, operand: int, other: int) -> Write:
-    """The node with a graph input in the place of an operand."""
+    """Return the node with an operand replaced by a graph input."""
     return _again(node, lambda graph, given: [*given[:operand], graph.inputs[other], *given[operand + 1 :]])

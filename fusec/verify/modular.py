@@ -27,7 +27,7 @@ def power(base: Tensor, exponent: Tensor, p: int) -> Tensor:
 
 
 def inverse(x: Tensor, p: int) -> Tensor:
-    """1/x by Fermat's little theorem; 0 stays 0."""
+    """Return 1/x by Fermat's little theorem, and 0 for 0."""
     return power(x, torch.tensor(p - 2), p)
 
 
@@ -42,7 +42,7 @@ def sign(x: Tensor, p: int) -> Tensor:
 
 
 def product(x: Tensor, dims: tuple[int, ...], p: int) -> Tensor:
-    """The product along dims, which stay with length 1."""
+    """Return the product along dims, with keepdim."""
     for d in dims:
         total = (
             torch.ones_like(x.select(d, 0))
@@ -56,14 +56,14 @@ def product(x: Tensor, dims: tuple[int, ...], p: int) -> Tensor:
 
 
 def bilinear(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, p: int) -> Tensor:
-    """Sums of products of two operands, as an einsum or a convolution makes them, in two limbs of the first."""
+    """Return sums of products of two operands (einsum, convolution), computed in two limbs of the first."""
     high = function(a >> _SMALL, b) % p
     low = function(a & ((1 << _SMALL) - 1), b) % p
     return ((high << _SMALL) + low) % p
 
 
 def keyed(name: str, p: int, *operands: Tensor) -> Tensor:
-    """A hash of the operands under a name: no algebra holds of it, but that equal operands give equal results."""
+    """Return a hash of the operands under a name: equal operands give equal results, and no other algebra holds."""
     mixed = torch.tensor(_key(name))
     for x in operands:
         mixed = _mix(mixed ^ (x * _odd_number(name)))

@@ -1,4 +1,4 @@
-"""Judges a rewrite by running both sides: over a finite field, in float64, and on special values."""
+"""The equivalence check of a rewrite: both sides run over a finite field, in float64, and on special values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fusec.verify.shrink import Trial, trials
 
 State: TypeAlias = Literal["agree", "differ", "unknown"]
 _TOLERANCE = 1e-9
-"""Relative to the largest element of an output: far above what reordering costs in float64, far below any mistake."""
+"""Relative to the largest element of an output: far above the effect of reordering in float64, far below a mistake."""
 _LARGE_TOLERANCE = 1e-6
 """In the round ``large``, where an exponent of 1e6 passes on an absolute error of 1e-10."""
 _FLOOR = 1e-12
@@ -27,24 +27,24 @@ _FLOOR = 1e-12
 
 @dataclass(frozen=True)
 class OracleResult:
-    """What one oracle says."""
+    """The result of one oracle."""
 
     oracle: str
     """``types``, ``field``, ``float64`` or ``special values``."""
     state: State
     detail: str = ""
-    """Why it does not know, or in which round the sides differ."""
+    """The reason it is undecided, or the round in which the sides differ."""
     output: int | None = None
     """The first output that differs; beyond the last one come the inputs that are written."""
     index: tuple[int, ...] | None = None
-    """Where in it."""
+    """Index of the first element that differs."""
     before: float | None = None
     after: float | None = None
 
 
 @dataclass(frozen=True)
 class EquivalenceResult:
-    """Whether a rewrite keeps the meaning."""
+    """True where both sides are equivalent."""
 
     passed: bool
     results: tuple[OracleResult, ...]
@@ -56,17 +56,17 @@ class EquivalenceResult:
 
     @property
     def undecided(self) -> bool:
-        """It did not pass, yet nothing was found wrong: the graphs could not be run."""
+        """True where the graphs could not be run: it did not pass, yet no difference was found."""
         return not self.passed and all(r.state != "differ" for r in self.results)
 
 
 def check_rewrite(before: Graph, after: Graph, exact: bool = True, seed: int = 0) -> EquivalenceResult:
-    """Judge whether ``after`` may take the place of ``before``; both have the same inputs and outputs.
+    """Check whether ``after`` may replace ``before``; both have the same inputs and outputs.
 
-    Float64 and special values decide. The field decides too where it can express both sides, unless the rewrite
+    Float64 and special values decide. The field decides too where it expresses both sides, unless the rewrite
     is declared inexact. Symbols become small distinct primes; static sizes are scaled down where all attributes
-    follow (see ``fusec.verify.shrink``). What differs on scaled sizes is tried again on the real ones, where
-    these are not too large, since a number in the graph may belong to a size.
+    scale (see ``fusec.verify.shrink``). A difference on scaled sizes is tried again on the real ones, where
+    these are not too large, since a number in the graph may depend on a size.
     """
     types = _compare_types(before, after)
     if types.state != "agree":
@@ -108,13 +108,13 @@ class _NotRunnable(Exception):
 
 
 def _compare_types(before: Graph, after: Graph) -> OracleResult:
-    """Inputs and outputs must have the same element types and shapes."""
+    """Inputs and outputs must have the same dtypes and shapes."""
     for what, xs, ys in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
         if len(xs) != len(ys):
             return OracleResult("types", "differ", f"{len(xs)} {what}s became {len(ys)}")
         for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
             if isinstance(x.type, OtherType) or isinstance(y.type, OtherType):
-                return OracleResult("types", "unknown", f"{what} {i} is {x.type}: only opaque nodes know it", i)
+                return OracleResult("types", "unknown", f"{what} {i} is {x.type}, which only opaque nodes interpret", i)
             if isinstance(x.type, TensorType) and isinstance(y.type, TensorType):
                 same = x.type.dtype == y.type.dtype and same_shape(x.type.shape, y.type.shape)
             else:
@@ -143,7 +143,7 @@ def _ask_floats(oracle: str, trial: Trial, rounds: Sequence[str], seed: int) -> 
 
 
 def _run(graph: Graph, inputs: Sequence[Any], trial: Trial, seed: int) -> list[Any]:
-    """Outputs, and what becomes of the inputs where the graph writes."""
+    """Return the outputs, and the inputs after the call where the graph writes to them."""
     inputs = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -186,7 +186,7 @@ def _first_difference(
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
-    """Where two outputs agree: NaN with NaN, infinities by sign, integers exactly, floats within the tolerance."""
+    """Return which elements are equal: NaN and NaN, infinities by sign, integers exactly, floats within a tolerance."""
     if not a.is_floating_point():
         return a == b
     finite = a.isfinite() & b.isfinite()

@@ -17,7 +17,7 @@ ROUNDS: dict[str, tuple[str, ...]] = {
     "float64": ("normal", "positive", "tiny", "large"),
     "special values": ("NaN", "+inf", "-inf", "-0", "masked"),
 }
-"""``tiny`` lets an eps weigh; ``large`` lets an exponential overflow; ``positive`` keeps logarithms and roots from
+"""``tiny`` makes an eps matter; ``large`` makes exponentials overflow; ``positive`` keeps logarithms and roots from
 being NaN; ``masked`` has whole rows of -inf and False."""
 
 _SCALES = {"tiny": 1e-5, "large": 1e3}
@@ -31,7 +31,7 @@ def float_inputs(graph: Graph, symbols: Mapping[str, int], round: str, seed: int
 
 
 def field_inputs(graph: Graph, symbols: Mapping[str, int], seed: int) -> list[Any]:
-    """Inputs with field tensors in the place of float tensors."""
+    """Return inputs with field tensors instead of float tensors."""
     generator = torch.Generator().manual_seed(seed)
     return [
         field.draw(evaluate_sizes(v.type.shape, symbols), generator)
@@ -48,7 +48,7 @@ def _draw(value: Value, symbols: Mapping[str, int], round: str, generator: torch
         raise GraphError(f"no input of type {value.type} can be drawn")
     x = _draw_elements(value, value.type, symbols, round, generator)
     for d, stride in enumerate(value.type.strides):
-        if stride == 0 and x.shape[d] > 1:  # it repeats, as what is expanded does
+        if stride == 0 and x.shape[d] > 1:  # an expanded dim
             x = x.narrow(d, 0, 1).expand(x.shape)
     return x
 
@@ -63,13 +63,13 @@ def _draw_elements(
         return _masked(torch.rand(shape, generator=generator) < 0.7, False, round)
     rows = [evaluate_size(n, symbols) for n in _taken_from(value)]
     if len(shape) == 1 and not rows:
-        # Rows to write must differ from each other; positions should cover what they index.
+        # Rows to write must be distinct; indices should cover the indexed dim.
         return torch.randperm(shape[0], generator=generator).to(torch_dtype(dtype))
     return torch.randint(0, min(rows, default=2), shape, generator=generator).to(torch_dtype(dtype))
 
 
 def _taken_from(value: Value) -> Iterator[Size]:
-    """The lengths of the dims in which a value says, as it is, what to look up."""
+    """Yield the lengths of the dims that a value indexes without arithmetic."""
     for user in value.users:
         if user.has(Trait.LOOKUP) and value is user.operands[1]:
             yield user.operands[0].shape[user.attributes["dim"]]
@@ -100,7 +100,7 @@ def _draw_floats(shape: tuple[int, ...], round: str, generator: torch.Generator)
 
 
 def _masked(x: Tensor, fill: float | bool, round: str) -> Tensor:
-    """In the round ``masked``, the first row is filled."""
+    """Fill the first row in the round ``masked``."""
     if round == "masked" and x.ndim >= 2 and x.numel():
         x.view(-1, x.shape[-1])[0] = fill
     return x

@@ -1,11 +1,11 @@
 """Chooses the sizes on which both sides of a rewrite are run, small where the graph's attributes allow.
 
-A symbol becomes a small prime that no static size has. Static sizes stay as they are while the graphs are cheap to
-run. Otherwise large sizes are divided by a common factor: a set of sizes *carries* the factor if with a size all
-sizes carry it that a slice or concat adds up to it, and if in every reshape as many sizes carry it on either side
+A symbol becomes a small prime that no static size has. Static sizes are unchanged while the graphs are cheap to
+run. Otherwise large sizes are divided by a common factor: a set of sizes *contains* the factor if it includes, with
+each size, all sizes that a slice or concat adds up to it, and if every reshape has as many such sizes on either side
 (4096 and 128 in 4096 = 32·128). Attributes, and numbers that equal such a size or its reciprocal (the count in a
-mean), are divided along. If no such set exists, or an opaque call names a size, the real sizes stand; if they are too
-large to run, no trial is offered.
+mean), are divided as well. If no such set exists, or an opaque call contains a size, the real sizes are used; if they
+are too large to run, there is no trial.
 """
 
 import math
@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def writes(self) -> bool:
-        """Whether inputs are written."""
+        """Return whether a graph writes to inputs."""
         return bool(self.before.written_inputs or self.after.written_inputs)
 
 
@@ -123,11 +123,11 @@ def _scale(before: Graph, after: Graph, symbols: dict[str, int]) -> Trial | None
         if not sizes or sizes[0] <= _SMALL:
             break
         tried.add(sizes[0])
-        carrying = _carrying(sizes[0], graphs)
-        factor = _factor(carrying, graphs) if carrying else 1
+        divisible = _divisible(sizes[0], graphs)
+        factor = _factor(divisible, graphs) if divisible else 1
         if factor > 1:
             try:
-                graphs, divided = tuple(_Scaled(carrying, factor).graph(g) for g in graphs), True  # type: ignore[assignment]
+                graphs, divided = tuple(_Scaled(divisible, factor).graph(g) for g in graphs), True  # type: ignore[assignment]
             except GraphError:
                 continue
     return Trial(*graphs, symbols, f" (sizes scaled down{f', {symbols}' if symbols else ''})") if divided else None
@@ -139,19 +139,19 @@ def _coefficient(size: Size) -> int:
     )
 
 
-def _carrying(seed: int, graphs: tuple[Graph, Graph]) -> set[int]:
-    """The least set of sizes around ``seed`` that can be divided together; empty where there is none."""
+def _divisible(seed: int, graphs: tuple[Graph, Graph]) -> set[int]:
+    """Return the smallest set of sizes around ``seed`` that can be divided together; empty where there is none."""
     nodes = [n for g in graphs for n in _nodes(g)]
-    carrying = {seed}
+    divisible = {seed}
     while True:
-        count = len(carrying)
+        count = len(divisible)
         for node in nodes:
-            if node.has(Trait.OPAQUE) and _mentions(node.attributes.get("args"), carrying):
+            if node.has(Trait.OPAQUE) and _mentions(node.attributes.get("args"), divisible):
                 return set()
-            if not _join_sums(node, carrying) or not _join_products(node, carrying):
+            if not _join_sums(node, divisible) or not _join_products(node, divisible):
                 return set()
-        if len(carrying) == count:
-            return carrying
+        if len(divisible) == count:
+            return divisible
 
 
 def _mentions(value: Any, sizes: set[int]) -> bool:
@@ -160,60 +160,60 @@ def _mentions(value: Any, sizes: set[int]) -> bool:
     return isinstance(value, int) and value in sizes
 
 
-def _join_sums(node: Node, carrying: set[int]) -> bool:
-    """Sizes that a slice or concat adds up carry together."""
+def _join_sums(node: Node, divisible: set[int]) -> bool:
+    """Put the sizes that a slice or concat adds up into one set."""
     if node.is_op("slice"):
         d, start, stop, step = (node.attributes[k] for k in ("dim", "start", "stop", "step"))
         terms = [node.operands[0].shape[d], node.result.shape[d], start, stop]
-        if step != 1 and any(_coefficient(n) in carrying for n in terms):
+        if step != 1 and any(_coefficient(n) in divisible for n in terms):
             return False
     elif node.is_op("concat"):
         terms = [v.shape[node.attributes["dim"]] for v in (*node.operands, node.result)]
     else:
         return True
     numbers = {_coefficient(n) for n in terms if n != 0}
-    if numbers & carrying:
+    if numbers & divisible:
         if not all(isinstance(n, int) for n in terms):
             return False
-        carrying |= numbers
+        divisible |= numbers
     return True
 
 
-def _join_products(node: Node, carrying: set[int]) -> bool:
-    """In a reshape, either side carries the factor equally often."""
+def _join_products(node: Node, divisible: set[int]) -> bool:
+    """Make both sides of a reshape contain the factor equally often."""
     if not node.is_op("reshape"):
         return True
     left, right = (Counter(_coefficient(n) for n in v.shape) for v in (node.operands[0], node.result))
     left, right = left - right, right - left
     for _ in range(4):
-        a, b = (sum(k for n, k in side.items() if n in carrying) for side in (left, right))
+        a, b = (sum(k for n, k in side.items() if n in divisible) for side in (left, right))
         if a == b:
             return True
-        free = sorted((n for n in (right if a > b else left) if n not in carrying and n > _SMALL), reverse=True)
+        free = sorted((n for n in (right if a > b else left) if n not in divisible and n > _SMALL), reverse=True)
         if not free:
             return False
-        carrying.add(free[-1] if a < b else free[0])
+        divisible.add(free[-1] if a < b else free[0])
     return False
 
 
-def _factor(carrying: set[int], graphs: tuple[Graph, Graph]) -> int:
+def _factor(divisible: set[int], graphs: tuple[Graph, Graph]) -> int:
     """The largest common factor that leaves every size at least 2, and different from the fixed ones."""
-    common = math.gcd(*carrying)
-    least = min(carrying)
-    fixed = {_coefficient(n) for g in graphs for v in _values(g) for n in _sizes_of(v)} - carrying
+    common = math.gcd(*divisible)
+    least = min(divisible)
+    fixed = {_coefficient(n) for g in graphs for v in _values(g) for n in _sizes_of(v)} - divisible
     candidates = [f for f in range(common, 1, -1) if common % f == 0 and least // f >= 2]
-    apart = [f for f in candidates if not fixed & {n // f for n in carrying}]
+    apart = [f for f in candidates if not fixed & {n // f for n in divisible}]
     return next(iter(apart or candidates), 1)
 
 
 class _Scaled:
     """Copies graphs with some sizes divided."""
 
-    def __init__(self, carrying: set[int], factor: int) -> None:
-        self.carrying, self.factor = carrying, factor
+    def __init__(self, divisible: set[int], factor: int) -> None:
+        self.divisible, self.factor = divisible, factor
 
     def graph(self, graph: Graph) -> Graph:
-        """The copy; types are inferred anew, so that an attribute which does not follow is noticed."""
+        """Return the scaled copy; types are inferred again, so that an inconsistent attribute is noticed."""
         out = Graph(graph.name)
         to: dict[Value, Value] = {v: out.add_input(self.type(v.type), v.name) for v in graph.inputs}
         for node in graph.nodes:
@@ -235,8 +235,8 @@ class _Scaled:
 
     def size(self, size: Size) -> Size:
         if isinstance(size, int):
-            return size // self.factor if size in self.carrying else size
-        return size / self.factor if _coefficient(size) in self.carrying else size
+            return size // self.factor if size in self.divisible else size
+        return size / self.factor if _coefficient(size) in self.divisible else size
 
     def attributes(self, node: Node) -> dict[str, Any]:
         attributes = dict(node.attributes)
@@ -253,7 +253,7 @@ class _Scaled:
     def number(self, value: Any) -> Any:
         if isinstance(value, bool) or not math.isfinite(value) or value == 0:
             return value
-        if value in self.carrying:
+        if value in self.divisible:
             return type(value)(value // self.factor)
         count = round(1 / value) if abs(value) < 1 else 0
-        return self.factor / count if count in self.carrying and value == 1 / count else value
+        return self.factor / count if count in self.divisible and value == 1 / count else value

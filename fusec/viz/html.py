@@ -1,4 +1,4 @@
-"""The page: template, style, script and data put into one file that needs no network."""
+"""The page: template, style, script and data in one offline file."""
 
 import html
 import json
@@ -19,7 +19,7 @@ from fusec.viz.scene import Scene
 def view(model: Any, *inputs: Any, path: str | Path | None = None, title: str = "", **keywords: Any) -> str:
     """Write the page of a model (compiled on sample inputs), of a compile or of a graph; returns its HTML.
 
-    It takes what ``fusec.explain`` takes: ``dynamic``, ``train`` and ``options`` among the keywords.
+    It accepts the arguments of ``fusec.explain``: ``dynamic``, ``train`` and ``options`` among the keywords.
     """
     text = render(explain(model, *inputs, title=title, **keywords))
     if path is not None:
@@ -111,7 +111,7 @@ def page_of(title: str, graphs: Sequence[dict[str, Any]]) -> str:
 
 
 def embed(data: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever its strings hold."""
+    """Return JSON that cannot end its script element, whatever strings it contains."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -1,4 +1,4 @@
-"""The words on the boxes: short enough for a picture, in the terms of the model."""
+"""The labels of boxes: short enough for a picture, in the terms of the model."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _PRODUCT = Trait.CONTRACTION | Trait.CONVOLUTION
 
 
 def label(node: Node) -> str:
-    """What a node does, in a few words: ``mul 0.125``, ``cast bf16``, ``scaled_dot_product_attention``."""
+    """Return a short label of a node: ``mul 0.125``, ``cast bf16``, ``scaled_dot_product_attention``."""
     a = node.attributes
     if node.has(Trait.REGION):
         return shorten(str(a.get("label") or a.get("fusion") or "region"))
@@ -50,7 +50,7 @@ def inline_constants(node: Node) -> str:
 
 
 def is_number(value: Value) -> bool:
-    """Whether a value is a constant or a size, which the page writes into its reader instead of drawing it."""
+    """Return whether a value is a constant or a size, which the page writes into its reader instead of drawing it."""
     return value.producer is not None and value.producer.is_op("constant", "size")
 
 
@@ -61,10 +61,10 @@ def type_text(value: Value) -> str:
 
 
 def value_name(value: Value) -> str:
-    """A name for an end of an edge: its own, that of its module where it is the main thing there, or what makes it."""
+    """Return a label for an end of an edge: its own name, its module's if it is the main result, or its operation's."""
     node = value.producer
     if value.name or node is None:
-        # The end of a parameter's name tells it from its neighbours.
+        # The end of a parameter's name distinguishes it from its neighbours.
         name = value.name or f"input {value.index}"
         return name if len(name) <= 24 else "…" + name[-23:]
     module = node.sources[0].module.rpartition(".")[2] if node.sources else ""
@@ -87,7 +87,7 @@ def category(node: Node) -> str:
 
 
 def attribute_text(value: Any) -> str:
-    """One attribute, on one line."""
+    """Return one attribute, on one line."""
     if isinstance(value, Graph):
         return f"graph of {len(value)} nodes"
     if isinstance(value, tuple):

@@ -1,6 +1,6 @@
 """Layered layout of one group of boxes: ranks by longest path, one ordering sweep, rows placed by least squares.
 
-There is no crossing minimisation: near-linear time and a picture that stays put between passes matter more
+There is no crossing minimisation: near-linear time and a picture that is stable between passes matter more
 than the last crossing. Everything depends only on the boxes, the edges and the order they are given in.
 """
 
@@ -12,11 +12,11 @@ from itertools import pairwise
 
 ROW_GAP, COLUMN_GAP = 26.0, 18.0
 LANE = 10.0
-"""Width of a bend: the place that an edge keeps free in a row that it passes."""
+"""Width of a bend: the room that an edge keeps free in a row that it passes."""
 LONGEST_LANE = 24
 """An edge over more rows than this is not routed; the page shows it when one of its ends is selected."""
 LANE_WEIGHT = 0.005
-"""How firmly a bend keeps its place, against a box's 1: bends step aside for boxes."""
+"""Weight of a bend's position, against a box's 1: bends make way for boxes."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Edge:
     """Indices of slots; they follow those of the boxes."""
     stop: int
     far: bool = False
-    """Whether it is too long, or runs upwards, and was not routed."""
+    """True where it is too long, or runs upwards, and was not routed."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a box or a bend."""
+    """The position of a box or a bend."""
 
     row: int
     x: float
@@ -43,7 +43,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Slots of the boxes first, in the order given, then those of the bends."""
+    """Slots of the boxes first, in the order of the arguments, then those of the bends."""
 
     slots: tuple[Slot, ...]
     edges: tuple[Edge, ...]
@@ -106,7 +106,7 @@ def rank(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _lower_sources(ranks: list[int], below: defaultdict[int, list[int]], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Let each box that depends on nothing stand right above its first reader: a weight beside its product."""
+    """Move each box without dependencies right above its first reader: a weight next to its matmul."""
     fed = {stop for start, stop in edges if start != stop}
     for box in range(len(ranks)):
         if box not in fed and below[box]:
@@ -137,7 +137,7 @@ def _route(ranks: list[int], edges: Sequence[tuple[int, int]]) -> tuple[list[Edg
 
 
 def _neighbours_above(routes: list[Edge], boxes: int) -> defaultdict[int, dict[int, float]]:
-    """For each box and bend what it hangs from, and how firmly."""
+    """Return for each box and bend the slots above that attract it, with weights."""
     above: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for edge in routes:
         if not edge.far:
@@ -150,7 +150,7 @@ def _neighbours_above(routes: list[Edge], boxes: int) -> defaultdict[int, dict[i
 def _place(
     rows: list[list[int]], above: defaultdict[int, dict[int, float]], widths: list[float], boxes: int
 ) -> list[float]:
-    """Centres of all slots, row by row: each wants to hang below what it depends on."""
+    """Return the centres of all slots, row by row: each is attracted by the slots above it that it depends on."""
     centres = [0.0] * len(widths)
     for row in rows:
         wish: dict[int, float] = {}
@@ -158,7 +158,7 @@ def _place(
             pull = above[slot]
             total = sum(pull.values())
             wish[slot] = sum(centres[u] * w for u, w in pull.items()) / total if total else 0.0
-        # Bends go to the right of a box that wants the same place, so that a chain of boxes stays straight.
+        # Bends go to the right of a box at the same position, so that a chain of boxes stays straight.
         row.sort(key=lambda slot: (round(wish[slot], 3), slot >= boxes, slot))
         weights = [1.0 if slot < boxes else LANE_WEIGHT for slot in row]
         for slot, x in zip(row, _spread([wish[s] for s in row], [widths[s] for s in row], weights), strict=True):
@@ -167,7 +167,7 @@ def _place(
 
 
 def _spread(wishes: list[float], widths: list[float], weights: list[float]) -> list[float]:
-    """The positions nearest to the wishes, in weighted squares, that keep the order and do not overlap.
+    """Return the positions closest to the wished ones, in weighted squares, that keep the order and do not overlap.
 
     Isotonic regression: with the room taken by those to the left subtracted, positions must not decrease.
     """

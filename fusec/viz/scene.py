@@ -17,7 +17,7 @@ from fusec.viz.tree import Group, Tree, build_tree
 NODE_HEIGHT, GROUP_HEIGHT, PILL_HEIGHT = 38.0, 42.0, 20.0
 
 Facts = Callable[[Node], dict[str, Any]]
-"""What else the page shows of a node: its kernel, its remarks."""
+"""Further data of a node for the page: its kernel, its remarks."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Scene:
 
     states: list[dict[str, Any]] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
-    """What is said of a node; shared by the states in which it is the same."""
+    """The description of a node; shared by the states in which it is the same."""
     _record_numbers: dict[str, int] = field(default_factory=dict)
     _keys: dict[Node, int] = field(default_factory=dict)
     _next_key: int = 0
@@ -34,7 +34,7 @@ class Scene:
     _last: Graph | None = None
 
     def add_state(self, name: str, graph: Graph, facts: Facts = lambda node: {}, **about: Any) -> None:
-        """Append the graph as it is after a pass; nodes that it shares with the last state keep their keys."""
+        """Append the graph after a pass; nodes that it shares with the last state keep their keys."""
         state: dict[str, Any] = {"name": name, "nodes": {}, "inputs": {}, "groups": {}, "added": [], "removed": []}
         state.update(about)
         pairs: dict[Node, Node] = {}
@@ -58,7 +58,7 @@ class Scene:
         return self._keys[node]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the scene as JSON data."""
         return {"states": self.states, "records": self.records}
 
     def _give_key(self, node: Node, pairs: dict[Node, Node]) -> None:
@@ -136,7 +136,7 @@ class Scene:
         return _sized(box | {"l": self._name(value)}, "", PILL_HEIGHT)
 
     def _name(self, value: Value) -> str:
-        """The name of a value; an unnamed input of a body is called like the operand that it stands for."""
+        """Return the name of a value; an unnamed input of a body has the name of the region's operand."""
         while value.producer is None and value in self._stands_for and re.fullmatch(r"(arg)?\d*", value.name):
             value = self._stands_for[value]
         return labels.value_name(value)
@@ -156,7 +156,7 @@ class Scene:
 
 @dataclass(frozen=True, eq=False)
 class _Exit:
-    """A border output; apart from the border input of the same value."""
+    """The key of a border output, distinct from that of the border input of the same value."""
 
     value: Value
 
@@ -172,7 +172,7 @@ def _sized(box: dict[str, Any], below: str, height: float) -> dict[str, Any]:
 
 
 def _plain(layout: Layout, boxes: int) -> dict[str, Any]:
-    """Numbers only; the page turns rows into coordinates when groups open."""
+    """Return a layout as numbers; the page turns rows into coordinates when groups open."""
     return {
         "row": [s.row for s in layout.slots],
         "x": [round(s.x) for s in layout.slots],

@@ -17,7 +17,7 @@ class Group:
     """A module of the model, the body of a region, or the whole graph."""
 
     path: str
-    """Where it is: ``layers.0.self_attn``; unique among the groups of one graph."""
+    """The module path: ``layers.0.self_attn``; unique among the groups of one graph."""
     name: str
     parent: "Group | None" = None
     members: "list[Group | Node]" = field(default_factory=list)
@@ -27,7 +27,7 @@ class Group:
     outputs: list[Value] = field(default_factory=list)
     """Values of its own that are read outside."""
     edges: "dict[tuple[Group | Node | Value, Group | Node | Value], None]" = field(default_factory=dict)
-    """Between members; a border input stands for itself, and so does a border output, as the second end."""
+    """Between members; a border input or output is itself a member."""
 
     def nodes(self) -> int:
         """Number of nodes in it, at any depth of modules."""
@@ -85,7 +85,7 @@ def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
         if found:
             paths[node] = _shared_start(found)
         elif not node.sources:
-            # What a pass made without a source belongs where it is first read.
+            # A node that a pass added without a source belongs where it is first read.
             paths[node] = next((paths[u] for u in node.users if u in paths), ())
     return paths
 
@@ -104,7 +104,7 @@ def _group_at(by_path: dict[tuple[str, ...], Group], path: tuple[str, ...]) -> G
 
 
 def _compress(group: Group, tree: Tree) -> None:
-    """Merge a group with its only subgroup, and put a node that is alone into the parent."""
+    """Merge a group with its only subgroup, and move a single node into the parent."""
     for i, member in enumerate(group.members):
         name = ""
         while isinstance(member, Group) and len(member.members) == 1:
@@ -153,7 +153,7 @@ def _chain(chains: dict[Group, tuple[Group, ...]], group: Group) -> tuple[Group,
 
 
 def _thread(tree: Tree, chains: dict[Group, tuple[Group, ...]], value: Value, reader: Node | None) -> None:
-    """Draw a value from the node that makes it, out of its groups and into those of its reader."""
+    """Route a value from its producer, out of its groups and into those of its reader."""
     start, producer = tree.root, value.producer
     if producer is not None:
         start = tree.home[producer]

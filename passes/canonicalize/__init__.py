@@ -1,4 +1,4 @@
-"""Canonicalisation: after it, what means the same is spelled the same, so that one pattern finds it."""
+"""Canonicalization: equal computations get one form, so that one pattern finds it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -40,5 +40,5 @@ class Canonicalize:
     name: ClassVar[str] = "canonicalize"
 
     def apply(self, graph: Graph, context: Context) -> None:
-        """Normalise the graph in place."""
+        """Canonicalize the graph in place."""
         normalize(graph, context)

@@ -9,7 +9,7 @@ from fusec.rewriting.driver import simplifies
 
 
 def _same_type(value: Value, node: Node) -> Value | None:
-    """``value``, where it has the shape and element type of the node's result."""
+    """Return ``value`` if it has the shape and dtype of the node's result; otherwise None."""
     result = node.result.type
     return value if isinstance(result, TensorType) and result.same_values(value.type) else None
 
@@ -119,7 +119,7 @@ def small_power(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("div")
 def divide_by_power_of_two(graph: Graph, node: Node) -> Value | None:
-    """x/2ᵏ = x·2⁻ᵏ; the division of a sum stays, as that is what a mean looks like."""
+    """x/2ᵏ = x·2⁻ᵏ; the division of a sum is kept, as it is the form of a mean."""
     x, c = node.operands
     n = number_of(c)
     if n is None or not x.dtype.is_float:
@@ -203,7 +203,7 @@ def where_of_negation(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("eq", "ne")
 def comparison_of_bools(graph: Graph, node: Node) -> Value | None:
-    """(x = true) = (x ≠ false) = x, and (x = false) = (x ≠ true) = ¬x, of truth values."""
+    """(x = true) = (x ≠ false) = x, and (x = false) = (x ≠ true) = ¬x, for booleans."""
     x, c = node.operands
     known = number_of(c)
     if known is None or x.dtype.kind != "bool":
@@ -224,7 +224,7 @@ def neutral_bool(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("lt", "le", "gt", "ge")
 def iota_out_of_range(graph: Graph, node: Node) -> Value | None:
-    """0, 1, … n-1 compared with a number that is in front of all of them, or behind."""
+    """0, 1, … n-1 compared with a number less than all of them, or greater than all, is constant."""
     places, c = node.operands
     number, source = number_of(c), _spread(places).producer
     if number is None or source is None or not source.is_op("iota"):
@@ -241,7 +241,7 @@ def iota_out_of_range(graph: Graph, node: Node) -> Value | None:
 
 
 def _spread(value: Value) -> Value:
-    """What a value shows at other places, each of them maybe more than once."""
+    """Return the value whose elements another one repeats, each once or more."""
     while value.producer is not None and value.producer.is_op("expand", "reshape", "permute"):
         (value,) = value.producer.operands
     return value

@@ -1,4 +1,4 @@
-"""Casts that change no bit: removed; every other cast is honoured, as it rounds."""
+"""Removal of casts that change no bit; every other cast is kept, as it rounds."""
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
@@ -18,7 +18,7 @@ _WIDER: dict[DType, tuple[DType, ...]] = {
 
 
 def holds_all(wide: DType, narrow: DType) -> bool:
-    """Whether ``wide`` represents every number of ``narrow``."""
+    """Return whether ``wide`` represents every number of ``narrow``."""
     return wide == narrow or wide in _WIDER.get(narrow, ())
 
 
@@ -31,7 +31,7 @@ def neutral_cast(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("cast")
 def cast_through_wider(graph: Graph, node: Node) -> Value | None:
-    """x → wider → t is x → t, as the first step loses nothing; f32 → bf16 → f32 rounds, and stays."""
+    """x → wider → t is x → t, as the first step is exact; f32 → bf16 → f32 rounds, and is kept."""
     (x,) = node.operands
     if x.producer is None or not x.producer.is_op("cast"):
         return None
@@ -51,7 +51,7 @@ _ARITHMETIC = (
 
 @simplifies("cast")
 def rounded_arithmetic(graph: Graph, node: Node) -> Value | None:
-    """Half types compute in f32 and round: of operands of a half type, what is computed in f32 and rounded to it."""
+    """Half dtypes compute in f32 and round: f32 arithmetic on half operands, rounded to half, is half arithmetic."""
     (x,) = node.operands
     inner, half = x.producer, node.result.dtype
     if inner is None or half not in (BF16, F16) or x.dtype != F32 or not inner.is_op(*_ARITHMETIC):

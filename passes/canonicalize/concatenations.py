@@ -9,7 +9,7 @@ _COMBINED = {"max": "maximum", "sum": "add"}
 
 
 class _Parts:
-    """What is computed from a concatenation along one dim, part by part; all parts but one are single columns."""
+    """Arithmetic on a concatenation along one dim is done on each part; all parts but one are single columns."""
 
     def __init__(self, graph: Graph, dim: int) -> None:
         self.graph, self.dim = graph, dim
@@ -17,7 +17,7 @@ class _Parts:
         self.made: dict[tuple[Value, int], Value] = {}
 
     def find(self, value: Value) -> bool:
-        """Whether there is such a concatenation, with nothing but arithmetic between."""
+        """Return whether there is such a concatenation, with only arithmetic in between."""
         pending, seen = [value], set[Value]()
         while pending:
             value = pending.pop()
@@ -40,11 +40,11 @@ class _Parts:
         return len(self.sizes) > 1
 
     def is_column(self, value: Value) -> bool:
-        """Whether a value is the same along the dim."""
+        """Return whether a value is the same along the dim."""
         return len(value.shape) < -self.dim or value.shape[self.dim] == 1
 
     def of(self, value: Value, part: int) -> Value:
-        """One part of a value."""
+        """Return one part of a value."""
         node = value.producer
         if self.is_column(value):
             return value

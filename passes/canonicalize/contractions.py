@@ -59,7 +59,7 @@ def permuted_operand(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("contraction")
 def scaled_operand(graph: Graph, node: Node) -> Value | None:
-    """What is only scaled for a contraction is scaled before it is permuted: labels take the permutation."""
+    """Scale a contraction's operand before it is permuted, so that the labels absorb the permutation."""
     operands = list(node.operands)
     for i, value in enumerate(operands):
         scale = value.producer
@@ -86,7 +86,7 @@ def rows_first(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("contraction")
 def single_row(graph: Graph, node: Node) -> Value | None:
-    """A dim of length 1 that what is computed brings to a product with a given weight is a row, not a column."""
+    """A length-1 dim that a computed operand brings to a matmul with a weight is a row, not a column."""
     terms, out = split_spec(node.attributes["spec"])
     if not out or node.result.shape[-1] != 1 or set(out).intersection(*terms):
         return None
@@ -124,9 +124,9 @@ def permuted_result(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("contraction")
 def broadcast_operand(graph: Graph, node: Node) -> Value | None:
-    """Where one operand is broadcast along a kept dim of the other, it needs no such dim: x(a…)·expand(y)(a…) = x·y.
+    """An operand that is broadcast along a kept dim of the other needs no such dim: x(a…)·expand(y)(a…) = x·y.
 
-    A summed dim stays, or a library may sum one operand by itself, where that may overflow or be rounded.
+    A summed dim is kept: a library may sum one operand by itself, which may overflow or round.
     """
     terms, out = split_spec(node.attributes["spec"])
     for i, view in _views_among(node, "expand"):
@@ -155,7 +155,7 @@ def broadcast_operand(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("contraction")
 def inserted_ones(graph: Graph, node: Node) -> Value | None:
-    """A product needs no dims of length 1 that a reshape has put into an operand."""
+    """A contraction needs no length-1 dims that a reshape has added to an operand."""
     terms, out = split_spec(node.attributes["spec"])
     for i, view in _views_among(node, "reshape"):
         (inner,), value = view.operands, view.result
@@ -208,7 +208,7 @@ def flattened_rows(graph: Graph, node: Node) -> Value | None:
 
 
 def _agreed(groups: list[tuple[Size, ...]], stays: bool) -> tuple[Size, ...] | None:
-    """How the operands split a dim, those of length 1 aside, if they agree."""
+    """Return how the operands split a dim, ignoring those of length 1, if they agree."""
     groups = [tuple(n for n in group if n != 1) or (1,) for group in groups]
     agree = all(same_shape(group, groups[0]) for group in groups)
     return groups[0] if agree and (stays or len(groups[0]) == 1) else None
@@ -237,9 +237,9 @@ def merged_dims(value: Value) -> list[tuple[Size, ...]] | None:
 
 
 def _moves_elements(value: Value) -> bool:
-    """Whether a reshape merges dims that a permutation has brought together, as a partition into windows does.
+    """Return whether a reshape merges dims that a permutation made adjacent, as a partition into windows does.
 
-    Whoever computes the elements stores them in this order, and rows of a product lie as its result does.
+    Its producer stores the elements in this order, and rows of a matmul are laid out as its result.
     """
     groups, view = merged_dims(value), value.producer
     below = view.operands[0].producer if groups and view else None

@@ -1,4 +1,4 @@
-"""Arithmetic on constants, done here only where it gives the very bits that eager would give."""
+"""Constant folding, only where it yields exactly the bits of eager."""
 
 import math
 import operator
@@ -24,13 +24,13 @@ _COMPARE: dict[str, Callable[..., bool]] = {
 
 
 def number_of(value: Value) -> Number | None:
-    """The number a constant stands for, in full precision; None for any other value."""
+    """Return the number of a constant, in full precision; None for any other value."""
     node = value.producer
     return node.attributes["value"] if node is not None and node.op.name == "constant" else None
 
 
 def rounded(value: Number, dtype: DType) -> Number:
-    """The nearest number of the element type, halves to even; beyond it infinity, or for integers the remainder."""
+    """Return the nearest number of the dtype, halves to even; out of range infinity, or for integers the remainder."""
     if dtype == BOOL:
         return bool(value)
     if dtype.kind == "int":
@@ -91,7 +91,7 @@ def cast_of_number(graph: Graph, node: Node) -> Value | None:
         return None
     if dtype.kind == "int" and x.dtype.is_float:
         return None
-    # From f64 to f32 the number stays as precise as it is: whoever uses it rounds it to f32.
+    # From f64 to f32 the number keeps its precision: its reader rounds it to f32.
     if rounded(rounded(n, x.dtype), dtype) != n and (x.dtype, dtype) != (F64, F32):
         return None
     return graph.constant(n if dtype.is_float else rounded(n, dtype), dtype, x.tensor.device)

@@ -12,7 +12,7 @@ def _slice(graph: Graph, x: Value, dim: int, start: Size, stop: Size, step: int)
 
 @simplifies("slice")
 def slice_of_slice(graph: Graph, node: Node) -> Value | None:
-    """Two slices along one dim are one, unless the first is a value in its own right that others read too."""
+    """Two slices along one dim are one, unless the first has other readers."""
     inner = node.operands[0].producer
     if len(node.operands[0].users) != 1:
         return None
@@ -25,7 +25,7 @@ def slice_of_slice(graph: Graph, node: Node) -> Value | None:
     stop = simplify(a["start"] + b["stop"] * a["step"])
     if same_size(b["start"], b["stop"]):
         stop = start
-    elif a["step"] != 1:  # right behind the last element, lest it leave the dim
+    elif a["step"] != 1:  # end right after the last element, so as not to leave the dim
         if not _at_most(simplify(b["start"] + 1), b["stop"]):
             return None
         stop = simplify(stop - (a["step"] - 1))
@@ -34,7 +34,7 @@ def slice_of_slice(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("slice")
 def slice_of_concat(graph: Graph, node: Node) -> Value | None:
-    """A slice that lies within one part of a concatenation is a slice of that part."""
+    """A slice within one part of a concatenation is a slice of that part."""
     inner, at = node.operands[0].producer, node.attributes
     if inner is None or not inner.is_op("concat"):
         return None
@@ -52,7 +52,7 @@ def slice_of_concat(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("slice")
 def slice_across_parts(graph: Graph, node: Node) -> Value | None:
-    """A slice over several parts of a concatenation that is read in slices only: what it has of each, side by side."""
+    """A slice across parts of a concatenation that is only read in slices is a concatenation of slices."""
     (x,), at = node.operands, node.attributes
     if x.producer is None or not x.producer.is_op("concat") or x in graph.outputs or at["step"] != 1:
         return None
@@ -74,14 +74,14 @@ def slice_across_parts(graph: Graph, node: Node) -> Value | None:
 
 
 def _at_most(a: Size, b: Size) -> bool:
-    """Whether a ≤ b for all values of the symbols."""
+    """Return whether a ≤ b for all values of the symbols."""
     difference = simplify(b - a)
     return difference >= 0 if isinstance(difference, int) else bool(difference.is_nonnegative)
 
 
 @simplifies("slice")
 def slice_of_computed(graph: Graph, node: Node) -> Value | None:
-    """What is computed for one slice of it only is computed from slices: of the last token alone, say."""
+    """A computation whose only reader is a slice is done on slices, of the last token alone for instance."""
     inner, dim = _computed_for(graph, node), node.attributes["dim"]
     if inner is None or not inner.has(Trait.POINTWISE | Trait.REDUCTION) or dim in inner.attributes.get("dims", ()):
         return None
@@ -101,24 +101,24 @@ def slice_of_product(graph: Graph, node: Node) -> Value | None:
 
 
 def _computed_for(graph: Graph, node: Node) -> Node | None:
-    """What computes a value of which nobody reads more than this slice."""
+    """Return the producer of a value that only this slice reads."""
     (x,) = node.operands
     return x.producer if len(x.users) == 1 and x not in graph.outputs else None
 
 
 def _has(value: Value, dim: int, size: Size) -> bool:
-    """Whether the value is not broadcast along this dim."""
+    """Return whether the value is not broadcast along this dim."""
     return -dim <= len(value.shape) and same_size(value.shape[dim], size)
 
 
 def _of_slices(graph: Graph, inner: Node, like: Node, dims: list[int]) -> Value:
-    """A computation on slices of its operands along these dims; 0 where an operand stays whole."""
+    """Return a computation on slices of its operands along these dims; operands for which the dim is 0 stay whole."""
     operands = [_part(graph, v, like, dim) if dim else v for v, dim in zip(inner.operands, dims, strict=True)]
     return graph.add_node(inner.op.name, operands, dict(inner.attributes)).result
 
 
 def _part(graph: Graph, value: Value, like: Node, dim: int) -> Value:
-    """The same slice of another value; the one that there is, so that its last reader is known as such."""
+    """Return the same slice of another value; an existing one is reused, so that it counts as its reader."""
     at = like.attributes | {"dim": dim}
     there = (u.result for u in value.users if u.is_op("slice") and u.attributes == at)
     return next(there, None) or _slice(graph, value, dim, at["start"], at["stop"], at["step"])
@@ -132,7 +132,7 @@ def concat_of_one(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("concat")
 def concat_of_equal(graph: Graph, node: Node) -> Value | None:
-    """A value beside itself, as stacking repeats it, is the value expanded."""
+    """A value concatenated with itself, as stacking does, is the value expanded."""
     (x, *others), shape = node.operands, node.result.shape
     if any(v is not x for v in others):
         return None
@@ -158,7 +158,7 @@ def concat_of_concat(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("concat")
 def concat_of_permuted(graph: Graph, node: Node) -> Value | None:
-    """Values that are permuted alike are put together first, then permuted."""
+    """Concatenate values with equal permutations first, then permute."""
     views = (v.producer for v in node.operands)
     dims = next((v.attributes["dims"] for v in views if v is not None and v.is_op("permute")), None)
     if dims is None:
@@ -171,7 +171,7 @@ def concat_of_permuted(graph: Graph, node: Node) -> Value | None:
 
 
 def _before_permute(value: Value, dims: tuple[int, ...]) -> Value | None:
-    """What a value is the permutation of; a reshape is one where only dims of length 1 move."""
+    """Return the operand of a permutation; a reshape counts as one where only length-1 dims move."""
     view = value.producer
     if view is None or not view.is_op("permute", "reshape"):
         return None
@@ -200,7 +200,7 @@ def concat_of_neighbours(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("concat")
 def concat_of_all_slices(graph: Graph, node: Node) -> Value | None:
-    """All of x in equal slices along one dim, put together along another one: a reshape of x, permuted.
+    """All equal slices of x along one dim, concatenated along another one: a reshape of x, permuted.
 
     The slices may have been permuted alike, and reshaped by dims of length 1 that come and go, as unbind and stack do.
     """

@@ -1,4 +1,4 @@
-"""Equal computations are done once; outputs that were apart in memory stay apart."""
+"""Common subexpression elimination; outputs with storage of their own keep it."""
 
 from collections.abc import Hashable
 
@@ -10,7 +10,7 @@ _KEPT = Trait.OPAQUE | Trait.ORDERED | Trait.WRITE | Trait.REGION
 
 
 def merge_equal(graph: Graph) -> int:
-    """Let one node stand for all that compute the same; how many went."""
+    """Merge the nodes with equal computations; return how many were erased."""
     seen: dict[Hashable, Node] = {}
     position: dict[Value, int] = {v: i for i, v in enumerate(graph.inputs)}
     written, returned = _written(graph), _returned(graph)
@@ -54,10 +54,10 @@ def _roots(values: list[Value]) -> set[Node]:
 
 
 def _written(graph: Graph) -> set[Node]:
-    """What makes storage that is written to later: it must not be shared."""
+    """Return the nodes whose results are written later: they must not share storage."""
     return _roots([n.operands[0] for n in graph.nodes if n.has(Trait.WRITE)])
 
 
 def _returned(graph: Graph) -> set[Node]:
-    """What makes the storage of outputs."""
+    """Return the nodes that produce the storage of outputs."""
     return {n for n in _roots(graph.outputs) if not n.is_alias}

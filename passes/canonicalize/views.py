@@ -28,7 +28,7 @@ def identity_permute(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("slice")
 def full_slice(graph: Graph, node: Node) -> Value | None:
-    """A slice that takes everything."""
+    """A slice of all elements is its operand."""
     (x,) = node.operands
     return x if same_shape(x.shape, node.result.shape) else None
 
@@ -73,7 +73,7 @@ def ones_before_expanding(graph: Graph, node: Node) -> Value | None:
 
 
 def kept_dims(inner: tuple[Size, ...], shape: tuple[Size, ...]) -> list[int] | None:
-    """Which dims are those of ``inner``, the others being of length 1; None where it is no such reshape."""
+    """Return which dims are those of ``inner``, the others having length 1; None for any other reshape."""
     kept: list[int] = []
     for d, n in enumerate(shape):
         if len(kept) < len(inner) and same_size(n, inner[len(kept)]):
@@ -85,7 +85,7 @@ def kept_dims(inner: tuple[Size, ...], shape: tuple[Size, ...]) -> list[int] | N
 
 @simplifies("permute")
 def permute_of_ones(graph: Graph, node: Node) -> Value | None:
-    """A permutation that moves only dims of length 1 keeps the order of the elements: a reshape."""
+    """A permutation that moves only length-1 dims keeps the order of the elements: a reshape."""
     (x,) = node.operands
     moved = [d for d in node.attributes["dims"] if x.shape[d] != 1]
     if moved != sorted(moved) or 0 in x.shape:
@@ -95,7 +95,7 @@ def permute_of_ones(graph: Graph, node: Node) -> Value | None:
 
 @simplifies("permute")
 def permute_before_ones(graph: Graph, node: Node) -> Value | None:
-    """Where a reshape only adds or drops dims of length 1, what is permuted is what it views."""
+    """A permutation after a reshape that only adds or drops length-1 dims comes before it."""
     inner = _view(node.operands[0], "reshape")
     if inner is None:
         return None
@@ -123,7 +123,7 @@ def implicit_broadcast(graph: Graph, node: Node) -> Value | None:
     if all(a is b for a, b in zip(operands, node.operands, strict=True)):
         return None
     for keep in range(len(operands) + 1):
-        # Where nobody else brings the full shape, the first operands keep their expansion.
+        # Where no other operand has the full shape, the first operands keep their expansion.
         chosen = [*node.operands[:keep], *operands[keep:]]
         if same_shape(broadcast(*(v.shape for v in chosen)), node.result.shape):
             break
@@ -181,7 +181,7 @@ def _computed_from(node: Node) -> Value | None:
 
 
 def _of_narrow(graph: Graph, node: Node, wide: Value, expansion: Node) -> Value:
-    """What a node computes, of what was expanded."""
+    """Return a node's computation on operands before their expansion."""
     operands = [expansion.operands[0] if v is wide else v for v in node.operands]
     return graph.add_node(node.op.name, operands, dict(node.attributes)).result
 

@@ -1,4 +1,4 @@
-"""Fusions across operations that have a name: residual and norm, gates, projections with what follows them."""
+"""Fusions across named operations: residual and norm, gates, projections with their epilogues."""
 
 from fusec.passes.fusion import gates, norms, projections
 

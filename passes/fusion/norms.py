@@ -1,4 +1,4 @@
-"""Norms that absorb the residual add before them: the sum stays in registers, and leaves as a second result."""
+"""Norms that absorb the preceding residual add: the sum stays in registers, and is a second result."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What follows a matrix product on the same tile: bias, activation, residual."""
+"""Epilogues of a matmul on the same tile: bias, activation, residual."""
 
 from typing import Annotated
 

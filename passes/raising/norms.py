@@ -20,7 +20,7 @@ def layer_norm(x: Rows, weight: Row | None, bias: Row | None, eps: float) -> Ten
 
 @layer_norm.spelling
 def by_hand(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Mean and variance spelled out, in the type of the rows."""
+    """Mean and variance by hand, in the dtype of the rows."""
     centred = x - x.mean(-1, keepdim=True)
     normed = centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
     normed = normed if weight is None else normed * weight
@@ -29,7 +29,7 @@ def by_hand(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -
 
 @layer_norm.spelling
 def by_hand_upcast(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Mean and variance spelled out in f32, rounded before the scale."""
+    """Mean and variance by hand in f32, rounded before the scale."""
     wide = x.float()
     centred = wide - wide.mean(-1, keepdim=True)
     normed = (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)

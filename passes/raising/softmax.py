@@ -27,7 +27,7 @@ def upcast(x: Tensor) -> Tensor:
 
 @softmax.spelling
 def by_hand(x: Tensor) -> Tensor:
-    """Shifted by the maximum, spelled out."""
+    """Shifted by the maximum, by hand."""
     e = torch.exp(x - x.amax(-1, keepdim=True))
     return e / e.sum(-1, keepdim=True)
 

@@ -18,7 +18,7 @@ def test_a_size_has_one_value() -> None:
 
 
 def test_what_is_no_size_is_refused() -> None:
-    with pytest.raises(GraphError, match="n is not known"):
+    with pytest.raises(GraphError, match="n is unknown"):
         evaluate_size(S * N, {"s": 5})
     with pytest.raises(GraphError, match="it is 5/2"):
         evaluate_size(S / 2, {"s": 5})

@@ -178,7 +178,7 @@ def test_a_broken_graph_still_prints() -> None:
         ("graph g(%x: f32[4]) {\n return %x } more", "line 2, column 14", "the end of the text"),
         ("graph g(%x: f32[4) {\n return %x }", "line 1, column 18", "`]`"),
         ("graph g(%x: f32[1.5]) {\n return %x }", "line 1, column 17", "a whole number"),
-        ("graph g() {\n  %0: f32[] = neg(1.0)\n return %0 }", "line 2, column 22", "an element type"),
+        ("graph g() {\n  %0: f32[] = neg(1.0)\n return %0 }", "line 2, column 22", "a dtype"),
         ("graph g() {\n  ? }", "line 2, column 3", "not '?'"),
         ('graph g() {\n  %0: f32[] = size() {expr=open("x")}\n return %0 }', "line 2, column 28", "function of sizes"),
         ("graph g(%x: f32[4] @(1, 2)) {\n return %x }", "line 1, column 26", "1 strides"),

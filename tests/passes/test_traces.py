@@ -26,7 +26,9 @@ from fusec.passes.raising.norms import rms_norm
 from fusec.passes.traces import Traces
 from fusec.provenance import digest_of
 from fusec.rewriting.fusion import Dims, fusion
-from fusec.rewriting.pattern import PatternLibrary, can_occur, choices, spellings
+from fusec.rewriting.index import Index
+from fusec.rewriting.pattern import PatternLibrary, choices, spellings
+from fusec.rewriting.rule import REWRITES, rewrite
 from fusec.rewriting.sampling import Sizes, sample
 
 ROOT = Path(__file__).parents[2]
@@ -216,18 +218,40 @@ print(own_code() == digest_of(Path(fusec.__file__).parent, time.time()))
     assert sorted(done.stdout.split()) == ["True", "fusec", "fusec.provenance"]
 
 
-def test_a_spelling_that_calls_another_occurs_where_that_does() -> None:
-    masked = passes.raising.softmax.scaled_masked_softmax.spellings["masked_upcast"]
-    assert (
-        can_occur(masked, {"add", "exp"}) and can_occur(masked, {"softmax"}) and not can_occur(masked, {"add", "mul"})
-    )
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_the_next_process_makes_only_patterns_whose_operations_a_graph_has(dtype: DType, tmp_path: Path) -> None:
+    graph = trace_types(rms_norm.function, [TensorType(dtype, (3, 8), (8, 1)), TensorType(dtype, (8,), (1,)), 1e-6])
+    normalize(graph)
+    index, wanted, counts = Index(graph), list[Any](), list[int]()
+    for _ in range(2):
+        made = Traces(trace_types)
+        with made.kept(Cache(tmp_path)):
+            patterns = PatternLibrary(made, normalize, first=OWN, kinds=made.kinds)
+            wanted.append([p.fingerprint for d in OWN for p in patterns.patterns(d, dtype, index)])
+            counts.append(len(patterns.made))
+    everything = [p for d in OWN for p in patterns.patterns(d, dtype)]
+    assert wanted[0] == wanted[1] == [p.fingerprint for p in everything if index.holds_all(p.kinds)] != []
+    assert 3 * counts[1] < counts[0]
 
 
-@pytest.mark.parametrize("declared", OWN, ids=lambda declared: declared.name)
-def test_a_declaration_occurs_in_its_own_graph(declared: Any) -> None:
-    made = library(trace_types)
-    for present in choices(declared.parameters):
-        for function in spellings(declared).values():
-            graph, _ = made.traced(declared, function, F32, present, 2)
-            normalize(graph)
-            assert can_occur(function, {node.op.name for node in graph.nodes})
+def test_nothing_is_known_of_patterns_that_others_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.rewriting.fusion.FUSIONS", {})
+    made = library(Traces(trace_types))
+
+    @fusion
+    def quadrupled(x: Rows) -> Tensor:
+        """4x"""
+        return x * 4
+
+    assert list(made.patterns(quadrupled, F32)) and list(made.patterns(rms_norm, F32))
+    names = {title.split()[0] for title in made.kinds}
+    assert "rms_norm" in names and "quadrupled" not in names
+
+    @rewrite
+    def doubled(x: Rows) -> Tensor:
+        """x + x = 2x"""
+        return x + x
+
+    monkeypatch.setitem(REWRITES, "doubled", REWRITES.pop("doubled"))
+    other = library(Traces(trace_types))
+    assert list(other.patterns(rms_norm, F32)) and not other.kinds

@@ -124,7 +124,7 @@ def test_a_timed_model_has_measured_times_beside_the_predicted() -> None:
     assert totals.measured_us >= sum(k.roofline.us * k.launches for k in found.kernels) * 0.999
     assert 40 in found.assumed.values()  # the size that it ran with, not one that stands for any
     text = as_text(roofline_view(found))
-    for word in ("measured", "GB/s", "of the limit", "%", "Together: predicted", "looks at the clock"):
+    for word in ("measured", "GB/s", "of the limit", "%", "Together: predicted", "without probes"):
         assert word in text
 
 

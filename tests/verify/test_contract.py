@@ -104,7 +104,7 @@ def _wider(x: torch.Tensor, cache: torch.Tensor) -> dict[str, Any]:
         (_eager, None),
         (_no_alias, "aliases"),
         (_dense, "strides"),
-        (_no_mutation, "input 1 is left with other values"),
+        (_no_mutation, "input 1 is different after the call"),
         (_more_random, "random state"),
         (_detached, "requires_grad"),
         (_as_tuple, "nested"),
