@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.fuzz.targets import triton
 from fusec.codegen import target_named
 from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.kernel import Dot, walk
@@ -23,6 +22,7 @@ from fusec.pipeline import Context
 from fusec.reference.contract import compare_outputs
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
+from tests.campaigns.fuzz.targets import triton
 from tests.machines import cpu, profile
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
