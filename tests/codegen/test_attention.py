@@ -16,7 +16,7 @@ from fusec.config import Config
 from fusec.dynamo import backend, compiled_graphs
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
-from fusec.passes import attention
+from fusec.passes import decompose_sdpa
 from fusec.reference.contract import compare_outputs
 
 SCALE = 0.125
@@ -425,7 +425,7 @@ def test_a_call_and_its_spelling_are_compared(
     spelling: Callable[..., Tensor], planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if planted:
-        right = attention.spelled_out
+        right = decompose_sdpa.spelled_out
 
         def wrong(node: Node) -> Graph:
             body = right(node)
@@ -434,7 +434,7 @@ def test_a_call_and_its_spelling_are_compared(
             scale.attributes = scale.attributes | {"value": 1.01 * scale.attributes["value"]}
             return body
 
-        monkeypatch.setattr(attention, "spelled_out", wrong)
+        monkeypatch.setattr(decompose_sdpa, "spelled_out", wrong)
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(spelling, backend=backend, options={"strict": True, "verify": True})(*sample(20, 40, width=48))
