@@ -42,7 +42,7 @@ _OF_LOOPS = (
     "passes/test_grouping.py",
     "codegen/test_attention.py",
     "codegen/test_attention_caches.py",
-    "codegen/test_places.py",
+    "codegen/test_dynamic_indices.py",
     "codegen/test_lookups.py",
     "codegen/test_products.py",
     "codegen/test_program.py",
@@ -58,15 +58,15 @@ CONCERNED: dict[str, tuple[str, ...]] = {
     "fusec/analysis": _OF_LOOPS,
     "codegen/triton": ("codegen/test_triton_printer.py", "codegen/test_triton_regions.py",
                        "codegen/test_triton_compile.py", "codegen/test_triton_contractions.py",
-                       "codegen/test_triton_attention.py", "codegen/test_places.py"),
+                       "codegen/test_triton_attention.py", "codegen/test_dynamic_indices.py"),
     "codegen/triton/schedules": ("codegen/test_triton_contractions.py", "codegen/test_triton_attention.py",
                                "codegen/test_triton_compile.py"),
     "codegen/cpp": ("codegen/test_cpp.py", "codegen/test_cpp_functions.py", "codegen/test_dots.py",
-                    "codegen/test_many_rows.py", "codegen/test_program.py", "codegen/test_stretches.py"),
+                    "codegen/test_many_rows.py", "codegen/test_program.py", "codegen/test_launch_batches.py"),
     "codegen": ("codegen/test_bounds.py", "codegen/test_schedule_reductions.py", "codegen/test_attention.py",
-                "codegen/test_attention_caches.py", "codegen/test_many_rows.py", "codegen/test_places.py",
+                "codegen/test_attention_caches.py", "codegen/test_many_rows.py", "codegen/test_dynamic_indices.py",
                 "codegen/test_lookups.py", "codegen/test_products.py", "codegen/test_program.py",
-                "codegen/test_sizes.py", "codegen/test_stretches.py"),
+                "codegen/test_sizes.py", "codegen/test_launch_batches.py"),
 }  # fmt: skip
 """The tests (below tests/) that a folder's files are the subject of: they run first."""
 UNCONCERNED = ("test_layout.py", "test_packaging.py", "test_readme.py", "bench", "campaigns", "models/test_weights.py")

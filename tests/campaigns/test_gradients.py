@@ -8,9 +8,10 @@ from torch import Tensor, fx, nn
 pytest.importorskip("transformers")
 
 from bench.families import FAMILIES
+from bench.numerics import move_weights
 from fusec.reference.contract import Comparison
 from tests.campaigns.faults import SDPA, Fault, Plant, calls, planted
-from tests.campaigns.gradients import compare_gradients, move_weights
+from tests.campaigns.gradients import compare_gradients
 
 
 def _wrong(comparisons: dict[str, Comparison]) -> list[str]:
@@ -72,8 +73,8 @@ def _norm_scaled(graph: fx.Graph) -> bool:
 
 
 def _norm_with_larger_gradient(x: Tensor, shape: tuple[int, ...], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    larger = [p + 0.1 * (p - p.detach()) for p in (weight, bias)]
-    return F.layer_norm(x, shape, *larger, eps)
+    weight, bias = (p + 0.1 * (p - p.detach()) for p in (weight, bias))
+    return F.layer_norm(x, shape, weight, bias, eps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

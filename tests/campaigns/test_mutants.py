@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,11 @@ def test_every_file_has_tests_and_a_module() -> None:
     assert mutants.module_of("fusec/loops/affine.py") == "fusec.loops.affine"
 
 
+def test_named_tests_exist() -> None:
+    names = {name for tests in mutants.CONCERNED.values() for name in tests} | set(mutants.UNCONCERNED)
+    assert not [name for name in sorted(names) if not (ROOT / "tests" / name).exists()]
+
+
 def test_arguments_are_about_mutants_that_there_are() -> None:
     known = {m.key for name in mutation.files(ROOT) for m in mutation.mutants(name, (ROOT / name).read_bytes())}
     assert not set(mutants.argued()) - known
@@ -123,7 +129,7 @@ def test_what_survived_is_judged_again_and_what_it_was_judged_with_is_kept(
     key = mutation.mutants(place, (tree / place).read_bytes())[0].key
     outcomes = {key: "survived", "gone": "survived", "settled": "argued", "no longer argued": "argued", "x": "killed"}
     rows = {k: {"key": k, "path": place, "outcome": o, "by": ""} for k, o in outcomes.items()}
-    content = {"seed": 3, "commit": "before", "mutants": rows}
+    content: dict[str, Any] = {"seed": 3, "commit": "before", "mutants": rows}
     assert [m.key for m in mutants.unnoticed(tree, content)] == [key]
     assert [row["outcome"] for row in rows.values()] == ["survived", "removed", "argued", "removed", "killed"]
     assert content["commit"] == "before" and content["again"]["commit"] == rows["gone"]["again"] != "before"

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from fusec.codegen.triton import check as checks
+from fusec.codegen.triton.compile import Report
 from tests.campaigns import triton_kernels as command
 
 WORDS = ["--models", "vit", "--dtypes", "float32", "--chips", "sm_90", "--hidden", "32", "--shapes", "2x9"]
@@ -26,14 +27,14 @@ def test_kernels_of_a_model_pass(tmp_path: Path, capsys: Any) -> None:
     assert {"commit", "versions", "seed"} <= content.keys()
     rows = content["kernels"]
     assert sum(row["places"] for row in rows) > len(rows)  # two layers share kernels
-    assert all(row["chips"]["sm_90"]["spills"] == 0 and row["ratio"] <= 1 for row in rows)
+    assert all(row["spills"] == [0] and row["ratio"] <= 1 for row in rows)
     rounded = [row for row in rows if row["label"] != "ge"]  # a mask is exact; transformers builds it on torch 2.11
     assert rounded and all(row["ratio"] > 0 for row in rounded)
     assert "pass" in capsys.readouterr().out
 
 
 def test_a_wrong_kernel_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(checks, "compile_for", lambda kernel, chip: checks.Report(kernel.name, chip, 8, 4, 0, 0))
+    monkeypatch.setattr(checks, "compile_for", lambda kernel, chip: Report(kernel.name, chip, 8, 4, 0, 0))
     monkeypatch.setattr(checks, "TritonKernel", lambda kernel: lambda buffers, symbols: None)
     status, content = found(tmp_path)
     assert status == 1 and not content["passed"]
@@ -55,5 +56,5 @@ def test_candidates_of_products_are_right(tmp_path: Path) -> None:
         "112",
     ]
     status, content = found(tmp_path, *words)
-    forms = [form for row in content["kernels"] for form in row["forms"]]
+    forms = [form for row in content["kernels"] for form in row.get("forms", ())]
     assert status == 0 and content["mode"] == "max-autotune" and any("descriptors" in form for form in forms)

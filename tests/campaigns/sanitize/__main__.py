@@ -26,7 +26,7 @@ WORKER = ("-m", "tests.campaigns.sanitize.worker")
 BATCH = 50
 """Graphs per process."""
 ROOT = Path(__file__).parents[3]
-TESTS = ("tests/codegen/test_lookups.py", "tests/codegen/test_places.py", "tests/codegen/test_products.py",
+TESTS = ("tests/codegen/test_lookups.py", "tests/codegen/test_dynamic_indices.py", "tests/codegen/test_products.py",
          "tests/codegen/test_attention.py", "tests/codegen/test_windows.py", "tests/codegen/test_cpp_functions.py",
          "tests/backend/test_values.py", "tests/backend/test_storage.py")  # fmt: skip
 
