@@ -5,7 +5,7 @@
 
 import argparse
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
@@ -80,9 +80,11 @@ class Found:
         return not (self.refused or self.failed)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; of a site, what there is to say."""
-        sites = [{name: value for name, value in site.items() if value or value == 0} for site in self.sites]
-        return asdict(self) | {"sites": sites, "fused": self.fused[0], "left_out": self.left_out, "passed": self.passed}
+        """Return plain data: sites fused by kind, and of each other one what there is to say."""
+        fused = Counter(site["kind"] for site in self.sites if site["fused"])
+        missed = [site for site in self.sites if not site["fused"]]
+        sites = [{name: value for name, value in site.items() if value or value == 0} for site in missed]
+        return asdict(self) | {"sites": sites, "fused": fused, "left_out": self.left_out, "passed": self.passed}
 
 
 def find(name: str, dtype: str, seed: int) -> Found:

@@ -59,7 +59,7 @@ def test_check_knows_what_is_not_promised(name: str) -> None:
     assert not result.passed and result.differs
 
 
-def test_empty_fields_of_sites_are_left_out() -> None:
-    found = Found("llama", "float32", sites=[SITE])
+def test_sites_are_written_where_they_are_missed_without_empty_fields() -> None:
+    found = Found("llama", "float32", sites=[SITE, SITE | {"fused": True}])
     assert found.to_json()["sites"] == [{"kind": "norm", "fused": False, "bytes_lost": 0}]
-    assert found.sites == [SITE]
+    assert found.to_json()["fused"] == {"norm": 1} and found.sites[0] == SITE

@@ -65,6 +65,13 @@ class Row:
         """Whether it is right, proved within its buffers, and compiled without spills."""
         return not self.problem
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data without empty fields; of what it takes on chips, a list of each figure."""
+        fields = {name: value for name, value in asdict(self).items() if name != "chips" and (value or value == 0)}
+        names = dict.fromkeys(name for taken in self.chips.values() for name in taken)
+        figures = {name: [taken[name] for taken in self.chips.values()] for name in names}
+        return fields | figures | {"passed": self.passed}
+
 
 Found = dict[tuple[object, ...], tuple[Row, Node, list[Any]]]
 """By structure: what is reported, a region that has it, and what it takes."""
@@ -86,7 +93,7 @@ def main(words: list[str] | None = None) -> int:
         "shapes": options.shapes.split(","),
         "hidden": options.hidden,
         "mode": options.mode,
-        "kernels": [asdict(row) | {"passed": row.passed} for row in rows],
+        "kernels": [row.to_json() for row in rows],
         "passed": all(row.passed for row in rows) and bool(rows),
     }
     console.print(f"written to {write_result(question, options.seed, content, options.json)}", style="dim")

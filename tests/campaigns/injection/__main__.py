@@ -7,7 +7,6 @@ import argparse
 import logging
 import tempfile
 import time
-from dataclasses import asdict
 from itertools import groupby
 from unittest import mock
 
@@ -33,7 +32,7 @@ def main(words: list[str] | None = None) -> int:
     console.print(_table(stages))
     content = {
         "passed": passed, "seconds": round(time.perf_counter() - start), "stages": stages,
-        "outcomes": [asdict(o) | {"passed": o.passed} for o in found],
+        "outcomes": [o.to_json() for o in found],
     }  # fmt: skip
     console.print(f"written to {write_result('injection', 0, content, options.json)}", style="dim", highlight=False)
     return int(not passed)

@@ -7,7 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,10 @@ class Outcome:
     def passed(self) -> bool:
         """The model ran, was right, and, where the function raised, somebody said so."""
         return not self.error and self.right and (not self.fired or any(PLANTED in r for r in self.reasons))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data; without reasons where it passed, since they would be most of the file."""
+        return asdict(self) | {"reasons": [] if self.passed else self.reasons, "passed": self.passed}
 
 
 @dataclass(frozen=True)
