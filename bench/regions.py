@@ -8,10 +8,12 @@ from torch import nn
 
 from fusec.analysis.machine import Machine
 from fusec.codegen.tile.configuration import KernelConfig
+from fusec.compiler import context_for
 from fusec.config import Config
 from fusec.dynamo import backend_with, interpreted
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
+from fusec.loops.plan import plan_kernel
 from fusec.reference.interpreter import evaluate
 
 
@@ -38,10 +40,9 @@ def regions_of(graph: Graph, arguments: list[Any], config: Config | None = None)
     """The kernels that the pipeline makes of a graph, which it changes, with what they get."""
     from fusec.codegen.triton import TritonTarget
     from fusec.passes import default_pipeline
-    from fusec.pipeline import Context
 
     config = config or Config()
-    default_pipeline(config, "triton").run(graph, Context(config, machine=TritonTarget().machine(config)))
+    default_pipeline(config).run(graph, context_for(TritonTarget(), config)[0])
     regions = [n for n in graph if n.is_op("region") and n.attributes["kind"] == "kernel"]
     values = list(dict.fromkeys(v for region in regions for v in region.operands))
     graph.set_outputs(values)
@@ -54,10 +55,11 @@ def other_forms(region: Node, machine: Machine) -> list[KernelConfig]:
 
     Those that are tried for the machine at all.
     """
+    from fusec.codegen.triton.legality import ANY
     from fusec.codegen.triton.schedules import configs
 
     try:
-        default, *others = configs(region, machine)
+        default, *others = configs(plan_kernel(region.body, ANY), machine)
     except ScheduleError:
         return []
     forms: dict[tuple[bool, bool, bool], KernelConfig] = {_form(default): default}

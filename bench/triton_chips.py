@@ -30,12 +30,14 @@ from fusec.analysis.cost import region_cost
 from fusec.analysis.machine import Machine
 from fusec.codegen.program.launchables import PASS_NAME
 from fusec.codegen.tile.kernel import Kernel
+from fusec.compiler import context_for
 from fusec.config import MODES, Config
 from fusec.debug.roofline import residents
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
+from fusec.loops.plan import plan_kernel
 
 MACHINES = {
     "sm_80": "a100", "sm_89": "rtx4090", "sm_90": "h100", "sm_100": "b200", "sm_120": "rtx5090", "gfx942": "mi300x",
@@ -155,12 +157,11 @@ def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, others:
     from fusec.codegen import target_for
     from fusec.codegen.program.launchables import build_kernels
     from fusec.passes import default_pipeline
-    from fusec.pipeline import Context
 
     config = Config(mode=mode, target="triton", machine=MACHINES[chip])
     target = target_for(graph, config)
-    context = Context(config, machine=target.machine(config))
-    default_pipeline(config, target.name).run(graph, context)
+    context, _ = context_for(target, config)
+    default_pipeline(config).run(graph, context)
     built, cached = build_kernels(graph, target, context), residents(graph, context.machine, {})
     for region in graph:
         if region.has(Trait.REGION) and region.attributes["kind"] != "vendor":
@@ -186,12 +187,13 @@ def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, others:
 def _others(region: Node, found: Found, machine: Machine) -> Iterator[Found]:
     """A kernel with each other config than the default."""
     from fusec.codegen.triton import TritonTarget
+    from fusec.codegen.triton.legality import ANY
     from fusec.codegen.triton.schedules import configs
 
-    target = TritonTarget()
-    for config in configs(region, machine)[1:]:
+    target, plan = TritonTarget(), plan_kernel(region.body, ANY)
+    for config in configs(plan, machine)[1:]:
         other = replace(found, label=f"{found.label} ({config})", key=(found.key, config), loses=True)
-        _complete(other, target.schedule(region, "kernel", machine, config), region.body)
+        _complete(other, target.schedule(plan, "kernel", machine, config), region.body)
         yield other
 
 

@@ -10,6 +10,8 @@ from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan
 from fusec.pipeline import Context
 
 
@@ -73,8 +75,11 @@ class Target(Protocol):
     def machine(self, config: Config) -> Machine:
         """What its kernels run on, as far as it is known."""
 
-    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
-        """The tile program of a kernel region, for a machine; raises ScheduleError where there is none."""
+    def limits(self, config: Config, machine: Machine) -> Limits:
+        """Return the kernels that it has schedules for, and the GEMMs that it wins on a machine."""
+
+    def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
+        """Return the tile program of a planned kernel, for a machine; raises ScheduleError where there is none."""
 
     def print(self, kernel: Kernel) -> str:
         """Its text."""

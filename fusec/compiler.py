@@ -13,7 +13,9 @@ from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
 
 if TYPE_CHECKING:
+    from fusec.codegen.program.launchables import Schedules
     from fusec.codegen.program.program import Program
+    from fusec.codegen.target import Target
 
 
 @dataclass
@@ -33,6 +35,25 @@ class Compiled:
     """What predicted times are those of."""
 
 
+def context_for(target: Target, config: Config, machine: Machine | None = None) -> tuple[Context, Schedules]:
+    """Return what the passes of one compile share, and the kernels that they have scheduled.
+
+    Args:
+        target: of the kernels.
+        config: the user's choices.
+        machine: what predicted times are those of; by default what the target finds.
+    """
+    from fusec.codegen.program.launchables import Schedules
+    from fusec.passes import vendor_pipeline
+
+    machine = machine or target.machine(config)
+    limits = target.limits(config, machine)
+    schedules = Schedules(target, machine, limits)
+    vendor = vendor_pipeline(config)
+    context = Context(config, machine=machine, limits=limits, unschedulable=schedules.refusal, vendor=vendor)
+    return context, schedules
+
+
 def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """Compile one graph.
 
@@ -45,21 +66,18 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
-    from fusec.codegen.program.launchables import Schedules
     from fusec.codegen.program.program import build_program
     from fusec.codegen.target import current
     from fusec.pass_cache import PassCache
-    from fusec.passes import default_pipeline, kept_traces, library_pipeline
+    from fusec.passes import default_pipeline, kept_traces
 
     config = config or Config.from_environment()
     work = graph.copy()
     with current(kernel_device(graph)):
         target = target_for(work, config)
-        machine = target.machine(config)
-        schedules = Schedules(target, machine)
-        context = Context(config, machine=machine, unschedulable=schedules.refusal, library=library_pipeline(config))
+        context, schedules = context_for(target, config)
         start = time.perf_counter()
-        pipeline = default_pipeline(config, target.name)
+        pipeline = default_pipeline(config)
         passes = PassCache(pipeline, graph, context)
         if not passes.load(work):
             with kept_traces(config):

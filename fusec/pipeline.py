@@ -10,6 +10,9 @@ from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
 from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph, Node, Source
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan
+from fusec.refusal import Refusal
 from fusec.remarks import Remarks
 from fusec.rewriting.match import MatchFailure, word
 from fusec.selector import Selector
@@ -61,10 +64,12 @@ class Context:
     """For each telling node that a pattern looked at, the attempt that came furthest."""
     machine: Machine = field(default_factory=assumed_cpu)
     """What predicted times are those of."""
-    unschedulable: Callable[[Node], str] = lambda region: ""
-    """Return why the target has no schedule for a region; "" where it has one."""
-    library: "Pipeline" = field(default_factory=lambda: Pipeline(()))
-    """What groups the rest of a kernel whose products are the library's, to time that as well; without any passes it
+    limits: Limits = field(default_factory=Limits)
+    """The kernels that the target has schedules for; by default no matmul."""
+    unschedulable: Callable[[Plan], Refusal | None] = lambda plan: None
+    """Returns why the target has no schedule for a planned kernel."""
+    vendor: "Pipeline" = field(default_factory=lambda: Pipeline(()))
+    """Groups the rest of a kernel whose matmuls are vendor calls, which is timed as well; without any passes the rest
     runs operation by operation."""
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ if __name__ != "fusec.passes":
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,8 +58,8 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
         "canonicalize": Canonicalize,
         "raise": partial(ApplyDeclared, "raise", raising.__doc__, order[:first], library),
         "fuse": partial(ApplyDeclared, "fuse", fusion.__doc__, order[first:], library, True),
-        "attention": partial(DecomposeSDPA, config.small_m),
-        "group": partial(Group, config.small_m),
+        "attention": DecomposeSDPA,
+        "group": Group,
         "bias": FoldBiasIntoGemm,
     }
     names = {*made, *FUSIONS, *REWRITES, *(rule.name for rule in RULES)}
@@ -70,13 +69,13 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
     return made
 
 
-def library_pipeline(config: Config) -> Pipeline:
-    """The passes that make a program of a GPU kernel's body without a product of ours."""
-    known = known_passes(replace(config, small_m=0))
-    return Pipeline((known["group"](cpu=False), known["bias"]()))
+def vendor_pipeline(config: Config) -> Pipeline:
+    """The passes that make a program of a kernel's body with all matmuls as vendor calls."""
+    known = known_passes(config)
+    return Pipeline((known["group"](), known["bias"]()))
 
 
-def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
+def default_pipeline(config: Config) -> Pipeline:
     """The passes of a compile, one a line with its reason."""
     known = known_passes(config)
     return Pipeline((
@@ -85,6 +84,6 @@ def default_pipeline(config: Config, target: str = "cpp") -> Pipeline:
         known["fuse"](),  # regions across them: residual and norm, gates, projections
         known["attention"](),  # calls that a kernel of ours can serve are spelled out
         known["canonicalize"](),  # what became equal or dead by that
-        known["group"](cpu=target == "cpp"),  # kernels: whatever one loop nest serves, by cost
+        known["group"](),  # kernels: whatever one loop nest serves, by cost
         known["bias"](),  # a product of the vendor takes the bias that a kernel would only add
     ))  # fmt: skip

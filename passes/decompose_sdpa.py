@@ -8,8 +8,7 @@ from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import BOOL, I64, DType, Size, TensorType, accumulation, broadcast, same_shape, same_size
-from fusec.loops.indexing import lower_to_loops
-from fusec.loops.kinds import Limits, classify
+from fusec.loops.plan import plan_kernel
 from fusec.loops.strides import dense, view_layout
 from fusec.pipeline import Context
 from fusec.rewriting.driver import cut
@@ -23,8 +22,6 @@ class DecomposeSDPA:
     """Make a region ``attention`` of each call of scaled-dot-product attention that has a schedule."""
 
     name: ClassVar[str] = "attention"
-    small_m: int = 16
-    """As for grouping; 0 leaves every product to the vendor, and so every attention to ATen."""
 
     def apply(self, graph: Graph, context: Context) -> None:
         """Spell out what can be; the others stay calls, with a remark that says why."""
@@ -32,7 +29,7 @@ class DecomposeSDPA:
         for call in calls:
             try:
                 body = spelled_out(call)
-                classify(lower_to_loops(_as_laid_out(body, call)), Limits(self.small_m))
+                plan_kernel(_as_laid_out(body, call), context.limits)
             except (FusecError, ValueError) as reason:
                 said = reason.reason if isinstance(reason, FusecError) else str(reason)
                 context.remarks.add(

@@ -8,12 +8,12 @@ from transformers import masking_utils
 
 from bench.families import FAMILIES, Sizes
 from bench.numerics import cast_inputs, cast_parameters
-from fusec.analysis.machine import Machine, assumed_cpu
+from fusec.analysis.machine import Machine
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.ir.graph import Graph
 from fusec.passes import default_pipeline
-from fusec.pipeline import Context
+from tests.contexts import context_of
 
 
 def optimized(
@@ -37,7 +37,7 @@ def optimized(
         graphs = capture(model, **inputs, **more)
     for graph in graphs:
         config = Config()
-        default_pipeline(config).run(graph, Context(config, machine=machine or assumed_cpu()))
+        default_pipeline(config).run(graph, context_of(config=config, machine=machine))
     return graphs
 
 

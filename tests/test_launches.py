@@ -16,11 +16,13 @@ from fusec.analysis.machine import Machine, assumed_cpu, chip
 from fusec.codegen import target_named
 from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.kernel import Kernel
+from fusec.compiler import context_for
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.ir.graph import Node
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan
 from fusec.passes import default_pipeline
-from fusec.pipeline import Context
 
 SIZES = [(64, 4), pytest.param(1024, 16, marks=pytest.mark.slow)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -46,8 +48,11 @@ class Scheduled:
     def machine(self, config: Config) -> Machine:
         return assumed_cpu() if self.name == "cpp" else chip("")
 
-    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
-        return self.target.schedule(region, name, machine)
+    def limits(self, config: Config, machine: Machine) -> Limits:
+        return self.target.limits(config, machine)
+
+    def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
+        return self.target.schedule(plan, name, machine)
 
     def print(self, kernel: Kernel) -> str:
         return self.target.print(kernel)
@@ -66,8 +71,8 @@ def steps(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, Counter[
     found = {}
     for target in map(Scheduled, ("cpp", "triton")):
         graph, config = captured.copy(), Config(strict=True)
-        context = Context(config, machine=target.machine(config))
-        default_pipeline(config, target.name).run(graph, context)
+        context, _ = context_for(target, config)
+        default_pipeline(config).run(graph, context)
         found[target.name] = Counter(step.kind for step in build_program(graph, target, context).steps)
     return found
 

@@ -12,6 +12,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType, contiguous_strides
 from fusec.pipeline import Context, Pipeline
 from fusec.selector import Selector
+from tests.contexts import context_of
 
 
 def small_graph() -> Graph:
@@ -168,6 +169,6 @@ def test_a_disabled_fusion_is_left_out() -> None:
     gate = graph.add_node("sigmoid", [x]).result
     graph.set_outputs([graph.add_node("mul", [x, gate]).result])
     for chosen, regions in ((Config(disable="group"), 1), (config, 0)):
-        changed, context = graph.copy(), Context(chosen)
+        changed, context = graph.copy(), context_of(config=chosen)
         passes.default_pipeline(chosen).run(changed, context)
         assert sum(n.is_op("region") for n in changed.nodes) == regions

@@ -154,6 +154,8 @@ class Straight:
         if not lanes:
             if self.lanes_of(s.value):
                 raise BuildError(f"a tile is stored to one element of {s.buffer}", where=self.kernel.name)
+            if self.tiles:  # it would run once a tile, and never where there is none
+                raise BuildError(f"a tile loop stores one element of {s.buffer}", where=self.kernel.name)
             self.line(f"store({pointer}, {scalar_type(dtype)}({value}));")
             return
         if not self.lanes_of(s.value):

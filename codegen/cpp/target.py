@@ -13,6 +13,8 @@ from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan
 from fusec.pipeline import Context
 
 _USUAL_LANES = 16
@@ -72,13 +74,19 @@ class CppTarget:
         """Of the machine, however many threads run at the time: results do not depend on that number."""
         return os.cpu_count() or 1
 
-    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
-        """The tile program of a kernel region, for this machine; raises ScheduleError where there is none."""
+    def limits(self, config: Config, machine: Machine) -> Limits:
+        """Return the kernels that it has schedules for, and the GEMMs that it wins on a machine."""
+        from fusec.codegen.cpp.legality import limits
+
+        return limits(config, machine)
+
+    def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
+        """Return the tile program of a planned kernel, for this machine; raises ScheduleError where there is none."""
         from fusec.codegen.cpp.schedules import schedule
         from fusec.codegen.tile.rows import Tiling
 
         tiling = Tiling(self.lanes, bf16_products=self.bf16_products, cores=self.cores)
-        return replace(schedule(region, tiling), name=name)
+        return schedule(plan, name, tiling)
 
     def print(self, kernel: Kernel) -> str:
         """The translation unit."""

@@ -1,6 +1,6 @@
 """The kernels of a graph: each distinct one is scheduled and built once, and what has none is reported."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -15,8 +15,11 @@ from fusec.ir.graph import Graph, Node, is_written
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 from fusec.ir.types import TensorType
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan, plan_kernel
 from fusec.loops.strides import dense
 from fusec.pipeline import Context
+from fusec.refusal import Refusal
 from fusec.remarks import LAUNCH
 
 PASS_NAME = "program"
@@ -25,8 +28,8 @@ PASS_NAME = "program"
 class Schedules:
     """Schedule regions for a target, each distinct one once: grouping asks for the kernels that are built later."""
 
-    def __init__(self, target: Target, machine: Machine) -> None:
-        self.target, self.machine = target, machine
+    def __init__(self, target: Target, machine: Machine, limits: Limits) -> None:
+        self.target, self.machine, self.limits = target, machine, limits
         self._found: dict[tuple[Any, ...], Kernel | FusecError] = {}
 
     def kernel(self, region: Node) -> Kernel:
@@ -35,24 +38,24 @@ class Schedules:
         Raises:
             FusecError: where the target has none.
         """
-        key, name = structure(region.body), kernel_name(region)
-        if key not in self._found:
-            try:
-                self._found[key] = self.target.schedule(region, name, self.machine)
-            except FusecError as reason:
-                self._found[key] = reason
-        found = self._found[key]
+        found = self._kernel(region.body, lambda: plan_kernel(region.body, self.limits))
         if isinstance(found, FusecError):
             raise found
-        return replace(found, name=name, sources=region.sources)
+        return replace(found, name=kernel_name(region), sources=region.sources)
 
-    def refusal(self, region: Node) -> str:
-        """Return why a region has no tile program; "" where it has one."""
-        try:
-            self.kernel(region)
-        except FusecError as reason:
-            return reason.reason
-        return ""
+    def refusal(self, plan: Plan) -> Refusal | None:
+        """Return why a planned kernel has no tile program."""
+        found = self._kernel(plan.body, lambda: plan)
+        return Refusal.of(found) if isinstance(found, FusecError) else None
+
+    def _kernel(self, body: Graph, plan: Callable[[], Plan]) -> Kernel | FusecError:
+        key = structure(body)
+        if key not in self._found:
+            try:
+                self._found[key] = self.target.schedule(plan(), machine=self.machine)
+            except FusecError as reason:
+                self._found[key] = reason
+        return self._found[key]
 
 
 def build_kernels(
@@ -71,7 +74,7 @@ def build_kernels(
         decided: what weights decide, to be taken as frozen.
         schedules: what grouping has scheduled already.
     """
-    schedules = schedules or Schedules(target, context.machine)
+    schedules = schedules or Schedules(target, context.machine, context.limits)
     scheduled: dict[Node, Kernel] = {}
     kernels: dict[tuple[Any, ...], Kernel] = {}
     names: set[str] = set()

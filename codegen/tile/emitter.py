@@ -26,7 +26,7 @@ from fusec.codegen.tile.kernel import (
     walk,
 )
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Graph, Node, Value, is_written, storage
+from fusec.ir.graph import Graph, Value, is_written, storage
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation, product, same_size
 from fusec.loops import indexing
 from fusec.loops.affine import Affine, Axis
@@ -453,11 +453,11 @@ def grid(
     return body
 
 
-def region_symbols(region: Node) -> tuple[str, ...]:
-    """Names of the symbols that a kernel's text may mention: of all its types, and of where its slices begin."""
+def body_symbols(body: Graph) -> tuple[str, ...]:
+    """Return the names of the symbols that a kernel's text may mention: of all its types, and of slices' starts."""
     sizes: list[Size] = []
-    nodes = region.body.nodes
-    for value in (*region.body.inputs, *(r for node in nodes for r in node.results)):
+    nodes = body.nodes
+    for value in (*body.inputs, *(r for node in nodes for r in node.results)):
         sizes += [*value.shape, *value.tensor.strides]
     for node in nodes:
         sizes += [node.attributes[key] for key in ("expr", "start") if key in node.attributes]

@@ -30,8 +30,8 @@ class Tiling:
     """Elements of a tile."""
     grain: int = 4
     """Tiles in one grid iteration, where a single axis is all there is to split."""
-    longest_row: int = 0
-    """Elements of the longest row that one tile may hold; 0 where tiles are registers."""
+    longest_row: int | None = None
+    """Elements of the longest row that one tile may hold; None where tiles are registers."""
     cuts: int = 4
     """How often a long sum is cut along one axis; see ``chained``."""
     has_scratch: bool = True
@@ -200,8 +200,8 @@ class Rows:
         bounds = {bound for bound, reductions, _ in phases if reductions}
         if len(bounds) != 1 or len(next(iter(bounds))) != 1:
             return False
-        size = next(iter(bounds))[0].size
-        return isinstance(size, int) and size <= self.tiling.longest_row
+        size, longest = next(iter(bounds))[0].size, self.tiling.longest_row
+        return longest is not None and isinstance(size, int) and size <= longest
 
     def _whole_row(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> None:
         """One tile holds the row: everything is loaded once and reduced in place."""

@@ -9,12 +9,15 @@ from fusec.codegen.target import Launchable
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Compute, Kernel, walk
 from fusec.codegen.triton.arithmetic import expression
+from fusec.codegen.triton.legality import limits
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import schedule
 from fusec.codegen.triton.tiles import with_distinct_axes
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Node
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan
 from fusec.pipeline import Context
 
 if TYPE_CHECKING:
@@ -35,21 +38,25 @@ class TritonTarget:
             return chip(config.machine, USUAL_CHIP_OF_AMD if torch.version.hip else USUAL_CHIP)
         return _described(torch.cuda.get_device_properties(), nvidia=torch.version.hip is None)
 
+    def limits(self, config: Config, machine: Machine) -> Limits:
+        """Return the kernels that it has schedules for."""
+        return limits(config)
+
     def schedule(
-        self, region: Node, name: str, machine: Machine | None = None, config: KernelConfig | None = None
+        self, plan: Plan, name: str = "kernel", machine: Machine | None = None, config: KernelConfig | None = None
     ) -> Kernel:
-        """The tile program of a kernel region.
+        """Return the tile program of a planned kernel.
 
         Args:
-            region: a kernel.
-            name: what it is called.
+            plan: of the kernel.
+            name: of the kernel.
             machine: the GPU; by default the usual one.
             config: what its schedule leaves free; by default what suits that GPU.
 
         Raises:
             ScheduleError: where there is none.
         """
-        kernel = replace(schedule(region, machine, config), name=name)
+        kernel = schedule(plan, name, machine, config)
         for statement in walk(kernel.body):
             if isinstance(statement, Compute):
                 expression(statement, str)  # grouping splits what has no form in Triton

@@ -16,10 +16,12 @@ from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
 from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.legality import ANY
 from fusec.config import Config
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import split_spec
 from fusec.ir.types import TensorType, accumulation, estimate, evaluate_size, evaluate_sizes
+from fusec.loops.plan import plan_kernel
 from fusec.reference.contract import Comparison, compare_outputs
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
@@ -81,10 +83,11 @@ def check_region(
         BuildError: where Triton refuses the kernel.
     """
     target = TritonTarget()
-    kernel = target.schedule(region, name, machine or target.machine(Config()), config)
+    plan = plan_kernel(region.body, ANY)
+    kernel = target.schedule(plan, name, machine or target.machine(Config()), config)
     comparison = _compare(kernel, region.body, seed, inputs)
     multiplies, limits = multiplies_matrices(region.body), size_limits(region.body)
-    kernels = {code: target.schedule(region, name, chip(code), config) for code in chips}
+    kernels = {code: target.schedule(plan, name, chip(code), config) for code in chips}
     reports = tuple(replace(compile_for(k, code), multiplies_halves=multiplies) for code, k in kernels.items())
     unproven = {str(a): a for k in (kernel, *kernels.values()) for a in unproven_accesses(k, limits)}
     return RegionCheck(kernel, comparison, reports, tuple(unproven.values()))

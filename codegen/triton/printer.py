@@ -356,7 +356,7 @@ class _Printer:
         mask = f", mask={valid}" if valid else ""
         return f"tl.device_assert(({value} >= 0) & ({value} < {length}), {message!r}{mask})"
 
-    def _clamp_index(self, s: ClampIndex, tiles: tuple[_Tile, ...]) -> str:
+    def _clampindex(self, s: ClampIndex, tiles: tuple[_Tile, ...]) -> str:
         self._mark(s.dst, self._axes_of(s.value))
         self.tiles.setdefault(s.dst, ())
         self.indices.add(s.dst)

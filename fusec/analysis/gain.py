@@ -1,4 +1,4 @@
-"""Whether a group is one kernel, and what it gains or loses by being one."""
+"""Whether a group of nodes is legal as one kernel, and the time that it gains or loses by being one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fusec.analysis.cost import Cost, Unit, kernel_cost, node_cost, operations, unit_of
 from fusec.analysis.machine import Machine
 from fusec.analysis.memory import touched_bytes
-from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import Size, estimate
-from fusec.loops.indexing import IndexedExpr, lower_to_loops
-from fusec.loops.kinds import Limits, classify
+from fusec.loops.indexing import IndexedExpr
+from fusec.loops.plan import Plan
 from fusec.loops.recomputation import evaluations, repetitions
+from fusec.refusal import Refusal
 
 NOTHING = Cost(launches=0)
 DOUBT = 0.05
@@ -19,41 +19,44 @@ DOUBT = 0.05
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What a group of nodes is as one kernel."""
+class Estimate:
+    """A group of nodes as one kernel, and its predicted cost."""
 
-    reason: str
-    """Why it is none; "" where it is one."""
+    plan: Plan | Refusal
+    """The kernel's plan, or why the group is not one."""
     cost: Cost = NOTHING
     """Of the kernel, or of its operations one by one."""
     repeated: str = ""
-    """Which value it computes again and again; "" where it computes each once."""
+    """The recomputed value that costs most, in words; "" where the kernel computes each value once."""
     again: Cost = NOTHING
-    """The operations that it carries out beyond once."""
-    many: bool = False
-    """Whether it has products of many rows."""
+    """The operations of recomputation."""
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why the group is not one kernel."""
+        return self.plan if isinstance(self.plan, Refusal) else None
+
+    @property
+    def is_large_m(self) -> bool:
+        """Whether the kernel is a large-M GEMM."""
+        return isinstance(self.plan, Plan) and self.plan.shape.many
 
 
-def judge(body: Graph, limits: Limits, machine: Machine, refused: str = "") -> Judgement:
-    """Judge a group by the graph that it would be; ``refused`` is why the target does not schedule it."""
-    if refused:
-        return Judgement(refused, _apart(body, machine))
-    try:
-        nest = lower_to_loops(body)
-        shape = classify(nest, limits)
-    except ScheduleError as reason:
-        return Judgement(reason.reason, _apart(body, machine))
-    counts = evaluations(nest)
+def estimate_kernel(body: Graph, plan: Plan | Refusal, machine: Machine) -> Estimate:
+    """Predict the cost of a group by the graph that it would be."""
+    if isinstance(plan, Refusal):
+        return Estimate(plan, _apart(body, machine))
+    counts = evaluations(plan.nest)
     repeated, again = _repeated(counts)
-    return Judgement("", kernel_cost(body, counts, machine), repeated, again, shape.many)
+    return Estimate(plan, kernel_cost(body, counts, machine), repeated, again)
 
 
-def gain(together: Judgement, parts: Iterable[Judgement], machine: Machine) -> float:
+def gain(together: Estimate, parts: Iterable[Estimate], machine: Machine) -> float:
     """Seconds that one kernel is predicted to save over several."""
     return sum(float(part.cost.time(machine)) for part in parts) - float(together.cost.time(machine))
 
 
-def may_lose(together: Judgement, machine: Machine) -> bool:
+def may_lose(together: Estimate, machine: Machine) -> bool:
     """Whether one kernel could take longer than several: only by what it repeats, by more than a launch and DOUBT."""
     repeated = float(together.again.arithmetic(machine))
     return repeated > max(machine.launch_us * 1e-6, DOUBT * float(together.cost.time(machine)))

@@ -52,7 +52,7 @@ def opt(
     from fusec.ir.printer import print_graph
 
     options = {"apply": apply, "disable": disable, "target": target}
-    pipeline = choose_passes(passes, Config.from_options(None, options), target or "cpp")
+    pipeline = choose_passes(passes, Config.from_options(None, options))
     if list_passes:
         return _list(pipeline, as_json)
     wanted, kinds = _choices("print", printed, PRINTS), _choices("kind of remark", remarks, KINDS)

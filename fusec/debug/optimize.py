@@ -8,7 +8,7 @@ from fusec.config import Config
 from fusec.debug.subject import Subject
 from fusec.errors import OptionError, VerificationError, suggestion
 from fusec.ir.graph import Graph
-from fusec.pipeline import Context, PassRecord, Pipeline
+from fusec.pipeline import PassRecord, Pipeline
 
 if TYPE_CHECKING:
     from fusec.verify.rewrites import EquivalenceResult
@@ -34,17 +34,18 @@ def opt(
         VerificationError: where a pass changes the result, under ``verify_each``.
     """
     from fusec.codegen import target_for
+    from fusec.compiler import context_for
 
     config = Config.from_options(None, {"record": True, **(options or {})})
     target = target_for(graph, config)
-    work, context = graph.copy(), Context(config, machine=target.machine(config))
-    choose_passes(passes, config, target.name).run(work, context)
+    work, (context, _) = graph.copy(), context_for(target, config)
+    choose_passes(passes, config).run(work, context)
     if verify_each:
         require_agreement(context.records, verify_passes(context.records))
     return Subject(graph.name, work, graph, context.records, context.remarks)
 
 
-def choose_passes(text: str, config: Config, target: str) -> Pipeline:
+def choose_passes(text: str, config: Config) -> Pipeline:
     """The pipeline that a text names, in which the passes have the options that the configuration gives them.
 
     Raises:
@@ -53,7 +54,7 @@ def choose_passes(text: str, config: Config, target: str) -> Pipeline:
     from fusec.passes import default_pipeline, known_passes
 
     if text == "default":
-        return default_pipeline(config, target)
+        return default_pipeline(config)
     known = known_passes(config)
     for name in re.findall(r"([\w-]+)\s*(?:\{[^}]*\})?\s*(?:,|$)", text):
         if name not in known:

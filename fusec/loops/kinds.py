@@ -1,48 +1,50 @@
 """Which kind of kernel a located region is, and whether it is one at all."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusec.errors import ScheduleError
-from fusec.ir.types import BF16, F16, F32, DType, product
+from fusec.ir.types import BF16, F16, DType, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
 from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, stride, walk
-from fusec.loops.updates import check_updates
+from fusec.loops.updates import Move, check_updates
 
 FEW_ROWS = 16
-"""Rows up to which every thread keeps the whole left operand of a product in its cache."""
-FEW_ROWS_OF_GPU = 2 * FEW_ROWS
-"""Rows of half types up to which they are one block on a GPU. Every program reads it: of more it would be as large as
-what a program reads of a weight; sums of so many of float32, which are added up lane by lane, were seen to spill."""
+"""Rows of a small-M GEMM: up to so many, every thread keeps the whole left operand in its cache."""
 SOME_ROWS = 256
-"""Rows up to which a call of the library costs more than its products take, seen in 32 to 512 of them."""
-MULTIPLIED = frozenset({F32, BF16, F16})
-"""Element types of which products of many rows have a schedule."""
+"""Rows up to which a vendor call costs more than its arithmetic takes; measured between 32 and 512."""
 HALVES = frozenset({BF16, F16})
-"""Those that a GPU's matrix unit multiplies; its schedule takes all."""
+"""Element types that a GPU's matrix units multiply at full rate."""
 
 Kind = Literal["pointwise", "row", "contraction", "attention"]
 
 
+def anything(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
+    """Operands of a large-M GEMM in any layout are legal."""
+    return iter(())
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What kernels may be, by target, machine and choice."""
+    """The kernels that a target has schedules for, and the GEMMs that are worth one on a machine."""
 
     small_m: int = 0
-    """The largest number of rows of a contraction that has a prologue; 0 refuses all contractions."""
+    """Rows up to which a GEMM that has a prologue is legal, of types other than halves; 0 refuses all contractions."""
     many: frozenset[DType] = frozenset()
-    """Element types of which a contraction without one may have any number of rows."""
+    """Element types of which a GEMM without a prologue may have any number of rows."""
     some: frozenset[DType] = frozenset()
     """Those of which it may have up to ``SOME_ROWS``, or a number that is not known."""
-    in_order: bool = True
-    """Whether loops inside the grid run in order, lanes and all; see ``check_updates``."""
-    any_layout: bool = False
-    """Whether operands of many rows may lie any way, as where tiles of them are loaded."""
-    few: int = FEW_ROWS
-    """Rows of half types up to which there is a schedule that takes them at once; of others it is ``FEW_ROWS``, and
-    ``small_m`` is less to that extent."""
+    few_halves: int = FEW_ROWS
+    """Rows of half types up to which a schedule takes all at once; ``FEW_ROWS`` of other types."""
+    layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = anything
+    """Returns what keeps the operands of a large-M GEMM from being loaded as they lie in memory."""
+    moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
+    """Returns whether a loop nest may move elements within the storage that it writes; see ``check_updates``."""
+    assumed_share: float | None = None
+    """The share of the vendor's speed that a large-M GEMM is assumed to reach where it will not be timed. A large-M
+    GEMM must then save time by its fusion; None where ``many`` and ``some`` are measured, and decide."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def classify(nest: LoopNest, limits: Limits = Limits()) -> Shape:
         ScheduleError: where no schedule covers it.
     """
     shape = _shape(nest, limits)
-    check_updates(nest, shape.kind, limits.in_order)
+    check_updates(nest, shape.kind, limits.moves)
     return shape
 
 
@@ -111,8 +113,8 @@ def _contraction(
         if narrow.intersection(walk([output.root])):
             raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
     count = product(tuple(axis.size for axis in rows))
-    at_once = rows_at_once(contractions, limits.few)
-    most = limits.small_m * at_once // limits.few
+    at_once = rows_at_once(contractions, limits.few_halves)
+    most = limits.small_m * at_once // FEW_ROWS
     few = isinstance(count, int) and count <= at_once
     many = limits.many if isinstance(count, int) and count > SOME_ROWS else limits.many | limits.some
     why = next(_objections_to_many(nest, contractions, replace(limits, many=many)), "")
@@ -140,19 +142,8 @@ def _objections_to_many(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
             yield f"the machine's library multiplies {left.dtype.name} better"
         if left.kind != "load":
             yield "its left operand is computed in the same kernel"
-        elif not limits.any_layout:
-            yield from _objections_to_layouts(nest, c)
-
-
-def _objections_to_layouts(nest: LoopNest, c: IndexedExpr) -> Iterator[str]:
-    """Why the operands of a contraction do not lie as registers take them in."""
-    left, right = c.operands
-    if len(c.bound) != 1 or stride(left, c.bound[0]) != 1:
-        yield "what is summed does not lie side by side"
-    elif stride(right, c.bound[0]) != 1:
-        columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in c.bound]
-        if left.dtype != F32 or not columns or stride(right, columns[-1]) != 1:
-            yield "its weight does not lie along what is summed"
+        else:
+            yield from limits.layouts(nest, c)
 
 
 def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr]) -> Iterator[str]:

@@ -1,22 +1,34 @@
 """Legality of writes into storage that the same loop nest reads, and of checks ahead of it."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Value
 from fusec.ir.types import product
-from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
 
 
-def check_updates(nest: LoopNest, kind: str, in_order: bool = True) -> None:
-    """See that every write of a nest leaves alone what the nest still has to read.
+@dataclass(frozen=True)
+class Move:
+    """A load from storage that an output writes, at another index than it is written at, or over other axes."""
 
-    A pointwise nest has each element in one iteration, so it may replace what it has loaded there. Loops that run one
-    iteration after the other, those over axes that not all outputs have, may also move elements towards their start.
+    load: IndexedExpr
+    reader: Output
+    """The output that needs the load."""
+    writer: Output
+
+
+def check_updates(nest: LoopNest, kind: str, moves: Callable[[LoopNest, Move], bool]) -> None:
+    """Check that no write of a nest changes what the nest still has to read.
+
+    A pointwise nest has each element in one iteration, so it may replace what it has loaded there. Whether it may also
+    move elements depends on the order in which a target runs its loops.
 
     Args:
-        nest: the located region.
+        nest: the loops of a region.
         kind: of kernel.
-        in_order: whether an iteration sees nothing of those that follow in such loops.
+        moves: returns whether a move is legal on the target.
 
     Raises:
         ScheduleError: where a value would be read after it is written, or a dynamic index is more than arithmetic of
@@ -30,7 +42,7 @@ def check_updates(nest: LoopNest, kind: str, in_order: bool = True) -> None:
                 raise ScheduleError("a kernel reads what it writes", why=f"it is {output.destination.name}")
             for reader in nest.outputs:
                 read = [i for i in loads if reads(reader, [i])]
-                if not all(_in_time(nest, i, reader, output, in_order) for i in read):
+                if not all(_in_time(nest, Move(i, reader, output), moves) for i in read):
                     raise ScheduleError("a kernel reads what it writes", why=f"it is {output.destination.name}")
 
 
@@ -50,31 +62,12 @@ def reads(output: Output, loads: list[IndexedExpr]) -> bool:
     return not inside.isdisjoint(loads)
 
 
-def _in_time(nest: LoopNest, load: IndexedExpr, reader: Output, writer: Output, in_order: bool) -> bool:
-    """Whether what one output reads is read before another replaces it."""
-    if not writer.axes and load.index == writer.index:  # a number, which is loaded before anything else
-        count = product(tuple(axis.size for axis in reader.axes))
-        return isinstance(count, int) and count <= _ALONE
-    moved = [(a, b) for a, b in zip(load.index, writer.index, strict=True) if a != b]
-    if not moved:
+def _in_time(nest: LoopNest, move: Move, moves: Callable[[LoopNest, Move], bool]) -> bool:
+    """Return whether one output reads a value before another replaces it."""
+    load, reader, writer = move.load, move.reader, move.writer
+    if load.index != writer.index:
+        return moves(nest, move)
+    if writer.axes:
         return reader.axes == writer.axes
-    ((read, stored), *more) = moved
-    spread = {*read.axes, *stored.axes}
-    if not in_order or more or not spread.isdisjoint(_parallel(nest)):
-        return False
-    if reader.axes != writer.axes:
-        return _turn(nest, reader) < _turn(nest, writer)
-    if read.terms != stored.terms or len(read.terms) > 1:
-        return False
-    ahead = read.offset - stored.offset
-    return isinstance(ahead, int) and ahead > 0
-
-
-def _parallel(nest: LoopNest) -> frozenset[Axis]:
-    """The axes that all outputs have: those of the grid, and of lanes."""
-    return frozenset.intersection(*(output.axes for output in nest.outputs))
-
-
-def _turn(nest: LoopNest, output: Output) -> int:
-    """When the loops over an output's axes are run: outputs of the same axes go together."""
-    return next(i for i, other in enumerate(nest.outputs) if other.axes == output.axes)
+    count = product(tuple(axis.size for axis in reader.axes))  # a number, which is loaded before anything else
+    return isinstance(count, int) and count <= _ALONE

@@ -1,101 +1,111 @@
-"""What groups of nodes would be as kernels, and what they gain: each question is asked once for all equal groups."""
+"""Groups of nodes as candidates for kernels, each estimated once for all groups of equal structure."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 
 from fusec.analysis.devices import devices
-from fusec.analysis.gain import Judgement, gain, judge, may_lose
+from fusec.analysis.gain import Estimate, estimate_kernel, gain, may_lose
 from fusec.analysis.machine import Machine
 from fusec.analysis.outline import Outline, outline
 from fusec.analysis.uses import Uses
-from fusec.ir.graph import Node, storage
+from fusec.errors import ScheduleError
+from fusec.ir.graph import Graph, Node, storage
 from fusec.ir.structure import abbreviations, spelling
 from fusec.loops.kinds import Limits
-
-GENERATED = 0.8
-"""The share of the library's speed that a generated product of many rows is taken to have on a GPU where it will not be
-timed, as its sizes are not known: a guess, since none has been timed there."""
+from fusec.loops.plan import Plan, plan_kernel
+from fusec.refusal import Refusal
 
 
 class Candidates:
-    """Judges groups by the bodies that they would have."""
+    """Estimates groups by the bodies that they would have."""
 
-    def __init__(self, uses: Uses, limits: Limits, machine: Machine, refused: Mapping[Hashable, str]) -> None:
+    def __init__(self, uses: Uses, limits: Limits, machine: Machine, refused: Mapping[Hashable, Refusal]) -> None:
         self.uses, self.limits, self.machine, self.refused = uses, limits, machine, refused
         self.spell = abbreviations()
-        self.judgements: dict[tuple[object, ...], Judgement] = {}
+        self.estimates: dict[tuple[object, ...], Estimate] = {}
         """By structure."""
         self.gains: dict[tuple[object, ...], float] = {}
         """Seconds that kernels save over their operations one by one, by structure."""
 
-    def judged(self, group: set[Node]) -> Judgement:
-        """What a group is as one kernel."""
+    def estimate(self, group: set[Node]) -> Estimate:
+        """Return a group as one kernel."""
         candidate = outline(group, self.uses)
         roots = {storage(v) for n in group for v in n.written}
         if roots and any(v not in roots and storage(v) in roots for v in candidate.inputs):
-            return Judgement("a kernel reads what it writes: through a view")
-        places = devices((*candidate.inputs, *candidate.outputs))
-        if len(places) > 1:
-            return Judgement(f"its tensors lie on {' and '.join(places)}")
+            return Estimate(Refusal("a kernel reads what it writes: through a view"))
+        found = devices((*candidate.inputs, *candidate.outputs))
+        if len(found) > 1:
+            return Estimate(Refusal(f"its tensors are on {' and '.join(found)}"))
         key = candidate.structure(self.spell)
-        if key not in self.judgements:
-            refused = self.refused.get(candidate.structure(spelling), "") if self.refused else ""
-            self.judgements[key] = judge(candidate.build(), self.limits, self.machine, refused)
-        return self.judgements[key]
+        if key not in self.estimates:
+            body = candidate.build()
+            self.estimates[key] = estimate_kernel(body, self._plan(candidate, body), self.machine)
+        return self.estimates[key]
 
-    def verdict(self, group: set[Node]) -> str:
-        """Why a group is no kernel; "" where it is one."""
-        return self.judged(group).reason
+    def _plan(self, candidate: Outline, body: Graph) -> Plan | Refusal:
+        refused = self.refused.get(candidate.structure(spelling)) if self.refused else None
+        if refused is not None:
+            return refused
+        try:
+            return plan_kernel(body, self.limits)
+        except ScheduleError as reason:
+            return Refusal.of(reason)
 
-    def loss(self, together: Judgement, *parts: set[Node]) -> str:
-        """Why several kernels are left several though they could be one; "" where that one is quicker."""
+    def refusal(self, group: set[Node]) -> Refusal | None:
+        """Return why a group is not legal as one kernel."""
+        return self.estimate(group).refusal
+
+    def loss(self, together: Estimate, *parts: set[Node]) -> Refusal | None:
+        """Return why several kernels are faster than the one that they could be."""
         if not may_lose(together, self.machine):
-            return ""
-        apart = [self.judged(part) for part in parts]
+            return None
+        apart = [self.estimate(part) for part in parts]
         gained = gain(together, apart, self.machine)
         if gained >= 0:
-            return ""
+            return None
         saved = sum(part.cost.bytes for part in apart) - together.cost.bytes
-        return f"{together.repeated}: {-gained * 1e6:.3g} µs more in all, to move {saved} bytes less"
+        return Refusal(f"{together.repeated}: {-gained * 1e6:.3g} µs more in all, to move {saved} bytes less")
 
     def gained(self, members: Iterable[Node], piece: Outline) -> float:
-        """What a kernel saves over its operations one by one."""
+        """Return the seconds that a kernel saves over its operations one by one."""
         key = piece.structure(self.spell)
         if key not in self.gains:
-            apart = [self.judged({node}) for node in members]
+            apart = [self.estimate({node}) for node in members]
             self.gains[key] = gain(self._generated(set(members)), apart, self.machine)
         return self.gains[key]
 
-    def no_gain_over_library(self, unit: set[Node], products: set[Node]) -> str:
-        """Why a kernel saves nothing over products of the library and a kernel of the rest; "" where it does."""
+    def no_gain_over_vendor(self, unit: set[Node], products: set[Node]) -> Refusal | None:
+        """Return why a kernel is not faster than vendor calls and a kernel of the rest."""
         rest = unit - products
         if not rest or _is_bias(rest):
-            return "it would take nothing along that the library's call does not"
-        apart = [self.judged(part) for part in (rest, *({node} for node in products))]
+            return Refusal("it would fuse nothing that the vendor's call does not")
+        apart = [self.estimate(part) for part in (rest, *({node} for node in products))]
         gained = gain(self._generated(unit), apart, self.machine)
         if gained > 0:
-            return ""
-        share = "" if _is_of_known_sizes(unit) else f" at {GENERATED:.0%} of the library's speed, which is a guess"
-        return f"it would take {-gained * 1e6:.3g} µs more{share}"
+            return None
+        assumed = (
+            "" if _is_of_known_sizes(unit) else f", assuming {self.limits.assumed_share:.0%} of the vendor's speed"
+        )
+        return Refusal(f"it would take {-gained * 1e6:.3g} µs more{assumed}")
 
-    def _generated(self, unit: set[Node]) -> Judgement:
-        """A kernel with the speed that its products are taken to have: where it is timed, that of the library's."""
-        found = self.judged(unit)
-        if not (found.many and self.limits.any_layout) or _is_of_known_sizes(unit):
+    def _generated(self, unit: set[Node]) -> Estimate:
+        """Return a kernel with the speed that its GEMMs are assumed to have; where it is timed, the vendor's."""
+        found, share = self.estimate(unit), self.limits.assumed_share
+        if not found.is_large_m or share is None or _is_of_known_sizes(unit):
             return found
-        work = {kind: n / GENERATED if kind[0] == "matrix" else n for kind, n in found.cost.work.items()}
+        work = {kind: n / share if kind[0] == "matrix" else n for kind, n in found.cost.work.items()}
         return replace(found, cost=replace(found.cost, work=work))
 
-    def is_better(self, found: Iterable[Judgement], than: Iterable[Judgement]) -> bool:
-        """Whether these are kernels that move less than others, and take no longer."""
+    def is_better(self, found: Iterable[Estimate], than: Iterable[Estimate]) -> bool:
+        """Return whether these are kernels that move fewer bytes than others and take no longer."""
         sides = [list(found), list(than)]
         moved = [sum(one.cost.bytes for one in side) for side in sides]
         seconds = [sum(float(one.cost.time(self.machine)) for one in side) for side in sides]
-        return not any(one.reason for one in sides[0]) and bool(moved[0] < moved[1]) and seconds[0] <= seconds[1]
+        return not any(one.refusal for one in sides[0]) and bool(moved[0] < moved[1]) and seconds[0] <= seconds[1]
 
 
 def _is_bias(nodes: set[Node]) -> bool:
-    """Whether all that nodes do is to add a vector."""
+    """Return whether nodes only add a vector."""
     (node, *others) = nodes
     return not others and node.is_op("add") and any(v.tensor.rank == 1 for v in node.operands)
 

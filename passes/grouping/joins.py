@@ -13,7 +13,7 @@ from fusec.ir.ops import Trait, split_spec
 from fusec.ir.structure import spelling
 from fusec.ir.types import TensorType, contiguous_strides
 from fusec.loops.attention import attention_groups, is_layer
-from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan
 from fusec.loops.positions import is_of_positions
 from fusec.loops.ranges import loops, ranges
 from fusec.loops.strides import dense, view_layout
@@ -21,6 +21,7 @@ from fusec.passes.grouping.candidates import Candidates
 from fusec.passes.grouping.kernel_regions import make_kernels
 from fusec.passes.grouping.moves import repeat_moves, shift
 from fusec.pipeline import Context
+from fusec.refusal import Refusal
 
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
@@ -37,9 +38,8 @@ class Grouping:
         graph: Graph,
         context: Context,
         labels: dict[Node, str],
-        limits: Limits,
         left: Collection[Node] = (),
-        refused: Mapping[Hashable, str] = MappingProxyType({}),
+        refused: Mapping[Hashable, Refusal] = MappingProxyType({}),
     ) -> None:
         """What there is to join.
 
@@ -47,24 +47,23 @@ class Grouping:
             graph: whose nodes they are.
             context: takes the remarks.
             labels: the declared fusions that nodes come from.
-            limits: what kernels may be.
-            left: products that are the library's, whatever kernels may be.
+            left: matmuls that are left to the vendor, whatever kernels may be.
             refused: groups that the target does not schedule, by structure, and why.
         """
         self.graph, self.context, self.labels = graph, context, labels
         self.device = kind(kernel_device(graph))
-        self.refusals: dict[tuple[Node, Node], str] = {}
-        """Why a producer and its reader stay apart, as it was found last."""
+        self.refusals: dict[tuple[Node, Node], Refusal] = {}
+        """Why a producer and its reader stay apart, as found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if self._is_free(n)))
         """A kernel takes index maps, numbers, wider types and numbers for truth values along at no cost."""
-        self.candidates = Candidates(self.uses, limits, context.machine, refused)
+        self.candidates = Candidates(self.uses, context.limits, context.machine, refused)
         self.units = Units(self.uses)
         """The groups of the nodes that compute."""
         for node in graph.nodes:
             if node.has(Trait.CONTRACTION):
                 self._lay_out(node.operands[0])
         self.products = {n for n in graph.nodes if n.has(Trait.CONTRACTION) and n not in left and self._is_generated(n)}
-        self.apart: dict[Node, str] = {}
+        self.apart: dict[Node, Refusal] = {}
         """Last products of attentions that stay in several kernels, and why."""
 
     def join(self) -> None:
@@ -79,7 +78,7 @@ class Grouping:
                 if node in self.uses.free:
                     self.uses.stop_at(node)
         for node in [n for n, unit in self.units.of.items() if len(unit) == 1]:
-            if not node.has(Trait.VIEW) and self.candidates.verdict({node}):
+            if not node.has(Trait.VIEW) and self.candidates.refusal({node}):
                 self._set_views_apart(node)
         # A window that moves does so in its own memory, whatever makes its new rows.
         self._sweep(
@@ -94,24 +93,25 @@ class Grouping:
             self._sweep(nodes, lambda first, second: True)
         self._join_tiny()
 
-    def quicker_apart(self) -> dict[Node, str]:
-        """Products of many rows that save nothing in their kernels, as far as is predicted, and why."""
-        found: dict[Node, str] = {}
+    def faster_as_vendor_calls(self) -> dict[Node, Refusal]:
+        """Return the large-M GEMMs that are predicted to save nothing in their kernels, and why."""
+        found: dict[Node, Refusal] = {}
         for unit in self.units.distinct():
             products = {n for n in unit if n.has(Trait.CONTRACTION)}
-            if products and self.candidates.judged(unit).many:
-                reason = self.candidates.no_gain_over_library(unit, products)
-                found |= dict.fromkeys(self.uses.ordered(products), reason) if reason else {}
+            if products and self.candidates.estimate(unit).is_large_m:
+                refusal = self.candidates.no_gain_over_vendor(unit, products)
+                found |= dict.fromkeys(self.uses.ordered(products), refusal) if refusal else {}
         return found
 
-    def unscheduled(self) -> dict[Hashable, str]:
+    def unscheduled(self) -> dict[Hashable, Refusal]:
         """Return the groups of several nodes, and products, that the target does not schedule; by structure, why."""
-        found: dict[Hashable, str] = {}
+        found: dict[Hashable, Refusal] = {}
         for unit in self.units.distinct():
             if len(unit) > 1 or unit <= self.products:
-                piece = outline(unit, self.uses)
-                if reason := self.context.unschedulable(piece.region()):
-                    found[piece.structure(spelling)] = f"its kernel has no schedule: {reason}"
+                plan = self.candidates.estimate(unit).plan
+                if isinstance(plan, Plan) and (refusal := self.context.unschedulable(plan)):
+                    key = outline(unit, self.uses).structure(spelling)
+                    found[key] = replace(refusal, reason=f"its kernel has no schedule: {refusal.reason}")
         return found
 
     def make(self) -> None:
@@ -152,11 +152,11 @@ class Grouping:
         if not all(isinstance(t, TensorType) and t.dtype.kind != "other" for t in types):
             return False
         if node.is_op("concat"):
-            return not self.candidates.verdict({node}) or self._set_views_apart(node)
+            return not self.candidates.refusal({node}) or self._set_views_apart(node)
         if node.has(Trait.WRITE):
             return True
         if node.has(Trait.LOOKUP):
-            return not self.candidates.verdict({node})
+            return not self.candidates.refusal({node})
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._is_copied(node)
         if node.has(Trait.CONTRACTION):
@@ -173,13 +173,13 @@ class Grouping:
         (left, right), out = split_spec(node.attributes["spec"])
         is_batch = set(left) & set(right) & set(out)
         plain = not is_batch and node.operands[0].dtype.is_float and node.result.tensor.numel != 0
-        return plain and (not self.candidates.verdict({node}) or self._set_views_apart(node))
+        return plain and (not self.candidates.refusal({node}) or self._set_views_apart(node))
 
     def _is_copied(self, view: Node) -> bool:
         """Return whether a kernel makes a view; of a chain without a loop nest, a part is copied, the rest an alias."""
         if not self._needs_copy(view):
             return False
-        return not (self.candidates.verdict({view}) and self._set_views_apart(view)) or self._needs_copy(view)
+        return not (self.candidates.refusal({view}) and self._set_views_apart(view)) or self._needs_copy(view)
 
     def _needs_copy(self, view: Node) -> bool:
         """Whether a chain of views cannot be an alias of what it views."""
@@ -202,7 +202,7 @@ class Grouping:
         for few in [*([view] for view in reversed(reshapes)), reshapes] if reshapes else ():  # the nearest may do
             self.uses.stop_at(*few)
             copies = [{view} for view in few if self._needs_copy(view)]
-            if not self.candidates.verdict({node}) and not any(map(self.candidates.verdict, copies)):
+            if not self.candidates.refusal({node}) and not any(map(self.candidates.refusal, copies)):
                 for copy in copies:
                     self.units.put(copy)
                 return True
@@ -222,43 +222,43 @@ class Grouping:
 
     def _join_attention(self, node: Node) -> None:
         """Both products of an attention and what lies between are one group from the start."""
-        reasons: dict[str, None] = {}
+        refusals: dict[Refusal, None] = {}
         for found in attention_groups(node) if self.candidates.limits.small_m and node.has(Trait.CONTRACTION) else ():
             group = {n for n in found if n not in self.uses.free}
             group |= self._spelled_beside(group)
-            reason = self._no_attention(group, node)
-            if not reason:
+            refusal = self._no_attention(group, node)
+            if refusal is None:
                 self.products |= {n for n in group if n.has(Trait.CONTRACTION)}
                 self.units.put(group)
                 self.labels |= dict.fromkeys(group, "attention")
                 return
-            reasons[reason] = None
-        if reasons:
-            self.apart[node] = "; or ".join(reasons)
+            refusals[refusal] = None
+        if refusals:
+            self.apart[node] = Refusal("; or ".join(refusal.reason for refusal in refusals))
 
-    def _no_attention(self, group: set[Node], last: Node) -> str:
-        """Why a group from one product to the last is no attention of one kernel; "" where it is."""
+    def _no_attention(self, group: set[Node], last: Node) -> Refusal | None:
+        """Return why a group from one matmul to the last is not attention in one kernel."""
         if any(self.uses.escapes(n, group) for n in group - {last}):
-            return "something else reads what lies between its products"
+            return Refusal("something else reads a value between its matmuls")
         if is_layer(group) and any(self.labels.get(n) != "attention" for n in group):
-            return "its keys or values are weights that all rows share"
-        reason = self.candidates.verdict(group)
-        views = self._views_into(group) if reason else []
+            return Refusal("its keys or values are weights that all rows share")
+        refusal = self.candidates.refusal(group)
+        views = self._views_into(group) if refusal else []
         if views:
             # A dim that was flattened falls into several loops, unless its view stays outside.
             self.uses.stop_at(*views)
-            reason = self.candidates.verdict(group)
-            if reason:
+            refusal = self.candidates.refusal(group)
+            if refusal:
                 self.uses.pass_through(*views)
             else:
                 self._let_in(views, group)
-        return reason
+        return refusal
 
     def _let_in(self, views: list[Node], group: set[Node]) -> None:
         """Let those that need not stay outside be free again, the nearest first: they may repeat keys and values."""
         for view in reversed(self.uses.ordered(views)):
             self.uses.pass_through(view)
-            if self.candidates.verdict(group):
+            if self.candidates.refusal(group):
                 self.uses.stop_at(view)
 
     def _views_into(self, group: set[Node]) -> list[Node]:
@@ -286,16 +286,18 @@ class Grouping:
                 first, second = self.units.of[producer], self.units.of[node]
                 if first is second or not wanted(first, second):
                     continue
-                reason = self.refusals[producer, node] = self._refusal(producer, first, second)
-                if not reason:
+                refusal = self._refusal(producer, first, second)
+                if refusal is None:
                     self.units.put(first | second)
+                else:
+                    self.refusals[producer, node] = refusal
 
     def _explain(self, nodes: list[Node]) -> None:
         """A remark for every pair and every attention that stays apart."""
-        for node, reason in self.apart.items():
+        for node, refusal in self.apart.items():
             self.context.remarks.add(
                 "missed", "group", "attention stays in several kernels", subject="attention",
-                reason=reason, sources=tuple(map(str, node.sources[:1])),
+                reason=refusal.reason, sources=tuple(map(str, node.sources[:1])),
             )  # fmt: skip
         for node in nodes:
             for producer in self._producers(node):
@@ -303,7 +305,7 @@ class Grouping:
                 if first is not second:
                     self.context.remarks.add(
                         "missed", "group", f"{producer.op.name} and {node.op.name} stay in two kernels",
-                        subject=node.op.name, reason=self.refusals[producer, node],
+                        subject=node.op.name, reason=self.refusals[producer, node].reason,
                         sources=tuple(map(str, node.sources[:1])),
                     )  # fmt: skip
 
@@ -314,18 +316,18 @@ class Grouping:
         made = dict.fromkeys(v.producer for v in self.uses.taken(node))
         return [n for n in made if n is not None and n in self.units.of]
 
-    def _refusal(self, producer: Node, first: set[Node], second: set[Node]) -> str:
-        """Why two groups are not joined; "" where they are."""
+    def _refusal(self, producer: Node, first: set[Node], second: set[Node]) -> Refusal | None:
+        """Return why two groups are not joined."""
         if len(first) + len(second) > _MAX_NODES:
-            return "the kernel would be too large"
+            return Refusal("the kernel would be too large")
         inside = first | second
         shared = any(not inside.issuperset(self.uses.readers(n)) for n in first)
         if shared and not self._same_range(producer, second):
-            return "several kernels read it"
+            return Refusal("several kernels read it")
         if self.units.closes_cycle(first, second):
-            return "a kernel between them needs the one and feeds the other"
-        together = self.candidates.judged(inside)
-        return together.reason or self.candidates.loss(together, first, second)
+            return Refusal("a kernel between them needs the one and feeds the other")
+        together = self.candidates.estimate(inside)
+        return together.refusal or self.candidates.loss(together, first, second)
 
     def _same_range(self, producer: Node, second: set[Node]) -> bool:
         """Whether the other group has loops like those that a value is computed in."""
@@ -356,8 +358,8 @@ class Grouping:
         both = one | other
         if len(both) > _MAX_NODES or self.units.closes_cycle(one, other) or self.units.closes_cycle(other, one):
             return True
-        together = self.candidates.judged(both)
-        return bool(together.reason or self.candidates.loss(together, one, other))
+        together = self.candidates.estimate(both)
+        return bool(together.refusal or self.candidates.loss(together, one, other))
 
     def _join_tiny(self) -> None:
         """What no kernel waits for and is so small that only launches count, as all layers' counters, is one kernel."""
@@ -366,7 +368,7 @@ class Grouping:
             if not all(self._is_tiny(n) and unit.issuperset(self.uses.readers(n)) for n in unit):
                 continue
             apart = self.units.closes_cycle(joined, unit) or self.units.closes_cycle(unit, joined) if joined else ""
-            if not apart and len(joined) + len(unit) <= _MAX_NODES and not self.candidates.verdict(joined | unit):
+            if not apart and len(joined) + len(unit) <= _MAX_NODES and not self.candidates.refusal(joined | unit):
                 joined |= unit
                 self.units.put(joined)
 

@@ -19,9 +19,9 @@ def repeat_moves(units: Units, candidates: Candidates) -> int:
         moves = all(n.has(Trait.VIEW | Trait.LOOKUP) or n.is_op("cast") for n in unit)
         if not moves or None in readers or not others or not unit.isdisjoint(awaited | uses.returned):
             continue
-        apart = [candidates.judged(part) for part in (unit, *others)]
+        apart = [candidates.estimate(part) for part in (unit, *others)]
         uses.pass_through(*unit)
-        if not candidates.is_better([candidates.judged(other) for other in others], apart):
+        if not candidates.is_better([candidates.estimate(other) for other in others], apart):
             uses.stop_at(*unit)
             continue
         for node in unit:
@@ -41,7 +41,9 @@ def shift(nodes: Sequence[Node], units: Units, candidates: Candidates) -> int:
         if first is second or len(first) == 1 or units.closes_cycle({node}, second):
             continue
         moved = first - {node}, second | {node}
-        if candidates.is_better([candidates.judged(part) for part in moved], map(candidates.judged, (first, second))):
+        if candidates.is_better(
+            [candidates.estimate(part) for part in moved], map(candidates.estimate, (first, second))
+        ):
             for part in moved:
                 units.put(part)
             done += 1

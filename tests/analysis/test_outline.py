@@ -18,7 +18,8 @@ from fusec.ir.regions import open_regions
 from fusec.ir.structure import abbreviations, structure
 from fusec.ir.verifier import verify_graph
 from fusec.passes import known_passes
-from fusec.pipeline import Context, Pipeline
+from fusec.pipeline import Pipeline
+from tests.contexts import context_of
 
 
 def candidates(graph: Graph, rng: random.Random) -> Iterator[Outline]:
@@ -39,7 +40,7 @@ def candidates(graph: Graph, rng: random.Random) -> Iterator[Outline]:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "mixtral"])
 def test_keys_tell_what_bodies_tell(family: str) -> None:
     (graph, *_) = capture(FAMILIES[family].build(Sizes(hidden=64)), **FAMILIES[family].sample(1, 16, "none"))
-    context = Context(Config(strict=True))
+    context = context_of(config=Config(strict=True))
     Pipeline.parse("canonicalize,raise,fuse,canonicalize", known_passes()).run(graph, context)
     open_regions(graph)
     graph.erase_dead()

@@ -20,6 +20,8 @@ from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
 from fusec.ir.graph import Node
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan
 from fusec.pipeline import Context
 
 
@@ -162,8 +164,11 @@ class Watched:
     def machine(self, config: Config) -> Machine:
         return self.target.machine(config)
 
-    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
-        return self.target.schedule(region, name, machine)
+    def limits(self, config: Config, machine: Machine) -> Limits:
+        return self.target.limits(config, machine)
+
+    def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
+        return self.target.schedule(plan, name, machine)
 
     def print(self, kernel: Kernel) -> str:
         return self.target.print(kernel)

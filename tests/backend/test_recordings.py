@@ -18,9 +18,9 @@ from fusec.config import Config
 from fusec.debug.explain import explain
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType
-from fusec.pipeline import Context
 from fusec.remarks import Remarks
 from tests.backend.tape import TapeRecorder, record_on_cpu
+from tests.contexts import context_of
 
 OPTIONS = {"cuda_graphs": True, "strict": True}
 
@@ -355,7 +355,7 @@ def test_tensors_have_to_lie_on_one_gpu_but_numbers(
     a, b = (graph.add_input(TensorType(F32, (4,), (1,), device)) for device in inputs)
     half = graph.constant(0.5, F32, device="cpu")
     graph.set_outputs([graph.add_node("mul", [a, half]).result, b])
-    program = replace(build_program(graph, target_named("cpp"), Context()), steps=())
+    program = replace(build_program(graph, target_named("cpp"), context_of()), steps=())
     told = Remarks()
     found = recordings.recorded(program, graph, frozenset(), told, lambda: "")
     assert [r.reason for r in told] == ([hindrance] if hindrance else [])
@@ -366,7 +366,7 @@ def test_what_runs_operation_by_operation_is_not_recorded(on_cpp: TapeRecorder) 
     graph = Graph()
     x = graph.add_input(TensorType(F32, (4,), (1,)))
     graph.set_outputs([graph.add_node("exp", [x]).result])  # in no group
-    program, told = build_program(graph, target_named("cpp"), Context()), Remarks()
+    program, told = build_program(graph, target_named("cpp"), context_of()), Remarks()
     assert recordings.recorded(program, graph, frozenset(), told, lambda: "") is program
     assert ["exp has no kernel" in r.reason for r in told] == [True]
 

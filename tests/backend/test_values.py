@@ -13,6 +13,24 @@ from fusec.remarks import Remarks
 from tests.backend.agreement import Block, check, interpret, same
 
 
+@pytest.mark.filterwarnings("ignore:var.*degrees of freedom:UserWarning")
+@pytest.mark.parametrize("name", ["sum", "prod", "mean", "any", "all", "var", "softmax"])
+def test_reductions_of_no_elements(backend: Any, name: str) -> None:
+    def reduced(x: Tensor) -> Tensor:
+        return getattr(x.sin() > 0 if name in ("any", "all") else x.sin(), name)(-1)
+
+    compiled = torch.compile(reduced, backend=backend)
+    for x in (torch.empty(3, 0), torch.empty(5, 0).t().contiguous().t()):
+        expected = reduced(x)
+        for _ in range(4):
+            junk = torch.full(expected.shape, 7.5, dtype=torch.float32)
+            del junk  # its memory is likely what the output gets
+            torch.testing.assert_close(compiled(x), expected, equal_nan=True)
+    assert not [
+        remark for found in dynamo.compiled_graphs() for remark in getattr(found, "remarks", Remarks()).of("failure")
+    ]
+
+
 def test_a_block(backend: Any) -> None:
     check(backend, Block(), torch.randn(2, 5, 8))
 

@@ -93,7 +93,9 @@ def test_a_candidate_that_does_not_fit_only_loses(
     got, content = found(tmp_path, *words)
     assert got == status
     labels = [row["label"] for row in content["kernels"]]
-    assert len(set(labels)) > 20 and all(any(word in label for label in labels) for word in ("turned", "descriptors"))
+    assert len(set(labels)) > 20 and all(
+        any(word in label for label in labels) for word in ("transposed", "descriptors")
+    )
     assert all(row["chips"]["sm_90"]["spills"] == 4 for row in content["kernels"])
 
 

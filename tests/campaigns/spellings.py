@@ -19,7 +19,10 @@ from torch import Tensor
 from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
 from bench.numerics import cast_inputs, cast_parameters
+from fusec.analysis.machine import assumed_cpu
 from fusec.analysis.memory import moved_bytes
+from fusec.codegen import target_named
+from fusec.compiler import context_for
 from fusec.config import Config
 from fusec.debug.explain import KINDS
 from fusec.debug.subject import kind_of, subject_of
@@ -76,7 +79,7 @@ class Case:
         """What it takes in another spelling, and the synonyms that were used."""
         graph, mode = self.spelled(names, seed, share)
         config = Config(target="cpp")
-        context = Context(config)
+        context, _ = context_for(target_named("cpp"), config, assumed_cpu())
         default_pipeline(config).run(graph, context)
         return _figures(graph, context), sorted(mode.taken)
 

@@ -32,6 +32,7 @@ from fusec.pipeline import Context
 from fusec.remarks import Remarks
 from tests.codegen.test_vendor_candidate import context
 from tests.codegen.triton_regions import regions_of
+from tests.contexts import plan_of
 
 H200 = chip("h200")
 SHAPES = ((1, 70), (50, 70), (50,))
@@ -112,7 +113,7 @@ class Bench:
         return replace(tuner, **changes)
 
     def select_kernel(self, region: Node, **changes: Any) -> Any:
-        kernel = TritonTarget().schedule(region, "layer", H200)
+        kernel = TritonTarget().schedule(plan_of(region), "layer", H200)
         return self.tuner(**changes).select_kernel(region, kernel, self.kernel(kernel))
 
     def runs(self, region: Node, given: list[Tensor] | None = None, **changes: Any) -> KernelConfig | None:
@@ -130,7 +131,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     return Bench(monkeypatch, tmp_path)
 
 
-DEFAULT, *OTHERS = configs(region_of(), H200)
+DEFAULT, *OTHERS = configs(plan_of(region_of()), H200)
 
 
 def test_the_quickest_wins(bench: Bench) -> None:
@@ -198,9 +199,9 @@ def test_the_library_s_attention_is_not_tried_where_a_mask_is_data(bench: Bench)
 def test_candidates_differ_in_what_a_compiler_sees(bench: Bench) -> None:
     """As many warps as a compiler would take by itself are no other candidate."""
     region = region_of(((1, 300), (50, 300), (50,)))
-    kernel = TritonTarget().schedule(region, "layer", H200)
+    kernel = TritonTarget().schedule(plan_of(region), "layer", H200)
     warps = [config.warps for config, _ in bench.tuner().candidates(region, kernel).values() if config is not None]
-    assert num_warps(kernel) == 8 in {config.warps for config in configs(region, H200)}
+    assert num_warps(kernel) == 8 in {config.warps for config in configs(plan_of(region), H200)}
     assert 4 in warps and 8 not in warps
 
 
@@ -243,7 +244,7 @@ class OnGpu(Tensor):
 def test_where_no_choice_is_right_that_is_told(bench: Bench, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever calls it falls back then, and no config is recorded."""
     region = next(r for r in regions_of(lambda x: x.softmax(-1), [torch.randn(6, 40)]))
-    getattr(bench, fault).update(configs(region, H200))
+    getattr(bench, fault).update(configs(plan_of(region), H200))
     _, launchable = bench.select_kernel(region)
     ran = []
     for capturing in (False, False, True):
@@ -294,7 +295,7 @@ def test_another_chip_version_or_size_is_timed_anew(bench: Bench, changes: dict[
 
 
 def test_a_record_that_is_no_choice_is_left_alone(bench: Bench) -> None:
-    tuner, kernel = bench.tuner(), TritonTarget().schedule(region_of(), "layer", H200)
+    tuner, kernel = bench.tuner(), TritonTarget().schedule(plan_of(region_of()), "layer", H200)
     for content in (b"{}", b"no json", json.dumps({"chosen": {"color": 3}}).encode()):
         tuner.cache.publish(tuner.key(kernel), ".config", content)
         assert isinstance(bench.select_kernel(region_of())[1], TunedKernel)
@@ -327,7 +328,7 @@ def test_equal_kernels_are_timed_once(bench: Bench) -> None:
 
 def test_unknown_sizes_are_not_timed(bench: Bench) -> None:
     (region,) = [n for n in _symbolic() if n.is_op("region")]
-    kernel = TritonTarget().schedule(region, "k", H200)
+    kernel = TritonTarget().schedule(plan_of(region), "k", H200)
     built = bench.kernel(kernel)
     assert bench.tuner().select_kernel(region, kernel, built) == (kernel, built)
     assert "not known" in bench.remarks.of("missed")[0].reason
@@ -349,7 +350,7 @@ def test_what_a_kernel_is_given_is_left_as_it_is(bench: Bench) -> None:
 
     (graph,) = capture(count, torch.arange(40.0), torch.ones(40))
     regions = [r for r in kernel_regions(graph) if any(n.is_op("write") for n in r.body)]
-    kernel = TritonTarget().schedule(regions[0], "count", H200)
+    kernel = TritonTarget().schedule(plan_of(regions[0]), "count", H200)
     _, launchable = bench.tuner().select_kernel(regions[0], kernel, bench.kernel(kernel))
     assert isinstance(launchable, TunedKernel)
     given = [torch.arange(40.0) if b.role == "update" else torch.ones(40) for b in kernel.buffers]
@@ -371,7 +372,7 @@ def test_a_number_is_the_same_for_every_run_that_is_timed(bench: Bench) -> None:
 
     (graph,) = capture(count, torch.tensor(3.0), torch.ones(1))
     (region,) = [r for r in kernel_regions(graph) if any(n.is_op("write") for n in r.body)]
-    kernel = TritonTarget().schedule(region, "count", H200)
+    kernel = TritonTarget().schedule(plan_of(region), "count", H200)
     at = next(i for i, b in enumerate(kernel.buffers) if b.role == "update")
     seen: list[float] = []
 
@@ -396,7 +397,7 @@ def test_without_memory_for_copies_the_default_stays(bench: Bench, monkeypatch: 
 
 
 def test_copies_rotate_and_lie_as_the_originals() -> None:
-    kernel = TritonTarget().schedule(region_of(), "layer", H200)
+    kernel = TritonTarget().schedule(plan_of(region_of()), "layer", H200)
     given = [torch.randn(1, 70), torch.randn(70, 50).t(), torch.randn(1).expand(50), torch.empty(1, 50)]
     copies = copied(kernel, given)
     assert [c.stride() for c in copies] == [g.stride() for g in given]
@@ -409,7 +410,7 @@ def test_copies_rotate_and_lie_as_the_originals() -> None:
 
 def test_a_compile_chooses_under_autotune_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def here(cls: type[Tuner], context: Context, *_: Any) -> Tuner:
-        assert [step.name for step in context.library.passes] == ["group", "bias"]
+        assert [step.name for step in context.vendor.passes] == ["group", "bias"]
         return bench.tuner(remarks=context.remarks)
 
     monkeypatch.setattr(Tuner, "here", classmethod(here))

@@ -39,6 +39,7 @@ from fusec.remarks import Remarks
 from tests.codegen.test_launcher import Driver, OnGpu, standing_in
 from tests.codegen.test_triton_many_rows import LARGE, from_heads, gated, rotated
 from tests.codegen.triton_regions import kernel_regions, regions_around_products, regions_with_products
+from tests.contexts import plan_of
 
 H100 = chip("h100")
 SMALL = KernelConfig(16, 32, 16, stages=3, descriptors=True)
@@ -79,7 +80,7 @@ def region_of(function: Callable[..., Any], shapes: Any, dtype: torch.dtype = to
 
 
 def kernel_of(region: Node, config: KernelConfig = SMALL) -> Kernel:
-    return TritonTarget().schedule(region, "kernel", H100, config)
+    return TritonTarget().schedule(plan_of(region), "kernel", H100, config)
 
 
 def named(kernel: Kernel) -> set[str]:
@@ -189,13 +190,13 @@ def test_what_may_come_so(function: Callable[..., Any], shapes: Any, config: Ker
 def test_chips_without_them_are_not_offered_any_and_refuse_them() -> None:
     region, exact = region_of(*LARGE["plain"][0]), region_of(*LARGE["plain"][0], torch.float32)
     for code, machine in BY_CHIP.items():
-        offered = [config for config in configs(region, machine) if config.descriptors]
+        offered = [config for config in configs(plan_of(region), machine) if config.descriptors]
         assert bool(offered) == (code in ("sm_90", "sm_100")), code
-        assert not configs(region, machine)[0].descriptors
-        assert not any(config.descriptors for config in configs(exact, machine))
+        assert not configs(plan_of(region), machine)[0].descriptors
+        assert not any(config.descriptors for config in configs(plan_of(exact), machine))
         if not offered:
             with pytest.raises(ScheduleError, match=machine.name):
-                TritonTarget().schedule(region, "kernel", machine, SMALL)
+                TritonTarget().schedule(plan_of(region), "kernel", machine, SMALL)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +207,8 @@ def test_blocks_go_from_memory_to_the_matrix_unit(name: str, code: str, unit: st
     """All that is copied ahead is copied by the block, and nothing spills."""
     (function, shapes), dtype = LARGE[name]
     region, machine = region_of(function, shapes, dtype), BY_CHIP[code]
-    config = next(config for config in configs(region, machine) if config.descriptors)
-    kernel = TritonTarget().schedule(region, "kernel", machine, config)
+    config = next(config for config in configs(plan_of(region), machine) if config.descriptors)
+    kernel = TritonTarget().schedule(plan_of(region), "kernel", machine, config)
     assert " stages, descriptors\n" in print_kernel(kernel)
     report = compile_for(kernel, code)
     assert report.ok and all(unit in instruction for instruction in report.matrix_instructions), report
@@ -218,7 +219,7 @@ def test_they_are_candidates_and_what_was_chosen_is_read_back(tmp_path: Path) ->
     region = region_of(F.linear, ((40, 64), (72, 64)))
     nothing: Any = SimpleNamespace
     tuner = Tuner("a GPU", chip("h200"), Cache(tmp_path), Remarks(), nothing, Unfused)
-    kernel = TritonTarget().schedule(region, "k", chip("h200"))
+    kernel = TritonTarget().schedule(plan_of(region), "k", chip("h200"))
     found = [config for config, _ in tuner.candidates(region, kernel).values() if config and config.descriptors]
     assert found and found[0] == replace(kernel.config, descriptors=True)
     tuner.cache.publish(tuner.key(kernel), ".config", json.dumps({"chosen": asdict(found[0])}).encode())

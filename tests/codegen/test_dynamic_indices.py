@@ -22,9 +22,9 @@ from fusec.ir.types import DTYPES
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.passes.grouping import Group
-from fusec.pipeline import Context
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
+from tests.contexts import context_of, plan_of
 
 both = pytest.mark.parametrize("target", ["cpp", "triton"])
 """Triton's kernels run in its interpreter."""
@@ -33,14 +33,14 @@ both = pytest.mark.parametrize("target", ["cpp", "triton"])
 def grouped(text: str, target: str = "cpp") -> Graph:
     graph = parse_graph(text)
     verify_graph(graph)
-    Group(cpu=target == "cpp").apply(graph, Context())
+    Group().apply(graph, context_of(target))
     return graph
 
 
 def program(text: str, target: str = "cpp") -> Program:
     if target == "triton":
         pytest.importorskip("triton")
-    context = Context(Config(strict=True))
+    context = context_of(target, Config(strict=True))
     return build_program(grouped(text, target), target_named(target), context)
 
 
@@ -158,7 +158,7 @@ def test_the_last_check_that_a_kernel_may_have_is_told_apart() -> None:
 
 def kernel_of(text: str, target: str = "cpp") -> Kernel:
     (region,) = [n for n in grouped(text, target).nodes if n.is_op("region")]
-    return target_named(target).schedule(region, "kernel")
+    return target_named(target).schedule(plan_of(region, target), "kernel")
 
 
 def test_a_program_asserts_its_places_ahead_of_what_it_stores_there() -> None:
@@ -256,8 +256,8 @@ def test_a_cache_is_filled_once_and_takes_its_rows_in_place(dtype: str, target: 
     }}"""
     graph = parse_graph(text)
     normalize(graph)
-    Group(cpu=target == "cpp").apply(graph, Context())
-    made = build_program(graph, target_named(target), Context(Config(strict=True)))
+    Group().apply(graph, context_of(target))
+    made = build_program(graph, target_named(target), context_of(target, Config(strict=True)))
     assert sorted(step.kind for step in made.steps) == ["kernel"] + ["write"] * 2
     whole, rows = (n * DTYPES[dtype].bytes for n in (2 * 9 * 20, 2 * 3 * 20))
     assert sum(moved_bytes(n) for n in graph.nodes) == 2 * whole + 3 * rows + 3 * 8
@@ -305,7 +305,7 @@ def test_a_row_that_others_read_many_times_over_is_replaced_by_a_kernel_behind_t
       return %s
     }"""
     graph = parse_graph(text)
-    Group(cpu=cpu).apply(graph, Context())
+    Group().apply(graph, context_of("cpp" if cpu else "triton"))
     reader, writer = (n for n in graph.nodes if n.is_op("region"))
     assert not reader.written and [v.name for v in writer.written] == ["x"]
     agrees(text, torch.randn(8), torch.randn(8, 6), torch.randn(8), kinds=["kernel", "kernel"])
@@ -373,8 +373,8 @@ def test_counters_on_a_gpu_are_one_kernel() -> None:
     graph, inputs = parse_graph(counters(3)), [torch.tensor(i) for i in range(3)]
     x = torch.randn(64, 64) / 8
     expected = [*(i + 1 for i in inputs), *evaluate(graph, [*inputs, x], {})]
-    Group(0, cpu=False).apply(graph, Context())
-    made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
+    Group().apply(graph, context_of("triton", Config(small_m=0)))
+    made = build_program(graph, target_named("triton"), context_of("triton", Config(strict=True)))
     assert [step.kind for step in made.steps] == ["vendor"] * 3 + ["kernel"] * 2
     torch.testing.assert_close([*inputs, *made([*inputs, x])], [*expected[:3], expected[3]])
 

@@ -20,6 +20,7 @@ from fusec.codegen.triton.signature import launches, options
 from fusec.config import Config
 from fusec.ir.graph import Node
 from tests.codegen.triton_regions import regions_of, regions_with_products
+from tests.contexts import plan_of
 
 
 def product(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.bfloat16) -> Node:
@@ -53,16 +54,16 @@ REGIONS = {
 @pytest.mark.parametrize("name", REGIONS)
 def test_the_default_is_the_first_choice_and_the_same_every_time(name: str) -> None:
     for machine in CHIPS.values():
-        first, *others = configs(REGIONS[name], machine)
-        kernel = TritonTarget().schedule(REGIONS[name], "k", machine)
-        assert kernel.config == first == configs(REGIONS[name], machine)[0]
+        first, *others = configs(plan_of(REGIONS[name]), machine)
+        kernel = TritonTarget().schedule(plan_of(REGIONS[name]), "k", machine)
+        assert kernel.config == first == configs(plan_of(REGIONS[name]), machine)[0]
         assert others and first not in others and len({*others}) == len(others) <= 10
 
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_every_choice_is_scheduled_as_it_says(name: str) -> None:
-    for config in configs(REGIONS[name], chip("h200")):
-        kernel = TritonTarget().schedule(REGIONS[name], "k", chip("h200"), config)
+    for config in configs(plan_of(REGIONS[name]), chip("h200")):
+        kernel = TritonTarget().schedule(plan_of(REGIONS[name]), "k", chip("h200"), config)
         assert kernel.config == config
         given = options(kernel)
         assert given["num_warps"] == config.warps or not config.warps
@@ -73,9 +74,9 @@ def test_every_choice_is_scheduled_as_it_says(name: str) -> None:
 def test_no_register_of_few_rows_is_given_away_for_another_program() -> None:
     """Left alone, the assembler spills one here; AMD's has no such option, and Triton refuses what it does not know."""
     region = product(8, 768, 3072)
-    report = compile_for(TritonTarget().schedule(region, "k", chip("b200")), "sm_100")
+    report = compile_for(TritonTarget().schedule(plan_of(region), "k", chip("b200")), "sm_100")
     assert report.ok, report
-    assert "maxnreg" not in options(TritonTarget().schedule(region, "k", chip("mi300x")))
+    assert "maxnreg" not in options(TritonTarget().schedule(plan_of(region), "k", chip("mi300x")))
 
 
 @pytest.mark.parametrize(
@@ -123,24 +124,26 @@ def told(monkeypatch: pytest.MonkeyPatch, name: str, hip: str | None, capability
 def test_blocks_fit_the_shared_memory_that_a_chip_has(code: str) -> None:
     small = replace(chip(code), shared_bytes=101_376)
     for name, region in REGIONS.items():
-        report = compile_for(TritonTarget().schedule(region, "k", small), code)
+        report = compile_for(TritonTarget().schedule(plan_of(region), "k", small), code)
         assert report.ok and report.shared <= small.shared_bytes, (name, report)
 
 
 @pytest.mark.parametrize("code", ["sm_80", "sm_89", "sm_120"])
 def test_two_programs_for_few_rows_have_room_beside_each_other(code: str) -> None:
     small = replace(chip(code), shared_bytes=101_376)
-    report = compile_for(TritonTarget().schedule(product(8, 32_000, 4096), "k", small), code)
+    report = compile_for(TritonTarget().schedule(plan_of(product(8, 32_000, 4096)), "k", small), code)
     assert report.ok and 2 * report.shared <= small.shared_bytes, report
 
 
 def test_a_text_names_what_was_chosen() -> None:
-    kernel = TritonTarget().schedule(REGIONS["many rows"], "k", config=KernelConfig(64, 128, 32, warps=4, stages=2))
+    kernel = TritonTarget().schedule(
+        plan_of(REGIONS["many rows"]), "k", config=KernelConfig(64, 128, 32, warps=4, stages=2)
+    )
     assert "# 64 rows, 128 columns, 32 deep, 4 warps, 2 stages\n" in print_kernel(kernel)
 
 
 def programs(region: Node, machine: Machine) -> int:
-    first, *_ = grids(TritonTarget().schedule(region, "k", machine))
+    first, *_ = grids(TritonTarget().schedule(plan_of(region), "k", machine))
     return int(launches(first))
 
 
@@ -154,9 +157,9 @@ def test_a_larger_chip_gets_more_programs() -> None:
 
 
 def test_a_block_is_as_wide_as_a_chip_has_registers_for() -> None:
-    found = {code: configs(REGIONS["many rows"], chip(code))[0] for code in ("sm_80", "sm_90", "sm_100")}
+    found = {code: configs(plan_of(REGIONS["many rows"]), chip(code))[0] for code in ("sm_80", "sm_90", "sm_100")}
     assert [config.columns for config in found.values()] == [128, 256, 256]
-    assert configs(product(4096, 4096, 4096, torch.float32), chip("sm_90"))[0].columns == 64
+    assert configs(plan_of(product(4096, 4096, 4096, torch.float32)), chip("sm_90"))[0].columns == 64
 
 
 def test_stages_reach_the_machine_code() -> None:
@@ -164,17 +167,17 @@ def test_stages_reach_the_machine_code() -> None:
     shared = []
     for stages in (2, 3, 4):
         config = KernelConfig(64, 64, 32, warps=4, stages=stages)
-        kernel = TritonTarget().schedule(REGIONS["many rows"], "k", chip("h100"), config)
+        kernel = TritonTarget().schedule(plan_of(REGIONS["many rows"]), "k", chip("h100"), config)
         shared.append(compile_for(kernel, "sm_90").shared)
     assert shared[0] < shared[1] < shared[2]
 
 
 def test_one_row_may_load_ahead_too() -> None:
     """Where there is no matrix unit to do it for, Triton is told."""
-    default, *others = configs(REGIONS["one row"], chip("h100"))
+    default, *others = configs(plan_of(REGIONS["one row"]), chip("h100"))
     ahead = next(config for config in others if config.stages)
     for config, expected in ((default, False), (ahead, True)):
-        kernel = TritonTarget().schedule(REGIONS["one row"], "k", chip("h100"), config)
+        kernel = TritonTarget().schedule(plan_of(REGIONS["one row"]), "k", chip("h100"), config)
         report = compile_for(kernel, "sm_90")
         assert report.ok and (report.asynchronous_copies > 0) == expected, report
 
@@ -188,6 +191,6 @@ def test_every_choice_is_right(rows: int) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(shape) for shape in ((rows, 70), (50, 70), (50, 70))]
     (region,) = regions_with_products(gated, inputs)
-    for config in configs(region, chip("h200")):
+    for config in configs(plan_of(region), chip("h200")):
         outcome = check_region(region, chips=(), inputs=inputs, config=config)
         assert outcome.ok and outcome.kernel.config == config, outcome

@@ -24,7 +24,7 @@ from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType, symbol
 from fusec.passes.grouping import Group
-from fusec.pipeline import Context
+from tests.contexts import context_of
 from tests.machines import profile
 
 SPANS = st.builds(lambda n, first, more: Span(n, first, first + more), st.integers(0, 999), *[st.integers(0, 9)] * 2)
@@ -150,8 +150,8 @@ def test_a_copy_of_what_the_row_makes_comes_after_it() -> None:
     for weight in weights:
         x = graph.add_node("contraction", (x, weight), {"spec": "az,bz->ab"}).result
     graph.set_outputs([x])
-    context = Context(Config(strict=True))
-    Group(16).apply(graph, context)
+    context = context_of(config=Config(strict=True))
+    Group().apply(graph, context)
     last = [node for node in graph.nodes if node.is_op("region")][-1]
     last.body.inputs[0].type = TensorType(F32, (3, 32), (1, 3))  # as eager lays it out, and its maker does not
     program = build_program(graph, target_named("cpp"), context)

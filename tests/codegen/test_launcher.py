@@ -34,6 +34,7 @@ from fusec.ir.graph import Source
 from tests.codegen.test_dynamic_indices import ROWS, kernel_of
 from tests.codegen.tile_programs import S, softmax
 from tests.codegen.triton_regions import regions_with_products
+from tests.contexts import plan_of
 
 
 class OnGpu(torch.Tensor):
@@ -181,8 +182,8 @@ def fail_to_load_second(name: str, load: Any, *rest: Any) -> Any:
 def in_parts() -> Kernel:
     """A product whose sum is cut into parts: two grids."""
     (region,) = regions_with_products(F.linear, [torch.randn(1, 256), torch.randn(64, 256)])
-    config = replace(configs(region, machine("h200"))[0], splits=2)
-    return TritonTarget().schedule(region, "linear", machine("h200"), config)
+    config = replace(configs(plan_of(region), machine("h200"))[0], splits=2)
+    return TritonTarget().schedule(plan_of(region), "linear", machine("h200"), config)
 
 
 class Softmax(Unfused):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fusec.codegen import target_named
 from fusec.codegen.cpp.compiler import find_compiler
+from fusec.codegen.cpp.legality import SHARE_FOR_SOME_ROWS
 from fusec.codegen.cpp.schedules.small_m_gemm import PARTS, even_blocks
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import Dot, Loop, walk
@@ -21,7 +22,6 @@ from fusec.dynamo import backend_for, compiled_graphs
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType, symbol
-from fusec.passes.grouping import ENOUGH_OF_SOME_ROWS
 from fusec.reference.contract import compare_outputs
 from tests.machines import profile
 
@@ -324,5 +324,5 @@ def test_intel_s_library_keeps_the_largest(
     monkeypatch.setattr("fusec.codegen.cpp.target.find_compiler", lambda: compiler)
     monkeypatch.setattr("fusec.codegen.cpp.target.cpu_name", lambda: name)
     machine = target_named("cpp").machine(Config(cache_dir=str(tmp_path)))
-    assert machine.multiplies("f32") == all_rows and machine.multiplies("f32", ENOUGH_OF_SOME_ROWS)
+    assert machine.multiplies("f32") == all_rows and machine.multiplies("f32", SHARE_FOR_SOME_ROWS)
     assert machine.multiplies("bf16")

@@ -18,11 +18,11 @@ from fusec.frontend import trace
 from fusec.ir.parser import parse_graph
 from fusec.passes.fold_bias import FoldBiasIntoGemm
 from fusec.passes.grouping import Group
-from fusec.pipeline import Context
 from fusec.reference.contract import compare_outputs
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from tests.campaigns.fuzz.targets import triton
+from tests.contexts import context_of
 from tests.machines import cpu, profile
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
@@ -196,7 +196,7 @@ def test_what_no_product_made_takes_no_bias() -> None:
 
 def biased(text: str, *inputs: Tensor) -> list[str]:
     """What a graph runs as whose biases went into calls of products, once it has been compared."""
-    graph, context = parse_graph(text), Context(Config(strict=True), machine=cpu())
+    graph, context = parse_graph(text), context_of(config=Config(strict=True), machine=cpu())
     for step in (Group(), FoldBiasIntoGemm()):
         step.apply(graph, context)
     made = build_program(graph, target_named("cpp"), context)

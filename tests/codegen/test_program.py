@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusec.analysis.machine import Machine, assumed_cpu
+from fusec.analysis.machine import Machine
 from fusec.codegen import target_named
 from fusec.codegen.program import launchables
 from fusec.codegen.program.program import Program, build_program
@@ -26,6 +26,7 @@ from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from fusec.verify.samples import float_inputs
 from tests.campaigns.fuzz.graphs import random_graph
+from tests.contexts import context_of
 from tests.machines import cpu
 
 S = symbol("s0")
@@ -49,7 +50,7 @@ class NoKernels:
 def compiled(
     graph: Graph, target: Any = None, machine: Machine | None = None, **options: Any
 ) -> tuple[Program, Context]:
-    context = Context(Config.from_options(options=options), machine=machine or assumed_cpu())
+    context = context_of(config=Config.from_options(options=options), machine=machine)
     graph.erase_dead()
     Group().apply(graph, context)
     return build_program(graph, target or target_named("cpp"), context), context

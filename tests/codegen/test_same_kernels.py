@@ -11,14 +11,15 @@ from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.dynamo import backend, compiled_graphs
 from fusec.ir.ops import Trait
+from fusec.loops.plan import plan_kernel
 from fusec.models.bert import PRESETS as BERT_PRESETS
 from fusec.models.bert import Bert
 from fusec.models.inputs import padded_mask, sample_tokens
 from fusec.models.llama import PRESETS as LLAMA_PRESETS
 from fusec.models.llama import Llama
 from fusec.passes import default_pipeline
-from fusec.pipeline import Context
 from fusec.reference.contract import compare_outputs
+from tests.contexts import context_of
 
 MODELS = {"llama": (Llama(LLAMA_PRESETS["tiny"]), 1), "bert": (Bert(BERT_PRESETS["tiny"]), 16)}
 """Each with the number of its tokens."""
@@ -33,10 +34,11 @@ def test_both_targets_have_the_same_kernels(name: str, dtype: torch.dtype) -> No
     kinds: list[list[str]] = []
     for target in map(target_named, ("cpp", "triton")):
         graph, config = captured.copy(), Config()
-        default_pipeline(config, target.name).run(graph, Context(config))
+        context = context_of(target.name, config)
+        default_pipeline(config).run(graph, context)
         regions = [node for node in graph if node.is_op("region")]
         assert not any(node.has(Trait.CONTRACTION) for node in graph)  # no product is left to the vendor
-        kernels: list[Kernel] = [target.schedule(region, "kernel") for region in regions]
+        kernels: list[Kernel] = [target.schedule(plan_kernel(region.body, context.limits)) for region in regions]
         assert all(map(target.print, kernels))
         kinds.append([kernel.kind for kernel in kernels])
     assert kinds[0] == kinds[1]

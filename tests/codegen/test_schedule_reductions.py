@@ -16,6 +16,8 @@ from fusec.config import Config
 from fusec.ir.graph import Graph, Value
 from fusec.ir.types import BF16, F32, I64, DType, Size, TensorType, contiguous_strides, symbol
 from fusec.loops.affine import Axis
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import plan_kernel
 from fusec.reference.contract import compare_outputs
 from fusec.reference.interpreter import evaluate
 
@@ -105,8 +107,7 @@ def test_what_is_dear_is_kept_once_for_each_column() -> None:
     y = body.do("div", e, body.do("sum", e, dims=(-1,)))
     body.set_outputs([y])
     assert x.shape == (6, 300)
-    region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[y.type])
-    kernel = cpp_schedule(region, Tiling(16))
+    kernel = cpp_schedule(plan_kernel(body, Limits()), "kernel", Tiling(16))
     assert [b.numel for b in kernel.buffers if b.role == "scratch"] == [300]
     assert all(a.statement.offset.free_symbols for a in accesses(kernel)) and not unproven_accesses(kernel)
 
@@ -116,8 +117,7 @@ def test_a_tile_that_may_hold_a_row_is_no_wider(columns: int, lanes: int) -> Non
     body = Body()
     x = body.tensor(6, columns)
     body.set_outputs([body.do("div", x, body.do("max", x, dims=(-1,)))])
-    region = Graph().add_node("region", [Graph().add_input(x.type)], {"kind": "kernel", "body": body}, types=[x.type])
-    kernel = triton_schedule(region)
+    kernel = triton_schedule(plan_kernel(body, Limits()), "kernel")
     steps = [loop.step for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile"]
     assert steps == [lanes] * (1 if columns <= lanes else 2)  # a row that one tile holds is loaded once
 

@@ -52,6 +52,7 @@ from tests.codegen.test_attention import (
 )
 from tests.codegen.test_attention_caches import check_that_a_position_ends_the_loop, up_to, window_up_to
 from tests.codegen.triton_regions import regions_of
+from tests.contexts import plan_of
 
 Spelling = Callable[..., Tensor]
 
@@ -62,7 +63,7 @@ def region_of(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Node:
 
 
 def kernel_of(spelling: Spelling, inputs: tuple[Tensor, ...], chip: str = "sm_80") -> Kernel:
-    return TritonTarget().schedule(region_of(spelling, inputs), "attention", machine(chip))
+    return TritonTarget().schedule(plan_of(region_of(spelling, inputs)), "attention", machine(chip))
 
 
 def on_triton(spelling: Spelling, inputs: tuple[Tensor, ...]) -> Compiled:
@@ -184,7 +185,7 @@ def test_nothing_is_seen_at_all(queries: int) -> None:
 
 
 def in_parts(region: Node, parts: int, chip: str = "h100") -> KernelConfig:
-    (default, *_) = configs(region, machine(chip))
+    (default, *_) = configs(plan_of(region), machine(chip))
     return replace(default, splits=parts)
 
 
@@ -310,5 +311,5 @@ def test_those_of_float32_fit_into_shared_memory_and_registers(chip: str, width:
 @pytest.mark.parametrize("queries", [4, 512])
 def test_no_candidate_has_blocks_too_small_for_a_matrix_unit(queries: int) -> None:
     q, k = torch.empty(1, 2, queries, 256).bfloat16(), torch.empty(1, 2, 512, 256).bfloat16()
-    found = configs(region_of(grouped, (q, k, k)), machine("h100"))
+    found = configs(plan_of(region_of(grouped, (q, k, k))), machine("h100"))
     assert len(found) > 3 and all(min(config.rows, config.depth) >= 16 for config in found)

@@ -17,16 +17,17 @@ from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.legality import FEW_ROWS_OF_HALVES
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.schedules.operands import power_of_two
 from fusec.codegen.triton.tiles import spans, tile_axes
 from fusec.config import Config
 from fusec.frontend import trace
-from fusec.loops.kinds import FEW_ROWS_OF_GPU
 from tests.codegen.triton_regions import kernel_regions, regions_of, regions_with_products
+from tests.contexts import plan_of
 
-ROWS = [(1, 1), (3, 1), (2, 5), (1, 16), (2, 13), (1, FEW_ROWS_OF_GPU)]
+ROWS = [(1, 1), (3, 1), (2, 5), (1, 16), (2, 13), (1, FEW_ROWS_OF_HALVES)]
 """Batch and length: one row, fewer than a block of them, such as lie apart, a block; more than the least one, and all
 that are generated."""
 
@@ -113,7 +114,7 @@ def test_every_edge(function: Callable[..., Any], rows: tuple[int, int]) -> None
 
 @pytest.mark.parametrize(
     ("small_m", "dtype", "most"),
-    [(16, torch.bfloat16, FEW_ROWS_OF_GPU), (8, torch.bfloat16, 16), (16, torch.float32, 16), (0, torch.float16, 0)],
+    [(16, torch.bfloat16, FEW_ROWS_OF_HALVES), (8, torch.bfloat16, 16), (16, torch.float32, 16), (0, torch.float16, 0)],
     ids=str,
 )
 def test_more_rows_are_the_librarys(small_m: int, dtype: torch.dtype, most: int) -> None:
@@ -127,9 +128,9 @@ def test_more_rows_are_the_librarys(small_m: int, dtype: torch.dtype, most: int)
 def test_every_edge_with_the_weight_as_the_first_operand(function: Callable[..., Any], splits: int) -> None:
     """Tiles are the other way around from their loads to their stores."""
     for region in regions_of(function, sample(function, 2, 5, torch.bfloat16)):
-        plain = TritonTarget().schedule(region, "kernel")
+        plain = TritonTarget().schedule(plan_of(region), "kernel")
         if plain.kind == "contraction":
-            outcome = check_region(region, chips=(), config=replace(plain.config, splits=splits, turned=True))
+            outcome = check_region(region, chips=(), config=replace(plain.config, splits=splits, transposed=True))
             assert outcome.ok and first_operands(outcome.kernel) == {"columns"}, outcome
             assert first_operands(plain) == {"rows"}
 
@@ -149,10 +150,10 @@ def test_units_that_read_shared_memory_take_the_weight_first(chip: str, unit: st
     """They take no fewer than 64 rows, which the weight has and the activations have not."""
     inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((8, 4096), (28672, 4096))]
     (region,) = regions_of(plain, inputs)
-    default, *others = configs(region, machine(chip))
-    assert default.turned and replace(default, turned=False) in others
-    for config, expected in ((default, True), (replace(default, turned=False), False)):
-        report = compile_for(TritonTarget().schedule(region, "k", machine(chip), config), chip)
+    default, *others = configs(plan_of(region), machine(chip))
+    assert default.transposed and replace(default, transposed=False) in others
+    for config, expected in ((default, True), (replace(default, transposed=False), False)):
+        report = compile_for(TritonTarget().schedule(plan_of(region), "k", machine(chip), config), chip)
         assert report.ok and any(name.startswith(unit) for name in report.matrix_instructions) == expected, report
 
 
@@ -169,7 +170,7 @@ def test_other_types(rows: tuple[int, int], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("function", "sections"), [(plain, 1), (layer_norm, 1), (gated, 1), (projections, 3)])
 def test_a_program_loops_over_blocks_only_where_it_has_sections(function: Callable[..., Any], sections: int) -> None:
     (region,) = regions_of(function, sample(function, 1, 5, torch.float32))
-    kernel = TritonTarget().schedule(region, "k")
+    kernel = TritonTarget().schedule(plan_of(region), "k")
     kinds = [s.kind for s in walk(kernel.body) if isinstance(s, Loop) and s.axis == "block"]
     assert kinds == (["grid"] if sections == 1 else sections * ["serial"])
 
@@ -201,13 +202,13 @@ def test_the_interpreter_loses_nothing_within_a_product_of_tiles(rows: int) -> N
     x[:, 0], x[:, -1], w[:, (0, -1)] = 4096, -4096, 4096
     (region,) = regions_with_products(F.linear, (x, w))
     out = torch.empty(rows, 20)
-    TritonKernel(TritonTarget().schedule(region, "k"))([x, w, out])
+    TritonKernel(TritonTarget().schedule(plan_of(region), "k"))([x, w, out])
     assert (out == 14 / 4).all()
 
 
 def kernel_of(function: Callable[..., Any], *inputs: Tensor) -> Kernel:
     (region,) = regions_of(function, inputs)
-    return TritonTarget().schedule(region, "kernel")
+    return TritonTarget().schedule(plan_of(region), "kernel")
 
 
 def test_several_rows_go_to_the_matrix_unit_and_one_does_not() -> None:
@@ -253,6 +254,6 @@ def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip
         for i, s in enumerate(sizes)
     ]
     for region in regions_of(function, tuple(inputs)):
-        report = compile_for(TritonTarget().schedule(region, name, machine(chip)), chip)
+        report = compile_for(TritonTarget().schedule(plan_of(region), name, machine(chip)), chip)
         assert report.ok, report
         assert bool(report.matrix_instructions) == (rows > 1)

@@ -24,6 +24,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.types import BF16, TensorType, symbol
 from fusec.reference.contract import compare_outputs
 from tests.codegen.triton_regions import kernel_regions, regions_with_products
+from tests.contexts import plan_of
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 
@@ -125,7 +126,7 @@ def test_what_is_computed_before_few_rows_may_be_computed_for_blocks_of_them() -
 
 def kernel_of(case: Case, dtype: torch.dtype = torch.bfloat16, chip: str = "sm_80") -> Kernel:
     (region,) = regions_with_products(case[0], [torch.empty(s, dtype=dtype, device="meta") for s in case[1]])
-    return TritonTarget().schedule(region, "kernel", machine(chip))
+    return TritonTarget().schedule(plan_of(region), "kernel", machine(chip))
 
 
 def test_programs_in_a_row_share_rows_and_columns() -> None:

@@ -16,6 +16,7 @@ from fusec.codegen.triton.launch import InterpretedKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import wide
 from tests.codegen.triton_regions import regions_of
+from tests.contexts import plan_of
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -24,7 +25,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def kernel_of(function: Callable[..., Any], *inputs: Tensor) -> Kernel:
     (region,) = regions_of(function, inputs)
-    return TritonTarget().schedule(region, "kernel")
+    return TritonTarget().schedule(plan_of(region), "kernel")
 
 
 def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

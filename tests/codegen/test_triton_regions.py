@@ -24,6 +24,7 @@ from fusec.models.inputs import padded_mask, sample_tokens
 from fusec.models.llama import PRESETS as LLAMA_PRESETS
 from fusec.models.llama import Llama
 from tests.codegen.triton_regions import kernel_regions
+from tests.contexts import plan_of
 
 DTYPES = [torch.float32, torch.bfloat16]
 VENDOR = Config(small_m=0)
@@ -148,7 +149,7 @@ def summed(x):
 @pytest.mark.parametrize(("function", "shape"), [(repeated, (3, 0, 1)), (summed, (0, 0, 3))])
 def test_nothing_is_read_from_an_empty_tensor(target, function, shape):
     (region,) = kernel_regions(trace(function, [torch.randn(shape)], symbolic=False))
-    kernel = target_named(target).schedule(region, "kernel")
+    kernel = target_named(target).schedule(plan_of(region, target), "kernel")
     assert not unproven_accesses(kernel)
     assert not any(isinstance(s, Load) for s in walk(kernel.body))
 
@@ -164,7 +165,7 @@ def test_nothing_is_stored_where_a_write_has_no_rows(length):
     written = graph.add_node("write", [x, graph.add_node("exp", [rows]).result, numbers], {"dim": -1}).result
     graph.set_outputs([written])
     (region,) = kernel_regions(graph)
-    kernel = TritonTarget().schedule(region, "kernel")
+    kernel = TritonTarget().schedule(plan_of(region), "kernel")
     number = torch.ones(1).as_strided((1,), (0,))
     inputs = {"rows": torch.zeros(0), "x": number, "numbers": torch.zeros(0, dtype=torch.long)}
     (found,) = check.run_kernel(kernel, region.body, [inputs[v.name] for v in region.body.inputs], {"n": 0})
@@ -221,7 +222,7 @@ def test_a_wrong_kernel_does_not_pass():
     (region,) = kernel_regions(trace(packed_swiglu, [torch.randn(4, 8)], symbolic=False), VENDOR)
     (other,) = kernel_regions(trace(lambda x: F.silu(x[:, 4:]) * x[:, :4], [torch.randn(4, 8)], symbolic=False), VENDOR)
 
-    kernel = TritonTarget().schedule(region, "swapped")
+    kernel = TritonTarget().schedule(plan_of(region), "swapped")
     assert check._compare(kernel, region.body, 0).passed
     comparison = check._compare(kernel, other.body, 0)
     assert not comparison.passed

@@ -15,6 +15,7 @@ from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import launches
 from tests.codegen.triton_regions import regions_of
+from tests.contexts import plan_of
 
 LANES = 1024
 
@@ -111,7 +112,7 @@ def test_large_ones_keep_a_gpu_busy(name: str) -> None:
     function, shape = LARGE[name]
     for region in regions_of(function, [torch.empty(shape, device="meta")]):
         for chip in CHIPS:
-            kernel = TritonTarget().schedule(region, name, machine(chip))
+            kernel = TritonTarget().schedule(plan_of(region), name, machine(chip))
             first, *_, last = grids(kernel)
             assert launches(first) >= machine(chip).threads
             assert function is not softmax or launches(last) == launches(first)
@@ -122,5 +123,5 @@ def test_what_has_rows_enough_or_is_soon_done_stays_one_grid() -> None:
     few = ((everything, (1000,)), (softmax, (1, 16384)), (softmax, (4096, 4096)))
     for function, shape in ((rows, (8192, 1, 1024)), (columns, (64, 65536)), *few):
         for region in regions_of(function, [torch.empty(shape, device="meta")]):
-            default, *others = configs(region, machine("h100"))
+            default, *others = configs(plan_of(region), machine("h100"))
             assert default.splits == 1 and all(other.splits == 1 for other in others)

@@ -21,11 +21,12 @@ from fusec.codegen.triton.schedules import configs
 from fusec.ir.graph import Node
 from tests.codegen.test_triton_contractions import FUNCTIONS, LARGE, ROWS, plain, sample
 from tests.codegen.triton_regions import regions_of, regions_with_products
+from tests.contexts import plan_of
 
 
 def split(region: Node, parts: int, depth: int = 16) -> KernelConfig:
     """The default in so many parts, of blocks so small that there are several."""
-    default = configs(region, machine(""))[0]
+    default = configs(plan_of(region), machine(""))[0]
     return replace(default, splits=parts, depth=min(depth, default.depth))
 
 
@@ -82,8 +83,8 @@ def test_stores_into_a_cache_come_once() -> None:
 def kernel_of(rows: int, columns: int, depth: int, chip: str, **changes: Any) -> Kernel:
     inputs = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((rows, depth), (columns, depth))]
     (region,) = regions_of(plain, inputs)
-    config = replace(configs(region, machine(chip))[0], **changes)
-    return TritonTarget().schedule(region, "linear", machine(chip), config)
+    config = replace(configs(plan_of(region), machine(chip))[0], **changes)
+    return TritonTarget().schedule(plan_of(region), "linear", machine(chip), config)
 
 
 def test_the_text_has_a_function_for_each_grid() -> None:
@@ -110,7 +111,7 @@ def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip
     inputs = [torch.empty((1, rows, *s) if i in rowed and s != (1, 6) else (1, rows, *s) if s == (1, 6) else s,
                           dtype=torch.bfloat16, device="meta") for i, s in enumerate(sizes)]  # fmt: skip
     for region in regions_of(function, tuple(inputs)):
-        config = replace(configs(region, machine(chip))[0], splits=4)
-        report = compile_for(TritonTarget().schedule(region, name, machine(chip), config), chip)
+        config = replace(configs(plan_of(region), machine(chip))[0], splits=4)
+        report = compile_for(TritonTarget().schedule(plan_of(region), name, machine(chip), config), chip)
         assert report.ok, report
         assert bool(report.matrix_instructions) == (rows > 1)

@@ -15,14 +15,14 @@ from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Node
-from fusec.passes import library_pipeline
 from fusec.pipeline import Context
 from tests.codegen.triton_regions import regions_of, regions_with_products
+from tests.contexts import context_of
 
 
 def context(**options: Any) -> Context:
     config = Config(mode="max-autotune", machine="h200", target="triton", **options)
-    return Context(config, machine=chip("h200"), library=library_pipeline(config))
+    return context_of("triton", config, chip("h200"))
 
 
 def candidate(region: Node, **options: Any) -> VendorCandidate:

@@ -11,10 +11,10 @@ from fusec.config import Config
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import DTYPES
 from fusec.passes.grouping import Group
-from fusec.pipeline import Context
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from tests.codegen.test_dynamic_indices import agrees, grouped, program
+from tests.contexts import context_of
 
 
 def moving(shape: tuple[int, ...], dim: int, step: int, dtype: str = "f32", spelled: str = "%rest, %new") -> str:
@@ -117,7 +117,7 @@ def test_on_a_gpu_a_window_moves_through_memory_of_its_own() -> None:
     graph, x, y = parse_graph(moving((2, 9, 20), -2, 1)), torch.randn(2, 9, 20), torch.randn(2, 1, 20)
     expected = [x.clone(), y]
     value = evaluate(graph, expected, {}, mutate=True)
-    Group(0, cpu=False).apply(graph, Context())
-    made = build_program(graph, target_named("triton"), Context(Config(strict=True)))
+    Group().apply(graph, context_of("triton", Config(small_m=0)))
+    made = build_program(graph, target_named("triton"), context_of("triton", Config(strict=True)))
     assert [step.kind for step in made.steps] == ["kernel", "kernel"]
     torch.testing.assert_close([*made([x, y]), x], [*value, expected[0]])

@@ -1,22 +1,23 @@
 """Kernel regions as the pipeline makes them for Triton."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from fusec.codegen.triton.legality import ANY
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
 from fusec.ir.regions import open_regions
-from fusec.loops.kinds import HALVES, MULTIPLIED, Limits
 from fusec.passes import default_pipeline
 from fusec.passes.grouping.joins import Grouping
-from fusec.pipeline import Context
+from tests.contexts import context_of
 
 
 def kernel_regions(graph: Graph, config: Config | None = None) -> list[Node]:
     """Those of a graph, which is changed in place."""
     config = config or Config()
-    default_pipeline(config, "triton").run(graph, Context(config))
+    default_pipeline(config).run(graph, context_of("triton", config))
     return [node for node in graph if node.is_op("region") and node.attributes["kind"] == "kernel"]
 
 
@@ -33,10 +34,9 @@ def regions_with_products(function: Callable[..., Any], inputs: Sequence[Any], s
 def regions_around_products(graph: Graph) -> list[Node]:
     """Those of a graph, which is changed in place."""
     config = Config(disable="group,bias")
-    context = Context(config)
-    default_pipeline(config, "triton").run(graph, context)
-    limits = Limits(16, MULTIPLIED | HALVES, in_order=False, any_layout=True)
-    grouping = Grouping(graph, context, open_regions(graph), limits)
+    context = context_of("triton", config)
+    default_pipeline(config).run(graph, context)
+    grouping = Grouping(graph, replace(context, limits=replace(ANY, small_m=16)), open_regions(graph))
     grouping.join()
     grouping.make()
     return [node for node in graph if node.is_op("region") and node.attributes["kind"] == "kernel"]

@@ -9,7 +9,7 @@ from fusec.ir.graph import Graph, Value, storage
 from fusec.ir.types import F32, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
 from fusec.passes import default_pipeline
-from fusec.pipeline import Context
+from tests.contexts import context_of
 
 TYPE = TensorType(F32, (4, 8), contiguous_strides((4, 8)))
 
@@ -40,7 +40,7 @@ def test_rewriting_a_reader_of_what_is_written_later(function: Callable[[Graph, 
     old = function(graph, cache)
     graph.add_node("write", [cache, new])
     graph.set_outputs([graph.add_node("exp", [old]).result])
-    context = Context(Config(disable="group", strict=True))
+    context = context_of(config=Config(disable="group", strict=True))
     default_pipeline(context.config).run(graph, context)
     assert any(record.changed for record in context.records)
 

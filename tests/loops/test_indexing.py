@@ -1,5 +1,6 @@
-"""IndexedExpr regions: views vanish, cuts appear where they are needed, and impossible nests are refused."""
+"""Loop nests of regions: views vanish, cuts appear where they are needed, and impossible nests are refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fusec.ir.types import BF16, F32, Size, TensorType, contiguous_strides, symb
 from fusec.loops.indexing import lower_to_loops
 from fusec.loops.kinds import Limits, classify
 from fusec.loops.recomputation import evaluations, repetitions
+from tests.contexts import context_of
 
 
 class Body(Graph):
@@ -165,7 +167,7 @@ def test_a_product_that_has_no_kernel_says_why(
         classify(lower_to_loops(body), Limits(16))
 
 
-SIDE_BY_SIDE, ALONG = "what is summed does not lie side by side", "its weight does not lie along what is summed"
+SIDE_BY_SIDE, ALONG = "the summed dim is not contiguous", "its weight is not contiguous along the summed dim"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ SIDE_BY_SIDE, ALONG = "what is summed does not lie side by side", "its weight do
 def test_rows_that_are_not_taken_in_blocks_say_why(
     left: tuple[Size, ...], right: tuple[Size, ...], spec: str, why: str
 ) -> None:
-    body, limits = Body(), Limits(16, frozenset({F32}))
+    body, limits = Body(), replace(context_of().limits, many=frozenset({F32}))
     product = body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)
     body.set_outputs([product])
     if why:
@@ -196,7 +198,7 @@ def test_rows_that_are_not_taken_in_blocks_say_why(
 
 
 def test_tiles_take_rows_and_weights_that_lie_any_way() -> None:
-    limits = Limits(16, frozenset({F32}), any_layout=True)
+    limits = Limits(16, frozenset({F32}))
     for left, right, spec in (((64, 40), (24, 64), "za,bz->ab"), ((40, 4, 6), (24, 4, 6), "ayz,byz->ab")):
         body = Body()
         body.set_outputs([body.do("contraction", body.tensor(*left), body.tensor(*right), spec=spec)])

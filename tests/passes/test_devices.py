@@ -16,7 +16,7 @@ from fusec.debug.capture import capture
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.passes import default_pipeline
-from fusec.pipeline import Context
+from tests.contexts import context_of
 from tests.machines import cpu
 
 SCALED = """graph scaled(%x: f32[4, 8] cuda:0, %scale: f64[]) {
@@ -47,7 +47,7 @@ ATTENTION = """graph attention(%q: f32[1, 2, 5, 8] cuda:0, %k: f32[1, 2, 5, 8] c
 
 def grouped(text: str) -> Graph:
     graph, config = parse_graph(re.sub(r"\n    ", " ", text)), Config()
-    default_pipeline(config, "triton").run(graph, Context(config, machine=cpu()))
+    default_pipeline(config).run(graph, context_of("triton", config, cpu()))
     return graph
 
 
@@ -88,7 +88,7 @@ def test_a_number_of_the_cpu_is_brought_to_its_reader_once() -> None:
     x = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
     (graph,) = capture(norms, x, torch.tensor(1e-6, dtype=torch.float64))
     config = Config()
-    default_pipeline(config, "triton").run(graph, Context(config, machine=cpu()))
+    default_pipeline(config).run(graph, context_of("triton", config, cpu()))
     (call,) = (n for n in graph if n.is_op("opaque"))
     assert [v.tensor.device for v in (*call.operands, *call.results)] == ["meta", "cpu", "meta"]
     assert places(graph) == [{"meta"}] and {r.tensor.device for n in graph for r in n.results} == {"meta"}

@@ -1,6 +1,7 @@
 """What becomes one kernel, what does not, and why."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,13 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import BF16, BOOL, F32, F64, I64, Size, TensorType, contiguous_strides
 from fusec.ir.verifier import verify_graph
+from fusec.loops.plan import Plan, plan_kernel
 from fusec.passes.fold_bias import FoldBiasIntoGemm
 from fusec.passes.grouping import Group
-from fusec.pipeline import Context
+from fusec.refusal import Refusal
 from fusec.remarks import Remark
 from tests.campaigns.fuzz.graphs import graphs
+from tests.contexts import context_of
 from tests.machines import cpu
 
 
@@ -39,9 +42,14 @@ class Model(Graph):
         total = self.do("sum", self.do("mul", x, x), dims=(-1,))
         return self.do("mul", x, self.do("rsqrt", total))
 
-    def group(self, *outputs: Value, machine: Machine | None = None, **context: Any) -> list[Node]:
+    def group(
+        self,
+        *outputs: Value,
+        machine: Machine | None = None,
+        unschedulable: Callable[[Plan], Refusal | None] = lambda plan: None,
+    ) -> list[Node]:
         self.set_outputs(outputs)
-        self.context = Context(machine=machine or assumed_cpu(), **context)
+        self.context = replace(context_of(machine=machine), unschedulable=unschedulable)
         Group().apply(self, self.context)
         verify_graph(self)
         return [n for n in self.nodes if n.has(Trait.REGION)]
@@ -71,12 +79,13 @@ def test_what_the_target_does_not_schedule_is_split_until_it_does() -> None:
     normed = m.norm(m.tensor(2, 64))
     product = m.do("contraction", normed, m.tensor(64, 64), spec="az,bz->ab")
 
-    def unschedulable(region: Node) -> str:
-        names = {n.op.name for n in region.body.nodes}
-        return "a planted refusal" if {"sum", "contraction"} <= names or len(names) > 3 else ""
+    def unschedulable(plan: Plan) -> Refusal | None:
+        names = {n.op.name for n in plan.body.nodes}
+        return Refusal("a planted refusal") if {"sum", "contraction"} <= names or len(names) > 3 else None
 
     regions = m.group(m.do("add", product, normed), unschedulable=unschedulable)
-    assert not any(map(unschedulable, regions)) and len(regions) == len(m.nodes)
+    plans = [plan_kernel(region.body, m.context.limits) for region in regions]
+    assert not any(map(unschedulable, plans)) and len(regions) == len(m.nodes)
     assert {n.op.name for r in regions for n in r.body.nodes} >= {"sum", "mul", "rsqrt", "contraction", "add"}
     assert "its kernel has no schedule: a planted refusal" in m.reasons()
 
@@ -316,7 +325,7 @@ def test_what_reads_a_cast_of_the_old_value_runs_before_the_write() -> None:
 
 @given(graphs(30, symbolic=False))
 def test_grouping_keeps_a_graph_whole(graph: Graph) -> None:
-    Group().apply(graph, Context())
+    Group().apply(graph, context_of())
     verify_graph(graph)
 
 
@@ -400,8 +409,8 @@ def on_gpu(mode: str, rows: Size, depth: int, op: str = "") -> tuple[list[Node],
     bias = m.add_input(TensorType(BF16, (1024,), (1,)))
     m.set_outputs([m.do(op, out, bias) if op == "add" else m.do(op, out) if op else out])
     config = Config(autotune=True) if mode == "autotune" else Config(mode=mode)
-    context = Context(config, machine=CHIPS["a100"])
-    Group(cpu=False).apply(m, context)
+    context = context_of("triton", config, CHIPS["a100"])
+    Group().apply(m, context)
     verify_graph(m)
     found = [n for n in m.nodes if n.has(Trait.REGION) and any(i.has(Trait.CONTRACTION) for i in n.body.nodes)]
     return found, [r for r in context.remarks.of("analysis") if r.subject == "contraction"]

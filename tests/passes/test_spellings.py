@@ -12,9 +12,9 @@ from fusec.config import Config
 from fusec.frontend import trace
 from fusec.passes import default_pipeline
 from fusec.passes.raising import activations, norms
-from fusec.pipeline import Context
 from fusec.rewriting.fusion import Fusion
 from fusec.verify.declarations import regions_named
+from tests.contexts import context_of
 
 Part = Callable[..., Tensor]
 
@@ -50,5 +50,5 @@ CASES = [
 def test_every_spelling_of_a_part(whole: str, model: Callable[..., Any], shapes: Any, dtype: torch.dtype) -> None:
     graph = trace(model, [torch.randn(shape, dtype=dtype) for shape in shapes], symbolic=False)
     config = Config(disable="group")
-    default_pipeline(config).run(graph, Context(config))
+    default_pipeline(config).run(graph, context_of(config=config))
     assert regions_named(graph, whole)

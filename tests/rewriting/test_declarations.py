@@ -23,6 +23,7 @@ from fusec.rewriting.fusion import FUSIONS, Dims, fusion
 from fusec.rewriting.pattern import PatternLibrary
 from fusec.rewriting.rule import REWRITES, rewrite
 from fusec.verify.declarations import regions_named
+from tests.contexts import context_of
 
 Rows = Annotated[Tensor, Dims("*batch cols")]
 
@@ -158,7 +159,7 @@ def test_a_user_fusion_builds_on_the_built_in_ones() -> None:
         return y * y
 
     graph = trace(model, [torch.randn(4, 8), torch.randn(8)], symbolic=False)
-    context = Context(Config(disable="group"))
+    context = context_of(config=Config(disable="group"))
     passes.default_pipeline(context.config).run(graph, context)
     (region,) = regions_named(graph, "squared_norm")
     assert regions_named(region.body, "rms_norm")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.debug.explain import explain_subjects
 from fusec.debug.site_status import SiteStatus, site_statuses
@@ -17,7 +16,7 @@ from fusec.debug.tables import as_text, site_view
 from fusec.models import gpt2, llama, t5
 from fusec.models.inputs import sample_tokens
 from fusec.passes import default_pipeline
-from fusec.pipeline import Context
+from tests.contexts import context_of
 
 
 def subjects(model: nn.Module, *inputs: Tensor) -> list[Subject]:
@@ -25,7 +24,7 @@ def subjects(model: nn.Module, *inputs: Tensor) -> list[Subject]:
     torch._dynamo.reset()
     found = []
     for graph in capture(model.eval(), *inputs):
-        context = Context(Config())
+        context = context_of()
         default_pipeline(context.config).run(graph, context)
         found.append(Subject("model", graph, remarks=context.remarks))
     return found

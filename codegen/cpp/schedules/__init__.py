@@ -4,28 +4,22 @@ from fusec.codegen.cpp.schedules.attention import schedule_attention
 from fusec.codegen.cpp.schedules.small_m_gemm import schedule_contraction
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Kernel
-from fusec.codegen.tile.region import ANY_ROWS, assemble
+from fusec.codegen.tile.region import assemble
 from fusec.codegen.tile.rows import Tiling, schedule_rows
-from fusec.ir.graph import Node
-from fusec.loops.indexing import lower_to_loops
-from fusec.loops.kinds import MULTIPLIED, Limits, classify
-
-_LIMITS = Limits(ANY_ROWS, MULTIPLIED)
+from fusec.loops.plan import Plan
 
 
-def schedule(region: Node, tiling: Tiling) -> Kernel:
-    """The kernel of a region whose body holds primitive operations only.
+def schedule(plan: Plan, name: str, tiling: Tiling) -> Kernel:
+    """Return the kernel of a plan.
 
     Raises:
-        ScheduleError: where no schedule covers the region.
+        ScheduleError: where no schedule covers it.
     """
-    nest = lower_to_loops(region.body)
-    shape = classify(nest, _LIMITS)
-    emitter = Emitter(region.body)
+    nest, shape, emitter = plan.nest, plan.shape, Emitter(plan.body)
     if shape.attention is not None:
         statements = schedule_attention(emitter, nest, shape.attention, tiling)
     elif shape.kind == "contraction":
         statements = schedule_contraction(emitter, nest, shape, tiling)
     else:
         statements = schedule_rows(emitter, nest, shape, tiling)
-    return assemble(region, nest, shape, emitter, (*emitter.checks_ahead(nest.dynamic_indices()), *statements))
+    return assemble(plan, name, emitter, (*emitter.checks_ahead(nest.dynamic_indices()), *statements))

@@ -39,11 +39,13 @@ from fusec.codegen.triton.autotune.vendor_attention import with_one_call
 from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.legality import ANY
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs, schedule
 from fusec.codegen.triton.signature import options
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
+from fusec.loops.plan import plan_kernel
 from fusec.pipeline import Context
 from fusec.provenance import key_of_derived
 from fusec.reference.contract import compare_outputs
@@ -127,7 +129,7 @@ class Tuner:
         """What is timed against the default, by name; the vendor's library has no config."""
         found: dict[str, tuple[KernelConfig | None, Candidate]] = {}
         known = {_code(kernel)}
-        for config in configs(region, self.machine)[1:]:
+        for config in configs(plan_kernel(region.body, ANY), self.machine)[1:]:
             try:
                 other = self._scheduled(region, kernel, config)
                 if (code := _code(other)) not in known:  # what some configs say, others leave to the compiler
@@ -187,7 +189,7 @@ class Tuner:
         return self.vendor_candidate(kernel.name, body)
 
     def _scheduled(self, region: Node, kernel: Kernel, config: KernelConfig) -> Kernel:
-        return replace(schedule(region, self.machine, config), name=kernel.name)
+        return schedule(plan_kernel(region.body, ANY), kernel.name, self.machine, config)
 
     def _right(
         self,

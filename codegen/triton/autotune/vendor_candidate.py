@@ -27,8 +27,9 @@ class VendorCandidate:
     def __init__(self, name: str, body: Graph, target: Target, context: Context) -> None:
         graph = _in_place(body)
         config = replace(context.config, mode="default", autotune=False, cuda_graphs=False, strict=False)
-        own = Context(config, machine=context.machine)
-        context.library.run(graph, own)
+        limits = replace(context.limits, small_m=0, many=frozenset(), some=frozenset())
+        own = Context(config, machine=context.machine, limits=limits)
+        context.vendor.run(graph, own)
         self._program = build_program(graph, target, own)
         self._given = graph.inputs
         self.name, self.source = name, self._program.source

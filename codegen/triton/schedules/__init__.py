@@ -4,39 +4,38 @@ from fusec.analysis.machine import Machine, chip
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Check, Kernel, Operand, Statement
-from fusec.codegen.tile.region import ANY_ROWS, assemble
+from fusec.codegen.tile.region import assemble
 from fusec.codegen.tile.rows import Tiling, schedule_rows
 from fusec.codegen.triton.schedules.attention import schedule_tiled_attention
 from fusec.codegen.triton.schedules.gemm import schedule_tiled_contraction
 from fusec.codegen.triton.schedules.heuristics import MAX_TILE, default_config, other_configs
 from fusec.codegen.triton.schedules.split_rows import schedule_split_rows
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Node
-from fusec.loops.indexing import DynamicIndex, LoopNest, lower_to_loops
-from fusec.loops.kinds import FEW_ROWS_OF_GPU, HALVES, MULTIPLIED, Limits, Shape, classify
+from fusec.loops.indexing import DynamicIndex
+from fusec.loops.plan import Plan
 
-_LIMITS = Limits(ANY_ROWS, MULTIPLIED | HALVES, in_order=False, any_layout=True, few=FEW_ROWS_OF_GPU)
 _LANES = 1024
 """Elements of a tile that is no row."""
 
 
-def schedule(region: Node, machine: Machine | None = None, config: KernelConfig | None = None) -> Kernel:
-    """The kernel of a region whose body holds primitive operations only.
+def schedule(plan: Plan, name: str, machine: Machine | None = None, config: KernelConfig | None = None) -> Kernel:
+    """Return the kernel of a plan.
 
     Args:
-        region: a kernel.
+        plan: of the kernel.
+        name: of the kernel.
         machine: the GPU; by default the usual one.
         config: what the schedule leaves free; by default what suits that GPU.
 
     Raises:
         ScheduleError: where no schedule covers the region.
     """
-    (nest, shape), gpu = _classified(region), _gpu(machine)
+    nest, shape, gpu = plan.nest, plan.shape, _gpu(machine)
     config = config or default_config(nest, shape, gpu, _LANES)
     if config.descriptors and not gpu.has_descriptors:
         fix = "a config without, as all are that configs() gives for it"
         raise ScheduleError(f"blocks by tensor descriptors on {gpu.name}", why="it has none", fix=fix)
-    emitter = _GpuEmitter(region.body)
+    emitter = _GpuEmitter(plan.body)
     if shape.attention is not None:
         statements = schedule_tiled_attention(emitter, nest, shape.attention, config)
     elif shape.kind == "contraction":
@@ -48,16 +47,16 @@ def schedule(region: Node, machine: Machine | None = None, config: KernelConfig 
         statements = schedule_rows(emitter, nest, shape, tiling)
     if any(b.role == "scratch" for b in emitter.scratch):
         raise ScheduleError("the kernel needs scratch memory")
-    return assemble(region, nest, shape, emitter, statements, config)
+    return assemble(plan, name, emitter, statements, config)
 
 
-def configs(region: Node, machine: Machine | None) -> tuple[KernelConfig, ...]:
+def configs(plan: Plan, machine: Machine | None) -> tuple[KernelConfig, ...]:
     """What ``schedule`` may be told: its default, then few others that may be quicker.
 
     Raises:
         ScheduleError: where no schedule covers the region.
     """
-    (nest, shape), gpu = _classified(region), _gpu(machine)
+    nest, shape, gpu = plan.nest, plan.shape, _gpu(machine)
     default = default_config(nest, shape, gpu, _LANES)
     return (default, *other_configs(nest, shape, gpu, default))
 
@@ -70,8 +69,3 @@ class _GpuEmitter(Emitter):
 def _gpu(machine: Machine | None) -> Machine:
     """A GPU: the usual one where there is none, or a CPU."""
     return machine if machine is not None and machine.code else chip("")
-
-
-def _classified(region: Node) -> tuple[LoopNest, Shape]:
-    nest = lower_to_loops(region.body)
-    return nest, classify(nest, _LIMITS)

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 
 from fusec.codegen.tile.configuration import KernelConfig
+from fusec.codegen.triton.legality import FEW_ROWS_OF_HALVES
 from fusec.errors import ScheduleError
 from fusec.ir.types import F64, DType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, above, walk
-from fusec.loops.kinds import FEW_ROWS_OF_GPU, Shape, rows_at_once
+from fusec.loops.kinds import Shape, rows_at_once
 
 MATRIX_ROWS = 16
 """Rows and columns of the least tile that a matrix unit takes."""
@@ -48,7 +49,7 @@ class Products:
         """The axes of the rows that are taken in blocks, as one; the others are the grid's."""
         self.count = product(tuple(axis.size for axis in self.taken))
         """Rows that are taken in blocks."""
-        at_once = rows_at_once(shape.contractions, FEW_ROWS_OF_GPU)
+        at_once = rows_at_once(shape.contractions, FEW_ROWS_OF_HALVES)
         self.few = isinstance(self.count, int) and self.count <= at_once
 
     def columns(self, output: Output) -> tuple[Axis, ...]:

@@ -15,11 +15,12 @@ from fusec.codegen.program.launchables import Schedules, build_kernels
 from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.bounds import size_limits, unproven_accesses
 from fusec.codegen.tile.kernel import Kernel
+from fusec.compiler import context_for
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import evaluate_sizes
-from fusec.passes import default_pipeline, library_pipeline
+from fusec.passes import default_pipeline
 from fusec.pipeline import Context
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import Machine
@@ -55,11 +56,9 @@ def optimized(graph: Graph, target: str) -> Optimized:
     """Run the passes, each of which is verified, and any of which may raise."""
     config = Config(strict=True)
     chosen = target_named(target)
-    machine = chosen.machine(config)
-    schedules = Schedules(chosen, machine)
-    context = Context(config, machine=machine, unschedulable=schedules.refusal, library=library_pipeline(config))
+    context, schedules = context_for(chosen, config)
     work = graph.copy()
-    default_pipeline(config, target).run(work, context)
+    default_pipeline(config).run(work, context)
     return Optimized(work, context, schedules)
 
 
@@ -109,7 +108,7 @@ def triton(graph: Graph) -> Compiled:
     """What passes make of a graph, node by node, kernels being run by Triton's interpreter."""
     done = optimized(graph, "triton")
     work, schedules = done.graph, done.schedules
-    unscheduled = any(_is_kernel(node) and schedules.refusal(node) for node in work)
+    unscheduled = any(_is_kernel(node) and _kernel(schedules, node) is None for node in work)
 
     def run(given: list[Any]) -> list[Any]:
         with _functions_of_eager():
@@ -141,6 +140,14 @@ def _functions_of_eager() -> Iterator[None]:
         yield
 
 
+def _kernel(schedules: Schedules, region: Node) -> Kernel | None:
+    """Return the kernel of a region; None where it has no schedule."""
+    try:
+        return schedules.kernel(region)
+    except FusecError:
+        return None
+
+
 def _is_kernel(node: Node) -> bool:
     return node.is_op("region") and node.attributes["kind"] == "kernel"
 
@@ -165,9 +172,9 @@ class _TritonMachine(Machine):
         """A kernel where the node is one and has a schedule."""
         from fusec.codegen.triton.check import run_kernel
 
-        if not _is_kernel(node) or self.schedules.refusal(node):
+        kernel = _kernel(self.schedules, node) if _is_kernel(node) else None
+        if kernel is None:
             return super().node(node, operands)
-        kernel = self.schedules.kernel(node)
         _check_bounds(kernel, node)
         inputs = [
             _as_typed(x, v.tensor, self.symbols)

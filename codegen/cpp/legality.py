@@ -1,0 +1,66 @@
+"""Which kernels the CPU schedules cover, and which GEMMs they win on a machine."""
+
+from collections.abc import Iterator
+
+from fusec.analysis.machine import Machine
+from fusec.config import Config
+from fusec.ir.types import BF16, F16, F32
+from fusec.loops.affine import Axis
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
+from fusec.loops.kinds import Limits
+from fusec.loops.updates import Move
+
+MULTIPLIED = frozenset({F32, BF16, F16})
+"""Element types of which a large-M GEMM has a schedule."""
+SHARE_FOR_SOME_ROWS = 0.75
+"""The share of the vendor's speed on large matrices from which generated GEMMs of up to ``SOME_ROWS`` rows were
+measured to be faster than a vendor call and the kernel after it."""
+
+
+def limits(config: Config, machine: Machine) -> Limits:
+    """Return what is generated for a machine: large-M GEMMs of the types that its profile says are fast enough."""
+    return Limits(
+        small_m=config.small_m,
+        many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)),
+        some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)),
+        layouts=_illegal_layouts,
+        moves=_moves_in_order,
+    )
+
+
+def _illegal_layouts(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
+    """Yield what keeps vector loads from filling the registers of a large-M GEMM."""
+    left, right = contraction.operands
+    if len(contraction.bound) != 1 or stride(left, contraction.bound[0]) != 1:
+        yield "the summed dim is not contiguous"
+    elif stride(right, contraction.bound[0]) != 1:
+        columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in contraction.bound]
+        if left.dtype != F32 or not columns or stride(right, columns[-1]) != 1:
+            yield "its weight is not contiguous along the summed dim"
+
+
+def _moves_in_order(nest: LoopNest, move: Move) -> bool:
+    """Return whether serial loops move elements towards their start, or read all of them before they write any.
+
+    Loops over axes that not all outputs have are serial; the others are split over threads and lanes.
+    """
+    moved = [(a, b) for a, b in zip(move.load.index, move.writer.index, strict=True) if a != b]
+    ((read, stored), *more) = moved
+    if more or not _parallel(nest).isdisjoint({*read.axes, *stored.axes}):
+        return False
+    if move.reader.axes != move.writer.axes:
+        return _turn(nest, move.reader) < _turn(nest, move.writer)
+    if read.terms != stored.terms or len(read.terms) > 1:
+        return False
+    ahead = read.offset - stored.offset
+    return isinstance(ahead, int) and ahead > 0
+
+
+def _parallel(nest: LoopNest) -> frozenset[Axis]:
+    """Return the axes that all outputs have."""
+    return frozenset.intersection(*(output.axes for output in nest.outputs))
+
+
+def _turn(nest: LoopNest, output: Output) -> int:
+    """Return the position of an output's loops in the kernel: outputs over the same axes share them."""
+    return next(i for i, other in enumerate(nest.outputs) if other.axes == output.axes)

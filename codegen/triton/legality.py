@@ -1,0 +1,23 @@
+"""Which kernels the GPU schedules cover, and which GEMMs are tried against the vendor's."""
+
+from fusec.config import Config
+from fusec.ir.types import BF16, F16, F32
+from fusec.loops.kinds import FEW_ROWS, HALVES, Limits
+
+FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
+"""Rows of half types up to which a small-M GEMM has one block of rows. Every program reads the whole block: with more
+rows it would be as large as the part of the weight that a program reads. As many rows of float32, which are summed
+lane by lane, were seen to spill registers."""
+_ASSUMED_SHARE = 0.8
+"""Of the vendor's speed, for a large-M GEMM of unknown sizes. An assumption: none has been timed on a GPU."""
+ANY = Limits(small_m=1 << 16, many=frozenset({F32, BF16, F16}), few_halves=FEW_ROWS_OF_HALVES)
+"""Whatever has a schedule, whether it wins or not."""
+
+
+def limits(config: Config) -> Limits:
+    """Return what is generated for a GPU. Tiles are loaded from any layout, and no loop is known to run in order.
+
+    Large-M GEMMs are generated under ``autotune`` alone, which times them against the vendor's.
+    """
+    tried = HALVES if config.autotune else frozenset()
+    return Limits(config.small_m, tried, tried, FEW_ROWS_OF_HALVES, assumed_share=_ASSUMED_SHARE)
