@@ -111,6 +111,18 @@ def test_commands_of_the_documentation_exist(page: str) -> None:
     assert set(re.findall(r"`make ([a-z]+)`", (ROOT / page).read_text(encoding="utf-8"))) <= targets
 
 
+def test_modules_to_run_exist() -> None:
+    """Those of the Makefile and the documents, and those that Python files name after ``python -m``."""
+    named: set[str] = set()
+    for path in FILES:
+        if path.suffix in (".md", ".py") or path.name == "Makefile":
+            start = r"python -m " if path.suffix == ".py" else r"\b"
+            named.update(re.findall(start + r"((?:bench|tests)\.[a-z_.]*[a-z_])\b", path.read_text(encoding="utf-8")))
+    paths = {name: ROOT.joinpath(*name.split(".")) for name in named}
+    assert len(named) > 20
+    assert not [name for name, path in paths.items() if not (path.with_suffix(".py").exists() or path.is_dir())]
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/design.md"])
 def test_links_of_the_documentation_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
