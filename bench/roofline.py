@@ -23,7 +23,8 @@ from bench.numerics import DTYPES, cast_inputs, cast_parameters
 from bench.record import write_result
 from fusec.analysis.machine import store_machine
 from fusec.config import Config
-from fusec.debug.explain import Explanation, explain
+from fusec.debug.explain import explain
+from fusec.debug.explanation import Explanation
 from fusec.debug.measurement import measure_machine
 from fusec.debug.roofline import Roofline
 from fusec.debug.tables import machine_table, roofline_view

@@ -8,8 +8,7 @@ import torch
 pytest.importorskip("transformers")
 
 from fusec.analysis.memory import is_attention
-from fusec.debug.explain import node_name
-from fusec.debug.subject import kind_of, subject_of
+from fusec.debug.subject import kind_of, node_name, subject_of
 from fusec.ir.graph import Node
 from tests.golden_models import optimized
 

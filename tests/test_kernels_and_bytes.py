@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from bench.families import FAMILIES
 from fusec.analysis.memory import moved_bytes
-from fusec.debug.explain import KINDS
+from fusec.debug.explanation import KINDS
 from fusec.debug.subject import kind_of, subject_of
 from fusec.ir.graph import Graph
 from tests.golden_models import optimized

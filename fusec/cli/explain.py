@@ -1,6 +1,6 @@
 """``fusec explain``: what became of a model."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,6 +8,24 @@ from fusec.cli.models import compiled_model, is_graph_file
 from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, UsageError, note, show, write_json
 from fusec.config import CHIPS, Config
+
+if TYPE_CHECKING:
+    from fusec.debug.explanation import Explanation
+
+Everything = Annotated[bool, typer.Option("--all", help="every row of every table")]
+Sites = Annotated[bool, typer.Option("--sites", help="where a fusion could be expected, and what became of it")]
+Kernel = Annotated[str, typer.Option(help="print the source of this kernel instead")]
+Roofline = Annotated[
+    bool, typer.Option("--roofline", help="each kernel against the machine's limits: bytes, FLOPs, time")
+]
+Time = Annotated[bool, typer.Option("--time", help="run it, and show measured times beside the predicted")]
+Machine = Annotated[str, typer.Option(help=f"predict for this GPU: {', '.join(CHIPS)}")]
+Brief = Annotated[bool, typer.Option("--line", help="one line")]
+FailUnder = Annotated[
+    float,
+    typer.Option(help="exit with 1 where generated kernels and vendor calls move less than this share, in percent"),
+]
+Json = Annotated[bool, typer.Option("--json", help="plain data")]
 
 
 def explain(
@@ -17,24 +35,18 @@ def explain(
     train: Train = False,
     batch: Batch = 2,
     length: Length = 16,
-    everything: Annotated[bool, typer.Option("--all", help="every row of every table")] = False,
-    sites: Annotated[
-        bool, typer.Option("--sites", help="where a fusion could be expected, and what became of it")
-    ] = False,
-    kernel: Annotated[str, typer.Option(help="print the source of this kernel instead")] = "",
-    roofline: Annotated[
-        bool, typer.Option("--roofline", help="each kernel against the machine's limits: bytes, FLOPs, time")
-    ] = False,
-    time: Annotated[bool, typer.Option("--time", help="run it, and show measured times beside the predicted")] = False,
-    machine: Annotated[str, typer.Option(help=f"predict for this GPU: {', '.join(CHIPS)}")] = "",
-    brief: Annotated[bool, typer.Option("--line", help="one line")] = False,
-    fail_under: Annotated[
-        float,
-        typer.Option(help="exit with 1 where generated kernels and vendor calls move less than this share, in percent"),
-    ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
+    everything: Everything = False,
+    sites: Sites = False,
+    kernel: Kernel = "",
+    roofline: Roofline = False,
+    time: Time = False,
+    machine: Machine = "",
+    brief: Brief = False,
+    fail_under: FailUnder = 0.0,
+    as_json: Json = False,
 ) -> None:
     """Show regions, kernels, coverage, what was left to ATen, and what nearly matched."""
+    from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects
     from fusec.debug.report import summary_line
     from fusec.debug.tables import explanation_view, roofline_view, site_view
@@ -43,7 +55,7 @@ def explain(
     config = Config.from_options(None, {"record": True, **{k: v for k, v in chosen.items() if v}})
     if sites and is_graph_file(model):
         raise UsageError("a graph has no sites", why="they are found from the modules of a model", fix="give the model")
-    compiled = compiled_model(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
+    compiled = compiled_model(model, config, CaptureOptions(dynamic, train, time), batch, length)
     explanation = explain_subjects(compiled.subjects, compiled.title, compiled.model)
     if as_json:
         write_json(explanation.to_json())
@@ -57,9 +69,14 @@ def explain(
         show(site_view(explanation))
     else:
         show(explanation_view(explanation, everything))
+    _check_coverage(explanation, fail_under)
+
+
+def _check_coverage(explanation: "Explanation", least: float) -> None:
+    """Exit with 1 where less than a share of bytes, in percent, is moved by generated kernels and vendor calls."""
     covered = 100 * (1 - explanation.coverage["bytes"]["opaque"])
-    if covered < fail_under:
-        note(f"coverage is {covered:.1f} %, less than {fail_under:g} %")
+    if covered < least:
+        note(f"coverage is {covered:.1f} %, less than {least:g} %")
         raise typer.Exit(CHECK_FAILED)
 
 

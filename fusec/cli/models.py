@@ -13,6 +13,7 @@ from fusec.cli.terminal import UsageError, check_name, read_text
 
 if TYPE_CHECKING:
     from fusec.config import Config
+    from fusec.debug.capture import CaptureOptions
     from fusec.debug.subject import Subject
     from fusec.ir.graph import Graph
 
@@ -86,61 +87,54 @@ def read_graph(path: str) -> "Graph":
 
 
 def compiled_model(
-    spec: str,
-    config: "Config",
-    *,
-    dynamic: bool,
-    train: bool,
-    batch: int = 2,
-    length: int = 16,
-    time: bool = False,
+    spec: str, config: "Config", options: "CaptureOptions", batch: int = 2, length: int = 16
 ) -> CompiledModel:
-    """Compile what a specification names; a graph that is grouped into kernels already is taken as it is.
+    """Compile what a specification names; under ``options.time`` also time it, a graph on random inputs.
 
-    Under ``time`` what was compiled is timed as well: a model on its sample inputs, a graph on random ones.
+    Raises:
+        UsageError: for options that do not apply to a graph.
     """
     from fusec.debug.capture import compile_model
-    from fusec.debug.subject import subject_of
 
     if not is_graph_file(spec):
         loaded = load(spec, batch, length)
-        found = compile_model(
-            loaded.model,
-            loaded.inputs,
-            loaded.keywords,
-            config=config,
-            dynamic=dynamic,
-            train=train,
-            title=loaded.title,
-            time=time,
-        )
-        return CompiledModel(loaded.title, found, loaded.model)
-    if train or dynamic:
+        title = loaded.title
+        found = compile_model(loaded.model, loaded.inputs, loaded.keywords, options, config=config, title=title)
+        return CompiledModel(title, found, loaded.model)
+    if options.train or options.dynamic:
         why = "--train and --dynamic say how a model is captured"
         raise UsageError("a graph is captured already", why=why, fix="give the model")
-    graph = read_graph(spec)
-    title = graph.name if spec == "-" else Path(spec).stem
-    if subject_of(graph).is_grouped:
-        from fusec.codegen import target_for
+    title = "" if spec == "-" else Path(spec).stem
+    subject = _compiled_graph(spec, config, options.time, title)
+    return CompiledModel(subject.title, [subject])
 
+
+def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Subject":
+    """Compile the text of a graph; one that is grouped into kernels already is returned as it is.
+
+    Raises:
+        UsageError: for a grouped graph that is to be timed.
+    """
+    from fusec.codegen import target_for
+    from fusec.compiler import compile_graph
+    from fusec.debug.subject import subject_of
+    from fusec.debug.timing import sample_inputs, time_program
+    from fusec.ir.types import ASSUMED_SIZE
+
+    graph = read_graph(spec)
+    if subject_of(graph).is_grouped:
         if time:
             raise UsageError(
                 f"{spec} holds kernels already, which are not timed apart from a compile",
                 fix="give the model, or the graph as it was before it was grouped",
             )
-        only = replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))
-        return CompiledModel(title, [only])
-    from fusec.compiler import compile_graph
-
+        return replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))
     compiled = compile_graph(graph, config)
     subject = subject_of(compiled, title)
     if time:
-        from fusec.debug.timing import sample_inputs, time_program
-        from fusec.ir.types import ASSUMED_SIZE
-
         inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
         subject.timed(time_program(compiled.program, compiled.graph, inputs))
-    return CompiledModel(title, [subject])
+    return subject
 
 
 def _load_packaged(spec: str, rest: str, batch: int, length: int) -> Loaded:

@@ -18,32 +18,45 @@ if TYPE_CHECKING:
 PRINTS = ("before", "after", "changed", "diff")
 KINDS = ("passed", "missed", "failure", "analysis")
 
+GraphText = Annotated[str, typer.Argument(metavar="GRAPH", help="a .fir file, or - for standard input")]
+Output = Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")]
+Passes = Annotated[str, typer.Option(help="`default`, or `canonicalize,raise{only=rms_norm}`")]
+Target = Annotated[
+    str, typer.Option(help="cpp or triton: whose passes `default` means; by default by the device of the inputs")
+]
+Printed = Annotated[
+    str, typer.Option("--print", help="graphs to print on standard error: before, after, changed, diff")
+]
+Only = Annotated[str, typer.Option("--filter", metavar="PASS", help="print for this pass alone")]
+VerifyEach = Annotated[
+    bool, typer.Option("--verify-each", help="run the graph before and after each pass on sampled inputs")
+]
+Timing = Annotated[bool, typer.Option("--timing", help="a table of passes on standard error")]
+ListPasses = Annotated[bool, typer.Option("--list-passes", help="name the passes and stop")]
+Apply = Annotated[str, typer.Option(metavar="SELECTOR", help="applications to make: 0..41,!17")]
+Disable = Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")]
+Remarks = Annotated[
+    str, typer.Option(metavar="KINDS", help="remarks to print on standard error: passed,missed,failure,analysis")
+]
+Sources = Annotated[bool, typer.Option(help="end each line of a graph with its place in the model")]
+Json = Annotated[bool, typer.Option("--json", help="passes and remarks as JSON; the graph only with -o FILE")]
+
 
 def opt(
-    graph: Annotated[str, typer.Argument(metavar="GRAPH", help="a .fir file, or - for standard input")] = "-",
-    output: Annotated[str, typer.Option("-o", "--output", help="file to write; - is standard output")] = "-",
-    passes: Annotated[str, typer.Option(help="`default`, or `canonicalize,raise{only=rms_norm}`")] = "default",
-    target: Annotated[
-        str, typer.Option(help="cpp or triton: whose passes `default` means; by default by the device of the inputs")
-    ] = "",
-    printed: Annotated[
-        str, typer.Option("--print", help="graphs to print on standard error: before, after, changed, diff")
-    ] = "",
-    only: Annotated[str, typer.Option("--filter", metavar="PASS", help="print for this pass alone")] = "",
-    verify_each: Annotated[
-        bool, typer.Option("--verify-each", help="run the graph before and after each pass on sampled inputs")
-    ] = False,
-    timing: Annotated[bool, typer.Option("--timing", help="a table of passes on standard error")] = False,
-    list_passes: Annotated[bool, typer.Option("--list-passes", help="name the passes and stop")] = False,
-    apply: Annotated[str, typer.Option(metavar="SELECTOR", help="applications to make: 0..41,!17")] = "",
-    disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
-    remarks: Annotated[
-        str, typer.Option(metavar="KINDS", help="remarks to print on standard error: passed,missed,failure,analysis")
-    ] = "",
-    sources: Annotated[bool, typer.Option(help="end each line of a graph with its place in the model")] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="passes and remarks as JSON; the graph only with -o FILE")
-    ] = False,
+    graph: GraphText = "-",
+    output: Output = "-",
+    passes: Passes = "default",
+    target: Target = "",
+    printed: Printed = "",
+    only: Only = "",
+    verify_each: VerifyEach = False,
+    timing: Timing = False,
+    list_passes: ListPasses = False,
+    apply: Apply = "",
+    disable: Disable = "",
+    remarks: Remarks = "",
+    sources: Sources = True,
+    as_json: Json = False,
 ) -> None:
     """Run a pipeline on a graph and write the result."""
     from fusec.config import Config

@@ -26,11 +26,12 @@ def view(
     """Write a page that shows the graph pass by pass, its kernels, and where each node comes from."""
     from fusec.cli.terminal import UsageError
     from fusec.config import Config
+    from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects
     from fusec.viz.html import render
 
     config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
-    compiled = compiled_model(model, config, dynamic=dynamic, train=train, batch=batch, length=length, time=time)
+    compiled = compiled_model(model, config, CaptureOptions(dynamic, train, time), batch, length)
     found = compiled.subjects
     if graph is not None:
         if not 0 <= graph < len(found):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.config import Config
@@ -11,6 +11,18 @@ from fusec.debug.timing import Stopwatch
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph
 from fusec.remarks import Remark
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """How a model is captured and compiled."""
+
+    dynamic: bool = False
+    """Sizes become symbols."""
+    train: bool = False
+    """The backward graph is captured too."""
+    time: bool = False
+    """Each program runs on its inputs for about a second, and its steps are timed."""
 
 
 class NothingCaptured(FusecError):
@@ -73,27 +85,24 @@ def compile_model(
     model: Callable[..., Any],
     inputs: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
+    options: CaptureOptions = CaptureOptions(),
     *,
     config: Config | None = None,
-    dynamic: bool = False,
-    train: bool = False,
     title: str = "",
-    time: bool = False,
 ) -> list[Subject]:
-    """The compiles that one call of the model leads to; they keep the graph before and after every pass.
+    """Return the compiles of one call of the model, with the graph before and after every pass.
 
-    Graphs that could not be compiled at all are remarks of the last one. Under ``time`` every program is run on its
-    inputs again and again, about a second long.
+    Graphs that could not be compiled at all are remarks of the last one.
 
     Raises:
         NothingCaptured: where there is none.
     """
     from fusec.dynamo import backend_for, compiled_graphs, fallbacks
 
-    watch = Stopwatch() if time else None
+    watch = Stopwatch() if options.time else None
     chosen = backend_for(replace(config or Config.from_environment(), record=True), watch.compile if watch else None)
     count, failed = len(compiled_graphs()), len(fallbacks())
-    _run(model, chosen, inputs, keywords or {}, dynamic, train)
+    _run(model, chosen, inputs, keywords or {}, options.dynamic, options.train)
     found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:])]
     what = "a whole graph runs through ATen"
     failures = [Remark("failure", "compile", what, reason=reason) for reason in fallbacks()[failed:]]

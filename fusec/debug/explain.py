@@ -1,145 +1,34 @@
-"""What a compile did: kernels, coverage, what fell back, what nearly matched; data, which others show."""
+"""Explanations: kernels, coverage, fallbacks and near misses of a compile, as data that prints as tables."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from fusec.analysis.machine import Machine, assumed_cpu
+from fusec.analysis.machine import assumed_cpu
+from fusec.analysis.memory import flops, moved_bytes
 from fusec.config import Config
-from fusec.debug.roofline import Roofline, Rooflines, Totals, mean, totals
-from fusec.debug.subject import Step, Subject, is_compiled, is_vendor, kind_of, sources_of, subject_of
+from fusec.debug.explanation import Explanation, Fallback, KernelRow
+from fusec.debug.roofline import Roofline, Rooflines, mean
+from fusec.debug.site_status import site_statuses
+from fusec.debug.subject import (
+    Step,
+    Subject,
+    is_compiled,
+    kind_of,
+    node_name,
+    sources_of,
+    subject_of,
+    usual_reason,
+)  # fmt: skip
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import ASSUMED_SIZE, estimate
 from fusec.remarks import Remark
 
-if TYPE_CHECKING:
-    from fusec.debug.site_status import SiteStatus
 
-KINDS = ("generated", "vendor", "opaque")
-_NOTHING = Roofline(0.0, 0.0, "launch", 0.0, 0.0)
-
-
-@dataclass
-class KernelRow:
-    """Equal launches: one generated kernel, one shape of a vendor's product, or one kind of ATen call."""
-
-    name: str
-    kind: str
-    """``generated``, ``vendor`` (a library's matrix product or convolution) or ``opaque`` (a call into ATen)."""
-    launches: int
-    bytes_each: int
-    flops_each: int
-    fusions: tuple[str, ...] = ()
-    """Declared fusions inside."""
-    sources: tuple[str, ...] = ()
-    source: str = ""
-    """Text of the kernel."""
-    formula: str = ""
-    roofline: Roofline = _NOTHING
-    """One launch against the limits of the machine."""
-    nodes: list[Node] = field(default_factory=list)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes moved by all launches."""
-        return self.bytes_each * self.launches
-
-    @property
-    def flops(self) -> int:
-        """Arithmetic of all launches."""
-        return self.flops_each * self.launches
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        fields = {k: v for k, v in self.__dict__.items() if k != "nodes"}
-        more = {"fusions": list(self.fusions), "bytes": self.bytes, "flops": self.flops}
-        return {**fields, **more, "roofline": self.roofline.to_json()}
-
-
-@dataclass
-class Fallback:
-    """An operation that fusec leaves to ATen."""
-
-    name: str
-    count: int
-    bytes: int
-    flops: int
-    reason: str
-    sources: tuple[str, ...]
-    nodes: list[Node] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {k: v for k, v in self.__dict__.items() if k != "nodes"}
-
-
-@dataclass
-class Explanation:
-    """What became of a model."""
-
-    title: str
-    subjects: list[Subject]
-    kernels: list[KernelRow]
-    """Those that move most first."""
-    fallbacks: list[Fallback]
-    regions: dict[str, int]
-    """Declared fusions by name, with the number of their places."""
-    near_misses: list[Remark]
-    remarks: list[Remark]
-    imported_nodes: int
-    final_nodes: int
-    seconds: float
-    """Spent in passes."""
-    assumed: dict[str, int]
-    """Sizes taken for symbols."""
-    copies: int = 0
-    """Copies made where layouts do not fit."""
-    sites: "list[SiteStatus]" = field(default_factory=list)
-    """Places where a fusion could be expected, and what became of them; none where no module was given."""
-    machine: Machine = field(default_factory=assumed_cpu)
-    """What predicted times are those of."""
-
-    @property
-    def totals(self) -> Totals:
-        """Predicted and measured times of all launches."""
-        return totals([(k.roofline, k.launches) for k in self.kernels], self.subjects)
-
-    def launches(self, kind: str) -> int:
-        """Number of launches of a kind."""
-        return sum(k.launches for k in self.kernels if k.kind == kind)
-
-    @property
-    def coverage(self) -> dict[str, dict[str, float]]:
-        """Shares of bytes and of FLOPs, three ways."""
-        out = {}
-        for name in ("bytes", "flops"):
-            sums = {kind: sum(getattr(k, name) for k in self.kernels if k.kind == kind) for kind in KINDS}
-            total = sum(sums.values())
-            out[name] = {kind: value / total if total else 0.0 for kind, value in sums.items()}
-        return out
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "title": self.title,
-            "graphs": len(self.subjects),
-            "nodes": {"imported": self.imported_nodes, "final": self.final_nodes},
-            "regions": self.regions,
-            "launches": {kind: self.launches(kind) for kind in KINDS},
-            "coverage": self.coverage,
-            "kernels": [k.to_json() for k in self.kernels],
-            "fallbacks": [f.to_json() for f in self.fallbacks],
-            "near_misses": [r.to_json() for r in self.near_misses],
-            "remarks": [r.to_json() for r in self.remarks],
-            "copies": self.copies,
-            "sites": [site.to_json() for site in self.sites],
-            "pass_seconds": self.seconds,
-            "sizes": self.assumed,
-            "machine": self.machine.to_json(),
-            "totals": self.totals.to_json(),
-        }
+class RichExplanation(Explanation):
+    """An explanation that prints as tables, on a terminal by way of rich."""
 
     def __rich__(self) -> Any:
         from fusec.debug.tables import explanation_view
@@ -178,22 +67,20 @@ def explain(
         return model
     if isinstance(model, (Graph, Subject)) or is_compiled(model):
         return explain_subjects([subject_of(model, title)])
-    from fusec.debug.capture import compile_model
+    from fusec.debug.capture import CaptureOptions, compile_model
 
     title = title or getattr(model, "__name__", type(model).__name__)
     config = Config.from_options(None, options)
-    found = compile_model(model, inputs, keywords, config=config, dynamic=dynamic, train=train, title=title, time=time)
+    found = compile_model(model, inputs, keywords, CaptureOptions(dynamic, train, time), config=config, title=title)
     return explain_subjects(found, title, model)
 
 
 def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = None) -> Explanation:
     """Put the parts of one model together; with its module, its sites are looked up too."""
-    from fusec.debug.site_status import site_statuses
-
     remarks = [r for s in subjects for r in s.remarks]
     sizes = {name: s.sizes.get(name, ASSUMED_SIZE) for s in subjects for name in _symbols(s.final)}
     rows = _rows(subjects, sizes)
-    return Explanation(
+    return RichExplanation(
         title or (subjects[0].title if subjects else "nothing was compiled"),
         list(subjects),
         sorted(rows, key=lambda r: (-r.bytes, r.name)),
@@ -251,23 +138,7 @@ def declared(graph: Graph) -> list[str]:
     return found
 
 
-def node_name(node: Node) -> str:
-    """What a row for a node is called."""
-    if node.has(Trait.OPAQUE):
-        return str(node.attributes.get("target", node.op.name))
-    if is_vendor(node):
-        word = (
-            f"matmul {node.attributes['spec']}"
-            if node.has(Trait.CONTRACTION)
-            else node.attributes.get("label", node.op.name)
-        )
-        return f"{word}  {' × '.join(str(v.type) for v in node.operands[:2])}"
-    return str(node.attributes.get("label") or node.attributes.get("fusion") or node.op.name)
-
-
 def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]:
-    from fusec.analysis.memory import flops, moved_bytes
-
     rows: dict[tuple[Any, ...], KernelRow] = {}
     launches: defaultdict[tuple[Any, ...], list[Roofline]] = defaultdict(list)
     for subject in subjects:
@@ -294,8 +165,6 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
 
 
 def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iterable[Remark]) -> list[Fallback]:
-    from fusec.analysis.memory import flops, moved_bytes
-
     reasons = {r.subject: r.reason or r.message for r in remarks if r.kind in ("failure", "missed", "analysis")}
     found: defaultdict[str, list[Node]] = defaultdict(list)
     for subject in subjects:
@@ -316,23 +185,6 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
         for name, nodes in found.items()
     ]
     return sorted(out, key=lambda f: (-f.bytes, f.name))
-
-
-def usual_reason(node: Node) -> str:
-    """Why a node is left to ATen, where nothing was said about it."""
-    from fusec.analysis.memory import is_attention, is_lookup
-
-    if node.has(Trait.ORDERED):
-        return "it keeps its place: random numbers, a collective, or an effect"
-    if is_attention(node):
-        return "attention is one call of ATen for now"
-    if is_lookup(node):
-        return "a lookup: where it reads is known only at run time"
-    if node.has(Trait.OPAQUE):
-        return "fusec does not know this operation"
-    if node.has(Trait.WRITE):
-        return "an update in place, made by ATen"
-    return "it is in no kernel" if not node.has(Trait.REGION) else "its kernel could not be made"
 
 
 def _places(node: Node) -> tuple[str, ...]:

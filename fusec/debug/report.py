@@ -3,7 +3,8 @@
 from typing import Any
 
 from fusec.analysis.memory import is_attention, is_lookup, touched_bytes
-from fusec.debug.explain import KINDS, Explanation, KernelRow, explain_subjects
+from fusec.debug.explain import explain_subjects
+from fusec.debug.explanation import KINDS, Explanation, KernelRow
 from fusec.debug.subject import subject_of
 from fusec.ir.graph import Node
 from fusec.ir.types import TensorType, estimate

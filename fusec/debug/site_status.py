@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.analysis.memory import is_attention, moved_bytes, touched_bytes
-from fusec.debug.explain import node_name, usual_reason
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.sites import RULE_OF, Site, sites_of
-from fusec.debug.subject import Subject
+from fusec.debug.subject import Subject, node_name, usual_reason
 from fusec.ir.graph import Node, Source
 from fusec.ir.ops import Trait
 from fusec.ir.types import estimate

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
+from fusec.analysis.memory import is_attention, is_lookup
 from fusec.debug.timing import Timing
 from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
@@ -123,3 +124,32 @@ def kind_of(node: Node, subject: Subject) -> str:
     if node.is_op("constant", "size") or node.is_alias:
         return ""
     return "opaque"
+
+
+def node_name(node: Node) -> str:
+    """What a row for a node is called."""
+    if node.has(Trait.OPAQUE):
+        return str(node.attributes.get("target", node.op.name))
+    if is_vendor(node):
+        word = (
+            f"matmul {node.attributes['spec']}"
+            if node.has(Trait.CONTRACTION)
+            else node.attributes.get("label", node.op.name)
+        )
+        return f"{word}  {' × '.join(str(v.type) for v in node.operands[:2])}"
+    return str(node.attributes.get("label") or node.attributes.get("fusion") or node.op.name)
+
+
+def usual_reason(node: Node) -> str:
+    """Why a node is left to ATen, where nothing was said about it."""
+    if node.has(Trait.ORDERED):
+        return "it keeps its place: random numbers, a collective, or an effect"
+    if is_attention(node):
+        return "attention is one call of ATen for now"
+    if is_lookup(node):
+        return "a lookup: where it reads is known only at run time"
+    if node.has(Trait.OPAQUE):
+        return "fusec does not know this operation"
+    if node.has(Trait.WRITE):
+        return "an update in place, made by ATen"
+    return "it is in no kernel" if not node.has(Trait.REGION) else "its kernel could not be made"

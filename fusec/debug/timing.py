@@ -96,15 +96,20 @@ def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], second
         probed(list(inputs))
         marks = [start, *stamps]
         steps.append([after - before for before, after in itertools.pairwise(marks)])
-    medians = [statistics.median(taken) for taken in zip(*steps, strict=True)]
+    by_node, rest = _by_node(program, [statistics.median(taken) for taken in zip(*steps, strict=True)])
+    return Timing(by_node, rest, statistics.median(totals), _cost_of(probe), len(totals), bind_symbols(graph, inputs))
+
+
+def _by_node(program: "Program", intervals: Sequence[float]) -> tuple[dict[Node, float], float]:
+    """Return seconds by node, and those that belong to none, of the time before the first step and of each step."""
     by_node: dict[Node, float] = {}
-    rest = medians[0]
-    for step, taken in zip(program.steps, medians[1:], strict=True):
+    rest = intervals[0]
+    for step, taken in zip(program.steps, intervals[1:], strict=True):
         if step.node is None:
             rest += taken
         else:
             by_node[step.node] = by_node.get(step.node, 0.0) + taken
-    return Timing(by_node, rest, statistics.median(totals), _cost_of(probe), len(totals), bind_symbols(graph, inputs))
+    return by_node, rest
 
 
 def sample_inputs(graph: Graph, symbols: dict[str, int]) -> list[Any]:

@@ -1,9 +1,9 @@
 """Graph, Node and Value: the IR itself, and the only methods that change it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from fusec.errors import GraphError
 from fusec.ir.ops import OPS, Op, Trait
@@ -147,6 +147,9 @@ class Graph:
     Only the methods below change a graph. New nodes are appended at the end; whoever adds nodes that earlier
     ones read calls ``sort`` when the graph is whole again.
     """
+
+    printer: ClassVar[Callable[["Graph"], str]]
+    """Returns the text of a graph; set by ``fusec.ir.printer``, which depends on this module."""
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name
@@ -363,9 +366,7 @@ class Graph:
                 to[old] = new
 
     def __str__(self) -> str:
-        from fusec.ir.printer import print_graph
-
-        return print_graph(self)
+        return Graph.printer(self)
 
 
 def base(value: Value) -> Value:

@@ -203,3 +203,6 @@ def _comment(node: Node, sources: Sources) -> str:
     if sources == "short":
         return f"   # {'; '.join(dict.fromkeys(map(short_source, node.sources)))}" if node.sources else ""
     return f"   # {'; '.join(map(print_source, node.sources)) or '-'}"
+
+
+Graph.printer = print_graph

@@ -9,6 +9,7 @@ import sympy
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph, Node, Source, Value, updated
 from fusec.ir.ops import OPS, Trait
+from fusec.ir.printer import name_values, print_node
 from fusec.ir.types import DType, OtherType, ScalarType, TensorType, Type, same_shape
 
 _ATTRIBUTE_KINDS = (int, float, str, type(None), sympy.Expr, DType, TensorType, ScalarType, OtherType)
@@ -179,8 +180,6 @@ class _Verifier:
         return GraphError(what, where=self.describe(node) if node else f"graph {self.graph.name}", why=why)
 
     def describe(self, node: Node) -> str:
-        from fusec.ir.printer import name_values, print_node
-
         try:
             return print_node(node, name_values(self.graph)).partition("\n")[0]
         except (AttributeError, TypeError, ValueError):

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import Any, Protocol
 
 import sympy
 
-from fusec.ir.graph import Graph, Node, Source, Value, storage
+from fusec.ir.graph import Graph, Node, Source, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import DType, TensorType
 from fusec.rewriting.driver import cut, erase_unread
+from fusec.rewriting.effects import breaks_order, writes_by_storage
 from fusec.rewriting.fusion import Fusion
 from fusec.rewriting.index import Index
 from fusec.rewriting.listener import RewriteListener
 from fusec.rewriting.match import Match, MatchFailure, Pattern
 from fusec.rewriting.matcher import Matcher
 from fusec.rewriting.rule import Declaration, Rewrite
-from fusec.rewriting.writes import closes_cycle
 
-if TYPE_CHECKING:
-    from fusec.rewriting.pattern import PatternLibrary
+
+class Patterns(Protocol):
+    """The patterns of declarations; ``PatternLibrary`` makes them, and applies earlier declarations to do so."""
+
+    @property
+    def normalize(self) -> Callable[[Graph], None]:
+        """Canonicalizes a graph."""
+
+    def patterns(self, declared: Declaration, dtype: DType, within: Set[str] = frozenset()) -> Iterator[Pattern]:
+        """Yield the patterns of a declaration that may occur."""
+
+    def at_rank(self, pattern: Pattern, declared: Declaration, dtype: DType, rank: int) -> Pattern | None:
+        """Return a pattern with its root at another rank."""
+
+    def traced(
+        self, declared: Declaration, function: Callable[..., Any], dtype: DType, present: tuple[str, ...], batch: int
+    ) -> tuple[Graph, dict[str, Any]]:
+        """Return the graph of one side of a declaration, and the samples it was traced with."""
 
 
 def apply_declared(
-    declarations: Iterable[Declaration], graph: Graph, library: PatternLibrary, listener: RewriteListener | None = None
+    declarations: Iterable[Declaration], graph: Graph, library: Patterns, listener: RewriteListener | None = None
 ) -> int:
     """Replace every match of each declaration in turn; how many there were. Node order is restored."""
     work = _Application(graph, library, listener)
@@ -37,7 +53,7 @@ def apply_declared(
 class _Application:
     """Declarations applied to one graph, one after the other."""
 
-    def __init__(self, graph: Graph, library: PatternLibrary, listener: RewriteListener | None) -> None:
+    def __init__(self, graph: Graph, library: Patterns, listener: RewriteListener | None) -> None:
         self.graph, self.library, self.listener = graph, library, listener
         self.index, self.outputs = Index(graph), set(graph.outputs)
         self.writes = [node for node in graph if node.written]
@@ -81,7 +97,7 @@ class _Application:
         else:
             results = _region(declared, match, graph, nodes, sources, self.outputs)
         added = graph.newest(len(graph) - size)
-        if self.may_close_cycle(added, results) and closes_cycle(graph, added, results):
+        if breaks_order(graph, added, results, writes_by_storage(self.writes)):
             graph.erase_dead(added)
             return False
         if listener is not None and listener.verifies:
@@ -100,13 +116,6 @@ class _Application:
         self.index.add(added)
         self.index.drop(erase_unread(graph, [*nodes, *added]))
         return True
-
-    def may_close_cycle(self, added: Sequence[Node], results: Mapping[Value, Value]) -> bool:
-        """Return whether that is worth a search: it takes a write to what is read, or several results."""
-        if not self.writes:
-            return False
-        written = {storage(value) for write in self.writes for value in write.written}
-        return len(results) > 1 or any(storage(v) in written for n in added for v in n.operands)
 
 
 def _roots(pattern: Pattern, index: Index) -> Iterator[Value]:
@@ -198,7 +207,7 @@ def _outside(match: Match, nodes: list[Node], outputs: set[Value]) -> list[tuple
 
 
 def _right_side(
-    declared: Rewrite, match: Match, graph: Graph, library: PatternLibrary, dtype: DType, sources: tuple[Source, ...]
+    declared: Rewrite, match: Match, graph: Graph, library: Patterns, dtype: DType, sources: tuple[Source, ...]
 ) -> dict[Value, Value]:
     assert declared.after is not None
     present = tuple(dict.fromkeys(match.pattern.tensors.values()))
@@ -232,7 +241,7 @@ def _substituted(value: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
     return value
 
 
-def attempts(declared: Declaration, graph: Graph, library: PatternLibrary) -> Iterator[Match | MatchFailure]:
+def attempts(declared: Declaration, graph: Graph, library: Patterns) -> Iterator[Match | MatchFailure]:
     """What becomes of every attempt to match a declaration, with nothing replaced; matches may overlap."""
     index, outputs = Index(graph), set(graph.outputs)
     for dtype in index.float_types:

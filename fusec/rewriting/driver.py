@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.ir.graph import Graph, Node, Value, base, readers, storage
+from fusec.ir.graph import Graph, Node, Value, base, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import same_shape
 from fusec.loops.strides import view_layout
+from fusec.rewriting.effects import breaks_order, writes_by_storage
 from fusec.rewriting.listener import RewriteListener
-from fusec.rewriting.writes import behind, follows, writes_by_storage
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Worklist:
         added = self.graph.newest(len(self.graph) - size)
         if (
             not self.may_stand(node, value)
-            or self.is_late(node, value, added)
+            or breaks_order(self.graph, added, {node.result: value}, self.writes)
             or not self.allowed(rule, node, value, added)
         ):
             self.graph.erase_dead(added)
@@ -100,22 +100,6 @@ class _Worklist:
         if node not in self.fresh or value.producer is None:
             return node not in self.fresh
         return value.producer not in self.fresh and storage(value).producer is not None
-
-    def is_late(self, node: Node, value: Value, added: Sequence[Node]) -> bool:
-        """Whether a value would be read by or behind a write to its storage, which the replaced node's is safe from.
-
-        Outputs are read behind all writes.
-        """
-        if not self.writes:
-            return False
-        users: list[Node | None] = list(readers(node.result))
-        users += [None] if any(base(v) is base(node.result) for v in self.graph.outputs) else []
-        reads = [(n, v) for n in added for v in n.operands] + [(user, value) for user in users]
-        for reader, read in reads:
-            for write in self.writes.get(storage(read), ()):
-                if not follows(read, write) and (reader is None or reader in behind(self.graph, [write])):
-                    return True
-        return False
 
     def allowed(self, rule: Simplification, node: Node, value: Value, added: list[Node]) -> bool:
         if self.listener is None:

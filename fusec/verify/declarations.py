@@ -82,41 +82,50 @@ def sample_arguments(
     batch: tuple[int, ...] = (2, 3),
     draw: Draw | None = None,
 ) -> list[Any]:
-    """Random arguments of small, distinct sizes for a declaration; None for operands that are not present."""
+    """Return random arguments of small, distinct sizes for a declaration; None for operands that are not present."""
     draw = draw or Draw(dtype)
-    generator = torch.Generator().manual_seed(seed)
-    sizes: dict[str, int] = {}
-    numbers = iter(draw.numbers)
     first = next((p.dims.variadic for p in parameters if p.dims and p.dims.variadic), "")
+    sampler = _Sampler(draw, batch, first, seed)
+    arguments: list[Any] = []
+    for p in parameters:
+        if p.dims is None:
+            usual = sampler.number()
+            arguments.append(draw.given.get(p.name, usual))
+        else:
+            there = (present is None or p.name in present) and draw.given.get(p.name, True) is not None
+            arguments.append(sampler.tensor(p.dims) if there else None)
+    return arguments
 
-    def size(word: str) -> int:
+
+class _Sampler:
+    """Draws the arguments of one call; named dims keep their size from one argument to the next."""
+
+    def __init__(self, draw: Draw, batch: tuple[int, ...], first: str, seed: int) -> None:
+        self.draw, self.batch, self.first = draw, batch, first
+        self.generator = torch.Generator().manual_seed(seed)
+        self.sizes: dict[str, int] = {}
+        self.numbers = iter(draw.numbers)
+
+    def size(self, word: str) -> int:
+        """Return the size of a dim that is a name, a number or a multiple."""
         factor, _, name = word.rpartition("*")
         if name.isdigit():
             return int(name)
-        usual = draw.sizes[len(sizes) % len(draw.sizes)]
-        return int(factor or 1) * sizes.setdefault(name, draw.given.get(name, usual))
+        usual = self.draw.sizes[len(self.sizes) % len(self.draw.sizes)]
+        return int(factor or 1) * self.sizes.setdefault(name, self.draw.given.get(name, usual))
 
-    def tensor(dims: Dims) -> torch.Tensor:
-        lead = batch if dims.variadic == first else (1,) * len(batch)
-        shape = (*(lead if dims.variadic else ()), *map(size, dims.fixed))
-        x = torch.randn(shape, generator=generator)
+    def tensor(self, dims: Dims) -> torch.Tensor:
+        """Draw a tensor; the starred dims of the first parameter that has any are ``batch``, others 1."""
+        lead = self.batch if dims.variadic == self.first else (1,) * len(self.batch)
+        shape = (*(lead if dims.variadic else ()), *map(self.size, dims.fixed))
+        x = torch.randn(shape, generator=self.generator)
         if dims.dtype == "bool":
             return x > 0
-        return x.to(torch_dtype(DTYPES[dims.dtype] if dims.dtype else draw.dtype))
+        return x.to(torch_dtype(DTYPES[dims.dtype] if dims.dtype else self.draw.dtype))
 
-    def number() -> float:
-        # Exact in every float type, so that it matters not where a spelling rounds it.
-        return next(numbers, (32 + int(torch.randint(64, (), generator=generator))) / 256)
-
-    given: list[Any] = []
-    for p in parameters:
-        if p.dims is None:
-            usual = number()
-            given.append(draw.given.get(p.name, usual))
-        else:
-            there = (present is None or p.name in present) and draw.given.get(p.name, True) is not None
-            given.append(tensor(p.dims) if there else None)
-    return given
+    def number(self) -> float:
+        """Draw a scalar, exact in every float type, so that it does not matter where a spelling rounds it."""
+        return next(self.numbers, (32 + int(torch.randint(64, (), generator=self.generator))) / 256)
 
 
 def spellings_that_differ(declared: Fusion[Any, Any], draw: Draw, tolerance: float = 1e-5) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fusec.debug.explain import Explanation, explain, explain_subjects
+from fusec.debug.explain import explain, explain_subjects
+from fusec.debug.explanation import Explanation
 from fusec.debug.subject import Subject
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph, Node

@@ -4,9 +4,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fusec.ir.forwarding import forward_writes
 from fusec.ir.graph import Graph, Node
 from fusec.ir.regions import open_regions
-from fusec.ir.writes import read_where_written
 from fusec.passes.grouping.joins import TINY, Grouping
 from fusec.pipeline import Context
 from fusec.refusal import Refusal
@@ -25,7 +25,7 @@ class Group:
         """Group the whole graph."""
         labels = open_regions(graph)
         graph.erase_dead()
-        read_where_written(graph, TINY)
+        forward_writes(graph, TINY)
         left: dict[Node, Refusal] = {}
         refused: dict[Hashable, Refusal] = {}
         while True:

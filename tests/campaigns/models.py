@@ -14,7 +14,7 @@ from bench.families import FAMILIES, chosen
 from bench.harness import progress, report
 from bench.numerics import DTYPES, USUAL
 from bench.peers import backend_named
-from fusec.debug.explain import KINDS
+from fusec.debug.explanation import KINDS
 from tests.campaigns.check import SHAPES, Result, check
 from tests.campaigns.faults import FAULTS, planted
 from tests.campaigns.record import write_result

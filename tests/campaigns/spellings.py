@@ -24,7 +24,7 @@ from fusec.analysis.memory import moved_bytes
 from fusec.codegen import target_named
 from fusec.compiler import context_for
 from fusec.config import Config
-from fusec.debug.explain import KINDS
+from fusec.debug.explanation import KINDS
 from fusec.debug.subject import kind_of, subject_of
 from fusec.frontend import trace
 from fusec.ir.graph import Graph

@@ -11,9 +11,12 @@ from fusec import Dims
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.graph import Graph
+from fusec.ir.parser import parse_graph
+from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.passes.patterns import trace_types
 from fusec.pipeline import Context
+from fusec.reference.interpreter import evaluate
 from fusec.rewriting.application import apply_declared
 from fusec.rewriting.pattern import PatternLibrary
 from fusec.rewriting.rule import REWRITES, Rewrite, rewrite
@@ -79,7 +82,21 @@ def _(x: Tensor) -> Tensor:
     return torch.tanh(x).reshape(*x.shape[:-1], 2, x.shape[-1] // 2).reshape(x.shape) * torch.tanh(x)
 
 
-OWN = [REWRITES.pop(name) for name in ("common_factor", "shifted_maximum", "mean_of_sum", "around", "half_at_once")]
+@rewrite(exact=False)
+def logarithm_undone(x: Rows) -> Tensor:
+    """exp(log x) = x"""
+    return torch.exp(torch.log(x))
+
+
+@logarithm_undone.to
+def _(x: Tensor) -> Tensor:
+    return x
+
+
+OWN = [
+    REWRITES.pop(name)
+    for name in ("common_factor", "shifted_maximum", "mean_of_sum", "around", "half_at_once", "logarithm_undone")
+]
 """Declared for the tests of this file alone."""
 
 
@@ -182,3 +199,27 @@ def test_a_left_side_in_another_type_or_shape_is_not_met() -> None:
     assert context.verified == 0
     _, context = applied(common_factor, lambda x, y: x * 0.3 + (y * 0.3), X.double(), Y.double())
     assert context.verified == 1
+
+
+@pytest.mark.parametrize(
+    ("rest", "count"),
+    [
+        ("%r: f32[2, 4] = sub(%w, %v) return %r", 0),
+        ("%r: f32[2, 4] = sin(%v) return %r, %w", 1),
+        ("return %v, %w", 0),
+    ],
+    ids=["read after the write", "read before the write", "returned"],
+)
+def test_an_operand_that_is_written_later_does_not_replace_a_value_that_is_read_after_the_write(
+    rest: str, count: int
+) -> None:
+    graph = parse_graph(
+        "graph g(%x: f32[2, 4], %y: f32[2, 4]) { %l: f32[2, 4] = log(%x) %v: f32[2, 4] = exp(%l)"
+        f" %w: f32[2, 4] = write(%x, %y) {rest} }}"
+    )
+    inputs = [torch.rand(2, 4), torch.rand(2, 4)]
+    expected = evaluate(graph, [x.clone() for x in inputs], mutate=True)
+    assert apply_declared([logarithm_undone], graph, PatternLibrary(trace_types, normalize)) == count
+    verify_graph(graph)
+    for e, f in zip(expected, evaluate(graph, inputs, mutate=True), strict=True):
+        torch.testing.assert_close(f, e)

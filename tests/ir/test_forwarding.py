@@ -2,9 +2,9 @@
 
 import pytest
 
+from fusec.ir.forwarding import forward_writes
 from fusec.ir.parser import parse_graph
 from fusec.ir.verifier import verify_graph
-from fusec.ir.writes import read_where_written
 
 BEFORE = "graph g(%x: f32[8, 4], %y: f32[8, 4]) {{ %v: f32[8, 4] = add(%x, %y) %e: f32[8, 4] = exp(%v) {rest} }}"
 WRITE = "%w: f32[8, 4] = write(%x, %v)"
@@ -28,12 +28,12 @@ WRITE = "%w: f32[8, 4] = write(%x, %v)"
 )  # fmt: skip
 def test_readers_go_where_a_value_is_written(rest: str, moved: int) -> None:
     graph = parse_graph(BEFORE.format(rest=rest))
-    assert read_where_written(graph, 1) == moved
+    assert forward_writes(graph, 1) == moved
     verify_graph(graph)
     (write,) = [n for n in graph.nodes if n.is_op("write")]
     readers = {user.op.name for user in write.operands[1].users}
     assert (readers == {"write"}) == bool(moved or "%w: f32[8, 4] = write(%x, %e)" in rest or "%z" in rest)
-    assert not read_where_written(parse_graph(BEFORE.format(rest=rest)), 32)
+    assert not forward_writes(parse_graph(BEFORE.format(rest=rest)), 32)
 
 
 @pytest.mark.parametrize("later", ["write(%w, %v)", "write(%w, %v, %i) {dim=-2}"])
@@ -44,7 +44,7 @@ def test_what_is_written_once_more_is_not_read_where_it_was_written(later: str) 
       %again: f32[8, 8] = {later}
       return %again
     }}""")
-    assert not read_where_written(graph, 1)
+    assert not forward_writes(graph, 1)
 
 
 def test_a_view_of_what_is_written_once_more_is_not_read_where_it_was_written() -> None:
@@ -55,7 +55,7 @@ def test_a_view_of_what_is_written_once_more_is_not_read_where_it_was_written() 
       %again: f32[8, 8] = write(%w, %t)
       return %again
     }""")
-    assert not read_where_written(graph, 1)
+    assert not forward_writes(graph, 1)
 
 
 def test_a_destination_of_a_write_stays_where_it_is() -> None:
@@ -66,4 +66,4 @@ def test_a_destination_of_a_write_stays_where_it_is() -> None:
       %again: f32[8, 8] = write(%v, %new, %i) {dim=-2}
       return %again
     }""")
-    assert not read_where_written(graph, 1)
+    assert not forward_writes(graph, 1)

@@ -1,0 +1,135 @@
+"""The data of an explanation: kernels, fallbacks, near misses and sites of one compiled model."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusec.analysis.machine import Machine, assumed_cpu
+from fusec.debug.roofline import Roofline, Totals, totals
+from fusec.debug.site_status import SiteStatus
+from fusec.debug.subject import Subject
+from fusec.ir.graph import Node
+from fusec.remarks import Remark
+
+KINDS = ("generated", "vendor", "opaque")
+_NOTHING = Roofline(0.0, 0.0, "launch", 0.0, 0.0)
+
+
+@dataclass
+class KernelRow:
+    """Equal launches: one generated kernel, one shape of a vendor's product, or one kind of ATen call."""
+
+    name: str
+    kind: str
+    """``generated``, ``vendor`` (a library's matrix product or convolution) or ``opaque`` (a call into ATen)."""
+    launches: int
+    bytes_each: int
+    flops_each: int
+    fusions: tuple[str, ...] = ()
+    """Declared fusions inside."""
+    sources: tuple[str, ...] = ()
+    source: str = ""
+    """Text of the kernel."""
+    formula: str = ""
+    roofline: Roofline = _NOTHING
+    """One launch against the limits of the machine."""
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved by all launches."""
+        return self.bytes_each * self.launches
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic of all launches."""
+        return self.flops_each * self.launches
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        fields = {k: v for k, v in self.__dict__.items() if k != "nodes"}
+        more = {"fusions": list(self.fusions), "bytes": self.bytes, "flops": self.flops}
+        return {**fields, **more, "roofline": self.roofline.to_json()}
+
+
+@dataclass
+class Fallback:
+    """An operation that fusec leaves to ATen."""
+
+    name: str
+    count: int
+    bytes: int
+    flops: int
+    reason: str
+    sources: tuple[str, ...]
+    nodes: list[Node] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {k: v for k, v in self.__dict__.items() if k != "nodes"}
+
+
+@dataclass
+class Explanation:
+    """What became of a model."""
+
+    title: str
+    subjects: list[Subject]
+    kernels: list[KernelRow]
+    """Those that move most first."""
+    fallbacks: list[Fallback]
+    regions: dict[str, int]
+    """Declared fusions by name, with the number of their places."""
+    near_misses: list[Remark]
+    remarks: list[Remark]
+    imported_nodes: int
+    final_nodes: int
+    seconds: float
+    """Spent in passes."""
+    assumed: dict[str, int]
+    """Sizes taken for symbols."""
+    copies: int = 0
+    """Copies made where layouts do not fit."""
+    sites: list[SiteStatus] = field(default_factory=list)
+    """Places where a fusion could be expected, and what became of them; none where no module was given."""
+    machine: Machine = field(default_factory=assumed_cpu)
+    """What predicted times are those of."""
+
+    @property
+    def totals(self) -> Totals:
+        """Predicted and measured times of all launches."""
+        return totals([(k.roofline, k.launches) for k in self.kernels], self.subjects)
+
+    def launches(self, kind: str) -> int:
+        """Number of launches of a kind."""
+        return sum(k.launches for k in self.kernels if k.kind == kind)
+
+    @property
+    def coverage(self) -> dict[str, dict[str, float]]:
+        """Shares of bytes and of FLOPs, three ways."""
+        out = {}
+        for name in ("bytes", "flops"):
+            sums = {kind: sum(getattr(k, name) for k in self.kernels if k.kind == kind) for kind in KINDS}
+            total = sum(sums.values())
+            out[name] = {kind: value / total if total else 0.0 for kind, value in sums.items()}
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "title": self.title,
+            "graphs": len(self.subjects),
+            "nodes": {"imported": self.imported_nodes, "final": self.final_nodes},
+            "regions": self.regions,
+            "launches": {kind: self.launches(kind) for kind in KINDS},
+            "coverage": self.coverage,
+            "kernels": [k.to_json() for k in self.kernels],
+            "fallbacks": [f.to_json() for f in self.fallbacks],
+            "near_misses": [r.to_json() for r in self.near_misses],
+            "remarks": [r.to_json() for r in self.remarks],
+            "copies": self.copies,
+            "sites": [site.to_json() for site in self.sites],
+            "pass_seconds": self.seconds,
+            "sizes": self.assumed,
+            "machine": self.machine.to_json(),
+            "totals": self.totals.to_json(),
+        }

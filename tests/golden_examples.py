@@ -1,0 +1,283 @@
+"""The small models of the pages in docs/golden, each with what there is to see in its page."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One page: a model, its inputs, and what to look at."""
+
+    path: str
+    """Of the page, without suffix: ``passes/fuse``, or ``cpp/rows`` for a target and a schedule."""
+    shows: str
+    """One line, for the index."""
+    note: str
+    model: Callable[..., Any]
+    shapes: Shapes
+    """Of the inputs, by parameter."""
+    dtype: torch.dtype = torch.float32
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the compile."""
+
+    @property
+    def name(self) -> str:
+        """Of the pass or schedule."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return {"passes": f"`{self.name}`", "cpp": f"C++: {self.name}", "triton": f"Triton: {self.name}"}[self.folder]
+
+    @property
+    def folder(self) -> str:
+        """``passes``, or the target."""
+        return self.path.partition("/")[0]
+
+
+# Passes.
+
+
+def redundant(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    total, again = x * 2.0 + y, y + 2.0 * x
+    negative = -(total * again)
+    positive = -negative * 1.0
+    return positive.t().t() @ weight.t()
+
+
+def norm_and_gate(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    y = weight * normed.to(x.dtype)
+    return y * torch.sigmoid(y)
+
+
+def layer(x: Tensor, residual: Tensor, weight: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    h = x + residual
+    normed = F.rms_norm(h, weight.shape, weight, 1e-6)
+    return F.silu(F.linear(normed, gate)) * F.linear(normed, up), h
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def norm_and_projection(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    normed = F.rms_norm(x, scale.shape, scale, 1e-6)
+    return F.silu(F.linear(normed, weight))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+# Schedules.
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def mean_square(x: Tensor) -> Tensor:
+    return x.square().mean(-1)
+
+
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(F.linear(x, weight, bias))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+GATES = {"gate": (64, 4096), "up": (64, 4096)}
+FEW = {"x": (4, 1024), "scale": (1024,), "weight": (4096, 1024)}
+MANY = {"x": (512, 1024), "weight": (4096, 1024), "bias": (4096,)}
+QUERIES = {"q": (1, 4, 256, 64), "k": (1, 4, 256, 64), "v": (1, 4, 256, 64)}
+DECODE = {"q": (1, 64, 1, 64), "k": (1, 64, 512, 64), "v": (1, 64, 512, 64)}
+
+EXAMPLES = (
+    Example(
+        "passes/canonicalize", "one form for equal computations",
+        """
+        The sum is computed twice, with its operands in another order: `add` alone is left. The double negation, the
+        factor 1 and the pair of transposes go. The transpose of the weight becomes part of the contraction, which
+        reads `bz` in the place of `zb`. The pass runs again after `attention`, on what became equal or dead.
+        """,
+        redundant, {"x": (8, 64), "y": (8, 64), "weight": (32, 64)},
+    ),
+    Example(
+        "passes/raise", "norms, activations and softmax recognized in primitives",
+        """
+        The operations of the norm become a region `rms_norm`, and `y * torch.sigmoid(y)` a region `silu`. A region
+        keeps its operations as its body, which is what it means; its attributes say which `spelling` of the
+        declaration matched, and with which `scalars`.
+        """,
+        norm_and_gate, {"x": (8, 64), "weight": (64,)}, torch.bfloat16,
+    ),
+    Example(
+        "passes/fuse", "fusions across them: a residual and its norm, gates and projections",
+        """
+        The residual sum joins the norm as `add_rms_norm`, with two results, as the sum is an output as well. The
+        activation, the gate and both projections become `gated_projection`. Regions nest: a fusion is declared in
+        terms of smaller ones.
+        """,
+        layer, {"x": (8, 64), "residual": (8, 64), "weight": (64,), "gate": (96, 64), "up": (96, 64)},
+    ),
+    Example(
+        "passes/attention", "a call of scaled-dot-product attention as primitives",
+        """
+        To all other passes the call is `opaque`. It becomes a region that computes softmax(q·kᵀ/√d)·v, with the
+        causal mask as a comparison of two `iota`; a query that sees no key gives 0. Attention that a model spells
+        out itself looks the same to `group`.
+        """,
+        causal_attention, QUERIES,
+    ),
+    Example(
+        "passes/group", "kernels: what one loop nest computes",
+        """
+        Declared regions are opened and leave their names as `fusions`; each region of kind `kernel` is one launch.
+        On a CPU whose generated products keep up with the library's, the activation becomes the epilogue of the
+        product. On a GPU products of so many rows are the library's, unless `autotune` times generated ones. With
+        few rows all of it is one kernel: [C++](../cpp/small-m-gemm.md), [Triton](../triton/small-m-gemm.md).
+        """,
+        norm_and_projection, FEW | {"x": (40, 1024)},
+    ),
+    Example(
+        "passes/bias", "a bias that the library's product adds",
+        """
+        On a GPU the product of 40 rows is the library's, and the kernel `add` would only add the bias: both become
+        a region of kind `vendor`, which is one call. On a CPU `group` has made one kernel of them already, so
+        nothing changes.
+        """,
+        linear, {"x": (40, 64), "weight": (32, 64), "bias": (32,)},
+    ),
+    Example(
+        "cpp/pointwise", "lanes along the innermost axis",
+        """
+        The body is a lambda over a tile of 16 elements (`f32x16`). It is called for full tiles (`All`), and once
+        for what is left (`Part`), whose loads and stores are masked. `team.share` distributes the rows over the
+        threads.
+        """,
+        swiglu, GATES,
+    ),
+    Example(
+        "cpp/rows", "one loop over the row for each reduction",
+        """
+        The maximum, the sum and the division each take a loop over the row. The exponentials are kept in `row0`,
+        since computing them again costs more than reading them from the cache. The maximum has four accumulators
+        (`acc1_1`, …), to hide its latency; `keep` leaves lanes beyond the end unchanged.
+        """,
+        softmax, {"x": (128, 1000)},
+    ),
+    Example(
+        "cpp/small-m-gemm", "few rows: norm, product and activation in one pass over the weight",
+        """
+        Memory is the limit, so the weight is read once. Each thread computes all normalized rows into its own
+        `left0` (the prologue), then threads take blocks of the weight in turn (`team.deal`). `dot_along_k`
+        multiplies, and the activation (the epilogue) is applied to the block before it is stored.
+        """,
+        norm_and_projection, FEW,
+    ),
+    Example(
+        "cpp/large-m-gemm", "many rows, in blocks that stay in the cache",
+        """
+        Arithmetic is the limit. The loop over `rows` takes as many at a time as stay in the second-level cache with
+        their sums, while threads take blocks of the weight in turn (`team.deal`). `dot_many_along_k` is the
+        micro-kernel, in `dot.h`; bias and activation are the epilogue of each block.
+        """,
+        linear_relu, MANY,
+    ),
+    Example(
+        "cpp/attention", "online softmax, lanes along the queries",
+        """
+        Keys come in blocks (`key_block += 64`), and a block of `scores1` lies in the cache between the two
+        products. Where a block has a larger score than all before, `factor5` corrects the sums so far. Lanes run
+        along the queries, and scores lie transposed: nothing is folded across lanes. The loop over the keys ends at
+        the last query of the block, behind which the mask hides all.
+        """,
+        causal_attention, QUERIES,
+    ),
+    Example(
+        "cpp/decode-attention", "online softmax, lanes along the keys",
+        """
+        With a single query lanes run along the keys (`key_block += 256`), and each block's maximum and sum are
+        folded across lanes (`fold_max`, `fold_sum`). The steps are those of [attention](attention.md).
+        """,
+        attention, DECODE,
+    ),
+    Example(
+        "triton/pointwise", "rows in blocks",
+        """
+        Each program takes one row, block by block; the row is a multiple of `BLOCK`, so nothing is masked. `exp` is
+        a device function of the prelude: `tl.exp` alone is less exact.
+        """,
+        swiglu, GATES,
+    ),
+    Example(
+        "triton/rows", "a row is one block",
+        """
+        The whole row is one `BLOCK` and stays in registers, so it is loaded once. `mask_i1` keeps lanes beyond the
+        end out of the reductions and the store. It is the same region as in [C++](../cpp/rows.md).
+        """,
+        softmax, {"x": (128, 1000)},
+    ),
+    Example(
+        "triton/split-rows", "few long rows: parts have programs of their own",
+        """
+        Two rows would keep two processors busy. Here each row has `512 parts`, with a program each, which store
+        partial sums in `parts0_ptr`; a second launch adds these, always in the same order, and divides.
+        """,
+        mean_square, {"x": (2, 1 << 20)},
+    ),
+    Example(
+        "triton/small-m-gemm", "few rows: norm, product and activation in one kernel",
+        """
+        Each program takes a block of columns (`16 rows, 16 columns, 128 deep`) and normalizes all rows for itself,
+        as they are in the cache. The four rows are padded to the 16 that a matrix unit multiplies at least
+        (`mask_i0`). The activation is applied to the sums in registers, `acc5`.
+        """,
+        norm_and_projection, FEW, torch.bfloat16,
+    ),
+    Example(
+        "triton/large-m-gemm", "many rows, in tiles",
+        """
+        A program has one tile of sums, `128 rows, 64 columns`. `row_block` varies fastest between programs, so that
+        those that run at the same time share their blocks of the weight in the cache. Such kernels are made only
+        under `autotune`, which times them against the library's product.
+        """,
+        linear_relu, MANY, torch.bfloat16, {"autotune": True},
+    ),
+    Example(
+        "triton/attention", "online softmax on tiles",
+        """
+        A program has a block of queries and takes the keys block by block (`64 rows, 32 deep`). `acc2` is the
+        largest score so far, `acc3` the sum of the exponentials and `acc4` the weighted sum of values; `v17`
+        corrects the sums where the largest score grows. The loop ends at the last query of the block, behind which
+        the mask hides all.
+        """,
+        causal_attention, QUERIES, torch.bfloat16,
+    ),
+    Example(
+        "triton/decode-attention", "online softmax over parts of the keys",
+        """
+        With a single query, heads alone do not keep enough keys on their way: the keys of each are distributed over
+        programs (`4 parts`). A second launch joins what they found, always in the same order, with corrections as
+        between blocks. A matrix unit would have too little to do, so that products are sums of elementwise
+        products.
+        """,
+        attention, DECODE, torch.bfloat16,
+    ),
+)  # fmt: skip
