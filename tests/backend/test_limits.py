@@ -60,3 +60,14 @@ def test_freeze_does_not_see_writes_through_data() -> None:
         torch.testing.assert_close(compiled(x), before)
         model.weight.data = model.weight.data.clone()
         torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (0, 4)])
+def test_strides_that_address_nothing_are_those_that_torch_predicts(shape: tuple[int, int]) -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x * 1).t() + 1
+
+    x = torch.randn(shape)
+    found, expected = torch.compile(function, backend="fusec")(x), function(x)
+    assert torch.equal(found, expected) and found.is_contiguous() == expected.is_contiguous()
+    assert expected.stride() == (1, 4) and found.stride() == (1, 1)

@@ -15,6 +15,7 @@ from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.reference.contract import (
     Comparison,
     Observation,
+    TensorFacts,
     compare_outputs,
     contract_breaches,
     copy_arguments,
@@ -193,20 +194,21 @@ def differences(subject: Subject, eager: Ran, compiled: Ran) -> list[str]:
 
 
 def _breaches(eager: Observation, compiled: Observation) -> list[str]:
-    eager, compiled = _without_strides_of_ones(eager), _without_strides_of_ones(compiled)
+    eager, compiled = _addressing(eager), _addressing(compiled)
     found = [b for b in contract_breaches(eager, compiled) if not b.endswith("left with other values")]
     if not found and _partners(eager) != _partners(compiled):
         found.append(f"shared storage of outputs is {_partners(compiled)}, not {_partners(eager)}")
     return found
 
 
-def _without_strides_of_ones(seen: Observation) -> Observation:
-    """Strides of dims of length 1 address nothing, and are a known limit."""
-    facts = [
-        f and replace(f, strides=tuple(0 if n == 1 else s for n, s in zip(f.shape, f.strides, strict=True)))
-        for f in seen.facts
-    ]
-    return replace(seen, facts=facts)
+def _addressing(seen: Observation) -> Observation:
+    """Leave out strides that address nothing, of dims of length 1 and of empty tensors, which are a known limit."""
+
+    def stripped(f: TensorFacts) -> TensorFacts:
+        empty = 0 in f.shape
+        return replace(f, strides=tuple(0 if empty or n == 1 else s for n, s in zip(f.shape, f.strides, strict=True)))
+
+    return replace(seen, facts=[f and stripped(f) for f in seen.facts])
 
 
 def _partners(seen: Observation) -> list[int | None]:
