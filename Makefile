@@ -11,8 +11,8 @@ SOURCES := fusec passes codegen models tests bench examples
 
 # Two test processes with one thread each beat one process with two.
 WORKERS ?= 2
-FAST := $(addprefix tests/,analysis ir passes rewriting test_fusions.py test_golden_pages.py test_layout.py test_packaging.py \
-	test_pipeline.py test_readme.py verify)
+FAST := $(addprefix tests/,analysis ir passes rewriting test_documentation.py test_fusions.py test_golden_pages.py test_layout.py \
+	test_packaging.py test_pipeline.py verify)
 # Each process has its half of the tests, in order, so that neighbours share what they build; who is done first helps.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
@@ -84,7 +84,7 @@ fix: $(READY) ## format, and mend what the linter can mend
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-golden: $(READY) ## write the expected texts of the tests and docs/golden anew; read the difference before committing it
+golden: $(READY) ## write the expected texts, docs/golden and the pages' tables anew; read the difference before committing
 	$(BIN)/python -m tests.golden_pages
 	$(BIN)/python -m pytest -q --update-golden tests
 

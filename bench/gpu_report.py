@@ -1,4 +1,4 @@
-"""What ``bench.gpu`` found as claims that hold or do not, as tables, as a picture, and as the table of the README."""
+"""What ``bench.gpu`` found: claims that hold or do not, tables, a picture, and the table of docs/performance.md."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,14 +106,14 @@ def draw(file: Path, found: Sequence[Claim]) -> None:
         say_drawn(draw_ratios(file, "Inductor's best time over ours; beyond 1 we are ahead", lines))
 
 
-def readme(result: Mapping[str, Any] | None) -> str:
-    """The table of the README, from what a run wrote; without one every figure is said not to be measured."""
+def page_table(result: Mapping[str, Any] | None) -> str:
+    """Return the table of docs/performance.md for a run; without one it says of every figure that none was measured."""
     lines = [f"{_preface(result)}\n", "| workload | what | at least | aim | measured |", "|---|---|---|---|---|"]
     for claim in result[CLAIM] if result else claims({}):
         cells = (_figure(claim, key) for key in ("least", "aim", "have"))
         lines.append(f"| {claim['what']} | {claim['unit']} | {' | '.join(cells)} |")
     if result:
-        lines += ["", "![Inductor's best time over ours, with what is asked](bench/results/gpu.svg)"]
+        lines += ["", "![Inductor's best time over ours, with what is asked](../bench/results/gpu.svg)"]
     return "\n".join(lines) + "\n"
 
 

@@ -28,7 +28,7 @@ from bench.published import MOST_DECODED, PUBLISHED, Step, capture, steps
 from bench.record import in_mode, write_result
 from fusec.analysis.cost import region_cost
 from fusec.analysis.machine import Machine
-from fusec.codegen.program.launchables import PASS_NAME
+from fusec.codegen.program.kernels import PASS_NAME
 from fusec.codegen.tile.kernel import Kernel
 from fusec.compiler import context_for
 from fusec.config import MODES, Config
@@ -155,7 +155,7 @@ def gather(question: Question) -> list[Found]:
 
 def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, others: bool) -> Iterator[Found]:
     from fusec.codegen import target_for
-    from fusec.codegen.program.launchables import build_kernels
+    from fusec.codegen.program.kernels import build_kernels
     from fusec.passes import default_pipeline
 
     config = Config(mode=mode, target="triton", machine=MACHINES[chip])

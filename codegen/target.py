@@ -1,4 +1,4 @@
-"""What a target is to the rest: schedules regions, prints kernels, builds them into something that can be launched."""
+"""The interface of targets: schedule regions, print kernels, build them into objects that can be launched."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,8 +15,8 @@ from fusec.loops.plan import Plan
 from fusec.pipeline import Context
 
 
-def current(device: Any) -> AbstractContextManager[None]:
-    """Within it, a GPU is the one that torch and Triton ask and build for; it changes nothing for other devices.
+def device_guard(device: Any) -> AbstractContextManager[None]:
+    """Make a GPU the current device of torch and Triton within a ``with`` block; do nothing for other devices.
 
     Args:
         device: a ``torch.device`` or its name.
@@ -32,63 +32,63 @@ class Launchable(Protocol):
 
     name: str
     source: str
-    """Its text, as printed."""
+    """As printed."""
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
-        """Run it on tensors (inputs, then outputs; none for scratch) and the values of its symbols.
+        """Launch it on tensors (inputs, then outputs; none for scratch) and the values of its symbols.
 
-        Gives ``256 · value + number`` of a check that failed, and nothing otherwise.
+        Returns ``256 · index + number`` for an index check that failed, and 0 or None otherwise.
         """
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch as a program spells it."""
+    """One launch of a batch."""
 
     launchable: Any
     buffers: tuple[str, ...]
-    """Texts of addresses."""
+    """Expressions of their addresses."""
     symbols: tuple[str, ...]
-    """Names."""
+    """Variables."""
     first_check: int = 0
-    """The number of its first check among those of all launches in a row; 0 where it has none."""
+    """The number, from 1, of its first check among those of the batch; 0 if it has none."""
 
 
 @runtime_checkable
-class DirectLaunchable(Protocol):
-    """A built kernel with a cheaper call than Python's, which the program spells out where it launches."""
+class BatchLaunchable(Protocol):
+    """A built kernel that can be launched in a batch, by one call into native code."""
 
     def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
-        """One call for launches in a row, of kernels like this; ``bind`` gives the name of an object under a hint.
+        """Return the expression of a batch, whose value is as of one launch, with checks numbered across the batch.
 
-        It gives what a launch does, the checks of all counted from 1.
+        ``bind`` returns a name, based on a hint, for an object that the expression refers to.
         """
 
 
 class Target(Protocol):
-    """A kind of machine that fusec generates code for."""
+    """A kind of device that fusec generates code for."""
 
     @property
     def name(self) -> str:
-        """What options call it."""
+        """As in the option ``target``."""
 
     def machine(self, config: Config) -> Machine:
-        """What its kernels run on, as far as it is known."""
+        """Return the profile of the machine that kernels run on."""
 
     def limits(self, config: Config, machine: Machine) -> Limits:
         """Return the kernels that it has schedules for, and the GEMMs that it wins on a machine."""
 
     def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
-        """Return the tile program of a planned kernel, for a machine; raises ScheduleError where there is none."""
+        """Return the tile program of a planned kernel, for a machine; raises ScheduleError if there is none."""
 
     def print(self, kernel: Kernel) -> str:
-        """Its text."""
+        """Return the source of a kernel."""
 
     def build(self, kernels: Sequence[Kernel], config: Config) -> "list[Launchable | BuildError]":
-        """Build all, side by side; a kernel that fails gives its error in its place.
+        """Build kernels in parallel; return the error of each kernel that fails in its place.
 
         Raises:
-            BuildError: where nothing can be built at all, as for want of a compiler.
+            BuildError: if none can be built, for example without a compiler.
         """
 
     def select_kernel(
@@ -99,13 +99,13 @@ class Target(Protocol):
         context: Context,
         report: Callable[[BuildError], None],
     ) -> tuple[Kernel, Launchable]:
-        """What runs a region: its kernel as it was built, or under ``autotune`` whatever is quicker.
+        """Return the kernel that runs a region: the one that was built or, under ``autotune``, the fastest candidate.
 
         Args:
-            region: what is run.
+            region: the region.
             kernel: its tile program.
-            built: that, built.
+            built: the same, built.
             context: of the compile.
-            report: takes why a kernel could not be built at its first launch, after which its operations run through
-                ATen; may raise.
+            report: called with the reason if a kernel cannot be compiled at its first launch, after which its
+                operations run through ATen; may raise.
         """

@@ -1,4 +1,4 @@
-"""The way of a graph: passes, then kernels, then a program. Everything that names concrete passes and targets."""
+"""Compilation of one graph: passes, then kernels, then a program; the one place that names passes and targets."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
 
 if TYPE_CHECKING:
-    from fusec.codegen.program.launchables import Schedules
-    from fusec.codegen.program.program import Program
+    from fusec.codegen.program.build import Program
+    from fusec.codegen.program.kernels import ScheduleCache
     from fusec.codegen.target import Target
 
 
 @dataclass
 class Compiled:
-    """One graph, compiled: what runs, and everything that was decided on the way."""
+    """A compiled graph: its program, and the record of its compile."""
 
     imported: Graph
-    """The graph as it came."""
+    """The graph as the frontend imported it."""
     graph: Graph
-    """The graph after all passes: kernel regions, products, opaque calls."""
+    """The graph after all passes: kernel regions, matmuls, opaque calls."""
     program: Program
     remarks: Remarks
     records: list[PassRecord]
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time of the compile by stage: passes, and code."""
+    """Seconds of the compile by stage: ``passes`` and ``code``."""
     machine: Machine | None = None
-    """What predicted times are those of."""
+    """The machine whose times are predicted."""
 
 
-def context_for(target: Target, config: Config, machine: Machine | None = None) -> tuple[Context, Schedules]:
-    """Return what the passes of one compile share, and the kernels that they have scheduled.
+def context_for(target: Target, config: Config, machine: Machine | None = None) -> tuple[Context, ScheduleCache]:
+    """Return the state that the passes of one compile share, and the cache of the kernels that they schedule.
 
     Args:
         target: of the kernels.
-        config: the user's choices.
-        machine: what predicted times are those of; by default what the target finds.
+        config: the user's options.
+        machine: whose times are predicted; by default the target's.
     """
-    from fusec.codegen.program.launchables import Schedules
+    from fusec.codegen.program.kernels import ScheduleCache
     from fusec.passes import vendor_pipeline
 
     machine = machine or target.machine(config)
     limits = target.limits(config, machine)
-    schedules = Schedules(target, machine, limits)
+    schedules = ScheduleCache(target, machine, limits)
     vendor = vendor_pipeline(config)
     context = Context(config, machine=machine, limits=limits, unschedulable=schedules.refusal, vendor=vendor)
     return context, schedules
@@ -59,21 +59,21 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
 
     Args:
         graph: as the frontend imported it; it is not changed.
-        config: the user's choices.
+        config: the user's options; by default those of the environment.
 
     Returns:
-        What runs; ``program(arguments)`` takes a list, which it clears, and gives a list.
+        The compiled graph; its ``program(arguments)`` takes a list, which it clears, and returns a list.
     """
     from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
-    from fusec.codegen.program.program import build_program
-    from fusec.codegen.target import current
+    from fusec.codegen.program.build import build_program
+    from fusec.codegen.target import device_guard
     from fusec.pass_cache import PassCache
     from fusec.passes import default_pipeline, kept_traces
 
     config = config or Config.from_environment()
     work = graph.copy()
-    with current(kernel_device(graph)):
+    with device_guard(kernel_device(graph)):
         target = target_for(work, config)
         context, schedules = context_for(target, config)
         start = time.perf_counter()
@@ -86,6 +86,6 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
         passed = time.perf_counter()
         program = build_program(work, target, context, schedules)
     if config.freeze:
-        program.keeping.remark(work, context)
+        program.folded.remark(work, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}
     return Compiled(graph, work, program, context.remarks, context.records, seconds, context.machine)

@@ -1,4 +1,4 @@
-"""The passes of a compile as data: their order, their text form, their record, and the numbers of what they do."""
+"""Pipelines of passes: their text form, how they run, their records, and the numbering of applications."""
 
 import re
 import time
@@ -19,11 +19,11 @@ from fusec.selector import Selector
 
 
 class Pass(Protocol):
-    """A change of the graph: a frozen dataclass whose fields are its options."""
+    """A transformation of a graph: a frozen dataclass whose fields are its options."""
 
     @property
     def name(self) -> str:
-        """What the text form of a pipeline calls it."""
+        """The name in the text form of a pipeline."""
 
     def apply(self, graph: Graph, context: "Context") -> None:
         """Change the graph in place."""
@@ -31,78 +31,78 @@ class Pass(Protocol):
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did to one graph."""
+    """The outcome of one pass over one graph."""
 
     name: str
-    """Its text form, options included."""
+    """The text form of the pass, options included."""
     seconds: float
-    """In the process that ran it; an outcome that was kept brings its own along."""
+    """Duration in the process that ran the pass; a cached outcome keeps it."""
     changed: bool
     before: str
-    """The graph as text; empty unless the compile keeps a record."""
+    """The graph as text; empty unless ``config.record``."""
     after: str
     applications: int
-    """How many rewrites it made."""
+    """Number of applications that it made."""
     verified: int = 0
-    """Of how many both sides were run and compared."""
+    """Number of these whose sides were compared."""
 
 
 @dataclass
 class Context:
-    """What the passes of one compile share."""
+    """State that the passes of one compile share."""
 
     config: Config = field(default_factory=Config)
     remarks: Remarks = field(default_factory=Remarks)
     records: list[PassRecord] = field(default_factory=list)
     next_number: int = 0
-    """Number of the next application."""
+    """The number of the next application."""
     verified: int = 0
-    """How many applications have been compared, under ``verify``."""
+    """Number of applications whose sides were compared, under ``verify``."""
     pass_name: str = ""
     """The pass that is running."""
     failures: dict[Node, MatchFailure] = field(default_factory=dict)
-    """For each telling node that a pattern looked at, the attempt that came furthest."""
+    """For each anchor node, the failed match that came furthest."""
     machine: Machine = field(default_factory=assumed_cpu)
-    """What predicted times are those of."""
+    """The machine whose times are predicted."""
     limits: Limits = field(default_factory=Limits)
     """The kernels that the target has schedules for; by default no matmul."""
     unschedulable: Callable[[Plan], Refusal | None] = lambda plan: None
     """Returns why the target has no schedule for a planned kernel."""
     vendor: "Pipeline" = field(default_factory=lambda: Pipeline(()))
-    """Groups the rest of a kernel whose matmuls are vendor calls, which is timed as well; without any passes the rest
-    runs operation by operation."""
+    """Groups the rest of a kernel whose matmuls become vendor calls, as a candidate of the tuner; without passes the
+    rest runs operation by operation."""
 
     def __post_init__(self) -> None:
         self._selector = Selector.parse(self.config.apply)
         self._disabled = self.config.disabled
 
     def allows(self, number: int, name: str) -> bool:
-        """Whether application ``number`` of the rewrite ``name`` may be made."""
+        """Return whether application ``number`` of the rewrite ``name`` is selected."""
         return self.enabled(name) and self._selector.allows(number)
 
     def enabled(self, name: str) -> bool:
-        """Whether a pass, fusion or rewrite is not disabled by name."""
+        """Return whether a pass, fusion or rewrite is not disabled by name."""
         return name not in self._disabled
 
     @property
     def disabled(self) -> frozenset[str]:
-        """Names that the configuration leaves out."""
+        """Names of disabled passes, fusions and rewrites."""
         return self._disabled
 
     @property
     def verifies(self) -> bool:
-        """Whether both sides of every application are to be compared."""
+        """Whether both sides of every application are compared."""
         return self.config.verify
 
     def disable(self, name: str, reason: str = "") -> None:
-        """Leave a rewrite that failed out for the rest of this compile."""
+        """Disable a rewrite that raised, for the rest of this compile."""
         self._disabled |= {name}
-        self.remarks.add("failure", self.pass_name, f"{name} raised and is left out", subject=name, reason=reason)
+        self.remarks.add("failure", self.pass_name, f"{name} raised and is disabled", subject=name, reason=reason)
 
     def application(
         self, name: str, sources: Iterable[Source] = (), message: str = "", **figures: float | int | str
     ) -> bool:
-        """Take the next number for an application of ``name``, leave its remark, and say whether to make it."""
+        """Number an application of ``name``, leave its remark, and return whether to make it."""
         number = self.next_number
         self.next_number += 1
         places = tuple(map(str, sources))
@@ -117,14 +117,14 @@ class Context:
                 figures=figures,
             )
             return True
-        reason = "not selected by option 'apply'" if self.enabled(name) else "left out by option 'disable'"
+        reason = "not selected by option 'apply'" if self.enabled(name) else "disabled by option 'disable'"
         self.remarks.add(
             "missed", self.pass_name, message or name, subject=name, reason=reason, sources=places, application=number
         )
         return False
 
     def near_miss(self, failure: MatchFailure) -> None:
-        """Remember an attempt that failed, if it is the best around its most telling node."""
+        """Record a failed match, if it came furthest of those with its anchor."""
         if failure.anchor is None or failure.depth < 2 or 2 * failure.depth < failure.size:
             return
         known = self.failures.get(failure.anchor)
@@ -132,9 +132,9 @@ class Context:
             self.failures[failure.anchor] = failure
 
     def report_near_misses(self, graph: Graph, limit: int = 40) -> None:
-        """A ``missed`` remark for every best attempt whose telling node no region has taken since."""
-        left = [(node, failure) for node, failure in self.failures.items() if node in graph]
-        for _, failure in left[:limit]:
+        """Leave a ``missed`` remark for each recorded match whose anchor is still in the graph."""
+        remaining = [failure for node, failure in self.failures.items() if node in graph]
+        for failure in remaining[:limit]:
             self.remarks.add(
                 "missed", self.pass_name, f"{failure.fusion} nearly matched", subject=failure.fusion,
                 reason=str(failure), suggestion=failure.edit, sources=tuple(map(str, failure.sources)),
@@ -147,17 +147,17 @@ class Context:
         self.failures.clear()
 
     def agrees(self, name: str, before: Graph, after: Graph, exact: bool = True) -> bool:
-        """Under ``verify``: whether the two sides of an application mean the same; a difference is a failure remark."""
-        found = self._compared(name, before, after, exact, self.next_number - 1)
-        self.verified += found is not None
-        return found is not False
+        """Return whether the sides of an application are equivalent; leave a failure remark where they are not."""
+        equivalent = self._compare(name, before, after, exact, self.next_number - 1)
+        self.verified += equivalent is not None
+        return equivalent is not False
 
     def keeps_meaning(self, name: str, before: Graph, after: Graph) -> bool:
-        """Under ``verify``: the same of a whole pass, for what it does beside its applications, or to all of them."""
-        return self._compared(f"pass {name}", before, after, False, None) is not False
+        """Return whether a whole pass keeps the meaning of a graph; leave a failure remark where it does not."""
+        return self._compare(f"pass {name}", before, after, False, None) is not False
 
-    def _compared(self, name: str, before: Graph, after: Graph, exact: bool, number: int | None) -> bool | None:
-        """Whether two graphs mean the same; None where they could not be run, which is said."""
+    def _compare(self, name: str, before: Graph, after: Graph, exact: bool, number: int | None) -> bool | None:
+        """Return whether two graphs are equivalent; None, with a remark, where that could not be decided."""
         from fusec.verify.rewrites import check_rewrite
 
         try:
@@ -175,15 +175,15 @@ class Context:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order."""
+    """A sequence of passes."""
 
     passes: tuple[Pass, ...]
 
     def run(self, graph: Graph, context: Context) -> None:
-        """Run every pass on the graph; one that raises is undone, reported and left out.
+        """Run every enabled pass on the graph; one that raises is undone, with a failure remark.
 
         Raises:
-            Exception: whatever a pass raised, under ``strict``.
+            Exception: what a pass raised, under ``strict``.
         """
         for step in self.passes:
             if context.enabled(step.name):
@@ -194,7 +194,7 @@ class Pipeline:
 
     @classmethod
     def parse(cls, text: str, known: Mapping[str, Callable[..., Pass]]) -> "Pipeline":
-        """Read ``canonicalize,raise{only=rms_norm},group``; ``known`` makes a pass from its options.
+        """Parse a text form such as ``canonicalize,raise{only=rms_norm},group``; ``known`` has the constructors.
 
         Raises:
             OptionError: for an unknown pass or option.
@@ -212,7 +212,7 @@ class Pipeline:
 
 
 def describe(step: Pass) -> str:
-    """The text form of a pass: its name, and the options that differ from their defaults."""
+    """Return the text form of a pass: its name, and the options that differ from their defaults."""
     parts = []
     for f in _options(step):
         value = getattr(step, f.name)
@@ -241,7 +241,7 @@ def _split(text: str) -> list[tuple[str, dict[str, str]]]:
     while rest:
         step = re.match(r"\s*([\w-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)", rest)
         if step is None:
-            raise OptionError(f"{rest!r} is no pipeline", fix="write it like 'canonicalize,raise{only=rms_norm}'")
+            raise OptionError(f"{rest!r} is not a pipeline", fix="write it like 'canonicalize,raise{only=rms_norm}'")
         options = {}
         for part in (step.group(2) or "").split():
             key, _, value = part.partition("=")
@@ -256,17 +256,17 @@ def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
 
     saved, shape, first, verified = graph.copy(), _structure(graph), context.next_number, context.verified
     before = str(graph) if context.config.record else ""
-    context.pass_name, told = step.name, len(context.remarks)
+    context.pass_name, remarks = step.name, len(context.remarks)
     start = time.perf_counter()
     try:
         step.apply(graph, context)
         verify_graph(graph)
-        if _structure(graph) != shape and not _may_stay(step, saved, graph, context, first):
-            shape = _undo(graph, saved, context, told)
+        if _structure(graph) != shape and not _is_kept(step, saved, graph, context, first):
+            shape = _undo(graph, saved, context, remarks)
     except Exception as reason:
         if context.config.strict:
             raise
-        shape = _undo(graph, saved, context, told)
+        shape = _undo(graph, saved, context, remarks)
         text = f"{type(reason).__name__}: {reason}"
         context.remarks.add("failure", step.name, f"pass {describe(step)} was undone", subject=step.name, reason=text)
     seconds = time.perf_counter() - start
@@ -276,8 +276,8 @@ def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
     context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared))
 
 
-def _may_stay(step: Pass, before: Graph, after: Graph, context: Context, first: int) -> bool:
-    """Whether a change is selected and right; a pass that numbers nothing it does is one application as a whole."""
+def _is_kept(step: Pass, before: Graph, after: Graph, context: Context, first: int) -> bool:
+    """Return whether a change is selected and verified; a pass without numbered applications is one as a whole."""
     name = describe(step)
     if context.next_number == first:
         if not context.application(step.name, message=f"{name} as a whole"):
@@ -286,13 +286,13 @@ def _may_stay(step: Pass, before: Graph, after: Graph, context: Context, first: 
     return not context.verifies or context.keeps_meaning(name, before, after)
 
 
-def _undo(graph: Graph, saved: Graph, context: Context, told: int) -> tuple[object, ...]:
-    """Take back what a pass did, and what it said of it; the structure that is left."""
+def _undo(graph: Graph, saved: Graph, context: Context, remarks: int) -> tuple[object, ...]:
+    """Restore the graph, and remove ``passed`` remarks from number ``remarks`` on; return the graph's structure."""
     graph.become(saved)
-    context.remarks[told:] = [remark for remark in context.remarks[told:] if remark.kind != "passed"]
+    context.remarks[remarks:] = [remark for remark in context.remarks[remarks:] if remark.kind != "passed"]
     return _structure(graph)
 
 
 def _structure(graph: Graph) -> tuple[object, ...]:
-    """Nodes and outputs themselves: those that a pass erases must not lend their ids to others."""
+    """Return the nodes and outputs; held as objects, so that new nodes cannot have the ids of erased ones."""
     return (tuple((n, n.operands) for n in graph.nodes), tuple(graph.outputs))

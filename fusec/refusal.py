@@ -1,4 +1,4 @@
-"""Why something does not apply: legality as a value."""
+"""Refusals: the results of legality checks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a kernel, a fusion or a move is not made; functions that check legality return one, or None.
+    """The reason that a kernel, a fusion or a move is not legal; legality checks return one, or None.
 
     Attributes:
-        reason: what is in the way and why, in one line, as a remark says it.
-        suggestion: an edit that would remove the reason; "" where none is known.
+        reason: one line, for a remark.
+        suggestion: an edit that would make it legal; "" where none is known.
     """
 
     reason: str

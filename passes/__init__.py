@@ -1,4 +1,4 @@
-"""The pipeline, in order."""
+"""The passes by name, and the default pipeline."""
 
 if __name__ != "fusec.passes":
     raise ImportError("import fusec.passes; this folder is only its source")
@@ -25,27 +25,27 @@ from fusec.rewriting.pattern import PatternLibrary
 from fusec.rewriting.rule import REWRITES
 
 MEANINGS = tuple(f for family in raising.FAMILIES for f in declared_in(family))
-"""What `raise` looks for, after rewrites."""
+"""Declarations that `raise` matches, after rewrites."""
 FUSED = tuple(f for family in fusion.FAMILIES for f in declared_in(family))
-"""What `fuse` looks for, before the user's own fusions."""
+"""Declarations that `fuse` matches, before the user's own."""
 _TRACES = Traces(trace_types)
 _LIBRARIES: dict[frozenset[str], PatternLibrary] = {}
 
 
 def pattern_library(disabled: frozenset[str] = frozenset()) -> PatternLibrary:
-    """The patterns of this process; they differ where fusions that others are built on are left out."""
+    """Return the patterns of this process, one library for each set of disabled fusions."""
     if disabled not in _LIBRARIES:
         _LIBRARIES[disabled] = PatternLibrary(_TRACES, normalize, disabled, MEANINGS + FUSED)
     return _LIBRARIES[disabled]
 
 
 def kept_traces(config: Config) -> AbstractContextManager[None]:
-    """Within it, patterns are not traced anew where an earlier process that shares the cache has traced them."""
+    """Return a context in which traces of patterns are read from and stored in the cache."""
     return _TRACES.kept(open_cache(config))
 
 
 def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]:
-    """What makes each pass from its options, by name.
+    """Return the constructor of each pass by name; it takes the pass's options.
 
     Raises:
         OptionError: where ``disable`` names neither a pass nor a fusion or rewrite.
@@ -64,26 +64,26 @@ def known_passes(config: Config | None = None) -> dict[str, Callable[..., Pass]]
     }
     names = {*made, *FUSIONS, *REWRITES, *(rule.name for rule in RULES)}
     for unknown in sorted(config.disabled - names):
-        why = "no pass, fusion or rewrite is called so"
+        why = "no pass, fusion or rewrite has that name"
         raise OptionError(f"option 'disable' names {unknown!r}", why=why, fix=suggestion(unknown, names))
     return made
 
 
 def vendor_pipeline(config: Config) -> Pipeline:
-    """The passes that make a program of a kernel's body with all matmuls as vendor calls."""
+    """Return the passes for a kernel's body whose matmuls are vendor calls."""
     known = known_passes(config)
     return Pipeline((known["group"](), known["bias"]()))
 
 
 def default_pipeline(config: Config) -> Pipeline:
-    """The passes of a compile, one a line with its reason."""
+    """Return the passes of a compile, in order."""
     known = known_passes(config)
     return Pipeline((
-        known["canonicalize"](),  # one spelling per meaning, so that one pattern finds it
-        known["raise"](),  # norms, softmax, activations and rotary embeddings get their names back
-        known["fuse"](),  # regions across them: residual and norm, gates, projections
-        known["attention"](),  # calls that a kernel of ours can serve are spelled out
-        known["canonicalize"](),  # what became equal or dead by that
-        known["group"](),  # kernels: whatever one loop nest serves, by cost
-        known["bias"](),  # a product of the vendor takes the bias that a kernel would only add
+        known["canonicalize"](),  # one form for equal computations, so that one pattern matches them
+        known["raise"](),  # norms, softmax, activations and rotary embeddings become regions
+        known["fuse"](),  # larger regions: residual and norm, gates, projections
+        known["attention"](),  # calls of attention with a generated kernel are decomposed
+        known["canonicalize"](),  # merges and removes nodes that have become equal or dead
+        known["group"](),  # kernels: groups of nodes with one loop nest, by predicted cost
+        known["bias"](),  # vendor calls add a bias that would be the only work of a kernel
     ))  # fmt: skip

@@ -4,7 +4,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -65,6 +65,20 @@ def golden(request: pytest.FixtureRequest, update_golden: bool) -> str:
     if not path.exists():
         pytest.fail(f"no expected text {path.relative_to(GOLDEN)}; `make golden` writes it")
     return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def check_block(update_golden: bool) -> Callable[[Path, str, str, str], None]:
+    """Compare what stands between two markers of a page with what it is made from; ``make golden`` writes it."""
+
+    def check(page: Path, begin: str, end: str, expected: str) -> None:
+        before, rest = page.read_text(encoding="utf-8").split(begin)
+        shown, after = rest.split(end)
+        if update_golden:
+            page.write_text(before + begin + expected + end + after, encoding="utf-8")
+        assert shown == expected or update_golden
+
+    return check
 
 
 @pytest.fixture(scope="session", autouse=True)

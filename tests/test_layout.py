@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fusec.config import option_table
-
 ROOT = Path(__file__).parents[1]
 HARD_LIMIT = 500
 LONG = "Longer than 500 lines:"
 """In the first ten lines of a longer file, followed by the reason."""
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc", "handler"}
-OPTIONS_BEGIN, OPTIONS_END = "<!-- options: written by `make golden` -->", "<!-- end of options -->"
 
 
 def project_files() -> list[Path]:
@@ -92,25 +89,6 @@ def test_no_path_of_a_machine_is_in_a_file() -> None:
     assert not shown([p for p in texts if path.search(p.read_bytes())])
 
 
-def test_the_option_table_is_true(update_golden: bool) -> None:
-    """The README's table is the configuration's own."""
-    rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
-    rows += [f"| `{name}` | {kind} | `{default}` | {doc} |" for name, kind, default, doc in option_table()]
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text(encoding="utf-8").split(OPTIONS_BEGIN)
-    after = rest.split(OPTIONS_END)[1]
-    table = "\n".join(["", *rows, ""])
-    if update_golden:
-        readme.write_text(before + OPTIONS_BEGIN + table + OPTIONS_END + after, encoding="utf-8")
-    assert rest.split(OPTIONS_END)[0] == table or update_golden
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_commands_of_the_documentation_exist(page: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-    assert set(re.findall(r"`make ([a-z]+)`", (ROOT / page).read_text(encoding="utf-8"))) <= targets
-
-
 def test_modules_to_run_exist() -> None:
     """Those of the Makefile and the documents, and those that Python files name after ``python -m``."""
     named: set[str] = set()
@@ -121,10 +99,3 @@ def test_modules_to_run_exist() -> None:
     paths = {name: ROOT.joinpath(*name.split(".")) for name in named}
     assert len(named) > 20
     assert not [name for name, path in paths.items() if not (path.with_suffix(".py").exists() or path.is_dir())]
-
-
-@pytest.mark.parametrize("page", shown([p for p in FILES if p.suffix == ".md"]))
-def test_links_of_the_documentation_lead_somewhere(page: str) -> None:
-    text = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
-    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
-    assert not [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]

@@ -1,7 +1,7 @@
-"""Kernel text to a function that runs: compiled side by side, cached, each equal text built and loaded once.
+"""Building C++ kernels: compiled in parallel, cached, and each distinct source compiled and loaded once.
 
-So are the register tiles of ``dot.h``, objects that kernels are linked with: compiling them takes several times as long
-as what is left of a kernel.
+The register tiles of ``dot.h`` are objects of their own, with which kernels are linked: compiling them takes several
+times as long as the rest of a kernel.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
 _LIBRARY, _OBJECT = ".so", ".o"
 _LINKED = re.compile(r"^extern (template struct .+;)$", re.MULTILINE)
-"""A line of a kernel that names an object it is linked with."""
+"""Matches a line of a kernel that declares an object with which it is linked."""
 _loaded: dict[str, Any] = {}
 
 _LAUNCHES = f"""#include "launches.h"
@@ -46,7 +46,7 @@ class CppKernel:
         self.name, self.source, self.function, self.launch_all = name, source, function, launch_all
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
-        """Run it on tensors and the values of its symbols; the arrays are new, so threads may call at once."""
+        """As ``Launchable``; the argument arrays are new, so threads may call it concurrently."""
         import torch
 
         pointers = _packing("P", len(buffers))(*[b.data_ptr() for b in buffers])
@@ -57,11 +57,11 @@ class CppKernel:
 
     @property
     def address(self) -> int:
-        """Of its function, in this process."""
+        """The address of its function in this process."""
         return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
     def call_text(self, launches: Sequence[Launch], bind: Callable[[Any, str], str]) -> str:
-        """One call without a Python frame for all launches; the form of arrays, and what calls what, are made once."""
+        """As ``BatchLaunchable``: one native call; its table of kernels, buffers and symbols is a constant."""
         import torch
 
         buffers = list(dict.fromkeys(b for launch in launches for b in launch.buffers))
@@ -72,7 +72,7 @@ class CppKernel:
             [map(symbols.index, launch.symbols) for launch in launches],
             [launch.first_check for launch in launches],
         )
-        # Asking torch also tells OpenMP, in a thread that is new to it.
+        # The call also sets the number of threads of OpenMP, if this thread is new to torch.
         threads = f"{bind(torch.get_num_threads, 'threads')}()"
         pointers = f"{bind(_packing('P', len(buffers)), 'pointers')}({', '.join(buffers)})"
         sizes = f"{bind(_packing('q', len(symbols)), 'sizes')}({', '.join(symbols)})" if symbols else "None"
@@ -85,25 +85,25 @@ def _table(
     symbols: Sequence[Iterable[int]],
     first_checks: Sequence[int],
 ) -> bytes:
-    """What ``launches.h`` runs: which kernels, on which buffers and symbols of a call."""
+    """Return the table that ``launches.h`` interprets: the kernels, and the positions of their buffers and symbols."""
     numbers = [len(kernels)]
     for kernel, its_buffers, its_symbols, first_check in zip(kernels, buffers, symbols, first_checks, strict=True):
-        taken, values = list(its_buffers), list(its_symbols)
-        numbers += [kernel.address, first_check, len(taken), *taken, len(values), *values]
+        pointers, sizes = list(its_buffers), list(its_symbols)
+        numbers += [kernel.address, first_check, len(pointers), *pointers, len(sizes), *sizes]
     return _packing("q", len(numbers))(*numbers)
 
 
 @functools.cache
 def _packing(element: str, length: int) -> Callable[..., bytes]:
-    """Makes a native array of so many numbers, in a fraction of the time that one of ctypes takes."""
+    """Return a function that packs numbers into a native array, faster than ctypes does."""
     return struct.Struct(f"{length}{element}").pack
 
 
 def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel | BuildError]:
-    """Build kernels, given as name and text; one that fails gives its error in its place.
+    """Build kernels, given as name and source; return the error of each kernel that fails in its place.
 
     Raises:
-        BuildError: where there is no compiler, or it does not even build what launches kernels.
+        BuildError: if there is no compiler, or it fails to build the function that launches kernels.
     """
     builder = _Builder(find_compiler(), open_cache(config))
     texts = [*(_anonymous(name, text) for name, text in sources), _LAUNCHES]
@@ -120,21 +120,21 @@ def build(sources: Sequence[tuple[str, str]], config: Config) -> list[CppKernel 
 
 
 class _Builder:
-    """One build of several kernels, which share the objects that they are linked with."""
+    """Builds several kernels, which share the objects that they are linked with."""
 
     def __init__(self, compiler: Compiler, cache: Cache) -> None:
         self.compiler, self.cache = compiler, cache
-        self.shared = [_header_text(), *compiler.command, *compiler.flags, *LINK_FLAGS, compiler.identity]
+        self.inputs = [_header_text(), *compiler.command, *compiler.flags, *LINK_FLAGS, compiler.identity]
         self.objects: dict[str, Future[bytes]] = {}
         self.made: dict[str, bytes] = {}
-        """The objects that this build has compiled itself."""
+        """Objects that this build has compiled."""
 
     def key(self, text: str) -> str:
-        """Return the name of what is built of a text."""
-        return key_of([*self.shared, text])
+        """Return the cache key of what is built from a source."""
+        return key_of([*self.inputs, text])
 
     def load_all(self, todo: Mapping[str, str]) -> dict[str, BuildError]:
-        """Load libraries, given as text by key, side by side; return why some failed."""
+        """Load libraries, given as sources by key, in parallel; return the errors of those that fail."""
         if not todo:
             return {}
         found = {key: self.cache.read(key, _LIBRARY) for key in todo}
@@ -152,11 +152,10 @@ class _Builder:
 
         with ThreadPoolExecutor(min(len(todo) + len(linked), os.cpu_count() or 1)) as pool:
             try:
-                self.objects.update(
-                    (part, pool.submit(self.object, part)) for part in linked
-                )  # before who waits for them
+                # Before the libraries, which wait for them.
+                self.objects.update((part, pool.submit(self.object, part)) for part in linked)
                 list(pool.map(obtain, todo))
-            except BaseException:  # ctrl-C
+            except BaseException:  # such as KeyboardInterrupt
                 pool.shutdown(wait=False, cancel_futures=True)
                 stop_compilers()
                 raise
@@ -165,11 +164,11 @@ class _Builder:
         return failures
 
     def library(self, key: str, text: str, found: bytes | None) -> Any:
-        """Load what was found in the cache, or else what is built now: it is published once it has loaded."""
+        """Load a library from the cache, or build and load it; it is published only if it loads."""
         if (function := _load_cached(found)) is not None:
             return function
         with self.cache.building(key):
-            again = self.cache.read(key, _LIBRARY)  # another process may have built it while this one waited
+            again = self.cache.read(key, _LIBRARY)  # another process may have built it meanwhile
             if again != found and (function := _load_cached(again)) is not None:
                 return function
             content, function = self.build(text)
@@ -177,7 +176,7 @@ class _Builder:
             return function
 
     def build(self, text: str) -> tuple[bytes, Any]:
-        """Compile, link and load a kernel; objects of the cache that do not link are compiled anew, once."""
+        """Compile, link and load a kernel; if that fails with cached objects, compile them again, once."""
         unit, parts = _compile(text, self.compiler), _parts(text)
         objects = [self.objects[part].result() if part in self.objects else self.object(part) for part in parts]
         try:
@@ -186,12 +185,12 @@ class _Builder:
         except BuildError as error:
             if all(part in self.made for part in parts):
                 raise
-            logger.warning("objects of the cache are compiled anew: %s", error.reason)
+            logger.warning("cached objects are compiled again: %s", error.reason)
         library = _link(unit, list(map(self.remake, parts)), self.compiler)
         return library, load(library)
 
     def object(self, part: str) -> bytes:
-        """Return what kernels are linked with, from the cache or compiled."""
+        """Return an object from the cache, or compile it."""
         key = self.key(part)
         if (found := self.cache.read(key, _OBJECT)) is None:
             with self.cache.building(key):
@@ -200,7 +199,7 @@ class _Builder:
         return found
 
     def remake(self, part: str) -> bytes:
-        """Compile an object, unless this build has done so."""
+        """Compile an object, unless this build has compiled it already."""
         if part not in self.made:
             self.made[part] = _compile(part, self.compiler)
             self.cache.offer(self.key(part), _OBJECT, self.made[part], "a built object")
@@ -208,7 +207,7 @@ class _Builder:
 
 
 def forget_loaded() -> None:
-    """Load kernels anew from the cache, as a new process would."""
+    """Forget the loaded kernels, so that the next build reads the cache as a new process would."""
     _loaded.clear()
 
 
@@ -217,24 +216,24 @@ def _header_text() -> str:
 
 
 def _anonymous(name: str, text: str) -> str:
-    """The text without comments and with the common entry name: what decides the machine code."""
+    """Return a source without comments and with the common entry name: all that determines the machine code."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("//")]
     return re.sub(rf"\bint64_t {re.escape(name)}\(", f"int64_t {ENTRY}(", "\n".join(lines), count=1) + "\n"
 
 
 def _parts(text: str) -> list[str]:
-    """The translation units of what a kernel is linked with."""
+    """Return the sources of the objects with which a kernel is linked."""
     return [f'#include "dot.h"\nusing namespace fusec;\n{line}\n' for line in _LINKED.findall(text)]
 
 
 def _load_cached(content: bytes | None) -> Any:
-    """Load a library of the cache; None where there is none, or it does not load."""
+    """Load a library from the cache; return None if there is none, or it does not load."""
     if content is None:
         return None
     try:
         return load(content)
     except BuildError as error:
-        logger.warning("a kernel of the cache is built anew: %s", error.reason)
+        logger.warning("a cached kernel is built again: %s", error.reason)
         return None
 
 

@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine: where it is, what it is, and the flags kernels are compiled with."""
+"""The C++ compiler of this machine: its command, features and flags."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ from fusec.config import compiler_command
 from fusec.errors import BuildError
 
 _IEEE = ("-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-rounding-math")
-"""Come after what $CXX says: fast math drops NaN, infinities and, at load, denormals for the whole process."""
+"""Override flags in $CXX: fast math drops NaN, infinities and, at load, denormals for the whole process."""
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -32,39 +32,39 @@ FLAGS = (
     "-fopenmp",
 )
 LINK_FLAGS = ("-shared", "-fPIC", "-nostartfiles", "-nodefaultlibs", "-Wl,-z,relro", "-Wl,-z,now")
-"""Without -fopenmp: the OpenMP symbols then resolve to the runtime that torch has loaded, so both share threads.
+"""Without -fopenmp, so that OpenMP symbols resolve to the runtime that torch has loaded, and both share threads.
 
 Without start files: one of them, crtfastmath.o, makes the processor flush denormals to zero.
 """
 _SECONDS = 120
 _HALF_PRODUCTS = {"bf16": ("AVXNECONVERT", "AMX_BF16"), "f16": ("AVXNECONVERT", "AVX512FP16", "AMX_FP16")}
-"""What an x86 may have for products of a half type, and the library (oneDNN) uses."""
+"""Extensions of x86 for matmuls of a half type that the vendor's library (oneDNN) uses."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler that was asked what it is."""
+    """A compiler, and its identity."""
 
     command: tuple[str, ...]
     machine_flags: tuple[str, ...]
-    """What makes it use all instructions of this machine."""
+    """Flags that enable all instructions of this machine."""
     identity: str
     """Its predefined macros: version and instruction set."""
 
     @property
     def lanes(self) -> int:
-        """Floats in a register."""
+        """The number of floats in a register."""
         return 16 if "#define __AVX512F__ 1" in self.identity else 8
 
     @property
     def has_bf16_products(self) -> bool:
-        """Whether pairs of bfloat16 are multiplied and added into floats by one quick instruction; see ``dot.h``."""
+        """Whether one fast instruction multiplies pairs of bfloat16 and adds them to floats; see ``dot.h``."""
         return self._has("AVX512BF16") and not self._has("AVX512FP16") and "__clang__" not in self.identity
 
-    def is_the_librarys(self, half: str) -> bool:
-        """Whether the machine has instructions for products of a half type that generated code does not use.
+    def vendor_is_faster(self, half: str) -> bool:
+        """Return whether the vendor's library has instructions for matmuls of a half type that fusec does not use.
 
-        Of machines that nobody has tried it is taken for granted.
+        On untested machines it is assumed to have.
         """
         pairs = half == "bf16" and self._has("AVX512BF16") and "__clang__" in self.identity
         return not self._has("AVX2") or pairs or any(map(self._has, _HALF_PRODUCTS[half]))
@@ -80,18 +80,18 @@ class Compiler:
 
 _running: set["subprocess.Popen[bytes]"] = set()
 _starting = threading.Lock()
-"""Held from the start of a compiler until it is known to run, so that `stop_compilers` misses none."""
+"""Held from the start of a compiler until it is in `_running`, so that `stop_compilers` misses none."""
 _timed_out: set[tuple[str, ...]] = set()
 
 
 def run_compiler(command: Sequence[str], arguments: Sequence[str]) -> str:
-    """Run a compiler, and return what it wrote; one that did not end in time is not run again in this process.
+    """Run a compiler, and return its output; after a timeout it is not run again in this process.
 
     Raises:
-        BuildError: where it fails, with the first of its messages.
+        BuildError: if it fails, with the first lines of its messages.
     """
     where = " ".join((*command, *arguments))
-    fix = "find out why it hangs, or name another compiler in $CXX; then start this process anew"
+    fix = "find out why it hangs, or name another compiler in $CXX; then restart this process"
     if tuple(command) in _timed_out:
         why = f"it did not end within {_SECONDS} s before"
         raise BuildError("the C++ compiler is not run any more in this process", where=where, why=why, fix=fix)
@@ -110,16 +110,16 @@ def run_compiler(command: Sequence[str], arguments: Sequence[str]) -> str:
 
 
 def stop_compilers() -> None:
-    """Stop the compilers that run, as ctrl-C in a terminal does not reach them."""
+    """Stop all running compilers, which a keyboard interrupt does not reach."""
     with _starting:
         for process in tuple(_running):
             _kill(process)
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
-    """Run a command and return its code, output and messages; on a time-out all of its process group ends."""
+    """Run a command, and return its exit code, stdout and stderr; at a timeout kill its process group."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
-        # Files, not pipes: a server that a compiler's wrapper starts would hold a pipe open for as long as it runs.
+        # Files instead of pipes, which a server started by a compiler wrapper (such as sccache) would keep open.
         with _starting:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=messages, start_new_session=True
@@ -144,10 +144,10 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def find_compiler() -> Compiler:
-    """The compiler of ``$CXX``, or c++, g++ or clang++; asked once in a process.
+    """Return the compiler in ``$CXX``, or else c++, g++ or clang++; each is queried once in a process.
 
     Raises:
-        BuildError: where there is none, or none that works.
+        BuildError: if there is none, or none that works.
     """
     chosen = compiler_command()
     reason = BuildError(
@@ -157,7 +157,7 @@ def find_compiler() -> Compiler:
     )
     for candidate in [chosen] if chosen else [("c++",), ("g++",), ("clang++",)]:
         path = shutil.which(candidate[0])
-        answer = _ask((path, *candidate[1:])) if path is not None else reason
+        answer = _query((path, *candidate[1:])) if path is not None else reason
         if isinstance(answer, Compiler):
             return answer
         reason = answer
@@ -165,7 +165,7 @@ def find_compiler() -> Compiler:
 
 
 @functools.cache
-def _ask(command: tuple[str, ...]) -> Compiler | BuildError:
+def _query(command: tuple[str, ...]) -> Compiler | BuildError:
     reason = BuildError("the C++ compiler did not run", where=command[0])
     for machine_flags in (("-march=native",), ("-mcpu=native",), ()):
         try:

@@ -25,17 +25,17 @@ _RESERVED = frozenset(
 
 
 def identifier(name: str) -> str:
-    """A name of the tile program as a name in the text, clear of C++'s and the header's."""
+    """Return the C++ identifier of a name; reserved words of C++ and the header get a suffix."""
     return f"{name}_" if name in _RESERVED else name
 
 
 def scalar_type(dtype: DType) -> str:
-    """C++ type of one element in a register."""
+    """Return the C++ type of one element in a register."""
     return MEMORY_TYPES[t.accumulation(dtype)]
 
 
 def print_constant(constant: Constant, dtype: DType) -> str:
-    """A literal in the type that the operation computes in."""
+    """Return a literal in the compute type."""
     value = constant.value
     if dtype == t.BOOL:
         return "true" if value else "false"

@@ -1,4 +1,4 @@
-"""Bytes of a shared object to its function: what was checked is what is loaded, wherever files may not be run."""
+"""Loading shared libraries from memory: the bytes that were checked are loaded, even if the cache is mounted noexec."""
 
 import ctypes
 import itertools
@@ -12,21 +12,20 @@ from fusec.errors import BuildError
 from fusec.scratch import scratch_folder
 
 ENTRY = "fusec_kernel"
-"""Name of the function in every library, so that kernels that differ in name alone are one."""
+"""The name of the function in all libraries, so that kernels that differ in name alone share one."""
 _counter = itertools.count(1)
 
 
 def load(content: bytes) -> Any:
     """Load a library from a private copy, in memory or else in a file, and return its function.
 
-    The copy makes no difference between a cache whose file system may be executed (mount option ``noexec``) and one
-    whose may not, nor does it matter who writes to the file in the cache later.
+    With a copy the cache may be mounted ``noexec``, and later writes to its files have no effect.
 
     Raises:
-        BuildError: where it does not load, or has no such function.
+        BuildError: if it does not load, or does not have the function.
     """
     _check_complete(content)
-    # torch comes first: the OpenMP runtime that it has loaded is the one the kernel binds to.
+    # Load torch first: the kernel binds to its OpenMP runtime.
     import torch  # noqa: F401
 
     reasons = []
@@ -43,8 +42,10 @@ def load(content: bytes) -> Any:
 
 
 def _check_complete(content: bytes) -> None:
-    """Refuse a file that was cut, which the linker would map, and the process die where it reads beyond the end."""
-    header = struct.Struct("<6s34xQ10xHH")  # magic, class and byte order; where the table of sections is, which ends it
+    """Reject a truncated file: the linker would map it, and the process crash on access beyond its end."""
+    header = struct.Struct(
+        "<6s34xQ10xHH"
+    )  # magic, class and byte order; offset, entry size and count of the section table, which is last
     magic, table, size, number = header.unpack_from(content.ljust(header.size, b"\0"))
     if magic == b"\x7fELF\x02\x01" and table + size * number > len(content):
         raise BuildError("a built kernel does not load", why="its file is cut short")
@@ -52,18 +53,18 @@ def _check_complete(content: bytes) -> None:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """Give the path of an anonymous file."""
+    """Yield the path of an anonymous file."""
     with os.fdopen(os.memfd_create("fusec-kernel", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         if file.write(content) != len(content):
             raise OSError("no memory for a copy of it")
-        # The linker takes equal paths for one library, and descriptors are used again: no path is spelled twice.
+        # The linker identifies libraries by path, and file descriptors are reused: write each path differently.
         spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_counter):b}")
         yield f"/proc/self/fd/{spelling}{file.fileno()}"
 
 
 @contextmanager
 def _in_file(content: bytes) -> Iterator[str]:
-    """Give the path of a file that only this user can reach."""
+    """Yield the path of a file that only this user can access."""
     with scratch_folder() as folder:
         (folder / "kernel.so").write_bytes(content)
         yield str(folder / "kernel.so")

@@ -20,7 +20,7 @@ _POWERS = {
     1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 0.5: "sqrt({0})", -0.5: "rsqrt({0})", -1.0: "reciprocal({0})",
     -2.0: "reciprocal({0} * {0})",
 }  # fmt: skip
-"""Exponents that eager treats apart, in the same way."""
+"""Exponents that eager special-cases, in the same way."""
 _FUNCTIONS = frozenset(
     "abs sign floor ceil round trunc sqrt rsqrt reciprocal exp exp2 expm1 log log1p log2 tanh sigmoid erf sin cos "
     "isnan isinf maximum minimum atan2 floor_divide remainder fmod shift_left shift_right fma pow".split()
@@ -28,7 +28,7 @@ _FUNCTIONS = frozenset(
 
 
 def print_operation(op: str, operands: Sequence[str], dtype: DType, exponent: float | None = None) -> str:
-    """``op`` applied to operand texts, computed in ``dtype``; ``exponent`` is that of a power, where it is a literal.
+    """Return ``op`` of operand texts, computed in ``dtype``; ``exponent`` is that of a power, where it is a literal.
 
     Raises:
         BuildError: for an operation that has no C++ form.

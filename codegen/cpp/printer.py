@@ -1,22 +1,21 @@
 """A tile program as C++ text: the frame around it, grid loops shared by a team, tiles as lambdas over their lanes."""
 
 from collections.abc import Iterable, Sequence
+from functools import singledispatchmethod
 
 import sympy
 
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
-from fusec.codegen.cpp.statements import COMBINE, Straight
+from fusec.codegen.cpp.statements import COMBINE, Statements
 from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
     Compute,
     Dot,
     Kernel,
-    Load,
     Loop,
     Statement,
-    Store,
     Update,
     When,
     index_symbol,
@@ -32,36 +31,36 @@ PARALLEL_WORK = 65536
 STACK_BYTES = 65536
 """Scratch up to this size lies on the stack; beyond it each thread allocates its own."""
 PARTIALS = 4
-"""Independent accumulators of a reduction loop: an addition takes about 4 cycles, one starts every cycle."""
+"""Independent accumulators of a reduction loop: an addition takes about 4 cycles, and one starts every cycle."""
 LIGHT_COST = 12
 """Cost of a loop body above which its own arithmetic hides the latency of the update."""
 
 
 def print_kernel(kernel: Kernel) -> str:
-    """The translation unit that defines ``kernel.name``."""
+    """Return the translation unit that defines ``kernel.name``."""
     return _Printer(kernel).print()
 
 
-class _Printer(Straight):
+class _Printer(Statements):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.pays = _threads_pay(kernel)
 
     def print(self) -> str:
-        """The whole text."""
+        """Return the text."""
         self._pointers()
         self._enter()
         body = self.kernel.body
         at = next((i for i, s in enumerate(body) if _is_grid(s)), len(body))
-        self._alone(body[:at])
+        self._outside_grid(body[:at])
         for statement in body[at : at + 1]:
             self._statement(statement)
-        self._alone(body[at + 1 :], after_grid=True)
+        self._outside_grid(body[at + 1 :], after_grid=True)
         self.line("return 0;")
         return "\n".join([*self._head(), f"{self._signature()} {{", *self.lines, "}", ""])
 
-    def _alone(self, statements: Sequence[Statement], after_grid: bool = False) -> None:
-        """What no grid is around: before it every thread finds the same, after it the first one does the rest."""
+    def _outside_grid(self, statements: Sequence[Statement], after_grid: bool = False) -> None:
+        """Print statements outside the grid: all threads run those before it, the first thread runs those after it."""
         if not statements:
             return
         if after_grid and self.pays != "false":
@@ -73,7 +72,7 @@ class _Printer(Straight):
             declared |= _touched([statement])
             self._statement(statement)
         if not after_grid and self.pays != "false" and any(b.role == "update" for b in self.kernel.buffers):
-            self.line("team.wait();")  # what has been checked may be written
+            self.line("team.wait();")  # all checks have passed before anything is stored
 
     # ------------------------------------------------------------------ frame
 
@@ -88,7 +87,7 @@ class _Printer(Straight):
         comment += self.kernel.formula.splitlines()
         comment += [f"from {source}" for source in self.kernel.sources[:8]]
         hidden = len(self.kernel.sources) - 8
-        comment += [f"and {hidden} more places"] if hidden > 0 else []
+        comment += [f"and {hidden} more locations"] if hidden > 0 else []
         return [*lines, "", *(f"// {_one_line(line)}" for line in comment)]
 
     def _signature(self) -> str:
@@ -105,7 +104,7 @@ class _Printer(Straight):
             self.line(f"const int64_t {identifier(symbol)} = symbols[{i}];")
 
     def _enter(self) -> None:
-        """Who takes part, and in what memory."""
+        """Enter the team of threads and obtain shared memory."""
         shared = [b for b in self.kernel.buffers if b.role == "shared"]
         for i, b in enumerate(shared):
             self.line(f"Shared<{MEMORY_TYPES[b.dtype]}, {i}> {identifier(b.name)}_memory(team, {CPP.print(b.numel)});")
@@ -118,14 +117,14 @@ class _Printer(Straight):
 
     # ------------------------------------------------------------------ loops
 
+    @singledispatchmethod
     def _statement(self, statement: Statement) -> None:
-        if isinstance(statement, Loop):
-            kinds = {"grid": self._grid, "dynamic": self._dynamic, "serial": self._serial, "tile": self._tile}
-            kinds[statement.kind](statement)
-        elif isinstance(statement, When):
-            self._when(statement)
-        else:
-            self.straight(statement)
+        self.straight(statement)
+
+    @_statement.register
+    def _loop(self, loop: Loop) -> None:
+        kinds = {"grid": self._grid, "dynamic": self._dynamic, "serial": self._serial, "tile": self._tile}
+        kinds[loop.kind](loop)
 
     def _grid(self, loop: Loop) -> None:
         nest = [loop]
@@ -135,23 +134,20 @@ class _Printer(Straight):
         self._declare([b for b in scratch if not _on_stack(b)])
         if loop.stop == PARTS:
             together = [loop]
-            self.line("{")
-            self.depth += 1
+            self._open("{")
             self.line(f"const int64_t {identifier(loop.axis)} = team.part();")
         elif together := nest[: _rectangular(nest)] if self.pays != "false" else []:
             counts = ", ".join(CPP.print(_count(level)) for level in together)
-            self.line(f"for (auto own = team.share({{{counts}}}); own; ++own) {{")
-            self.depth += 1
+            self._open(f"for (auto own = team.share({{{counts}}}); own; ++own) {{")
             for i, level in enumerate(together):
-                place = 0 if _count(level) == 1 else index_symbol(f"own[{i}]")  # what is known compiles much quicker
+                place = 0 if _count(level) == 1 else index_symbol(f"own[{i}]")  # constants compile much faster
                 axis = place * level.step + level.start
                 self.line(f"const int64_t {identifier(level.axis)} = {CPP.print(axis)};")
         rest = nest[len(together) :]
         for level in rest:
-            self._open(level)
+            self._open_loop(level)
         self._declare([b for b in scratch if _on_stack(b)])
-        for statement in nest[-1].body:
-            self._statement(statement)
+        self._run(nest[-1].body)
         for _ in range(len(rest) + bool(together)):
             self._close()
 
@@ -164,53 +160,53 @@ class _Printer(Straight):
                 self.line(f"Scratch<{element}> {name}_memory({CPP.print(b.numel)});")
                 self.line(f"{element}* const {name} = {name}_memory.data;")
 
-    def _open(self, loop: Loop) -> None:
-        axis = identifier(loop.axis)
-        step = f"{axis}++" if loop.step == 1 else f"{axis} += {CPP.print(loop.step)}"
-        self.line(f"for (int64_t {axis} = {CPP.print(loop.start)}; {axis} < {CPP.print(loop.stop)}; {step}) {{")
+    def _open(self, text: str) -> None:
+        self.line(text)
         self.depth += 1
 
     def _close(self, text: str = "}") -> None:
         self.depth -= 1
         self.line(text)
 
-    def _dynamic(self, loop: Loop) -> None:
-        self.line(f"for (auto dealt = team.deal({CPP.print(loop.stop)}); dealt; ++dealt) {{")
-        self.depth += 1
-        self.line(f"const int64_t {identifier(loop.axis)} = *dealt;")
-        for statement in loop.body:
+    def _run(self, statements: Iterable[Statement]) -> None:
+        for statement in statements:
             self._statement(statement)
+
+    def _open_loop(self, loop: Loop) -> None:
+        axis = identifier(loop.axis)
+        step = f"{axis}++" if loop.step == 1 else f"{axis} += {CPP.print(loop.step)}"
+        self._open(f"for (int64_t {axis} = {CPP.print(loop.start)}; {axis} < {CPP.print(loop.stop)}; {step}) {{")
+
+    def _dynamic(self, loop: Loop) -> None:
+        self._open(f"for (auto dealt = team.deal({CPP.print(loop.stop)}); dealt; ++dealt) {{")
+        self.line(f"const int64_t {identifier(loop.axis)} = *dealt;")
+        self._run(loop.body)
         self._close()
 
     def _serial(self, loop: Loop) -> None:
-        self._open(loop)
-        for statement in loop.body:
-            self._statement(statement)
+        self._open_loop(loop)
+        self._run(loop.body)
         self._close()
 
+    @_statement.register
     def _when(self, statement: When) -> None:
         if self.lanes_of(statement.condition):
             raise BuildError("a tile decides whether statements run", where=self.kernel.name)
-        self.line(f"if ({identifier(statement.condition)}) {{")
-        self.depth += 1
-        for inner in statement.body:
-            self._statement(inner)
+        self._open(f"if ({identifier(statement.condition)}) {{")
+        self._run(statement.body)
         self._close()
 
     def _tile(self, loop: Loop) -> None:
-        """The body once, as a lambda over the tile's start and the lanes that count; then full tiles and the tail."""
+        """Print the body once, as a lambda over the tile's start and its valid lanes; then full tiles and the tail."""
         if self.tiles:
             raise BuildError("a tile loop lies inside another", where=f"{self.kernel.name}, axis {loop.axis}")
         axis, step = identifier(loop.axis), int(loop.step)
         carried = self._carried(loop)
         extra = "".join(f", {self.kinds[a].text}& {identifier(a)}" for a in carried)
-        self.line("{")
-        self.depth += 1
-        self.line(f"const auto tile = [&](const int64_t {axis}, const auto lanes{extra}) LANEWISE {{")
+        self._open("{")
+        self._open(f"const auto tile = [&](const int64_t {axis}, const auto lanes{extra}) LANEWISE {{")
         self.tiles.append(loop)
-        self.depth += 1
-        for statement in loop.body:
-            self._statement(statement)
+        self._run(loop.body)
         self._close("};")
         self.tiles.pop()
         self.line(f"const int64_t end = {CPP.print(loop.stop)};")
@@ -224,20 +220,18 @@ class _Printer(Straight):
         self._close()
 
     def _carried(self, loop: Loop) -> dict[str, str]:
-        """Tile accumulators that the loop updates and that live outside of it, with their operation."""
+        """Return the tile accumulators declared outside the loop that it updates, with their operation."""
         updates = [s for s in walk(loop.body) if isinstance(s, Update) and s.acc in self.kinds]
         return dict(sorted((s.acc, s.op) for s in updates if self.kinds[s.acc].lanes))
 
     def _partials(self, axis: str, step: int, carried: dict[str, str], partials: int) -> None:
-        """Several tiles at a time, each with accumulators of its own: hides the latency of the update."""
+        """Print a loop over several tiles at a time, each with its own accumulators, to hide the latency of updates."""
         names = {a: [identifier(a), *(f"{identifier(a)}_{i}" for i in range(1, partials))] for a in carried}
-        self.line(f"if ({axis} + {partials * step} <= end) {{")
-        self.depth += 1
+        self._open(f"if ({axis} + {partials * step} <= end) {{")
         for a, op in carried.items():
             identity = self.identity(op, self.kinds[a].dtype)
             self.line(f"{self.kinds[a].text} {', '.join(f'{n}({identity})' for n in names[a][1:])};")
-        self.line(f"for (; {axis} + {partials * step} <= end; {axis} += {partials * step}) {{")
-        self.depth += 1
+        self._open(f"for (; {axis} + {partials * step} <= end; {axis} += {partials * step}) {{")
         for i in range(partials):
             start = axis if i == 0 else f"{axis} + {i * step}"
             self.line(f"tile({start}, All{{}}{''.join(f', {names[a][i]}' for a in carried)});")
@@ -253,7 +247,7 @@ class _Printer(Straight):
 
 
 def _partials_that_pay(loop: Loop, carried: int) -> int:
-    """Copies of the accumulators: as many as fit into registers beside the rest, where the body is light."""
+    """Return the number of copies of the accumulators: as many as fit into registers, where the body is light."""
     if any(isinstance(s, Loop) for s in loop.body):
         return 1
     cost = sum(OPS[s.op].cost if isinstance(s, Compute) and s.op in OPS else 1 for s in loop.body)
@@ -261,9 +255,8 @@ def _partials_that_pay(loop: Loop, carried: int) -> int:
 
 
 def _touched(body: Iterable[Statement]) -> set[str]:
-    """Names of the buffers that statements read or write."""
-    names = {s.buffer for s in walk(body) if isinstance(s, (Load, Store))}
-    return names | {m.buffer for s in walk(body) if isinstance(s, Dot) for m in (s.target, s.left, s.right)}
+    """Return the names of the buffers that statements read or write."""
+    return {buffer for s in walk(body) for buffer in (*s.loads, *s.stores)}
 
 
 def _on_stack(buffer: Buffer) -> bool:
@@ -271,7 +264,7 @@ def _on_stack(buffer: Buffer) -> bool:
 
 
 def _rectangular(nest: list[Loop]) -> int:
-    """How many of the nested loops have bounds that do not depend on each other."""
+    """Return the number of nested loops whose bounds do not depend on each other."""
     axes: set[str] = set()
     for i, loop in enumerate(nest):
         bounds = sympy.sympify(loop.start).free_symbols | sympy.sympify(loop.stop).free_symbols
@@ -286,12 +279,12 @@ def _is_grid(statement: Statement) -> bool:
 
 
 def _count(loop: Loop) -> Size:
-    """How often a loop's body runs."""
+    """Return the number of iterations of a loop."""
     return simplify(sympy.floor((sympy.sympify(loop.stop) - loop.start + loop.step - 1) / sympy.sympify(loop.step)))
 
 
 def _threads_pay(kernel: Kernel) -> str:
-    """Whether there is work for threads: ``true``, ``false``, or what only a call knows."""
+    """Return the condition to use threads: ``true``, ``false``, or an expression over symbols."""
     if not any(_is_grid(s) for s in kernel.body):
         return "false"
     if isinstance(kernel.work, int):

@@ -1,6 +1,7 @@
 """One statement of a tile program as lines of C++: loads, stores, arithmetic, reductions, products."""
 
 from dataclasses import dataclass
+from functools import singledispatchmethod
 
 import sympy
 
@@ -32,16 +33,16 @@ from fusec.ir.types import DType
 from fusec.loops.kinds import FEW_ROWS
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-"""What joins two partial results of a reduction."""
+"""The operation that combines two partial results of a reduction."""
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"))
 _PAIRED_LANES = 16
-"""Of the instruction that multiplies pairs of bfloat16."""
+"""Lanes of the instruction that multiplies pairs of bfloat16."""
 _BROADCASTING = _COMPARISONS | {"add", "sub", "mul", "div", "maximum", "minimum", "and", "or", "xor", "fma"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a name holds."""
+    """Type of a name."""
 
     dtype: DType
     lanes: int
@@ -57,8 +58,8 @@ class Kind:
         return f"{self.dtype.name if self.dtype != t.BOOL else 'bool'}x{self.lanes}"
 
 
-class Straight:
-    """Prints what runs straight through, within whatever loops are open."""
+class Statements:
+    """Prints statements within the loops that are open."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -67,7 +68,7 @@ class Straight:
         self.types: set[Kind] = set()
         """The vector types that the text needs."""
         self.linked: set[str] = set()
-        """What of ``dot.h`` is built once for all kernels, and the text needs."""
+        """The templates of ``dot.h`` that the text needs and that are compiled once for all kernels."""
         self.lines: list[str] = []
         self.depth = 1
         self.tiles: list[Loop] = []
@@ -78,19 +79,14 @@ class Straight:
         """Append a line."""
         self.lines.append("  " * self.depth + text)
 
+    @singledispatchmethod
     def straight(self, statement: Statement) -> None:
-        """Append what a statement does that holds no others.
+        """Append the lines of a statement without children.
 
         Raises:
             BuildError: for tiles of two axes, and where a scalar stands for a tile or the other way round.
         """
-        printed = {
-            Load: self._load, Store: self._store, Check: self._check, ClampIndex: self._clamp_index, Compute:
-            self._compute, Index: self._index, Init: self._init, Update: self._update, Fold: self._fold, Dot: self._dot,
-        }  # fmt: skip
-        if type(statement) not in printed:
-            raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
-        printed[type(statement)](statement)  # type: ignore[operator]
+        raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
 
     def _define(self, name: str, dtype: DType, lanes: int) -> str:
         kind = Kind(dtype, lanes, len(self.tiles))
@@ -100,7 +96,7 @@ class Straight:
         return f"{kind.text} {identifier(name)}"
 
     def _lanes(self, expression: sympy.Expr) -> int:
-        """Lanes of a value at this expression: those of the tile loop whose axis it mentions."""
+        """Return the lanes of an index expression: those of the tile loop whose axis it mentions."""
         if not self.tiles:
             return 0
         loop = self.tiles[-1]
@@ -109,7 +105,7 @@ class Straight:
         return int(loop.step) if along else 0
 
     def _address(self, buffer: str, offset: sympy.Expr) -> tuple[str, str]:
-        """Pointer of the first lane, and how the others follow: ``""``, ``_strided`` or ``_at`` with an argument."""
+        """Return the pointer of the first lane, and the suffix of load and store: ``""``, ``_strided`` or ``_at``."""
         pointer = _pointer(buffer, offset)
         if not self._lanes(offset):
             return pointer, ""
@@ -125,14 +121,17 @@ class Straight:
             return identifier(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
         return pointer, "" if stride == 1 else f"_strided {CPP.print(stride)}"
 
+    @straight.register
     def _check(self, s: Check) -> None:
         value, length = self._operand(s.value, t.I64), CPP.print(s.length)
         self.line(f"if (uint64_t({value}) >= uint64_t({length})) return out_of_range({value}, {s.number});")
 
+    @straight.register
     def _clamp_index(self, s: ClampIndex) -> None:
         value, length = self._operand(s.value, t.I64), CPP.print(s.length)
         self.line(f"const {self._define(s.dst, t.I64, self.lanes_of(s.value))} = clamp_index({value}, {length});")
 
+    @straight.register
     def _load(self, s: Load) -> None:
         buffer = self.buffers[s.buffer]
         lanes = self._lanes(s.offset)
@@ -145,6 +144,7 @@ class Straight:
         argument = f", {argument}" if argument else ""
         self.line(f"const {target} = load{function}<{lanes}>({pointer}{argument}, lanes);")
 
+    @straight.register
     def _store(self, s: Store) -> None:
         buffer = self.buffers[s.buffer]
         dtype = t.accumulation(buffer.dtype)
@@ -170,12 +170,13 @@ class Straight:
         return kind.text
 
     def lanes_of(self, operand: Operand) -> int:
-        """Lanes of a value; 0 for a scalar."""
+        """Return the lanes of a value; 0 for a scalar."""
         return 0 if isinstance(operand, Constant) else self.kinds[operand].lanes
 
     def _operand(self, operand: Operand, dtype: DType) -> str:
         return print_constant(operand, dtype) if isinstance(operand, Constant) else identifier(operand)
 
+    @straight.register
     def _compute(self, s: Compute) -> None:
         lanes = max(map(self.lanes_of, s.operands))
         if s.op == "cast":
@@ -186,7 +187,7 @@ class Straight:
         dtypes = [t.BOOL, s.dtype, s.dtype] if s.op == "where" else [s.dtype] * len(s.operands)
         operands = [self._operand(o, d) for o, d in zip(s.operands, dtypes, strict=True)]
         if lanes and s.op not in _BROADCASTING:
-            # Overloads are chosen by exact type, so scalars beside a tile are spread first.
+            # Overloads are chosen by exact type, so scalars are broadcast first.
             operands = [
                 text if self.lanes_of(o) else f"{self._tile_type(d, lanes)}({text})"
                 for text, o, d in zip(operands, s.operands, dtypes, strict=True)
@@ -196,6 +197,7 @@ class Straight:
         text = print_operation(s.op, operands, s.dtype, exponent)
         self.line(f"const {self._define(s.dst, result, lanes)} = {text};")
 
+    @straight.register
     def _index(self, s: Index) -> None:
         lanes = self._lanes(s.value)
         value = sympy.sympify(s.value)
@@ -207,18 +209,20 @@ class Straight:
         step = sympy.expand(value).coeff(axis, 1)
         self.line(f"const {target} = iota<int64_t, {lanes}>({CPP.print(value)}, {CPP.print(step)});")
 
+    @straight.register
     def _init(self, s: Init) -> None:
         lanes = int(self.tiles[-1].step) if self.tiles and s.tile else int(self.steps[0]) if s.tile else 0
         self.line(f"{self._define(s.dst, s.dtype, lanes)}({self.identity(s.op, s.dtype)});")
 
     def identity(self, op: str, dtype: DType) -> str:
-        """What an accumulator of a reduction starts with."""
+        """Return the initial value of an accumulator."""
         if dtype == t.BOOL:
             return "true" if op in ("min", "prod") else "false"
         if op in ("sum", "prod"):
             return print_constant(Constant(0 if op == "sum" else 1), dtype)
         return f"{'lowest' if op == 'max' else 'highest'}<{scalar_type(dtype)}>()"
 
+    @straight.register
     def _update(self, s: Update) -> None:
         kind = self.kinds[s.acc]
         acc = identifier(s.acc)
@@ -238,6 +242,7 @@ class Straight:
             text = f"keep(lanes, {text}, {acc})"
         self.line(f"{acc} = {text};")
 
+    @straight.register
     def _dot(self, s: Dot) -> None:
         if self.buffers[s.right.buffer].packed:
             self._packed_dot(s)
@@ -250,7 +255,7 @@ class Straight:
 
         left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
         operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, *left), _matrix(s.right, step)]
-        few = isinstance(s.rows, int) and s.rows <= FEW_ROWS  # each number of them has code of its own
+        few = isinstance(s.rows, int) and s.rows <= FEW_ROWS  # a template parameter
         sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
         arguments = ", ".join([*operands, *map(CPP.print, sizes)])
         options = [str(s.rows)] if few else []
@@ -260,14 +265,14 @@ class Straight:
             self._link(s, f"along_{along}")
 
     def _packed_dot(self, s: Dot) -> None:
-        """Of a whole block, which begins where it would if it were not transposed."""
+        """Print a product with a prepacked block, which begins at the same offset as if it were not transposed."""
         operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, s.left.row_stride), _matrix(s.right)]
         arguments = ", ".join([*operands, *map(CPP.print, (s.rows, s.columns, s.depth))])
         self.line(f"dot_packed<{self.steps[0]}>({arguments});")
         self._link(s, "packed")
 
     def _link(self, s: Dot, how: str) -> None:
-        """Note which tiles of ``dot.h`` a product of many rows takes."""
+        """Note the templates of ``dot.h`` that a large-M product uses."""
         lanes = self.steps[0]
         sums, left, right = (MEMORY_TYPES[self.buffers[m.buffer].dtype] for m in (s.target, s.left, s.right))
         paired = lanes == _PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")
@@ -279,6 +284,7 @@ class Straight:
         }
         self.linked |= {f"fusec::RowTiles<{lanes}, {sums}, {', '.join(pair)}>" for pair in operands[how]}
 
+    @straight.register
     def _fold(self, s: Fold) -> None:
         kind = self.kinds[s.src]
         source = identifier(s.src)

@@ -1,4 +1,4 @@
-"""The C++ target: the machine's vector width, and the way from a region to a loaded kernel."""
+"""The C++ target: the features of this machine, and from a region to a loaded kernel."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from fusec.loops.plan import Plan
 from fusec.pipeline import Context
 
 _USUAL_LANES = 16
-_SHARE_OF_INTELS = 0.85
-"""Of what the library reaches in float32 on Intel's processors with AVX-512; measured: 0.87, on an Emerald Rapids."""
+_INTEL_SHARE = 0.85
+"""Of the vendor's speed in float32 on processors of Intel with AVX-512; measured: 0.87, on an Emerald Rapids."""
 
 
 def _compiler() -> Compiler | None:
-    """The compiler, where there is one."""
+    """Return the compiler; None if there is none."""
     try:
         return find_compiler()
     except BuildError:
@@ -31,28 +31,28 @@ def _compiler() -> Compiler | None:
 
 
 class CppTarget:
-    """Generates C++ for the CPU it runs on."""
+    """Generates C++ for the CPU of this machine."""
 
     name = "cpp"
 
     @property
     def lanes(self) -> int:
-        """Floats in a vector register."""
+        """The number of floats in a vector register."""
         compiler = _compiler()
         return compiler.lanes if compiler else _USUAL_LANES
 
     @property
     def bf16_products(self) -> bool:
-        """Whether the machine multiplies pairs of bfloat16 (AVX512_BF16), and the compiler knows how."""
+        """Whether the machine multiplies pairs of bfloat16 (AVX512_BF16), and the compiler supports that."""
         compiler = _compiler()
         return compiler is not None and compiler.has_bf16_products
 
     def machine(self, config: Config) -> Machine:
-        """This machine, with the threads that torch has, unless another one is asked for.
+        """Return the profile of this machine, with torch's number of threads, or of the one that options name.
 
-        Where nobody has measured, products of many rows are the library's except where generated ones were found to
-        be faster: in float32 where registers are as wide as AVX-512's, though for some rows only on Intel's; in half
-        types where the library has no better instructions.
+        Without a measured profile, large-M GEMMs are left to the vendor's library except where generated ones were
+        found to be faster: in float32 with AVX-512, though on Intel only for some numbers of rows; in half types if
+        the library has no better instructions.
         """
         import torch
 
@@ -62,16 +62,16 @@ class CppTarget:
         if machine.source != ASSUMED:
             return machine
         compiler = _compiler()
-        slow = {f"product {half}": compiler is not None and compiler.is_the_librarys(half) for half in ("bf16", "f16")}
+        slow = {f"product {half}": compiler is not None and compiler.vendor_is_faster(half) for half in ("bf16", "f16")}
         slow["product f32"] = self.lanes < _USUAL_LANES
         peaks = {unit: rate for unit, rate in machine.peaks.items() if not slow.get(unit)}
         if "product f32" in peaks and "intel" in cpu_name().lower():
-            peaks["product f32"] *= _SHARE_OF_INTELS
+            peaks["product f32"] *= _INTEL_SHARE
         return replace(machine, peaks=peaks)
 
     @property
     def cores(self) -> int:
-        """Of the machine, however many threads run at the time: results do not depend on that number."""
+        """The cores of the machine: results must not depend on the number of threads."""
         return os.cpu_count() or 1
 
     def limits(self, config: Config, machine: Machine) -> Limits:
@@ -81,7 +81,7 @@ class CppTarget:
         return limits(config, machine)
 
     def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
-        """Return the tile program of a planned kernel, for this machine; raises ScheduleError where there is none."""
+        """Return the tile program of a planned kernel; raises ScheduleError if there is none."""
         from fusec.codegen.cpp.schedules import schedule
         from fusec.codegen.tile.rows import Tiling
 
@@ -89,11 +89,11 @@ class CppTarget:
         return schedule(plan, name, tiling)
 
     def print(self, kernel: Kernel) -> str:
-        """The translation unit."""
+        """Return the translation unit of a kernel."""
         return print_kernel(kernel)
 
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[CppKernel | BuildError]:
-        """Compile, cache and load."""
+        """Compile and load kernels, or load them from the cache."""
         texts: list[tuple[str, str] | BuildError] = []
         for kernel in kernels:
             try:
@@ -111,5 +111,5 @@ class CppTarget:
         context: Context,
         report: Callable[[BuildError], None],
     ) -> tuple[Kernel, Launchable]:
-        """The kernel as it was built: nothing is timed on a CPU, nor built at a launch."""
+        """Return the kernel that was built: on a CPU nothing is tuned, nor compiled at a launch."""
         return kernel, built

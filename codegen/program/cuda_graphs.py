@@ -1,4 +1,4 @@
-"""CUDA graphs as torch has them: one stream to record on and one pool of memory for each device."""
+"""Recording with CUDA graphs: one stream and one memory pool for each device."""
 
 import functools
 import threading
@@ -13,26 +13,26 @@ import torch
 class CudaGraphs:
     """The recorder of one GPU.
 
-    All recordings take their memory from one pool: nothing that one leaves there is read by another, as inputs are
-    copied in ahead of a replay and outputs are copied out behind it, and replays never overlap.
+    All recordings share one memory pool: no data stays in it between replays, as inputs are copied before a replay and
+    outputs after it, and replays never overlap.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._last: torch.cuda.Stream | None = None
         with torch.cuda.device(device):
             self._stream, self._done = torch.cuda.Stream(), torch.cuda.Event()
             self._open_pool()
 
     def busy(self) -> bool:
-        """Whether the current stream is being recorded by somebody else."""
+        """Return whether the current stream is being recorded by other code."""
         return torch.cuda.is_current_stream_capturing()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """One thread at a time; a stream waits for what was replayed on another one."""
-        with self._turn, torch.cuda.device(self.device):
+    def exclusive(self) -> Iterator[None]:
+        """Exclude other threads, and let the current stream wait for replays on other streams."""
+        with self._lock, torch.cuda.device(self.device):
             stream = torch.cuda.current_stream()
             if self._last is not None and self._last != stream:
                 stream.wait_event(self._done)
@@ -43,7 +43,7 @@ class CudaGraphs:
                 self._last = stream
 
     def record(self, run: Callable[[], list[Any]]) -> tuple[Callable[[], None], list[Any]]:
-        """What replays the launches of a function on the current stream, and what the function gave."""
+        """Record the launches of a function; return what replays them on the current stream, and the outputs."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with self._recording(graph):
@@ -52,7 +52,7 @@ class CudaGraphs:
             self._recover()
             raise
         finally:
-            torch.cuda.set_stream(stream)  # torch leaves another one where a recording fails
+            torch.cuda.set_stream(stream)  # torch leaves another one current if a recording fails
         return graph.replay, outputs
 
     def synchronize(self) -> None:
@@ -60,21 +60,22 @@ class CudaGraphs:
         self._done.synchronize()
 
     def _open_pool(self) -> None:
-        """A pool goes when its last graph does, and its handle with it: an empty one keeps it."""
-        self._pool, self._keeps_pool = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        """Create the memory pool; torch frees it with its last graph, so an empty graph keeps it alive."""
+        self._pool, self._empty_graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is empty
-            with self._recording(self._keeps_pool):
+            warnings.simplefilter("ignore")  # about the empty graph
+            with self._recording(self._empty_graph):
                 pass
 
     def _recover(self) -> None:
-        """Let others record: where a recording fails, torch 2.11 still takes the pool and the generator for in use.
+        """Restore the state of torch, whose pool and random generator are still in use after a recording that failed.
 
-        The pool is given back by hand and another one opened; recording that ends what the generator has begun.
+        This releases the pool and creates another one; to record the empty graph resets the generator. Observed in
+        torch 2.11.
         """
-        with suppress(RuntimeError):  # a torch that has done so itself
+        with suppress(RuntimeError):  # versions of torch that release it themselves
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
-        with suppress(RuntimeError):  # what failed is told, and whoever records next is told this
+        with suppress(RuntimeError):  # the first error is raised; if this one persists, the next recording raises it
             self._open_pool()
 
     def _recording(self, graph: "torch.cuda.CUDAGraph") -> Any:
@@ -83,5 +84,5 @@ class CudaGraphs:
 
 @functools.cache
 def cuda_graphs(device: torch.device) -> CudaGraphs:
-    """The recorder of a GPU, the same for all programs."""
+    """Return the recorder of a GPU, which all programs share."""
     return CudaGraphs(device)

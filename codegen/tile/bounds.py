@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import sympy
 
-from fusec.codegen.tile.kernel import Check, ClampIndex, Dot, Kernel, Load, Loop, Statement, Store, When, walk
+from fusec.codegen.tile.kernel import Check, ClampIndex, Kernel, Load, Loop, Statement, Store, walk
 from fusec.ir.graph import Graph
 from fusec.ir.types import Size, symbol
 from fusec.loops.affine import at_least, divide
@@ -28,14 +28,14 @@ class Access:
 
 
 def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) -> list[Access]:
-    """The loads and stores that are not certain to stay within ``0 … numel - 1``; empty is what is wanted.
+    """Return the loads and stores not proven to stay within ``0 … numel - 1``; none, if the kernel is correct.
 
-    A lane of a tile counts only where it lies within the range of its loop: the others are masked. What is loaded from
-    a kernel's own memory before anything is stored there is among them.
+    Lanes of a tile beyond the range of its loop are masked, so they do not count. Loads from a kernel's own memory
+    before any store to it are among the results.
 
     Args:
         kernel: the tile program.
-        limits: what symbols do not exceed, as far as the graph says so; see ``size_limits``.
+        limits: upper bounds of symbols, as far as the graph gives them; see ``size_limits``.
     """
     spaces: dict[tuple[object, ...], _Space] = {}
 
@@ -52,20 +52,19 @@ def unproven_accesses(kernel: Kernel, limits: Mapping[str, Size] | None = None) 
     return [a for a in accesses(kernel) if a.statement in hollow or not stays_inside(a)]
 
 
-def _loads_of_nothing(kernel: Kernel) -> list[Load]:
-    """Those from a kernel's own memory ahead of all that stores there."""
+def _loads_of_nothing(kernel: Kernel) -> list[Statement]:
+    """Return the loads from a kernel's own memory ahead of all stores to it."""
     empty = {buffer.name for buffer in kernel.buffers if buffer.role in ("scratch", "shared")}
     found = []
     for statement in walk(kernel.body):
-        if isinstance(statement, Load) and statement.buffer in empty:
+        if not empty.isdisjoint(statement.loads):
             found.append(statement)
-        elif isinstance(statement, (Store, Dot)):
-            empty.discard(statement.buffer if isinstance(statement, Store) else statement.target.buffer)
+        empty.difference_update(statement.stores)
     return found
 
 
 def size_limits(body: Graph) -> dict[str, Size]:
-    """What symbols cannot exceed because the body slices up to them, as a model slices its table of positions."""
+    """Return upper bounds of symbols that the body slices up to, as a model slices its table of positions."""
     limits: dict[str, Size] = {}
     for node in body.nodes:
         if node.is_op("slice"):
@@ -76,12 +75,12 @@ def size_limits(body: Graph) -> dict[str, Size]:
 
 
 def accesses(kernel: Kernel) -> Iterator[Access]:
-    """Every load and store of a kernel; a clamped index counts as one more loop around.
+    """Return every load and store of a kernel; a clamped index counts as one more loop around.
 
-    It is clamped to its length; it must also be checked, so that what is out of range is reported: one of its length
-    before any store, or its own value right before it is used.
+    A clamped index must also be checked, so that a value out of range is reported: an index of the same length before
+    any store, or its own value right before its use.
     """
-    first = takewhile(lambda s: not isinstance(s, Store), walk(kernel.body))
+    first = takewhile(lambda s: not s.stores, walk(kernel.body))
     checked = {s.length for s in first if isinstance(s, Check)}
     themselves = {(s.value, s.length) for s in walk(kernel.body) if isinstance(s, Check)}
     found = [
@@ -94,12 +93,9 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
 
     def visit(body: tuple[Statement, ...], loops: tuple[Loop, ...]) -> Iterator[Access]:
         for statement in body:
-            if isinstance(statement, Loop):
-                yield from visit(statement.body, (*loops, statement))
-            elif isinstance(statement, When):
-                yield from visit(statement.body, loops)
-            elif isinstance(statement, (Load, Store)):
+            if isinstance(statement, (Load, Store)):
                 yield Access(statement, loops, lengths[statement.buffer])
+            yield from visit(statement.children, (*loops, statement) if isinstance(statement, Loop) else loops)
 
     return visit(kernel.body, indices)
 
@@ -114,7 +110,7 @@ class _Space:
         self._found: dict[tuple[sympy.Expr, int], bool] = {}
 
     def _range(self, loop: Loop) -> tuple[sympy.Expr, tuple[sympy.Expr, ...]]:
-        """The least value, and expressions that the greatest does not exceed."""
+        """Return the least value, and upper bounds of the greatest."""
         stop = self.expression(loop.stop)
         ends = stop.args if isinstance(stop, sympy.Min) else (stop,)
         start = sympy.sympify(loop.start)
@@ -122,12 +118,12 @@ class _Space:
         return max(parts, default=self.expression(start)), tuple(sympy.expand(end - 1) for end in ends)
 
     def expression(self, size: Size) -> sympy.Expr:
-        """A size with every axis and symbol in its one form, whatever was assumed where it was made."""
+        """Return a size over this space's symbols, whatever was assumed where it was built."""
         expr = sympy.sympify(size)
         return expr.xreplace({s: self.names.get(s.name) or symbol(s.name) for s in expr.free_symbols})
 
     def never_negative(self, expr: sympy.Expr, depth: int | None = None) -> bool:
-        """Whether ``expr >= 0`` throughout: each axis, the innermost first, is put at the worst end of its range."""
+        """Return whether ``expr >= 0`` throughout, with each axis, innermost first, at the worst end of its range."""
         depth = len(self.ranges) if depth is None else depth
         expr = sympy.expand(expr)
         if expr.is_Integer:
@@ -154,7 +150,7 @@ class _Space:
         return False
 
     def _part_of_an_axis(self, expr: sympy.Expr, depth: int) -> tuple[sympy.Expr, list[sympy.Expr]] | None:
-        """A quotient or remainder of an axis in an expression, not below 0, and what it does not exceed."""
+        """Return a quotient or remainder of an axis in an expression that is never negative, and upper bounds of it."""
         atoms = sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops)
         for i, atom in enumerate(atoms):
             if not self._has_axes(atom) or any(o.has(atom) for o in atoms[i + 1 :]):
@@ -172,7 +168,7 @@ class _Space:
         return not expr.free_symbols.isdisjoint(self.names.values())
 
     def _greatest(self, expr: sympy.Expr) -> list[sympy.Expr]:
-        """What a sum of axes does not exceed, each of them without axes; the least, where all are numbers."""
+        """Return upper bounds, without axes, of a sum of axes; only the least, where all are numbers."""
         for axis, _, greatest in reversed(self.ranges):
             slope = expr.coeff(axis, 1)
             if slope != 0:
@@ -184,7 +180,7 @@ class _Space:
         return [] if self._has_axes(expr) else [expr]
 
     def _at_worst(self, expr: sympy.Expr, part: sympy.Expr, greatest: sympy.Expr, depth: int) -> bool:
-        """Whether an expression is never negative whatever a part of it is, from 0 to its greatest value."""
+        """Return whether an expression is never negative for all values of a part of it, from 0 to its greatest."""
         place = sympy.Dummy("part", integer=True, nonnegative=True)
         expr = sympy.expand(expr.subs(part, place))
         slope = expr.coeff(place, 1)
@@ -196,7 +192,7 @@ class _Space:
 
 
 def _quotient_of_last(last: sympy.Expr, divisor: sympy.Expr) -> Size | None:
-    """``last`` divided by ``divisor``, rounded down, where that is a size: of the last of whole groups, say."""
+    """Return ``last // divisor`` where that is a size, as for the last element of whole groups."""
     if last.is_Integer and divisor.is_Integer:
         return last // divisor
     groups = divide(last + 1, divisor)
@@ -204,10 +200,10 @@ def _quotient_of_last(last: sympy.Expr, divisor: sympy.Expr) -> Size | None:
 
 
 def _certain(expr: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
-    """Whether an expression over positive sizes is never negative, quotients and limited symbols at their worst."""
+    """Return whether an expression over positive sizes is never negative, with quotients and limits at their worst."""
     expr = sympy.expand(expr.replace(sympy.ceiling, lambda x: -sympy.floor(-x)))
     quotients = sorted(expr.atoms(sympy.floor, sympy.Mod), key=sympy.count_ops, reverse=True)
-    # A quotient of sizes is not negative: a positive symbol less one stands for it, in any power.
+    # A quotient of sizes is not negative: a positive symbol minus one replaces it, in any power.
     stand_ins = [(q, sympy.Dummy("q", integer=True, positive=True) - 1) for q in quotients if _is_count(q, limits)]
     if len(stand_ins) == len(quotients) and at_least(sympy.expand(expr.subs(stand_ins)), 0):
         return True
@@ -224,7 +220,7 @@ def _certain(expr: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
 
 
 def _is_count(quotient: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool:
-    """Whether it is not negative."""
+    """Return whether a quotient is never negative."""
     if isinstance(quotient, sympy.Mod):
         return True
     over, under = sympy.together(quotient.args[0]).as_numer_denom()
@@ -234,7 +230,7 @@ def _is_count(quotient: sympy.Expr, limits: Mapping[sympy.Symbol, Size]) -> bool
 def _range_of(
     atom: sympy.Expr, limits: Mapping[sympy.Symbol, Size]
 ) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
-    """What a quotient, remainder or limited symbol is not below, and what it is not above; any one of each."""
+    """Return lower and upper bounds of a quotient, remainder or limited symbol; any one of each is sufficient."""
     if atom.is_Symbol:
         return (sympy.S.One,), (sympy.sympify(limits[atom]),)
     if isinstance(atom, sympy.Mod):

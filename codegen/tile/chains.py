@@ -1,11 +1,11 @@
-"""Long sums as sums of sums: the rounding error of a chain of additions grows with its length."""
+"""Blocked summation: long sums as sums of sums, since rounding error grows with the length of a chain of additions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.loops.affine import Axis
 
-# Additions in one chain. Lanes are partial sums of their own already, and fold at the end of each chain.
+# Additions in one chain. Lanes are partial sums already, and are folded at the end of each chain.
 _LENGTH = 32
 _TILES = 128
 
@@ -20,17 +20,17 @@ class Run:
     covers: int = 0
     """Elements of a run, where the loop goes over the starts of runs; else 0."""
     within: int = 0
-    """Elements of the run around it that this loop stays inside of; 0 for the whole axis."""
+    """Elements of the enclosing run; 0 for the whole axis."""
     ends_chain: bool = False
-    """Whether what runs inside is summed on its own, and then added."""
+    """The loops inside have a sum of their own, which is then added."""
 
 
 def chained(nest: Sequence[tuple[Axis, int]], cuts: int = 4) -> list[Run]:
-    """The loops of a reduction, outer first, such that no chain of additions is long.
+    """Return the loops of a reduction, outer first, such that no chain of additions is long.
 
     Args:
         nest: axes, outer first, each with the number of elements in a step.
-        cuts: how often one axis is cut at most; each cut keeps one more set of accumulators.
+        cuts: the most cuts of one axis; each needs one more set of accumulators.
     """
     loops: list[Run] = []
     """Inner first."""
@@ -52,5 +52,5 @@ def chained(nest: Sequence[tuple[Axis, int]], cuts: int = 4) -> list[Run]:
 
 
 def _count(axis: Axis, length: int) -> float:
-    """Runs of a length along an axis; unknown sizes are long."""
+    """Return the number of runs of a length along an axis; infinity for unknown sizes."""
     return -(-axis.size // length) if isinstance(axis.size, int) else float("inf")

@@ -1,31 +1,30 @@
-"""What a schedule leaves free: chosen from a chip's profile, or by timing."""
+"""Kernel configurations: chosen from a chip's profile, or by autotuning."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """How a region is cut into blocks on a GPU, and how a block is run."""
+    """Block sizes of a region on a GPU, and how a block is run."""
 
     rows: int = 0
-    """Rows of a block of matrix products; queries of one of attention."""
+    """Rows of a block of a GEMM; queries of a block of attention."""
     columns: int = 0
-    """Columns of a block, of all its products together; elements of a block of anything else."""
+    """Columns of a block, over all its products; elements of a block of any other kernel."""
     depth: int = 0
-    """Elements of a block along what is summed; keys of one of attention."""
+    """Elements of a block along the summed axes; keys of a block of attention."""
     splits: int = 1
-    """Parts of what is summed, each of which has programs of its own."""
+    """Parts that a sum is split into, each with programs of its own."""
     warps: int = 0
-    """Of a program; 0 for as many as its largest tile keeps busy."""
+    """Warps of a program; 0 to choose by its largest tile."""
     stages: int = 0
-    """Blocks along what is summed that are on their way or in use at once; 0 for as many as Triton takes by itself."""
+    """Blocks along the summed axes in flight or in use at once; 0 for Triton's default."""
     registers: int = 0
-    """The most that a thread may have; 0 for what the assembler finds best, which keeps some in memory where more
-    programs have room then."""
+    """Limit per thread; 0 to leave it to the assembler, which may spill for the sake of occupancy."""
     descriptors: bool = False
-    """Whether blocks of products come by tensor descriptors where their memory allows, and not address by address."""
+    """Load blocks of products by tensor descriptor where their layout allows it."""
     transposed: bool = False
-    """Whether a matrix unit takes a block of the weight as its first operand and the rows as its second, which may be
+    """Pass a block of the weight to the matrix unit as its first operand, and the rows as its second, which may be
     narrower."""
 
     def __str__(self) -> str:

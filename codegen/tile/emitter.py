@@ -1,4 +1,4 @@
-"""From located computations to statements: each is placed in the outermost loop that binds all it needs."""
+"""Lowering of indexed expressions to statements, each in the outermost loop that binds all it needs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,10 @@ from fusec.codegen.tile.kernel import (
     ClampIndex,
     Compute,
     Constant,
+    Definition,
+    Fold,
     Index,
+    Init,
     Load,
     Loop,
     LoopKind,
@@ -33,7 +36,7 @@ from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, Output
 
 _FAR = 2**40
-"""Farther than any index."""
+"""Larger than any index."""
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
 
 
@@ -43,7 +46,7 @@ class _Level:
     statements: list[Statement] = field(default_factory=list)
     names: dict[IndexedExpr, Operand] = field(default_factory=dict)
     rounded: dict[IndexedExpr, str] = field(default_factory=dict)
-    """Half values as their type holds them."""
+    """Values of half types, rounded to their type."""
     clamped: dict[tuple[Operand, Size], str] = field(default_factory=dict)
     """Names of values clamped to a length."""
 
@@ -59,13 +62,13 @@ class Emitter:
         """A new kernel.
 
         Args:
-            body: what it computes.
+            body: the graph of the region.
 
         Raises:
             ScheduleError: where there are more dynamic indices than numbers of checks.
         """
         self.numbers = {node: i for i, node in enumerate(indexing.dynamically_indexed(body), 1)}
-        """Under which number the indices of each node are checked."""
+        """The number of the checks of each node's indices."""
         if len(self.numbers) > MAX_CHECKS:
             raise ScheduleError("a kernel with too many dynamic indices")
         written = {storage(v) for node in body.nodes for v in node.written}
@@ -79,18 +82,18 @@ class Emitter:
         self.output_types = [v.tensor for v in body.outputs]
         self.scratch: list[Buffer] = []
         self.packed: dict[Value, set[int]] = {}
-        """For what products read: the rows of blocks in which it would lie transposed; 0 where it must not."""
+        """For operands of products: the rows of transposed blocks in which it may be prepacked; 0 for none."""
         self.kept: dict[IndexedExpr, tuple[Buffer, sympy.Expr]] = {}
-        """Values that lie in scratch: where, by axes."""
+        """Values in scratch: buffer and offset."""
         self.levels = [_Level(frozenset())]
         self._names: dict[Axis, str] = {}
         self._joint: dict[tuple[tuple[Axis, ...], bool], Axis] = {}
         self._spelled: list[tuple[tuple[Axis, ...], Axis]] = []
-        """Axes that loops run over as one at present, and that one."""
+        """Axes that open loops run over as one, and that one."""
         self._count = 0
 
     def inputs(self, statements: Iterable[Statement]) -> tuple[Buffer, ...]:
-        """The buffers of the body's inputs, those packed that all statements read in blocks of one size."""
+        """Return the buffers of the body's inputs; those that all statements read in blocks of one size are packed."""
         loaded = {s.buffer for s in walk(statements) if isinstance(s, Load)}
         packed = {v: next(iter(blocks)) for v, blocks in self.packed.items() if len(blocks) == 1}
         return tuple(
@@ -117,7 +120,7 @@ class Emitter:
         return self._over_joint_axes(self._over_axes(index))
 
     def offset(self, index: tuple[Affine, ...], type: TensorType) -> sympy.Expr:
-        """Where the element at ``index`` lies in a buffer of ``type``."""
+        """Return the offset of the element at ``index`` in a buffer of ``type``."""
         out: sympy.Expr = sympy.Integer(0)
         for part, stride in zip(index, type.strides, strict=True):
             out = out + self._over_axes(part) * stride
@@ -130,10 +133,10 @@ class Emitter:
         return sympy.expand(out)
 
     def _over_joint_axes(self, out: sympy.Expr) -> sympy.Expr:
-        """The same with axes that loops run over as one spelled as quotients and remainders of it, where need be."""
+        """Replace axes that loops run over as one by quotients and remainders of it, where needed."""
         for axes, joint in self._spelled:
             whole, inner = self.axis_symbol(joint), cast(Size, 1)
-            runs: list[tuple[Size, Size, Size]] = []  # a step's worth, how many of them, and how many elements each has
+            runs: list[tuple[Size, Size, Size]] = []  # stride, number of steps, and elements of each
             for axis in reversed(axes):
                 slope = out.coeff(self.axis_symbol(axis), 1)
                 if runs and same_size(slope, runs[-1][0] * runs[-1][1]):
@@ -168,18 +171,18 @@ class Emitter:
         start: Size = 0,
         stop: Size | None = None,
     ) -> Iterator[None]:
-        """Open a loop over an axis; closing it puts it into the one around it."""
+        """Open a loop over an axis; when it closes, it is appended to the enclosing one."""
         parts = next((axes for axes, joint in self._spelled if joint is axis), (axis,))
         self.levels.append(_Level(self.levels[-1].axes.union(parts, (axis,))))
         yield
         self._close(self.axis_name(axis), start, axis.size if stop is None else stop, step, kind)
 
     def joint(self, axes: tuple[Axis, ...], apart: bool = False) -> Axis:
-        """One axis that stands for all of these, the last of them innermost.
+        """Return one axis for all of these, the last of them innermost.
 
         Args:
-            axes: what it stands for.
-            apart: whether it is another one than elsewhere, as its tiles have another number of lanes.
+            axes: the axes.
+            apart: use an axis of its own, for tiles with another number of lanes.
         """
         if len(axes) == 1 and not apart:
             return axes[0]
@@ -188,7 +191,7 @@ class Emitter:
 
     @contextmanager
     def over(self, axes: tuple[Axis, ...], apart: bool = False) -> Iterator[Axis]:
-        """Spell places over the one axis that stands for all of these, which it gives; ``apart`` is as for joint."""
+        """Write offsets over one axis for all of these, which it yields; ``apart`` as for ``joint``."""
         axis = self.joint(axes, apart)
         if axes != (axis,):
             self._spelled.append((axes, axis))
@@ -200,20 +203,20 @@ class Emitter:
     def tile(
         self, axes: tuple[Axis, ...], step: int, start: Size = 0, stop: Size | None = None, apart: bool = False
     ) -> Iterator[None]:
-        """Open a tile loop over axes as one; ``start`` and ``stop`` count its elements, ``apart`` is as for joint."""
+        """Open a tile loop over axes as one; ``start`` and ``stop`` count its elements, ``apart`` as for ``joint``."""
         with self.over(axes, apart) as axis, self.loop(axis, "tile", step, start, stop):
             yield
 
     @contextmanager
     def repeat(self, name: str, start: Size, stop: Size, step: Size, kind: LoopKind = "serial") -> Iterator[None]:
-        """Open a loop that binds no axis: what it makes is known inside only."""
+        """Open a loop that binds no axis: names defined inside are visible there only."""
         self.levels.append(_Level(self.levels[-1].axes))
         yield
         self._close(name, start, stop, step, kind)
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        """Open a part that runs only where a condition holds: what it makes is known inside only."""
+        """Open a conditional: names defined inside are visible there only."""
         self.levels.append(_Level(self.levels[-1].axes))
         yield
         body = self.levels.pop().statements
@@ -224,42 +227,68 @@ class Emitter:
         self.inner.append(Loop(name, start, stop, step, kind, tuple(body)))
 
     def take(self) -> list[Statement]:
-        """The statements so far; what follows stands in other loops, and knows nothing of them."""
+        """Return the statements so far and start anew, in other loops and with no names defined."""
         (level,) = self.levels
         self.levels = [_Level(level.axes)]
         return level.statements
 
     def define(self, item: IndexedExpr, operand: Operand, level: int = -1) -> None:
-        """Say which name holds a value from here on (within the loop of that level)."""
+        """Bind a value to a name from here on, within the loop of that level."""
         self.levels[level].names[item] = operand
 
     def add_scratch(
         self, dtype: DType, numel: Size, hint: str = "row", role: Literal["scratch", "shared"] = "scratch"
     ) -> Buffer:
-        """New memory, private to one grid iteration or shared by all."""
+        """Add memory, private to one grid iteration or shared by all."""
         buffer = Buffer(f"{hint}{len(self.scratch)}", dtype, numel, role)
         self.scratch.append(buffer)
         return buffer
 
+    # Statements of the innermost loop, each with a new name.
+
+    def compute(self, op: str, *operands: Operand, dtype: DType) -> str:
+        """Append a pointwise operation."""
+        name = self.fresh()
+        self.inner.append(Compute(name, op, operands, dtype))
+        return name
+
+    def load(self, buffer: str, offset: sympy.Expr) -> str:
+        """Append a load."""
+        name = self.fresh()
+        self.inner.append(Load(name, buffer, offset))
+        return name
+
+    def accumulator(self, op: str, dtype: DType, tile: bool = False) -> str:
+        """Append the declaration of an accumulator."""
+        name = self.fresh("acc")
+        self.inner.append(Init(name, op, dtype, tile))
+        return name
+
+    def fold(self, op: str, tile: str, dtype: DType, axis: Axis | None = None) -> str:
+        """Append the reduction of a tile's lanes, along one axis of several or the only one."""
+        name = self.fresh("r")
+        self.inner.append(Fold(name, op, tile, dtype, "" if axis is None else self.axis_name(axis)))
+        return name
+
     # Computations.
 
     def emit(self, item: IndexedExpr) -> Operand:
-        """The name of a value, computed now unless an open loop has it already."""
+        """Return the name of a value, computing it unless an open loop has it already."""
         for level in reversed(self.levels):
             if item in level.names:
                 return level.names[item]
         if item in self.kept:
             buffer, offset = self.kept[item]
-            return self._define(item, self._load(item, buffer, offset), self._level(item))
+            return self._define(item, Load(self.fresh(), buffer.name, offset), self._level(item))
         if item.kind == "load":
             buffer = self.buffers[item.value]
             offset = self.offset(item.index, item.value.tensor)
             named = [axis for axis in item.axes if offset.has(self.axis_symbol(axis))]
             if buffer.numel == 0 and all(axis.size != 0 for axis in named):
-                # Loops that it is computed in may run, and there is nothing to read.
+                # The loops around may run, but the buffer is empty.
                 nothing = Compute(self.fresh(), "cast", (Constant(0),), accumulation(item.dtype))
                 return self._define(item, nothing, self._level(item))
-            return self._define(item, self._load(item, buffer, offset), self._level(item))
+            return self._define(item, Load(self.fresh(), buffer.name, offset), self._level(item))
         if item.dynamic_index is not None:
             return self._lookup(item, item.dynamic_index)
         if item.kind == "constant":
@@ -284,7 +313,7 @@ class Emitter:
         self.inner.append(Store(self.outputs[output.position].name, offset, value))
 
     def dynamic_index(self, index: DynamicIndex) -> sympy.Symbol:
-        """An index that is known only at run time, clamped to its dim, as a symbol for offsets."""
+        """Return the symbol, for offsets, of a dynamic index clamped to its dim."""
         value = self.emit(index.value)
         level = self.levels[self._level(index.value, (value,))]
         if (value, index.length) not in level.clamped:
@@ -293,23 +322,21 @@ class Emitter:
         return index_symbol(level.clamped[value, index.length])
 
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:
-        """An integer as something that the start or stop of a loop may mention, so near 0 that sums do not overflow."""
+        """Return the symbol of an integer for bounds of loops, clamped so that sums of it do not overflow."""
         if dtype != I64:
-            self.inner.append(Compute(widened := self.fresh(), "cast", (value,), I64))
-            value = widened
+            value = self.compute("cast", value, dtype=I64)
         for op, end in (("maximum", -_FAR), ("minimum", _FAR)):
-            self.inner.append(Compute(near := self.fresh(), op, (value, Constant(end)), I64))
-            value = near
-        return sympy.Symbol(near, integer=True)
+            value = self.compute(op, value, Constant(end), dtype=I64)
+        return sympy.Symbol(str(value), integer=True)
 
     def guard(self, index: DynamicIndex, value: Operand) -> tuple[Statement, ...]:
-        """Statements ahead of the use of a dynamic index: none where all are checked before the grid."""
+        """Return the statements before the use of a dynamic index; none where all are checked before the grid."""
         return ()
 
     def checks_ahead(self, indices: Iterable[DynamicIndex]) -> tuple[Statement, ...]:
-        """Statements that check every dynamic index of a kernel against its dim, ahead of all else."""
+        """Return statements that check every dynamic index of a kernel against its dim, ahead of all else."""
         opened, self.levels = self.levels, [_Level(frozenset())]
-        kept, self.kept = self.kept, {}  # nothing lies in scratch yet
+        kept, self.kept = self.kept, {}  # scratch is still empty
         for index in {(i.value, i.length): i for i in reversed(list(indices))}.values():
             with ExitStack() as loops:
                 for axis in sorted(index.value.axes, key=lambda a: a.serial):
@@ -322,13 +349,10 @@ class Emitter:
         offset, (row,) = self.offset(item.index, item.value.tensor), item.bound
         there = sympy.expand(offset.subs(self.axis_symbol(row), self.dynamic_index(index)))
         level = self._level(item, (self.emit(index.value),))
-        return self._define(item, self._load(item, self.buffers[item.value], there), level)
-
-    def _load(self, item: IndexedExpr, buffer: Buffer, offset: sympy.Expr) -> Statement:
-        return Load(self.fresh(), buffer.name, offset)
+        return self._define(item, Load(self.fresh(), self.buffers[item.value].name, there), level)
 
     def _level(self, item: IndexedExpr, operands: Sequence[Operand] = ()) -> int:
-        """The outermost open loop that binds the axes of ``item`` and in which its operands are known."""
+        """Return the outermost open loop that binds the axes of ``item`` and sees its operands."""
         names = {o for o in operands if isinstance(o, str)}
         for number, level in enumerate(self.levels):
             names.difference_update(o for o in level.names.values() if isinstance(o, str))
@@ -336,11 +360,10 @@ class Emitter:
                 return number
         raise ScheduleError(f"{item!r} depends on a loop that is not open")
 
-    def _define(self, item: IndexedExpr, statement: Statement, level: int) -> str:
+    def _define(self, item: IndexedExpr, statement: Definition, level: int) -> str:
         self.levels[level].statements.append(statement)
-        name = statement.dst  # type: ignore[union-attr]
-        self.levels[level].names[item] = name
-        return name
+        self.levels[level].names[item] = statement.dst
+        return statement.dst
 
     def _constant(self, item: IndexedExpr) -> Operand:
         node = item.node
@@ -374,7 +397,7 @@ class Emitter:
         return self._define(item, Compute(self.fresh(), node.op.name, operands, dtype), level)
 
     def _rounded(self, item: IndexedExpr, name: Operand) -> Operand:
-        """A half value as its type holds it: what is computed here is wider, and compares and truncates otherwise."""
+        """Round a value of a half type: in the wider compute type it compares and truncates differently."""
         exact = item.kind not in ("pointwise", "reduction", "contraction") or item.node.is_op("cast")
         if exact or accumulation(item.dtype) == item.dtype or isinstance(name, Constant):
             return name
@@ -404,7 +427,7 @@ def _buffer(name: str, value: Value, role: Literal["input", "output", "update"])
 
 
 def static_size(axis: Axis) -> int:
-    """The size of an axis that has to be known when the kernel is made.
+    """Return the size of an axis that must be static.
 
     Raises:
         ScheduleError: where it is not.
@@ -415,26 +438,26 @@ def static_size(axis: Axis) -> int:
 
 
 def block_range(start: sympy.Expr, length: int, stop: Size) -> tuple[sympy.Expr, Size]:
-    """Where one of the blocks begins and ends that cover what lies before ``stop``; the last of them may be shorter.
+    """Return the range of one of the blocks that cover all elements before ``stop``; the last block may be shorter.
 
     Args:
         start: its first element, a multiple of the length.
         length: of a whole block, in elements.
-        stop: the first element behind all of them.
+        stop: the end of the range that all blocks cover.
     """
     whole = sympy.sympify(stop).is_Integer and stop % length == 0
     return start, start + length if whole else sympy.Min(start + length, stop)
 
 
 def part_range(part: sympy.Expr, parts: int, block: int, size: Size) -> tuple[sympy.Expr, Size]:
-    """Where one of the parts of a size begins and ends, in whole blocks; it is empty where blocks are too few."""
+    """Return the range of one of the parts of a size, in whole blocks; empty where there are too few blocks."""
     span = -(-size // (block * parts)) * block
     start = part * span
     return start, start + span if span * parts == size else sympy.Min(start + span, size)
 
 
 def storage_numel(type: TensorType) -> Size:
-    """Elements from the first to the last that a tensor of this type touches."""
+    """Return the number of elements from the first to the last of a tensor of this type."""
     out: Size = 1
     for n, stride in zip(type.shape, type.strides, strict=True):
         if n == 0:

@@ -3,12 +3,12 @@
 A *tile* is a run of elements along the axis of the enclosing tile loop: a vector register in C++, a block in
 Triton. A name whose definition does not depend on that axis is a scalar, the same for all lanes; arithmetic
 on a scalar and a tile broadcasts. Tile loops may nest where the target has blocks (Triton): a name is then a tile
-over those axes that its definition depends on, and an accumulator over those of what it takes in.
+over those axes that its definition depends on, and an accumulator over those of its updates.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import sympy
 
@@ -18,12 +18,12 @@ from fusec.ir.types import DType, Size
 
 
 def index_symbol(name: str) -> sympy.Symbol:
-    """What stands for an index in an expression: of a loop, a block or a dynamic index."""
+    """Return the symbol of an index in expressions: of a loop, a block or a dynamic index."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 PARTS = sympy.Symbol("parts", integer=True, positive=True)
-"""How many threads share the iterations of a grid: a grid of so many has one for each (C++)."""
+"""The number of threads that share the iterations of a grid; a grid of this size has one for each (C++)."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Buffer:
     name: str
     dtype: DType
     numel: Size
-    """Elements from the pointer to the end of what is touched."""
+    """Elements from the pointer to the end of the accessed range."""
     role: Literal["input", "output", "update", "scratch", "shared"]
     """``update`` is read and written in place. ``scratch`` is private to one iteration of the grid (C++ only), and
-    ``shared`` is seen by all, and by what comes after the grid."""
+    ``shared`` is visible to all, and after the grid."""
     packed: int = 0
-    """Rows of the blocks in which a matrix lies, each transposed, the last one shorter: lanes that run along the
-    columns of a product find them side by side. 0 where it lies as its type says (C++)."""
+    """Rows of the transposed blocks in which a weight is prepacked, the last one shorter: lanes along the columns of a
+    product then load contiguously. 0 for the layout of its type (C++)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,48 +63,109 @@ LoopKind: TypeAlias = Literal["grid", "dynamic", "serial", "tile"]
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What a chip that copies blocks by itself is told of memory: how many elements lie how far apart along each dim.
+    """A tensor descriptor: sizes and strides of memory for hardware that copies blocks.
 
-    Dims go from the farthest apart to the innermost. Beyond the ends there are zeros.
+    Dims are ordered by stride, largest first. Elements beyond the ends read as zero.
     """
 
     start: int
-    """Elements ahead of the first."""
+    """Offset of the first element."""
     axes: tuple[str, ...]
-    """The tile axes that a block is over, in the order in which it lies in memory."""
+    """The tile axes of a block, in the order of memory."""
     offsets: tuple[sympy.Expr, ...]
-    """Where a block begins along each dim, in terms of where tiles begin."""
+    """Offset of a block along each dim, in terms of the starts of tiles."""
     block: tuple[int, ...]
     """Elements of a block along each dim."""
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
 
 
+class Statement:
+    """A statement. Class variables name the fields behind its properties, which analyses of all statements use."""
+
+    OPERANDS: ClassVar[tuple[str, ...]] = ()
+    INDICES: ClassVar[tuple[str, ...]] = ()
+    LOADED: ClassVar[tuple[str, ...]] = ()
+    STORED: ClassVar[tuple[str, ...]] = ()
+    RESULT: ClassVar[tuple[str, ...]] = ()
+    BODY: ClassVar[tuple[str, ...]] = ()
+
+    def _values(self, fields: tuple[str, ...]) -> Iterator[Any]:
+        for value in (getattr(self, name) for name in fields):
+            yield from value if isinstance(value, tuple) else (value,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names among its operands."""
+        return tuple(operand for operand in self._values(self.OPERANDS) if isinstance(operand, str))
+
+    @property
+    def indices(self) -> tuple[sympy.Expr, ...]:
+        """The offsets of its loads and stores, or the index that it computes."""
+        return tuple(self._values(self.INDICES))
+
+    @property
+    def result(self) -> str:
+        """The name that it defines, or of the accumulator that it changes; empty where there is none."""
+        return next(self._values(self.RESULT), "")
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """The buffers that it reads."""
+        return tuple(m.buffer if isinstance(m, Matrix) else m for m in self._values(self.LOADED))
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The buffers that it writes."""
+        return tuple(m.buffer if isinstance(m, Matrix) else m for m in self._values(self.STORED))
+
+    @property
+    def children(self) -> "tuple[Statement, ...]":
+        """The statements inside."""
+        return tuple(self._values(self.BODY))
+
+
 @dataclass(frozen=True)
-class Load:
+class Definition(Statement):
+    """A statement that defines a name."""
+
+    RESULT = ("dst",)
+    dst: str
+
+
+@dataclass(frozen=True)
+class Accumulation(Statement):
+    """A statement that changes an accumulator."""
+
+    RESULT = ("acc",)
+    acc: str
+
+
+@dataclass(frozen=True)
+class Load(Definition):
     """``dst = buffer[offset]``; a tile where ``offset`` mentions the tile axis, whose coefficient is the lane stride.
 
-    It arrives in its compute type: half types as f32, all others as they are.
+    The result has the compute type: f32 for half types, else the type in memory.
     """
 
-    dst: str
+    INDICES, LOADED = ("offset",), ("buffer",)
     buffer: str
     offset: sympy.Expr
     """In elements, affine in loop axes, size symbols and clamped indices."""
     descriptor: Descriptor | None = None
-    """What tells of all that it loads, where it may come so (Triton)."""
+    """For a load that may be made by tensor descriptor (Triton)."""
 
 
 @dataclass(frozen=True)
-class Compute:
+class Compute(Definition):
     """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops``, carried out in ``dtype``.
 
-    Besides, there are ``fma`` and, on GPUs, ``exp_of_weight``: e^x of what is at most 0, off by more the less it is.
+    Besides, there are ``fma`` and, on GPUs, ``exp_of_weight``: e^x for x at most 0, whose error grows with -x.
     For ``cast``, ``dtype`` is the compute type of the result, and ``rounds_to`` the element type it rounds to.
     Comparisons carry the dtype of their operands and define a bool.
     """
 
-    dst: str
+    OPERANDS = ("operands",)
     op: str
     operands: tuple[Operand, ...]
     dtype: DType
@@ -112,18 +173,17 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Index:
+class Index(Definition):
     """``dst`` = the value of an affine expression of axes and symbols, as i64; a tile if it mentions the tile axis."""
 
-    dst: str
+    INDICES = ("value",)
     value: sympy.Expr
 
 
 @dataclass(frozen=True)
-class Init:
+class Init(Definition):
     """Declare an accumulator, filled with the identity of ``op``; a tile accumulator has one partial result a lane."""
 
-    dst: str
     op: str
     """``sum``, ``prod``, ``max`` or ``min``."""
     dtype: DType
@@ -131,55 +191,55 @@ class Init:
 
 
 @dataclass(frozen=True)
-class Update:
+class Update(Accumulation):
     """``acc = op(acc, value)``; two values for ``sum`` mean ``acc += value[0]·value[1]``.
 
     Lanes beyond the end do nothing.
     """
 
-    acc: str
+    OPERANDS = ("values",)
     op: str
     values: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
-class Assign:
-    """``acc = value``: an accumulator set to what was computed from it (Triton)."""
+class Assign(Accumulation):
+    """``acc = value``: replace an accumulator by a value computed from it (Triton)."""
 
-    acc: str
+    OPERANDS = ("value",)
     value: str
 
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(Definition):
     """``dst`` = the lanes of the tile ``src`` reduced to a scalar with ``op``; lanes beyond the end do not count."""
 
-    dst: str
+    OPERANDS = ("src",)
     op: str
     src: str
     dtype: DType
     axis: str = ""
-    """The axis whose lanes are folded, of those in this tile alone; empty for the only axis, and all of it."""
+    """The axis whose lanes are folded, within the current tile; empty for the only axis, over its whole range."""
 
 
 @dataclass(frozen=True)
-class DotTiles:
-    """``acc += Σ left·right`` over the lanes of ``axis``, of two tiles that are at hand (Triton).
+class DotTiles(Accumulation):
+    """``acc += Σ left·right`` over the lanes of ``axis``, of two tiles (Triton).
 
-    Where either spans one more axis it is a product of matrices. Lanes beyond the end do not count.
+    Where each spans one more axis it is a matrix product. Lanes beyond the end do not count.
     """
 
-    acc: str
+    OPERANDS = ("left", "right")
     left: str
     right: str
     axis: str
     dtype: DType
-    """What both operands are rounded to: the type that is multiplied. Sums have the accumulator's."""
+    """The type that both operands are rounded to and multiplied in. Sums have the accumulator's."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in a buffer: where it starts, and what a step down and a step right add, in elements."""
+    """A matrix in a buffer: the offset of its first element, and its strides, in elements."""
 
     buffer: str
     offset: sympy.Expr
@@ -188,9 +248,10 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Dot:
+class Dot(Statement):
     """``target[m, n] = Σ_k left[m, k] · right[k, n]``: one block of a matrix product, summed in the target's type."""
 
+    LOADED, STORED = ("left", "right"), ("target",)
     target: Matrix
     left: Matrix
     right: Matrix
@@ -198,77 +259,75 @@ class Dot:
     columns: Size
     depth: Size
     adds: bool = False
-    """Whether the sums are added to the target."""
+    """Add the sums to the target."""
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Statement):
     """``buffer[offset] = value``, rounded to the buffer's element type."""
 
+    OPERANDS, INDICES, STORED = ("value",), ("offset",), ("buffer",)
     buffer: str
     offset: sympy.Expr
     value: Operand
 
 
 @dataclass(frozen=True)
-class Check:
-    """Unless ``0 <= value < length`` the kernel ends here and reports the check's number and the value.
+class Check(Statement):
+    """Unless ``0 <= value < length``, end the kernel and report the check's number and the value.
 
-    On a CPU checks come before the grid: a kernel that has anything to report has not stored anything. On a GPU each
-    comes right before its index is used, and ends the program with the device's assertion, as those of eager's kernels
-    do.
+    On a CPU checks come before the grid: a kernel that reports an index has stored nothing. On a GPU each comes right
+    before the use of its index and is a device assertion, as in eager's kernels.
     """
 
+    OPERANDS = ("value",)
     value: Operand
     length: Size
     number: int
 
 
 @dataclass(frozen=True)
-class ClampIndex:
+class ClampIndex(Definition):
     """``dst`` = an integer ``value`` as i64, clamped to ``0 <= dst < length``, for use in offsets.
 
-    A check reports a value that is out of range. It may have computed the value in another loop, where floats are
-    rounded differently, so the index that is used is clamped as well: no access leaves the tensor.
+    A check reports a value out of range. It may have computed the value in another loop, where floats round
+    differently, so the index is clamped as well: no access leaves the tensor.
     """
 
-    dst: str
+    OPERANDS = ("value",)
     value: Operand
     length: Size
 
 
 @dataclass(frozen=True)
-class Loop:
-    """``for axis in start … stop``, which are affine in outer axes and symbols, or integers defined before.
+class Loop(Statement):
+    """``for axis in start … stop``; both are affine in outer axes and symbols, or integers defined before.
 
     ``grid`` iterations are independent and run in parallel (threads of a team, Triton programs); grid loops are the
-    outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them, which see what was
-    stored. ``dynamic`` iterations, from 0 in steps of 1, are independent as well: the parts of a grid over ``PARTS``
-    take each the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
+    outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them and see their
+    stores. ``dynamic`` iterations, from 0 in steps of 1, are independent as well: each part of a grid over ``PARTS``
+    takes the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
     elements, the last one partly filled; inside it names are tiles, and the axis stands for the first element of the
     tile plus the lane.
     """
 
+    BODY = ("body",)
     axis: str
     start: Size
     stop: Size
     step: Size
     """For a tile loop an int: the number of lanes."""
     kind: LoopKind
-    body: "tuple[Statement, ...]"
+    body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
-class When:
-    """The body runs only where a scalar truth value holds; what it defines is known inside only."""
+class When(Statement):
+    """Run the body if a scalar condition holds; names defined inside are visible there only."""
 
+    OPERANDS, BODY = ("condition",), ("body",)
     condition: str
-    body: "tuple[Statement, ...]"
-
-
-Statement: TypeAlias = (
-    "Load | Compute | Index | Init | Update | Assign | Fold | Dot | DotTiles | Store | Check | ClampIndex | Loop | When"
-)
+    body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
@@ -284,26 +343,25 @@ class Kernel:
     """Names of the sizes that it takes as 64-bit integers."""
     body: tuple[Statement, ...]
     work: Size = 0
-    """Scalar operations of one launch, about: what decides whether threads pay."""
+    """Approximate scalar operations of one launch: they decide whether to use threads."""
     formula: str = ""
-    """What it computes, for the comment at its head."""
+    """The computation, for the comment at its head."""
     sources: tuple[Source, ...] = ()
     config: KernelConfig = field(default_factory=KernelConfig)
-    """What its schedule was left free to choose (Triton)."""
+    """The choices of its schedule (Triton)."""
 
     @property
     def given(self) -> tuple[Buffer, ...]:
-        """The buffers that a launch on a GPU is given: all but memory that its grids share."""
+        """The buffers that a launch on a GPU takes: all but those that its grids share."""
         return tuple(buffer for buffer in self.buffers if buffer.role != "shared")
 
 
 MAX_CHECKS = 255
-"""Different checks in one kernel: the number of one that fails comes with its value, in 64 bits together."""
+"""The most checks in one kernel: the number of a failed one is returned together with its value, in 64 bits."""
 
 
 def walk(body: Iterable[Statement]) -> Iterator[Statement]:
-    """All statements, outer before inner, in order."""
+    """Yield all statements, outer before inner, in order."""
     for statement in body:
         yield statement
-        if isinstance(statement, (Loop, When)):
-            yield from walk(statement.body)
+        yield from walk(statement.children)

@@ -9,12 +9,12 @@ from fusec.codegen.tile.emitter import Emitter, body_symbols
 from fusec.codegen.tile.kernel import Kernel, Statement
 from fusec.ir.printer import print_graph
 from fusec.ir.types import Size, estimate, product
-from fusec.loops.indexing import made
+from fusec.loops.indexing import stored_value
 from fusec.loops.plan import Plan
 
 _FIXED = KernelConfig()
 _MULTIPLIED = 16
-"""Multiply-adds that take as long as one element that is read, about."""
+"""Multiply-adds that take about as long as reading one element."""
 
 
 def assemble(
@@ -36,13 +36,13 @@ def assemble(
 
 
 def _work(plan: Plan) -> Size:
-    """The largest of what is read, made and multiplied: of sizes that only a call knows, and of those known before."""
+    """Return the largest number of elements read, written or multiplied; symbolic, if any of them is."""
     body, nest, shape = plan.body, plan.nest, plan.shape
     if shape.attention is not None:
         return product(tuple(a.size for a in shape.attention.loops))
     elsewhere = {o.destination for o in nest.outputs} | {i.value for i in nest.walk() if i.kind == "lookup"}
     read = [v for v in body.inputs if v not in elsewhere]
-    numels = [product(v.shape) for v in (*read, *map(made, body.outputs))]
+    numels = [product(v.shape) for v in (*read, *map(stored_value, body.outputs))]
     for contraction in shape.contractions:
         numels.append(product(tuple(a.size for a in (*contraction.axes, *contraction.bound))) // _MULTIPLIED)
     known = max((n for n in numels if isinstance(n, int)), default=0)

@@ -10,40 +10,40 @@ import sympy
 
 from fusec.codegen.tile.chains import Run, chained
 from fusec.codegen.tile.emitter import Emitter, grid
-from fusec.codegen.tile.kernel import Compute, Constant, Fold, Init, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import Constant, Operand, Statement, Store, Update, index_symbol
 from fusec.ir.types import DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
 from fusec.loops.kinds import Shape
 from fusec.loops.updates import loads_of
 
-# Recomputing something dearer than this in a second loop over the row costs more than keeping it in the cache.
+# Above this cost, recomputing a value in a second loop over the row is slower than keeping it in the cache.
 _DEAR = 8
 _MAX_SCRATCH = 16384
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a target cuts its loops."""
+    """How a target tiles its loops."""
 
     lanes: int
     """Elements of a tile."""
     grain: int = 4
-    """Tiles in one grid iteration, where a single axis is all there is to split."""
+    """Tiles in one grid iteration, where there is a single axis to split."""
     longest_row: int | None = None
     """Elements of the longest row that one tile may hold; None where tiles are registers."""
     cuts: int = 4
-    """How often a long sum is cut along one axis; see ``chained``."""
+    """The most cuts of a long sum along one axis; see ``chained``."""
     has_scratch: bool = True
-    """Whether a grid iteration has memory of its own."""
+    """A grid iteration may have scratch memory."""
     bf16_products: bool = False
-    """Whether the machine multiplies bfloat16 and adds into float32 in one instruction."""
+    """The machine multiplies bfloat16 and adds into float32 in one instruction."""
     cores: int = 1
-    """How many iterations of a grid run at once."""
+    """Iterations of a grid that run at once."""
 
 
 def schedule_rows(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
-    """The body of a kernel for a pointwise or row region.
+    """Return the body of a kernel for a pointwise or row region.
 
     Raises:
         ScheduleError: where a value would be needed in a loop that is not open.
@@ -58,12 +58,12 @@ class Rows:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
         self.strides = unit_strides(_accesses(nest, emitter.output_types))
         self.wanted: dict[IndexedExpr, tuple[sympy.Expr, int]] = {}
-        """Values to be kept in scratch once computed: where, and how many elements a row has."""
+        """Values to be kept in scratch once computed: offset, and elements of a row."""
         self.in_columns = False
-        """Whether lanes run along what stays, inside which the reductions loop."""
+        """Lanes run along an axis that is not reduced, and the reductions loop inside."""
 
     def run(self) -> tuple[Statement, ...]:
-        """The statements of the whole nest."""
+        """Return the statements of the nest."""
         for axis in (*self.shape.rows, *(a for dim in self.nest.axes for a in dim)):
             self.emitter.axis_name(axis)
         if self.shape.kind == "pointwise":
@@ -81,7 +81,7 @@ class Rows:
         outputs = self.nest.outputs
         updated = [o.destination for o in outputs if o.destination is not None]
         for number in [i for value in updated for i in loads_of(self.nest, value) if not i.axes]:
-            self.emitter.emit(number)  # before a store replaces it
+            self.emitter.emit(number)  # before a store overwrites it
         lane = self._lane_among([a for dim in self.nest.axes for a in dim])
         shared = [a for dim in self.nest.axes for a in dim if all(a in o.axes for o in outputs)]
         outer = [a for a in shared if a is not lane]
@@ -92,7 +92,7 @@ class Rows:
         return self._blocks(lane, outer, lambda: self._put(outputs))
 
     def _blocks(self, lane: Axis, outer: Sequence[Axis], fill: Callable[[], None]) -> tuple[Statement, ...]:
-        """A grid over blocks of one axis as well, for ranges that have no other axis to split."""
+        """Return a grid over blocks of one axis as well, for nests without another axis to split."""
         lanes = self._lanes(lane)
         block = lanes * self.tiling.grain
         if isinstance(lane.size, int) and lane.size <= block:
@@ -109,7 +109,7 @@ class Rows:
     # Rows.
 
     def fill(self) -> None:
-        """Reductions level by level; what can be stored along the way is, in the same loop."""
+        """Emit reductions level by level; outputs that are ready are stored in the same loop."""
         phases = self._phases()
         if self._fits_one_tile(phases):
             self._whole_row(phases)
@@ -122,22 +122,19 @@ class Rows:
                 self.stores(outputs)
 
     def _phases(self) -> list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]:
-        """Loops over columns in order: the reductions each makes, and the outputs each stores."""
+        """Return the loops over columns in order: the reductions each computes, and the outputs each stores."""
         rows = frozenset(self.shape.rows)
-        reductions = self.shape.reductions
         pending = list(self.nest.outputs)
         phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]] = []
-        for depth in sorted({r.depth for r in reductions}):
-            here = [r for r in reductions if r.depth == depth]
-            for bound in dict.fromkeys(r.bound for r in here):
-                # Only a whole set of segments may move: otherwise what they share would be computed twice.
-                ready = [o for o in pending if o.root.depth < depth and o.axes - rows == frozenset(bound)]
-                pending = [o for o in pending if o not in ready]
-                phases.append((bound, [r for r in here if r.bound == bound], ready))
+        for bound, level in reduction_levels(self.shape.reductions):
+            # Only all segments of an output may move: otherwise values that they share would be computed twice.
+            ready = [o for o in pending if o.root.depth < level[0].depth and o.axes - rows == frozenset(bound)]
+            pending = [o for o in pending if o not in ready]
+            phases.append((bound, level, ready))
         return [*phases, ((), [], pending)]
 
     def _reduce(self, bound: tuple[Axis, ...], reductions: list[IndexedExpr], outputs: list[Output]) -> None:
-        """The loops over one set of columns, with lanes along one of them unless a tile loop is open already."""
+        """Emit the loops over one set of columns, with lanes along one of them unless a tile loop is open already."""
         lane = None if self.in_columns else self._lane_among(bound)
         steps = [(axis, 1) for axis in bound if axis is not lane]
         if lane is not None:
@@ -151,21 +148,20 @@ class Rows:
     def _accumulate(
         self, loops: Sequence[Run], lane: Axis | None, reductions: list[IndexedExpr], outputs: list[Output]
     ) -> dict[IndexedExpr, str]:
-        """New accumulators, and the loops that fill them; gives the names of the totals."""
+        """Emit accumulators and the loops that fill them; return the names of the totals."""
         emitter = self.emitter
         chain = next((i for i, loop in enumerate(loops) if loop.ends_chain), len(loops))
         tiled = self.in_columns or (lane is not None and chain == len(loops))
-        totals = {r: emitter.fresh("acc") for r in reductions}
-        emitter.inner.extend(Init(name, _fold(r), _accumulator(r), tiled) for r, name in totals.items())
+        totals = {r: emitter.accumulator(r.node.op.name, _accumulator(r), tiled) for r in reductions}
         with ExitStack() as opened:
             for loop in loops[: chain + 1]:
                 opened.enter_context(self._open(loop, lane))
             if chain < len(loops):
                 parts = self._accumulate(loops[chain + 1 :], lane, reductions, outputs)
-                emitter.inner.extend(Update(totals[r], _fold(r), (part,)) for r, part in parts.items())
+                emitter.inner.extend(Update(totals[r], r.node.op.name, (part,)) for r, part in parts.items())
             else:
                 for r, name in totals.items():
-                    emitter.inner.append(Update(name, _fold(r), self._addends(r)))
+                    emitter.inner.append(Update(name, r.node.op.name, self._addends(r)))
                 self._put(outputs)
                 if not self.in_columns:
                     self._keep()
@@ -185,12 +181,10 @@ class Rows:
         return index_symbol(f"{self.emitter.axis_name(axis)}_run{length}")
 
     def _folded(self, reduction: IndexedExpr, accumulator: str) -> str:
-        total = self.emitter.fresh("r")
-        self.emitter.inner.append(Fold(total, _fold(reduction), accumulator, _accumulator(reduction)))
-        return total
+        return self.emitter.fold(reduction.node.op.name, accumulator, _accumulator(reduction))
 
     def _addends(self, reduction: IndexedExpr) -> tuple[Operand, ...]:
-        """What is added per element: the two factors of a product that nobody else wants, so that they fuse."""
+        """Return the addends of an element: two factors of a product without other uses, for a fused multiply-add."""
         (x,) = reduction.operands
         if reduction.node.is_op("sum") and x.kind == "pointwise" and x.node.is_op("mul") and len(x.value.users) == 1:
             return tuple(self.emitter.emit(o) for o in x.operands)
@@ -204,7 +198,7 @@ class Rows:
         return longest is not None and isinstance(size, int) and size <= longest
 
     def _whole_row(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> None:
-        """One tile holds the row: everything is loaded once and reduced in place."""
+        """Emit a row that one tile holds: everything is loaded once and reduced in registers."""
         ((axis,),) = {bound for bound, reductions, _ in phases if reductions}
         rows = frozenset(self.shape.rows)
         emitter = self.emitter
@@ -214,23 +208,21 @@ class Rows:
                 for r in reductions:
                     value = emitter.emit(r.operands[0])
                     if isinstance(value, Constant):
-                        value = _materialise(emitter, value, _accumulator(r))
-                    total = emitter.fresh("r")
-                    emitter.inner.append(Fold(total, _fold(r), value, _accumulator(r)))
-                    emitter.define(r, total)
+                        value = emitter.compute("cast", value, dtype=_accumulator(r))
+                    emitter.define(r, self._folded(r, value))
                 inside = [o for o in outputs if o.axes - rows <= {axis}]
                 outside += [o for o in outputs if o not in inside]
                 self._put(inside)
             totals = dict(emitter.levels[-1].names)
-        # A loop that is one tile opens no scope: its sums stay known for the segments behind it.
+        # A loop that is one tile opens no scope: its sums stay visible to the segments after it.
         for r in self.shape.reductions:
             emitter.define(r, totals[r])
         self.stores(outside)
 
-    # Columns: a reduction over outer axes, lanes along the axis that stays.
+    # Columns: a reduction over outer axes, lanes along the axis that is kept.
 
     def _is_column(self, lane: Axis) -> bool:
-        """Whether elements lie side by side along an axis that stays, and not where that is reduced."""
+        """Return whether memory is contiguous along an axis that is kept, and not along the reduced ones."""
         bound = {a for r in self.shape.reductions for a in r.bound}
         across = [(index, type) for index, type in _accesses(self.nest, self.emitter.output_types)
                   if any(lane in part.axes for part in index)]  # fmt: skip
@@ -252,11 +244,11 @@ class Rows:
     # Stores.
 
     def stores(self, outputs: Iterable[Output], tiled: bool = True) -> None:
-        """Store outputs in loops over whatever axes are not open yet, those over the same axes together.
+        """Store outputs in loops over the axes that are not open yet, those over the same axes together.
 
         Args:
-            outputs: what to store.
-            tiled: whether the innermost of these loops goes in tiles; not where a tile loop is open already.
+            outputs: the outputs.
+            tiled: make the innermost of these loops a tile loop; not where one is open already.
         """
         opened = self.emitter.levels[-1].axes
         groups: dict[tuple[Axis, ...], list[Output]] = {}
@@ -275,12 +267,12 @@ class Rows:
 
     def _put(self, outputs: Sequence[Output]) -> None:
         if any(output.destination is not None for output in outputs):
-            for output in outputs:  # a store may replace what another output reads
+            for output in outputs:  # a store may overwrite what another output reads
                 self.emitter.emit(output.root)
         for output in outputs:
             self.emitter.store(output)
 
-    # Scratch: dear values that several loops over the row need.
+    # Scratch: costly values that several loops over the row need.
 
     def _plan_scratch(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> None:
         if not self.tiling.has_scratch:
@@ -305,7 +297,7 @@ class Rows:
                 self.wanted[item] = offset, numel
 
     def _keep(self) -> None:
-        """At the end of a loop: store what later loops want and this one has computed."""
+        """Store the values of this loop that later loops need."""
         names = self.emitter.levels[-1].names
         for item in [i for i in self.wanted if i in names]:
             offset, numel = self.wanted.pop(item)
@@ -319,20 +311,28 @@ class Rows:
         return grid(self.emitter.inner, [(self.emitter.axis_name(a), a.size) for a in axes])
 
     def _lane_among(self, axes: Iterable[Axis]) -> Axis | None:
-        """The axis to run lanes along: the one that most accesses have at unit stride, the innermost of equals."""
+        """Return the axis for the lanes: the one with unit stride in most accesses, the innermost of equals."""
         inner_first = [axis for axis in axes if axis.size != 1][::-1]
         return max(inner_first, key=self.strides.__getitem__, default=None)
 
     def _lanes(self, axis: Axis) -> int:
-        """Elements of a tile along an axis: those of a register, or the power of two that holds the axis."""
+        """Return the lanes of a tile along an axis: those of a register, or the power of two that holds the axis."""
         if not self.tiling.longest_row or not isinstance(axis.size, int):
             return self.tiling.lanes
         limit = self.tiling.longest_row if self.shape.kind == "row" else self.tiling.lanes
         return min(1 << (axis.size - 1).bit_length(), limit)
 
 
+def reduction_levels(reductions: Iterable[IndexedExpr]) -> list[tuple[tuple[Axis, ...], list[IndexedExpr]]]:
+    """Group reductions over the same axes, those first that others need."""
+    levels: dict[tuple[int, tuple[Axis, ...]], list[IndexedExpr]] = {}
+    for reduction in sorted(reductions, key=lambda r: r.depth):
+        levels.setdefault((reduction.depth, reduction.bound), []).append(reduction)
+    return [(bound, members) for (_, bound), members in levels.items()]
+
+
 def unit_strides(accesses: Iterable[tuple[tuple[Affine, ...], TensorType]]) -> Counter[Axis]:
-    """How many loads and stores have each axis at unit stride."""
+    """Count the loads and stores with unit stride along each axis."""
     counts: Counter[Axis] = Counter()
     for index, type in accesses:
         for part, stride in zip(index, type.strides, strict=True):
@@ -343,13 +343,9 @@ def unit_strides(accesses: Iterable[tuple[tuple[Affine, ...], TensorType]]) -> C
 
 
 def _accesses(nest: LoopNest, output_types: Sequence[TensorType]) -> Iterator[tuple[tuple[Affine, ...], TensorType]]:
-    """Where each load and store of a nest lies, and in what."""
+    """Yield the index of each load and store of a nest, and the type of its tensor."""
     yield from ((i.index, i.value.tensor) for i in nest.walk() if i.kind in ("load", "lookup"))
     yield from ((o.index, output_types[o.position]) for o in nest.outputs)
-
-
-def _fold(reduction: IndexedExpr) -> str:
-    return reduction.node.op.name
 
 
 def _accumulator(reduction: IndexedExpr) -> DType:
@@ -358,9 +354,3 @@ def _accumulator(reduction: IndexedExpr) -> DType:
 
 def _ceiling(size: Size, block: int) -> sympy.Expr:
     return sympy.floor((size + block - 1) / block)
-
-
-def _materialise(emitter: Emitter, value: Constant, dtype: DType) -> str:
-    name = emitter.fresh()
-    emitter.inner.append(Compute(name, "cast", (value,), dtype))
-    return name

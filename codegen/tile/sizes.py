@@ -1,4 +1,4 @@
-"""Size expressions as text: one walk over sympy's nodes, and for each language how it writes them."""
+"""Size expressions as text: one walk over sympy's nodes, and the syntax of each language."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from fusec.ir.types import Size
 
 _SUM, _QUOTIENT, _PRODUCT, _ATOM = range(4)
 _Text: TypeAlias = tuple[str, int]
-"""Text, and how strongly it binds."""
+"""Text and its precedence."""
 
 
 @dataclass(frozen=True)
 class Language:
-    """How integer arithmetic is written, ``{}`` standing for an operand; what is not said is as in Python."""
+    """Syntax of integer arithmetic, with ``{}`` for an operand; Python's by default."""
 
     name: str = "Python"
     quotient: str = "{} // {}"
@@ -72,7 +72,7 @@ class Language:
         out = ""
         for term in sorted(terms, key=lambda a: (a.is_Number, str(a))):
             negative = _is_negative(term)
-            # A minus in front binds more tightly than a quotient, which is not rounded to the same side then.
+            # A minus in front binds more tightly than a quotient, which would then round the other way.
             text = self._bound(-term if negative else term, _PRODUCT if negative and not out else _QUOTIENT)
             out += (" - " if negative else " + ") + text if out else "-" * negative + text
         return out, _SUM

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TritonTarget:
-    """Blocks of a power of two; a row is one block, as long as its length is known."""
+    """Generates Triton, with blocks whose sizes are powers of two; a row of static length is one block."""
 
     name: str = "triton"
 
     def machine(self, config: Config) -> Machine:
-        """The GPU that is asked for, by its datasheet; or the one that is there."""
+        """Return the profile of the GPU that options name, by its datasheet, or of the one that is present."""
         import torch
 
         if config.machine or not torch.cuda.is_available():
             return chip(config.machine, USUAL_CHIP_OF_AMD if torch.version.hip else USUAL_CHIP)
-        return _described(torch.cuda.get_device_properties(), nvidia=torch.version.hip is None)
+        return _profile(torch.cuda.get_device_properties(), nvidia=torch.version.hip is None)
 
     def limits(self, config: Config, machine: Machine) -> Limits:
         """Return the kernels that it has schedules for."""
@@ -51,10 +51,10 @@ class TritonTarget:
             plan: of the kernel.
             name: of the kernel.
             machine: the GPU; by default the usual one.
-            config: what its schedule leaves free; by default what suits that GPU.
+            config: block sizes, warps and stages; by default chosen by heuristics for that GPU.
 
         Raises:
-            ScheduleError: where there is none.
+            ScheduleError: if there is none.
         """
         kernel = schedule(plan, name, machine, config)
         for statement in walk(kernel.body):
@@ -63,7 +63,7 @@ class TritonTarget:
         return with_distinct_axes(kernel)
 
     def print(self, kernel: Kernel) -> str:
-        """Its text.
+        """Return the source of a kernel.
 
         Raises:
             ScheduleError: for what Triton cannot express.
@@ -71,22 +71,22 @@ class TritonTarget:
         return print_kernel(kernel)
 
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[Launchable | BuildError]:
-        """Print all. Triton compiles here what it can expect, and the rest at launches, for what it meets there.
+        """Print kernels, and compile those with static sizes in parallel; Triton compiles the others at their launch.
 
-        On AMD's GPUs it asks how long memory is, and under ``autotune`` other candidates are compiled beside.
+        On GPUs of AMD all are compiled at their launch, since Triton specializes on the length of buffers there; under
+        ``autotune`` they are compiled together with the other candidates.
 
         Raises:
-            BuildError: where Triton is not installed.
+            BuildError: if Triton is not installed.
         """
         try:
             import torch
 
-            from fusec.codegen.triton.ahead import prepare_all
-            from fusec.codegen.triton.launch import TritonKernel
+            from fusec.codegen.triton.kernel import TritonKernel, prepare_all
         except ImportError as reason:
             raise BuildError("Triton is not installed", why=str(reason), fix="pip install triton") from reason
         built: list[Launchable | BuildError] = []
-        dependent = _launches_dependents(config)
+        dependent = _has_dependent_launch(config)
         for kernel in kernels:
             try:
                 built.append(TritonKernel(kernel, dependent))
@@ -104,44 +104,43 @@ class TritonTarget:
         context: Context,
         report: Callable[[BuildError], None],
     ) -> tuple[Kernel, Launchable]:
-        """The kernel, or under ``autotune`` what was recorded as quickest, or what finds that out when it first runs.
+        """Return the kernel with a fallback; under ``autotune`` the recorded choice, or a kernel that tunes itself.
 
-        Triton compiles at a launch. Where that fails the operations run one by one.
+        If Triton cannot compile the kernel at its first launch, its operations run through ATen.
         """
-        from fusec.codegen.program.unfused import Unfused
+        from fusec.codegen.program.fallback import KernelWithFallback, UnfusedKernel
         from fusec.codegen.triton.autotune.trials import Candidate
         from fusec.codegen.triton.autotune.tuner import Tuner
-        from fusec.codegen.triton.guarded import GuardedKernel
 
-        unfused = Unfused(kernel.name, region.body, kernel.symbols)
+        unfused = UnfusedKernel(kernel.name, region.body, kernel.symbols)
         if context.config.autotune and isinstance(built, Candidate):
-            tuner = Tuner.here(context, self, _launches_dependents(context.config))
+            tuner = Tuner.of_current_device(context, self, _has_dependent_launch(context.config))
             kernel, built = tuner.select_kernel(region, kernel, built) if tuner else (kernel, built)
-        return kernel, GuardedKernel(built, unfused, report)
+        return kernel, KernelWithFallback(built, unfused, report)
 
 
 _GENERATIONS = {
     (8, 9): CHIPS["rtx4090"], (9, 0): CHIPS["h100"], (10, 0): CHIPS["b200"], (12, 0): CHIPS["rtx5090"],
 }  # fmt: skip
-"""GPUs of NVIDIA's by the least capability of their kind."""
+"""GPUs of NVIDIA by the lowest compute capability of their generation."""
 
 
-def _described(properties: Any, nvidia: bool) -> Machine:
-    """A GPU by what its driver tells, and for the rest by its datasheet, or by that of one of its generation.
+def _profile(properties: Any, nvidia: bool) -> Machine:
+    """Return the profile of a GPU: what its driver reports, and the rest from its datasheet or one of its generation.
 
-    Of many chips there are smaller editions, and parts (MIG): what one computes goes by its processors.
+    Of many chips there are smaller versions and partitions (MIG), so peak rates scale with the number of processors.
     """
     has = (properties.major, properties.minor)
-    kinds = [least for least in _GENERATIONS if (properties.major, 0) <= least <= has]
-    akin = USUAL_CHIP_OF_AMD if not nvidia else _GENERATIONS[max(kinds)] if kinds else USUAL_CHIP
+    lower = [least for least in _GENERATIONS if (properties.major, 0) <= least <= has]
+    similar = USUAL_CHIP_OF_AMD if not nvidia else _GENERATIONS[max(lower)] if lower else USUAL_CHIP
     known = known_chip(properties.name)
-    like = known or replace(akin, cache_gb_s=0.0)
+    like = known or replace(similar, cache_gb_s=0.0)
     part = properties.multi_processor_count / like.threads
     return replace(
         like,
         name=properties.name,
         peaks={unit: rate * part for unit, rate in like.peaks.items()},
-        # What lies behind the L2 of AMD's is in no driver.
+        # Drivers of AMD do not report the last-level cache.
         cache_bytes=like.cache_bytes if known and not nvidia else properties.L2_cache_size,
         cache_gb_s=like.cache_gb_s * part,
         threads=properties.multi_processor_count,
@@ -149,8 +148,8 @@ def _described(properties: Any, nvidia: bool) -> Machine:
     )
 
 
-def _launches_dependents(config: Config) -> bool:
-    """Whether a kernel is to start before the one ahead has ended, and the GPU can do that."""
+def _has_dependent_launch(config: Config) -> bool:
+    """Return whether kernels use programmatic dependent launch, which takes a GPU that supports it."""
     import torch
 
     nvidia = config.dependent_launch and torch.version.hip is None and torch.cuda.is_available()
@@ -158,11 +157,11 @@ def _launches_dependents(config: Config) -> bool:
 
 
 def check_region(region: Node, name: str = "kernel") -> "RegionCheck":
-    """A region's Triton kernel held against its body in the interpreter, and compiled ahead of time.
+    """Compare a region's Triton kernel with its body, and compile it ahead of time.
 
     Raises:
-        ScheduleError: where Triton has no schedule for the region.
-        BuildError: where Triton refuses the kernel.
+        ScheduleError: if Triton has no schedule for the region.
+        BuildError: if Triton cannot compile the kernel.
     """
     from fusec.codegen.triton import check
 

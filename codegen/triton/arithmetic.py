@@ -20,17 +20,17 @@ _INFIX = {
 _LIBRARY = {
     "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sin": "tl.sin", "cos": "tl.cos",
     "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs", "fma": "tl.fma",
-    # A weight of attention is off by as much as its exponent is large, but then it weighs nothing beside that of 0.
+    # The error of an attention weight grows with its exponent, but such a weight is negligible beside e^0.
     "exp_of_weight": "tl.exp",
 }  # fmt: skip
 _PRELUDE = {"exp", "expm1", "log1p", "trunc", "tanh", "atan2"}
 _INTEGER_IDENTITY = {"floor", "ceil", "round", "trunc"}
 _SQUARINGS = 8
-"""Up to this exponent a power is spelt as multiplications."""
+"""Powers up to this exponent are printed as multiplications."""
 
 
 def literal(value: float | int | bool, dtype: DType) -> str:
-    """A number as the text of a Python literal of the kind of ``dtype``; an integer wraps into its range."""
+    """Return a number as a Python literal of the kind of ``dtype``; integers wrap into its range."""
     if dtype == BOOL:
         return str(bool(value))
     if not dtype.is_float:
@@ -40,9 +40,9 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def filled(value: float | int | bool, dtype: DType, shape: str = "()") -> str:
-    """A scalar or tile of one number, of exactly that element type.
+    """Return a scalar or tile of one number, of exactly that element type.
 
-    Triton takes every literal that equals 0 for +0, and -x for 0 - x.
+    Triton reads every literal equal to 0 as +0, and computes -x as 0 - x.
     """
     text = f"tl.full({shape}, {literal(value, dtype)}, {NAMES[dtype.name]})"
     return f"({text} * -1.0)" if _is_negative_zero(value, dtype) else text
@@ -53,7 +53,7 @@ def _is_negative_zero(value: float | int | bool, dtype: DType) -> bool:
 
 
 def expression(compute: Compute, name: Callable[[str], str]) -> str:
-    """The right-hand side of a ``Compute``.
+    """Return the right-hand side of a ``Compute``.
 
     Args:
         compute: the operation.
@@ -72,13 +72,13 @@ class _Expression:
         self.name = name
 
     def typed(self, operand: Operand, dtype: DType | None = None) -> str:
-        """An operand as a value of exactly the compute type."""
+        """Return an operand as a value of exactly the compute type."""
         if isinstance(operand, Constant):
             return filled(operand.value, accumulation(dtype or self.dtype))
         return self.name(operand)
 
     def bare(self) -> list[str]:
-        """The operands of an infix operator, whose literals take the type of the other side."""
+        """Return the operands of an infix operator; literals take the type of the other side."""
         numbers = [o for o in self.operands if isinstance(o, Constant)]
         if len(numbers) == len(self.operands) or any(_is_negative_zero(n.value, self.dtype) for n in numbers):
             return [self.typed(o) for o in self.operands]
@@ -179,7 +179,7 @@ class _Expression:
         return self._shift(">>", x, y)
 
     def _shift(self, operator: str, x: Operand, y: Operand) -> str:
-        """By 0 to bits - 1, as LLVM defines no other; the result of the others is eager's: no bit, or the sign."""
+        """Shift by 0 to bits - 1, as LLVM defines no others; for those the result is eager's: zero, or the sign."""
         bits = 8 * self.dtype.bytes
         if isinstance(y, Constant) and y.value in range(bits):
             return f"{self.typed(x)} {operator} {self.typed(y)}"
@@ -215,7 +215,7 @@ def _signed(text: str) -> str:
 
 
 def identity(op: str, dtype: DType) -> float | int | bool:
-    """What a reduction with ``op`` in ``dtype`` starts from."""
+    """Return the identity of a reduction with ``op`` in ``dtype``."""
     if op in ("sum", "prod"):
         return 0 if op == "sum" else 1
     if dtype.is_float:
@@ -228,11 +228,11 @@ def identity(op: str, dtype: DType) -> float | int | bool:
 
 
 COMBINERS: dict[str, str] = {"sum": "add", "prod": "product", "max": "max_or_nan", "min": "min_or_nan"}
-"""The device function that joins two partial results of a reduction."""
+"""The device function that combines two partial results of a reduction."""
 
 
 def combined(op: str, dtype: DType, left: str, right: str) -> str:
-    """``left op right`` for two partial results of a reduction."""
+    """Return ``left op right`` for two partial results of a reduction."""
     if dtype == BOOL:
         return f"{left} {'|' if op in ('sum', 'max') else '&'} {right}"
     if op in ("sum", "prod"):
@@ -241,7 +241,7 @@ def combined(op: str, dtype: DType, left: str, right: str) -> str:
 
 
 def reduced(op: str, dtype: DType, tile: str, dim: int = 0) -> str:
-    """The lanes of a tile along one of its dimensions as one number of ``dtype`` each."""
+    """Return the reduction of a tile along one of its dimensions, in ``dtype``."""
     if dtype == BOOL:
         combiner = COMBINERS["max" if op in ("max", "sum") else "min"]
         return f"tl.reduce(({tile}).to(tl.int32), {dim}, {combiner}) != 0"
@@ -249,14 +249,14 @@ def reduced(op: str, dtype: DType, tile: str, dim: int = 0) -> str:
 
 
 def narrowed(dtype: DType, text: str) -> str:
-    """A value in exactly that type, for a matrix unit."""
+    """Return a value converted to ``dtype``, for a matrix unit."""
     if accumulation(dtype) == dtype:
         return text
     return f"narrow_bf16({text})" if dtype == BF16 else f"({text}).to({NAMES[dtype.name]})"
 
 
 def rounded(dtype: DType, text: str) -> str:
-    """A value of the compute type of ``dtype``, rounded to ``dtype``."""
+    """Return a value of the compute type of ``dtype``, rounded to ``dtype``."""
     if accumulation(dtype) == dtype:
         return text
     if dtype == BF16:

@@ -1,4 +1,4 @@
-"""A region's Triton kernel held against the meaning of its body, and compiled for chips that need not be here."""
+"""Checks of a region's Triton kernel: results, bounds proofs, and compilation for chips that need not be present."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from fusec.codegen.tile.emitter import storage_numel
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
-from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.legality import ANY
 from fusec.config import Config
 from fusec.ir.graph import Graph, Node
@@ -29,7 +29,7 @@ from fusec.reference.sizes import bind_symbols
 
 DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
 _SIZES = (3, 5, 2, 7, 11, 13)
-"""What symbols stand for, in turn: small and distinct, so that a mixed-up size shows."""
+"""The values of symbols, in turn: small and distinct, so that sizes that are confused give wrong results."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RegionCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether it is right, within its buffers, and compiles to what each chip should run."""
+        """Return whether it is right, stays within its buffers and compiles without problems for each chip."""
         return self.comparison.passed and all(r.ok for r in self.reports) and not self.unproven
 
     def __str__(self) -> str:
@@ -57,35 +57,31 @@ def check_region(
     region: Node,
     name: str = "kernel",
     chips: Sequence[str] = DEFAULT_CHIPS,
-    seed: int = 0,
     inputs: Sequence[Tensor] | None = None,
     config: KernelConfig | None = None,
     machine: Machine | None = None,
 ) -> RegionCheck:
-    """Schedule a region with whole rows, run it, prove its bounds and compile it for chips that need not be there.
+    """Schedule a region, run its kernel, prove its bounds and compile it for chips that need not be present.
 
-    It runs where its tensors lie: on a CPU in Triton's interpreter.
-
-    What is compiled suits each of them, unless a config is given.
+    The kernel runs on the device of its tensors: on a CPU in Triton's interpreter. For each chip it is scheduled anew.
 
     Args:
-        region: a node that holds primitives.
-        name: what its kernel is called.
-        chips: what it is compiled for.
-        seed: of the sampled inputs.
-        inputs: what the region takes; sampled unless given, though a sample may be nothing that occurs: sums of
-            squares below zero have a root that says little about a kernel.
-        config: what the schedule leaves free; by default what suits a chip.
-        machine: the GPU that what runs has to suit; by default the one that is there, or the usual one.
+        region: a kernel region.
+        name: of the kernel.
+        chips: to compile for.
+        inputs: of the region; sampled by default, though samples may be values that never occur, such as negative sums
+            of squares.
+        config: of the kernel; by default chosen by heuristics, for each chip.
+        machine: the GPU for which the kernel that runs is scheduled; by default the present one, or a usual one.
 
     Raises:
-        ScheduleError: where Triton has no schedule for the region.
-        BuildError: where Triton refuses the kernel.
+        ScheduleError: if Triton has no schedule for the region.
+        BuildError: if Triton cannot compile the kernel.
     """
     target = TritonTarget()
     plan = plan_kernel(region.body, ANY)
     kernel = target.schedule(plan, name, machine or target.machine(Config()), config)
-    comparison = _compare(kernel, region.body, seed, inputs)
+    comparison = _compare(kernel, region.body, inputs)
     multiplies, limits = multiplies_matrices(region.body), size_limits(region.body)
     kernels = {code: target.schedule(plan, name, chip(code), config) for code in chips}
     reports = tuple(replace(compile_for(k, code), multiplies_halves=multiplies) for code, k in kernels.items())
@@ -94,11 +90,11 @@ def check_region(
 
 
 def multiplies_matrices(body: Graph) -> bool:
-    """Whether a body has a product of half types with several rows and columns, which is what matrix units are for."""
-    return any(node.is_op("contraction") and _is_of_matrices(node) for node in body.nodes)
+    """Return whether a body has a matmul of half types with several rows and columns, as matrix units compute."""
+    return any(node.is_op("contraction") and _multiplies_matrices(node) for node in body.nodes)
 
 
-def _is_of_matrices(product: Node) -> bool:
+def _multiplies_matrices(product: Node) -> bool:
     (left, right), result = split_spec(product.attributes["spec"])
     sizes = {
         letter: n
@@ -113,10 +109,10 @@ def _is_of_matrices(product: Node) -> bool:
     return halves and min(own) > 1
 
 
-def _compare(kernel: Kernel, body: Graph, seed: int, given: Sequence[Tensor] | None = None) -> Comparison:
+def _compare(kernel: Kernel, body: Graph, given: Sequence[Tensor] | None) -> Comparison:
     sizes = itertools.cycle(_SIZES)
     symbols = {name: next(sizes) for name in kernel.symbols} if given is None else bind_symbols(body, given)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     if given is None:
         inputs = [_sample(value.tensor, symbols, generator) for value in body.inputs]
     else:
@@ -127,7 +123,7 @@ def _compare(kernel: Kernel, body: Graph, seed: int, given: Sequence[Tensor] | N
 
 
 def run_kernel(kernel: Kernel, body: Graph, inputs: Sequence[Tensor], symbols: Mapping[str, int]) -> list[Tensor]:
-    """The outputs of a region's kernel; inputs, which have the strides of the body's types, may be written to."""
+    """Run a region's kernel; return its outputs. Inputs have the strides of the body's types, and may be written to."""
     written = {v: v.producer.operands[0] for v in body.outputs if v.producer and v.producer.is_op("write")}
     own = {v: _allocate(v.tensor, symbols) for v in body.outputs if v not in written}
     TritonKernel(kernel)([*inputs, *own.values()], [symbols[name] for name in kernel.symbols])
@@ -136,7 +132,7 @@ def run_kernel(kernel: Kernel, body: Graph, inputs: Sequence[Tensor], symbols: M
 
 
 def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generator) -> Tensor:
-    """A tensor of a type: normal numbers, small integers, fair booleans."""
+    """Return a random tensor of a type: normal floats, small integers, or booleans of equal probability."""
     length, dtype = evaluate_size(storage_numel(type), symbols), torch_dtype(type.dtype)
     if dtype.is_floating_point:
         storage = torch.randn(length, generator=generator, dtype=torch.float64).to(dtype)
@@ -148,7 +144,7 @@ def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generato
 
 
 def laid_out(x: Tensor, type: TensorType, symbols: Mapping[str, int]) -> Tensor:
-    """A copy of a tensor with the strides of a type."""
+    """Return a copy of a tensor with the strides of a type."""
     shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
     for dim, stride in enumerate(strides):
         x = x.narrow(dim, 0, 1) if stride == 0 and x.shape[dim] else x
@@ -156,7 +152,7 @@ def laid_out(x: Tensor, type: TensorType, symbols: Mapping[str, int]) -> Tensor:
 
 
 def _allocate(type: TensorType, symbols: Mapping[str, int]) -> Tensor:
-    """Memory for an output, filled with what a forgotten store would leave."""
+    """Return memory for an output, filled with values that reveal a missing store."""
     shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
     out = torch.empty_strided(shape, strides, dtype=torch_dtype(type.dtype), device=type.device)
     return out.fill_(torch.nan if out.is_floating_point() else 1)

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of time for a chip that need not be present, and what the machine code takes."""
+"""Ahead-of-time compilation for chips that need not be present, and the resources that the machine code uses."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from fusec.analysis.machine import CHIPS as MACHINES
 from fusec.codegen.tile.kernel import DotTiles, Kernel, walk
 from fusec.codegen.triton.grids import grids
-from fusec.codegen.triton.launch import define
+from fusec.codegen.triton.jit import define
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import blocks, descriptors, options, parameters
 from fusec.codegen.triton.tiles import spans
@@ -32,50 +32,50 @@ CHIPS: dict[str, GPUTarget] = {
     "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-"""The chips by name."""
+"""By name."""
 
 _POINTERS = {
     "f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32", "i16": "*i16",
     "i8": "*i8", "u8": "*u8", "bool": "*i1",
 }  # fmt: skip
 _SHARED = {machine.code: machine.shared_bytes for machine in MACHINES.values()}
-"""Bytes of shared memory that one program can have."""
+"""The maximum of shared memory of a program, in bytes."""
 _MATRIX = re.compile(r"\b(?:(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma\.)[\w.:]*|v_s?mfma_\w+)")
 _COPY = re.compile(r"\bcp\.async\.(?:c[ag]|bulk)\b")
 _BLOCK_COPY = "cp.async.bulk.tensor."
 _ASSERTION = re.compile(r"\bcall(?:\.uni)?\s+__assertfail\b")
 _ALIGNED = [["tt.divisibility", 16]]
-"""What a caller promises of each pointer: torch aligns what it allocates to far more."""
+"""The alignment of pointers that is assumed: torch aligns allocations to more."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one kernel takes on one chip."""
+    """The resources that a kernel uses on a chip."""
 
     kernel: str
     chip: str
     registers: int
-    """Of one thread."""
+    """Of a thread."""
     spills: int
-    """Bytes (NVIDIA) or registers (AMD) that did not fit and went to memory."""
+    """Spilled bytes (NVIDIA) or registers (AMD)."""
     shared: int
-    """Bytes of shared memory of one program."""
+    """Bytes of shared memory of a program."""
     assembly_bytes: int
     """Length of the PTX or AMDGCN text."""
     matrix_instructions: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Places in that text that use a matrix unit, by instruction."""
+    """Number of instructions for matrix units, by mnemonic."""
     multiplies_halves: bool = False
-    """Whether it multiplies matrices of half types, which every chip here has a unit for."""
+    """Whether the kernel multiplies matrices of half types, for which each of these chips has a unit."""
     asynchronous_copies: int = 0
-    """Places where it copies to shared memory without waiting: what a loop does whose loads run ahead (NVIDIA)."""
+    """Number of asynchronous copies to shared memory, as in software-pipelined loops (NVIDIA)."""
     block_copies: int = 0
-    """Those of them that copy a whole block by a tensor descriptor."""
+    """Number of those that copy a block through a tensor descriptor."""
     assertions: int = 0
-    """Places where it may end since a condition does not hold."""
+    """Number of traps of index checks."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What spilled, what keeps it from being launched, and what the chip's matrix unit should have done."""
+        """Return what is wrong: spills, too much shared memory, or an unused matrix unit."""
         limit, found = _SHARED[self.chip], []
         if self.spills:
             found.append(f"{self.spills} spilled")
@@ -87,7 +87,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there are none."""
+        """Return whether there are no problems."""
         return not self.problems
 
 
@@ -95,18 +95,17 @@ def compile_for(kernel: Kernel, chip: str) -> Report:
     """Compile a kernel for one of ``CHIPS``; no GPU is needed.
 
     Returns:
-        Of a kernel with several grids, the most that any of them takes, and all that spills.
+        For a kernel with several grids the maximum of registers and shared memory, and the sum of the rest.
 
     Raises:
-        BuildError: where Triton refuses it.
+        BuildError: if Triton cannot compile it.
     """
     text = print_kernel(kernel)
-    first, *others = (_compiled(grid, text, chip) for grid in grids(kernel))
-    return replace(reduce(_together, others, first), kernel=kernel.name, multiplies_halves=multiplies_halves(kernel))
+    first, *others = (_compile_grid(grid, text, chip) for grid in grids(kernel))
+    return replace(reduce(_combine, others, first), kernel=kernel.name, multiplies_halves=multiplies_halves(kernel))
 
 
-def _compiled(kernel: Kernel, text: str, chip: str) -> Report:
-    """One grid."""
+def _compile_grid(kernel: Kernel, text: str, chip: str) -> Report:
     function = define(kernel, text)
     names = parameters(kernel)
     pointers = {b.name: _POINTERS[b.dtype.name] for b in kernel.buffers}
@@ -120,11 +119,11 @@ def _compiled(kernel: Kernel, text: str, chip: str) -> Report:
         compiled = triton.compile(source, target=CHIPS[chip], options=options(kernel))
     except Exception as reason:
         raise BuildError(f"Triton refuses kernel {kernel.name} for {chip}", why=str(reason)) from reason
-    read = _nvidia if CHIPS[chip].backend == "cuda" else _amd
-    return read(kernel.name, chip, compiled)
+    report = _nvidia if CHIPS[chip].backend == "cuda" else _amd
+    return report(kernel.name, chip, compiled)
 
 
-def _together(one: Report, other: Report) -> Report:
+def _combine(one: Report, other: Report) -> Report:
     return replace(
         one,
         registers=max(one.registers, other.registers),
@@ -139,7 +138,7 @@ def _together(one: Report, other: Report) -> Report:
 
 
 def multiplies_halves(kernel: Kernel) -> bool:
-    """Whether a kernel multiplies matrices of a half type."""
+    """Return whether a kernel multiplies matrices of a half type."""
     axes = spans(kernel)
     dots = [s for s in walk(kernel.body) if isinstance(s, DotTiles)]
     return any(accumulation(s.dtype) != s.dtype and len(axes.get(s.acc, ())) == 2 for s in dots)
@@ -152,7 +151,7 @@ def _amd(name: str, chip: str, compiled: Any) -> Report:
         found = re.search(rf"\.{key}:\s*(\d+)", text)
         return int(found[1]) if found else 0
 
-    # Scalar registers go to lanes of vector registers, which is no memory, unless the kernel has scratch memory.
+    # Scalar registers spill to lanes of vector registers, not to memory, unless the kernel has scratch memory.
     spills = field("vgpr_spill_count") + (field("sgpr_spill_count") if field("private_segment_fixed_size") else 0)
     matrix = dict(Counter(_MATRIX.findall(text)))
     registers, traps = field("vgpr_count"), text.count("s_trap")
@@ -179,12 +178,12 @@ def _nvidia(name: str, chip: str, compiled: Any) -> Report:
 
 
 def _spilled(ptx: str, folder: Path) -> int:
-    """Bytes spilled: a stack may also be a table that a function such as sin keeps, so the assembler is asked."""
+    """Return the bytes that the assembler reports as spilled: the stack may also hold tables, as for ``sin``."""
     source, found = folder / "kernel.ptx", re.search(r"^\.target sm_(\d+)(a?)", ptx, re.MULTILINE)
     if not found:
-        raise BuildError("PTX that names no target", where=str(source))
+        raise BuildError("PTX without a target", where=str(source))
     source.write_text(ptx)
-    from triton.backends.nvidia.compiler import get_ptxas  # of the two that Triton carries, the one it has used
+    from triton.backends.nvidia.compiler import get_ptxas  # the one of its two that Triton used
 
     flags = ["-v", "--fmad=false", "--regAllocOptLevel=2", f"--gpu-name=sm_{found[1]}{found[2]}"]
     log = _tool(get_ptxas(int(found[1])).path, *flags, str(source), "-o", str(folder / "again.cubin"))
@@ -192,7 +191,7 @@ def _spilled(ptx: str, folder: Path) -> int:
 
 
 def _tool(name: str, *arguments: str) -> str:
-    """What one of the CUDA tools in Triton's wheel prints, given by name or with its path."""
+    """Return the output of a CUDA tool in Triton's wheel, given by name or path."""
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     try:
         done = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""What a kernel's launch looks like: its grid, its parameters, the width of its offsets, names and sizes."""
+"""The signature of a kernel: its grid, parameters, compiler options, width of offsets, and names."""
 
 import keyword
 import math
@@ -15,21 +15,21 @@ from fusec.errors import ScheduleError
 from fusec.ir.types import Size, product, simplify
 
 _WARP_ELEMENTS = 256
-"""Elements of a tile that one warp works on: 8 a lane, so that a lane's loads of half types are 16 bytes."""
+"""Elements of a tile for each warp: 8 for each lane, so that the loads of half types are 16 bytes wide."""
 _MAX_WARPS = 16
 _MAX_WARPS_OF_BLOCKS = 8
-"""Of a kernel with tiles of two axes: more warps leave each lane too few registers for several of them."""
+"""Of a kernel with two-dimensional tiles: more warps leave each lane too few registers for several of them."""
 _WARPS_OF_DESCRIPTORS = 4
-"""The least of a program that loads by descriptors: Inductor leaves out fewer as not safe."""
+"""The minimum of a kernel with tensor descriptors: Inductor excludes fewer as unsafe."""
 _MAX_INT32 = 2**31 - 1
 ASSERTING = {"debug": True, "sanitize_overflow": False}
-"""Options under which Triton compiles assertions: the kernel's own, and none about each sum of integers."""
+"""Options that compile the assertions of the kernel, but not those of Triton on integer overflow."""
 _RESERVED = frozenset({"tl", "triton", "float", "range", "pid", *keyword.kwlist, *FUNCTIONS})
 
 
 @dataclass(frozen=True)
 class Block:
-    """A compile-time parameter of the kernel: the number of lanes of some of its tile loops."""
+    """A compile-time parameter of a kernel: the number of lanes of some of its tile loops."""
 
     name: str
     lanes: int
@@ -37,7 +37,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Described:
-    """A run-time parameter of the kernel: the tensor descriptor by which it loads blocks of a buffer."""
+    """A run-time parameter of a kernel: a tensor descriptor through which it loads blocks of a buffer."""
 
     name: str
     buffer: str
@@ -48,7 +48,7 @@ class Described:
 
 
 def described(kernel: Kernel) -> dict[Load, Described]:
-    """Which loads go by a descriptor, and by which: none, unless that was chosen."""
+    """Return the descriptor of each load that uses one: none unless the configuration asks for them."""
     if not kernel.config.descriptors:
         return {}
     names, found = dict[tuple[object, ...], str](), dict[Load, Described]()
@@ -62,13 +62,13 @@ def described(kernel: Kernel) -> dict[Load, Described]:
 
 
 def descriptors(kernel: Kernel) -> tuple[Described, ...]:
-    """All of them, in the order of the buffers."""
+    """Return all descriptors, in the order of the buffers."""
     order = [buffer.name for buffer in kernel.buffers]
     return tuple(sorted(dict.fromkeys(described(kernel).values()), key=lambda d: order.index(d.buffer)))
 
 
 def blocks(kernel: Kernel) -> tuple[Block, ...]:
-    """The compile-time parameters, one for each distinct number of lanes."""
+    """Return the compile-time parameters, one for each distinct number of lanes."""
     lanes = list(
         dict.fromkeys(lanes_of(loop) for loop in walk(kernel.body) if isinstance(loop, Loop) and loop.kind == "tile")
     )
@@ -76,14 +76,14 @@ def blocks(kernel: Kernel) -> tuple[Block, ...]:
 
 
 def options(kernel: Kernel) -> dict[str, Any]:
-    """What Triton's compiler is told of a kernel: a product is rounded before it is added, whatever is its default."""
+    """Return the options of Triton's compiler; FP fusion is off: products are rounded before they are added."""
     chosen = {"num_stages": kernel.config.stages, "maxnreg": kernel.config.registers}
-    told = {"num_warps": num_warps(kernel), **{k: n for k, n in chosen.items() if n}, "enable_fp_fusion": False}
-    return told | ASSERTING if any(isinstance(s, Check) for s in walk(kernel.body)) else told
+    found = {"num_warps": num_warps(kernel), **{k: n for k, n in chosen.items() if n}, "enable_fp_fusion": False}
+    return found | ASSERTING if any(isinstance(s, Check) for s in walk(kernel.body)) else found
 
 
 def num_warps(kernel: Kernel) -> int:
-    """How many warps share a program: those chosen, or enough that a lane holds few elements of a tile."""
+    """Return the number of warps of a program: as configured, or enough that each lane holds few elements of a tile."""
     if kernel.config.warps:
         return kernel.config.warps
     lanes, axes = lanes_along(kernel), spans(kernel)
@@ -96,7 +96,7 @@ def num_warps(kernel: Kernel) -> int:
 
 
 def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
-    """The grid loops, outermost first."""
+    """Return the grid loops, outermost first."""
     loops: list[Loop] = []
     body = kernel.body
     while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind == "grid":
@@ -106,7 +106,7 @@ def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
 
 
 def trips(loop: Loop) -> Size:
-    """How many iterations a loop makes."""
+    """Return the trip count of a loop."""
     length = simplify(loop.stop - loop.start)
     if isinstance(length, int) and isinstance(loop.step, int):
         return -(-length // loop.step)
@@ -114,27 +114,27 @@ def trips(loop: Loop) -> Size:
 
 
 def launches(kernel: Kernel) -> Size:
-    """How many programs one launch starts."""
+    """Return the number of programs of a launch."""
     return product(tuple(trips(loop) for loop in grid_loops(kernel)))
 
 
 def parameters(kernel: Kernel) -> tuple[str, ...]:
-    """Names of the run-time parameters: pointers, then tensor descriptors, then symbols."""
+    """Return the names of the run-time parameters: pointers, then tensor descriptors, then symbols."""
     pointers = tuple(f"{buffer.name}_ptr" for buffer in kernel.buffers)
     return (*pointers, *(d.name for d in descriptors(kernel)), *map(identifier, kernel.symbols))
 
 
 def wide(kernel: Kernel) -> bool:
-    """Whether offsets may need 64 bits: always where a size is symbolic."""
+    """Return whether offsets need 64 bits: always with a symbolic size."""
     lengths = [simplify(buffer.numel) for buffer in kernel.buffers]
     return not all(isinstance(n, int) and n <= _MAX_INT32 for n in lengths)
 
 
 def lanes_of(loop: Loop) -> int:
-    """The number of lanes of a tile loop.
+    """Return the number of lanes of a tile loop.
 
     Raises:
-        ScheduleError: where it is no power of two.
+        ScheduleError: if it is not a power of two.
     """
     if not isinstance(loop.step, int) or loop.step & (loop.step - 1):
         raise ScheduleError(f"a tile of {loop.step} elements", why="a Triton block is a power of two")
@@ -142,9 +142,9 @@ def lanes_of(loop: Loop) -> int:
 
 
 def identifier(name: str) -> str:
-    """A name of the tile program as a name in the text, clear of Python's, Triton's and the prelude's."""
+    """Return a name of the tile program as an identifier that is none of Python, Triton or the prelude."""
     return f"{name}_" if name in _RESERVED or name.startswith("BLOCK") else name
 
 
 TRITON = Language("Triton", minimum="tl.minimum({}, {})", maximum="tl.maximum({}, {})", symbol=identifier)
-"""Sizes and offsets; none is negative, so that division, which truncates, is exact."""
+"""Sizes and offsets; none is negative, so division, which truncates, agrees with Python's."""

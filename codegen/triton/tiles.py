@@ -1,29 +1,12 @@
-"""Which axes every name of a kernel is a tile over, in the order of its dimensions, and which lanes of it are valid."""
+"""The axes of every name's tile, in the order of its dimensions, and ranges of tile loops."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import sympy
 
-from fusec.codegen.tile.kernel import (
-    Assign,
-    ClampIndex,
-    Compute,
-    DotTiles,
-    Fold,
-    Index,
-    Init,
-    Kernel,
-    Load,
-    Loop,
-    Operand,
-    Statement,
-    Update,
-    When,
-    index_symbol,
-    walk,
-)
+from fusec.codegen.tile.kernel import DotTiles, Fold, Init, Kernel, Loop, Statement, Update, index_symbol, walk
 from fusec.ir.types import Size, simplify
 
 
@@ -51,10 +34,10 @@ def _renamed(part: Any, axes: set[str], names: Mapping[sympy.Symbol, sympy.Symbo
 
 
 def tile_axes(kernel: Kernel) -> tuple[str, ...]:
-    """The axes of all tile loops in the order of the dimensions of every tile: outer before inner.
+    """Return the axes of all tile loops in the order of the dimensions of every tile: outer before inner.
 
-    The rows, which are outermost, come last in products that are transposed. What a product sums over stands before the
-    last axis of its own, so that a matrix unit takes its second operand as it is loaded.
+    The rows, which are outermost, come last in transposed products. The summed axis of a product comes before the last
+    axis of its result, so that its second operand need not be transposed.
     """
     order, axes = _tile_loops(kernel), spans(kernel)
     if kernel.config.transposed:
@@ -72,28 +55,28 @@ def _tile_loops(kernel: Kernel) -> list[str]:
 
 
 def spans(kernel: Kernel) -> dict[str, frozenset[str]]:
-    """The axes of each name; an accumulator has those of all it takes in, whatever comes first."""
+    """Return the axes of each name; an accumulator has those of all its updates."""
     axes = frozenset(_tile_loops(kernel))
-    defined = list(_definitions(kernel.body, "", {}))
+    results = list(_results(kernel.body, "", set()))
     found: dict[str, frozenset[str]] = {}
     changed = True
     while changed:
         changed = False
-        for name, statement, lane in defined:
-            own = found.get(name, frozenset())
-            taken = own | (_taken(statement, found) & axes) | ({lane} if lane else set())
-            if taken != own:
-                found[name], changed = taken, True
+        for statement, lane in results:
+            own = found.get(statement.result, frozenset())
+            span = own | (_span(statement, found) & axes) | ({lane} if lane else set())
+            if span != own:
+                found[statement.result], changed = span, True
     return found
 
 
 def mentioned(offset: sympy.Expr | int) -> frozenset[str]:
-    """The names in an index expression."""
+    """Return the names in an index expression."""
     return frozenset(s.name for s in sympy.sympify(offset).free_symbols)
 
 
 def lanes_along(kernel: Kernel) -> dict[str, int]:
-    """The most lanes of a tile along each axis."""
+    """Return the most lanes of a tile along each axis."""
     lanes: dict[str, int] = {}
     for loop in walk(kernel.body):
         if isinstance(loop, Loop) and loop.kind == "tile" and isinstance(loop.step, int):
@@ -102,64 +85,40 @@ def lanes_along(kernel: Kernel) -> dict[str, int]:
 
 
 def covers(loop: Loop) -> bool:
-    """Whether the first tile holds the whole range."""
+    """Return whether the first tile holds the whole range."""
     ends = loop.stop.args if isinstance(loop.stop, sympy.Min) else (loop.stop,)
     lengths = [simplify(end - loop.start) for end in ends]
     return any(isinstance(n, int) and n <= loop.step for n in lengths)
 
 
 def exact(loop: Loop) -> bool:
-    """Whether there are tiles and each is full."""
+    """Return whether there is at least one tile and all are full."""
     length = simplify(loop.stop - loop.start) if not isinstance(loop.stop, sympy.Min) else None
     return isinstance(length, int) and length > 0 and length % loop.step == 0
 
 
 def limit_of(loop: Loop) -> Size:
-    """What lanes stay below; not what all lanes of a tile do."""
+    """Return the upper bound of valid lanes, without bounds that all lanes satisfy."""
     if isinstance(loop.stop, sympy.Min) and covers(loop):
         return sympy.Min(*(end for end in loop.stop.args if sympy.expand(end - loop.start) != loop.step))
     return loop.stop
 
 
-def _definitions(
-    body: Iterable[Statement], lane: str, partial: dict[str, bool]
-) -> Iterable[tuple[str, Statement, str]]:
-    """Every statement that gives a name its value, and the axis along which an accumulator has partial results."""
+def _results(body: Iterable[Statement], lane: str, partial: set[str]) -> Iterator[tuple[Statement, str]]:
+    """Yield every statement that gives a name its value, and the axis along which it keeps partial results."""
     for statement in body:
-        if isinstance(statement, Loop):
-            yield from _definitions(statement.body, statement.axis if statement.kind == "tile" else lane, partial)
-        elif isinstance(statement, When):
-            yield from _definitions(statement.body, lane, partial)
-        elif isinstance(statement, Init):
-            partial[statement.dst] = statement.tile
-        elif isinstance(statement, Update):
-            yield statement.acc, statement, lane if partial.get(statement.acc) else ""
-        elif isinstance(statement, (Assign, DotTiles)):
-            yield statement.acc, statement, ""
-        elif isinstance(statement, (Load, Compute, Index, Fold, ClampIndex)):
-            yield statement.dst, statement, ""
+        if isinstance(statement, Init):
+            partial.update({statement.dst} if statement.tile else ())
+        elif statement.result:
+            yield statement, lane if isinstance(statement, Update) and statement.acc in partial else ""
+        inner = statement.axis if isinstance(statement, Loop) and statement.kind == "tile" else lane
+        yield from _results(statement.children, inner, partial)
 
 
-def _taken(statement: Statement, found: dict[str, frozenset[str]]) -> frozenset[str]:
-    def of(*operands: Operand) -> frozenset[str]:
-        return frozenset[str]().union(*(found.get(o, frozenset()) for o in operands if isinstance(o, str)))
-
-    if isinstance(statement, Load):
-        names = mentioned(statement.offset)  # of axes, and of places
-        return names | of(*names)
-    if isinstance(statement, ClampIndex):
-        return of(statement.value)
-    if isinstance(statement, Index):
-        return mentioned(statement.value)
-    if isinstance(statement, Compute):
-        return of(*statement.operands)
-    if isinstance(statement, Update):
-        return of(*statement.values)
-    if isinstance(statement, Assign):
-        return of(statement.value)
-    if isinstance(statement, DotTiles):
-        return of(statement.left, statement.right) - {statement.axis}
-    if isinstance(statement, Fold):
-        folded = of(statement.src)
-        return folded - {statement.axis} if statement.axis else frozenset()
-    return frozenset()
+def _span(statement: Statement, found: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Return the axes of the tile that a statement computes, given those of earlier names."""
+    names = frozenset[str]().union(*map(mentioned, statement.indices))
+    own = names.union(*(found.get(name, ()) for name in (*names, *statement.reads)))
+    if isinstance(statement, (Fold, DotTiles)):
+        return own - {statement.axis} if statement.axis else frozenset()
+    return own

@@ -1,1 +1,1 @@
-"""Questions asked of a graph: who reads what, where an element comes from, what it costs."""
+"""Analyses of a graph: uses, outlines of groups, bytes, operations and predicted times."""

@@ -1,4 +1,4 @@
-"""What a computation costs: bytes, operations by unit, and the time that a machine's limits leave it."""
+"""The cost model: bytes, operations by unit, and the time that a machine needs for them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,14 +22,14 @@ Seconds: TypeAlias = float | sympy.Expr
 
 @dataclass(frozen=True)
 class Cost:
-    """What is moved and computed, as expressions over the sizes."""
+    """Bytes, operations and launches, as expressions over symbolic sizes."""
 
     bytes: Size = 0
-    """Moved, from wherever."""
+    """Bytes read and written, cached ones included."""
     work: Mapping[Unit, Size] = field(default_factory=dict, hash=False)
-    """Operations that are carried out, repeated ones each time."""
+    """Operations by unit; recomputation counts each time."""
     cached: Size = 0
-    """Those of the bytes that come from the last cache, or stay there."""
+    """The part of ``bytes`` that hits the last-level cache."""
     launches: int = 1
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -38,39 +38,39 @@ class Cost:
 
     @property
     def flops(self) -> Size:
-        """All operations."""
+        """The operations of all units."""
         return simplify(sum(self.work.values(), start=0))
 
     @property
     def intensity(self) -> float | sympy.Expr:
-        """Operations for each byte."""
+        """Operations per byte."""
         return self.flops / self.bytes if self.bytes != 0 else 0.0
 
     def at(self, symbols: Mapping[str, int] | None = None) -> "Cost":
-        """The same in numbers; sizes that are not known count as something middling."""
+        """Return the cost in numbers, with an assumed value for each size that is not in ``symbols``."""
         work = {unit: estimate(n, symbols) for unit, n in self.work.items()}
         return Cost(estimate(self.bytes, symbols), work, estimate(self.cached, symbols), self.launches)
 
     def transfer(self, machine: Machine) -> Seconds:
-        """How long moving the bytes takes."""
+        """Return the seconds that moving the bytes takes."""
         from_memory = (self.bytes - self.cached) / machine.bandwidth(cached=False)
         return from_memory + self.cached / machine.bandwidth(cached=True)
 
     def arithmetic(self, machine: Machine) -> Seconds:
-        """How long the operations take, one unit after another."""
+        """Return the seconds that the operations take, one unit after another."""
         return sum((n / machine.peak(*unit) for unit, n in self.work.items()), start=0.0)
 
     def limit(self, machine: Machine) -> Seconds:
-        """The least time: moving and computing overlap, so the longer of the two."""
+        """Return the least seconds: the longer of transfer and arithmetic, which overlap."""
         sides = self.transfer(machine), self.arithmetic(machine)
         return sympy.Max(*sides) if any(isinstance(side, sympy.Expr) for side in sides) else max(*sides)
 
     def time(self, machine: Machine) -> Seconds:
-        """The predicted time, launches included."""
+        """Return the predicted seconds, launches included."""
         return self.limit(machine) + self.launches * machine.launch_us * 1e-6
 
     def bound(self, machine: Machine) -> str:
-        """What most of the time of a cost in numbers goes to: ``memory``, ``compute`` or ``launch``."""
+        """Return the largest part of the time of a cost in numbers: ``memory``, ``compute`` or ``launch``."""
         sides = {
             "launch": self.launches * machine.launch_us * 1e-6,
             "memory": self.transfer(machine),
@@ -80,11 +80,11 @@ class Cost:
 
 
 def node_cost(node: Node, cached: Callable[[Value], bool] = lambda value: False) -> Cost:
-    """What a node costs that runs on its own.
+    """Return the cost of a node as a launch of its own; sources and aliasing views launch nothing.
 
     Args:
-        node: of a graph; a region that is one kernel is one launch.
-        cached: whether a value that it reads or writes lies in the last cache.
+        node: a region counts as one kernel without recomputation.
+        cached: returns whether a value is in the last-level cache.
     """
     moved = moved_bytes(node)
     if node.has(Trait.SOURCE) or node.is_alias:
@@ -96,36 +96,36 @@ def node_cost(node: Node, cached: Callable[[Value], bool] = lambda value: False)
 
 
 def kernel_cost(body: Graph, counts: Mapping[IndexedExpr, float], machine: Machine) -> Cost:
-    """What a kernel with this body costs, about: what its loops repeat counts each time.
+    """Estimate the cost of a kernel with this body in numbers, recomputation included.
 
     Args:
         body: of the region.
-        counts: how often each computation of the located body is carried out.
-        machine: whose cache keeps what is small.
+        counts: how often each expression of its loop nest is evaluated.
+        machine: values that its last-level cache holds count as cached.
     """
     sizes = [estimate(touched_bytes(v)) for v in body_ends(body)]
     return Cost(sum(sizes), work_of(counts), sum(size for size in sizes if machine.holds(size)))
 
 
 def region_cost(region: Node, symbols: Mapping[str, int], cached: Callable[[Value], bool]) -> Cost:
-    """What a node costs in numbers; a kernel as its loops compute it.
+    """Return the cost of a node in numbers; of a kernel, with the recomputation of its loop nest.
 
     Args:
-        region: a kernel, or any other node that runs on its own.
-        symbols: the sizes that are known.
-        cached: whether a value that it reads or writes lies in the last cache.
+        region: a kernel, or any other node.
+        symbols: known sizes.
+        cached: returns whether a value is in the last-level cache.
     """
     cost = node_cost(region, cached).at(symbols)
     if not region.has(Trait.REGION):
         return cost
     try:
         return replace(cost, work=work_of(evaluations(lower_to_loops(region.body), symbols), symbols))
-    except ScheduleError:  # it runs operation by operation
+    except ScheduleError:  # interpreted, so that nothing is recomputed
         return cost
 
 
 def work_of(counts: Mapping[IndexedExpr, float], symbols: Mapping[str, int] | None = None) -> dict[Unit, Size]:
-    """Operations by unit of what is computed so often."""
+    """Return operations by unit, given the number of evaluations of each expression."""
     work: dict[Unit, Size] = {}
     for item, count in counts.items():
         unit = unit_of(item.node)
@@ -134,28 +134,28 @@ def work_of(counts: Mapping[IndexedExpr, float], symbols: Mapping[str, int] | No
 
 
 def operations(item: IndexedExpr, symbols: Mapping[str, int] | None = None) -> int:
-    """Operations of one evaluation, about."""
+    """Estimate the operations of one evaluation."""
     bound = product(tuple(axis.size for axis in item.bound))
     return estimate(bound, symbols) * item.node.op.cost
 
 
 def compute_bound_from(cost: Cost, machine: Machine, size: sympy.Symbol) -> float | None:
-    """The value of a size from which arithmetic takes longer than memory; None where it never does."""
-    free = sympy.Dummy(positive=True)  # between two whole numbers
+    """Return the value of a size from which arithmetic takes longer than memory; None where it never does."""
+    free = sympy.Dummy(positive=True)  # the solution need not be an integer
     sides = cost.arithmetic(machine), cost.transfer(machine)
     found = sympy.solve(sympy.sympify(sides[0] - sides[1]).subs(size, free), free)
     return min(map(float, found), default=None)
 
 
 def unit_of(node: Node) -> Unit:
-    """What carries out a node's operations."""
+    """Return the unit that executes a node's operations."""
     if node.has(Trait.CONTRACTION | Trait.CONVOLUTION):
         return "matrix", node.operands[0].dtype.name
     return "vector", accumulation(node.result.dtype).name
 
 
 def _work(node: Node) -> dict[Unit, Size]:
-    """Operations of a node by unit."""
+    """Return a node's operations by unit, without recomputation."""
     if node.has(Trait.REGION):
         total: dict[Unit, Size] = {}
         for inner in node.body.nodes:

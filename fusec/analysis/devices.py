@@ -1,4 +1,4 @@
-"""Where tensors lie: kernels of a graph run on one kind of device, and each on a single one."""
+"""Devices of tensors and kernels: all kernels of a graph run on one kind of device, each on one device."""
 
 from collections.abc import Iterable
 
@@ -8,14 +8,14 @@ from fusec.ir.types import TensorType
 
 
 def kind(device: str) -> str:
-    """``cuda`` of ``cuda:0``."""
+    """Return the type of a device: ``cuda`` of ``cuda:0``."""
     return device.partition(":")[0]
 
 
 def kernel_device(graph: Graph) -> str:
-    """The device that a graph's kernels run on: the first GPU, where any of its tensors lies on one.
+    """Return the device of a graph's kernels: the first GPU of any of its tensors, else the first device.
 
-    A graph may read nothing from there and still make tensors on it.
+    Results count too: a graph may create tensors on a GPU and read none from it.
     """
     values = [*graph.inputs, *(result for node in graph.nodes for result in node.results)]
     found = dict.fromkeys(v.type.device for v in values if isinstance(v.type, TensorType))
@@ -23,6 +23,6 @@ def kernel_device(graph: Graph) -> str:
 
 
 def devices(values: Iterable[Value]) -> tuple[str, ...]:
-    """The devices of tensors that lie in memory; numbers and ranges a kernel makes for itself."""
+    """Return the distinct devices of tensors in memory; kernels compute constants and iotas themselves."""
     loaded = (v for v in values if v.producer is None or not v.producer.has(Trait.SOURCE))
     return tuple(dict.fromkeys(v.type.device for v in loaded if isinstance(v.type, TensorType)))

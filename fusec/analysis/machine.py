@@ -1,4 +1,4 @@
-"""What a machine can do at best: the figures that predicted times are made of, known, measured or assumed."""
+"""Profiles of machines: the bandwidths, peaks and overheads that times are predicted from."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ from fusec.scratch import scratch_folder
 
 MEASURED, DATASHEET, ASSUMED = "measured", "datasheet", "assumed"
 FORM = 4
-"""Raised whenever a stored profile changes its form or a figure its meaning; part of the file's name."""
+"""Version of stored profiles, raised when a field is added or changes its meaning; part of the file's name."""
 
 
 @dataclass(frozen=True)
@@ -29,81 +29,81 @@ class Machine:
 
     name: str
     source: str
-    """``measured``, ``datasheet`` (peaks that nobody reaches) or ``assumed`` (a modest machine)."""
+    """``measured``, ``datasheet`` (peaks that no kernel reaches) or ``assumed`` (a modest machine)."""
     read_gb_s: float
-    """Reading memory, with all threads."""
+    """Memory bandwidth of reads with all threads, in GB/s."""
     peaks: Mapping[str, float] = field(hash=False)
-    """GFLOP/s by unit and element type: ``vector f32``, ``matrix bf16``; ``product f32`` is what generated products of
-    many rows reach, where there are any."""
+    """GFLOP/s by unit and element type: ``vector f32``, ``matrix bf16``; ``product f32`` is the speed of generated
+    large-M GEMMs, where there are any."""
     launch_us: float
-    """What one more kernel costs, however little it does."""
+    """Overhead of one more kernel, in microseconds."""
     cache_bytes: int = 0
-    """Of the last cache before memory, all of it; 0 where it is not known."""
+    """Size of the last-level cache; 0 where it is not known."""
     cache_gb_s: float = 0.0
-    """Reading that cache; 0 where it is not known."""
+    """Bandwidth of reads from that cache, in GB/s; 0 where it is not known."""
     threads: int = 1
-    """Threads, or multiprocessors."""
+    """Threads of a CPU, or multiprocessors of a GPU."""
     code: str = ""
-    """What code for a GPU is called: ``sm_90``; empty for a CPU."""
+    """Architecture of a GPU's code, such as ``sm_90``; empty for a CPU."""
     shared_bytes: int = 0
-    """Shared memory that one program of a GPU can have."""
+    """Shared memory of one thread block of a GPU."""
 
     @property
     def has_descriptors(self) -> bool:
-        """Whether it is a GPU that copies blocks of a tensor by itself (TMA), as tried by compiling for it."""
+        """Whether it is a GPU with tensor descriptors (TMA), as tried by compiling for it."""
         return self.code in ("sm_90", "sm_100")
 
     def bandwidth(self, cached: bool) -> float:
-        """Bytes in a second, from memory or from the last cache."""
+        """Return bytes per second, from memory or from the last-level cache."""
         known = self.cache_gb_s if cached and self.cache_gb_s else self.read_gb_s
         return known * 1e9
 
     def peak(self, unit: str, dtype: str) -> float:
-        """Operations in a second; of an element type without a figure as many as of float32."""
+        """Return operations per second; float32's for an element type without a peak."""
         return self.peaks.get(f"{unit} {dtype}", self.peaks[f"{unit} f32"]) * 1e9
 
     def multiplies(self, dtype: str, share: float = 0.9) -> bool:
-        """Whether generated products of many rows reach such a share of the library's speed on large matrices.
+        """Return whether generated large-M GEMMs reach a share of the vendor's speed on large matrices.
 
-        By default about all of it, so that what they take along is saved.
+        By default about all of it, so that fusion saves time.
         """
         return self.peaks.get(f"product {dtype}", 0.0) * 1e9 >= share * self.peak("matrix", dtype)
 
     def ridge(self, dtype: str, unit: str = "matrix") -> float:
-        """Operations for each byte of memory above which work is bound by arithmetic."""
+        """Return the operations per byte of memory above which arithmetic is the bound."""
         return self.peak(unit, dtype) / self.bandwidth(cached=False)
 
     def holds(self, size: float) -> bool:
-        """Whether a value of so many bytes is still in the last cache when it is read again, after others."""
+        """Return whether a value of this many bytes stays in the last-level cache until it is read."""
         return size <= self.cache_bytes / 4
 
     def holds_all(self, size: float) -> bool:
-        """Whether so many bytes are all that a program touches, and stay in the last cache from call to call."""
+        """Return whether the last-level cache holds all memory of a program, of this many bytes, between calls."""
         return size <= self.cache_bytes * 3 / 4
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the profile as JSON data."""
         return {**asdict(self), "peaks": dict(self.peaks)}
 
     @classmethod
     def from_json(cls, data: Any) -> "Machine":
-        """The machine that such data describe.
+        """Return the profile of such data.
 
         Raises:
-            ValueError: where they describe none.
+            ValueError: for other data.
         """
         if not isinstance(data, dict) or data.keys() != {f.name for f in fields(cls)}:
-            raise ValueError("it does not hold the figures of a machine")
+            raise ValueError("its fields are not those of a profile")
         rates = [data["read_gb_s"], *dict(data["peaks"]).values()]
         others = [data[key] for key in ("launch_us", "cache_gb_s", "cache_bytes", "threads", "shared_bytes")]
         numbers = all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in (*rates, *others))
         if not numbers or not all(rates) or not {"vector f32", "matrix f32"} <= data["peaks"].keys():
-            raise ValueError("a figure is no positive number")
+            raise ValueError("a field is not a positive number")
         return cls(**data)
 
 
-# Peaks without sparsity. A launch is what separates two kernels of one stream, not the whole call from Python; it is
-# in no datasheet. Where a vendor does not state the rate of the last cache, or its size, it is left out. Shared memory:
+# Peaks without sparsity. A launch is the gap between two kernels of one stream, not a whole call from Python; no
+# datasheet has it. Bandwidth or size of the last-level cache are 0 where the vendor does not state them. Shared memory:
 # CUDA programming guide, table of compute capabilities; CDNA 3 instruction set.
 CHIPS = {
     "a100": Machine(  # NVIDIA A100 80GB SXM datasheet (June 2021); L2: GA100 whitepaper, 5120 B/clk at 1.41 GHz
@@ -116,7 +116,7 @@ CHIPS = {
         {"vector f32": 82_600, "vector f64": 1_290, "matrix f32": 82_600, "matrix f64": 1_290,
          "matrix bf16": 165_200, "matrix f16": 165_200}, 3.0, 72 << 20, 0.0, 128,
         "sm_89", 101_376),
-    "rtx5090": Machine(  # likewise; a quarter of the rate of halves that is told with sparsity and sums in halves
+    "rtx5090": Machine(  # likewise; a quarter of the stated rate of halves, which is with sparsity and sums in halves
         "NVIDIA GeForce RTX 5090", DATASHEET, 1792,
         {"vector f32": 104_800, "vector f64": 1_637, "matrix f32": 104_800, "matrix f64": 1_637,
          "matrix bf16": 209_500, "matrix f16": 209_500}, 3.0, 96 << 20, 0.0, 170,
@@ -144,13 +144,13 @@ CHIPS = {
 }  # fmt: skip
 """GPUs by name. ``matrix f32`` is TF32 where the chip has it."""
 USUAL_CHIP, USUAL_CHIP_OF_AMD = CHIPS["a100"], CHIPS["mi300x"]
-"""What a GPU that is not known, or not there, is taken for: the slowest of its maker's for servers."""
+"""Profiles of an unknown or absent GPU: the vendor's slowest for servers."""
 
 
 def assumed_cpu(threads: int = 1) -> Machine:
-    """A modest processor with that many threads: what is taken where nobody has measured.
+    """Return the profile of a modest processor, for a machine that has not been measured.
 
-    Generated products of many rows are taken for as fast as the library's.
+    Generated large-M GEMMs are assumed to be as fast as the vendor's.
     """
     per_thread = {"vector f32": 24.0, "matrix f32": 48.0}
     per_thread |= dict.fromkeys(("product f32", "product bf16", "product f16"), 48.0)
@@ -160,19 +160,19 @@ def assumed_cpu(threads: int = 1) -> Machine:
 
 
 def chip(name: str, usual: Machine = USUAL_CHIP) -> Machine:
-    """The GPU that an option, a driver or code for it names, or the usual one where none is known under the name."""
+    """Return the profile of a GPU by its name, or ``usual`` for an unknown one."""
     return known_chip(name) or usual
 
 
 def known_chip(name: str) -> Machine | None:
-    """The GPU that goes by a name: ``h100``, ``NVIDIA H100 80GB HBM3``, ``NVIDIA GeForce RTX 4090``, ``sm_90``."""
+    """Return a GPU's profile by its name: ``h100``, ``NVIDIA H100 80GB HBM3``, ``sm_90``; None for an unknown one."""
     words = re.findall(r"[a-z0-9]+", name.lower())  # an RTX A1000 is no A100
     parts = {*words, *map("".join, itertools.pairwise(words))}
     return next((machine for key, machine in CHIPS.items() if key in parts or machine.code == name), None)
 
 
 def cpu_machine(config: Config, threads: int) -> Machine:
-    """This machine's profile: the stored one, or an assumed one. A compile never measures."""
+    """Return this machine's stored profile, or an assumed one. A compile never measures."""
     path = profile_path(config, threads)
     try:
         with open_own(path) as file:
@@ -181,14 +181,14 @@ def cpu_machine(config: Config, threads: int) -> Machine:
         pass
     except (OSError, ValueError, TypeError, KeyError) as reason:
         warnings.warn(
-            f"fusec takes the machine for a modest one, as {path} cannot be used: {reason}; `fusec machine` "
-            "measures it anew", stacklevel=2,
+            f"fusec assumes a modest machine, as the profile {path} cannot be used: {reason}; `fusec machine` "
+            "measures it again", stacklevel=2,
         )  # fmt: skip
     return assumed_cpu(threads)
 
 
 def store_machine(machine: Machine, config: Config) -> Path:
-    """Keep a measured profile for all compiles to come; readers see all of it or nothing."""
+    """Store a measured profile for later compiles, atomically; return its path."""
     path = profile_path(config, machine.threads)
     make_private(path.parent)
     with scratch_folder(path.parent) as folder:
@@ -199,14 +199,14 @@ def store_machine(machine: Machine, config: Config) -> Path:
 
 
 def profile_path(config: Config, threads: int) -> Path:
-    """Where the profile of this processor with so many threads lies, or will."""
+    """Return the path of the profile of this processor with that many threads."""
     key = key_of((f"machine {FORM}", cpu_name(), f"{threads} threads"))
     return config.cache_path() / f"machine-{key[:16]}.json"
 
 
 @functools.cache
 def cpu_name() -> str:
-    """The model of this machine's processor."""
+    """Return the model of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -5,13 +5,14 @@ from collections.abc import Iterable
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import Size, TensorType, product, simplify
+from fusec.loops.indexing import stored_value
 
-_PRODUCTS = ("mm", "linear", "conv", "matmul", "einsum")
-_LOOKUPS = ("aten.embedding.", "aten.index.", "aten.index_select.")  # what stays a call
+_MATMULS = ("mm", "linear", "conv", "matmul", "einsum")
+_LOOKUPS = ("aten.embedding.", "aten.index.", "aten.index_select.")  # opaque calls
 
 
 def touched_bytes(value: Value) -> Size:
-    """Bytes of the distinct elements of a value: a dim of stride 0 counts once."""
+    """Return the bytes of a value's distinct elements: a dim of stride 0 counts once."""
     type = value.type
     if not isinstance(type, TensorType):
         return 0
@@ -20,7 +21,7 @@ def touched_bytes(value: Value) -> Size:
 
 
 def moved_bytes(node: Node) -> Size:
-    """Bytes a node reads and writes when it runs on its own; aliasing views and numbers move nothing."""
+    """Return the bytes that a node reads and writes when it runs alone; aliasing views and constants move none."""
     if node.has(Trait.SOURCE) or node.is_alias:
         return 0
     if node.has(Trait.WRITE):
@@ -33,22 +34,23 @@ def moved_bytes(node: Node) -> Size:
 
 
 def ends(region: Node) -> tuple[Value, ...]:
-    """What a region reads from memory, each value once and of tables what it looks up, and what it stores there."""
+    """Return the values that a region loads, each once, and stores; of tables, the elements that it looks up."""
     inner = dict(zip(region.operands, region.body.inputs, strict=True))
-    return (*(v for v, of in inner.items() if _is_read(of)), *_found(region.body), *map(_stored, region.body.outputs))
+    loaded = [outside for outside, inside in inner.items() if _is_read(inside)]
+    return (*loaded, *_looked_up(region.body), *map(stored_value, region.body.outputs))
 
 
 def body_ends(body: Graph) -> tuple[Value, ...]:
-    """What a region with this body would read and store, by its values inside."""
-    return (*filter(_is_read, body.inputs), *_found(body), *map(_stored, body.outputs))
+    """Return the values that a region with this body would load and store, as values of the body."""
+    return (*filter(_is_read, body.inputs), *_looked_up(body), *map(stored_value, body.outputs))
 
 
-def _found(body: Graph) -> list[Value]:
+def _looked_up(body: Graph) -> list[Value]:
     return [node.result for node in body.nodes if node.has(Trait.LOOKUP)]
 
 
 def _is_read(value: Value) -> bool:
-    """Whether a region reads all that its input holds, and does not only write there or look something up."""
+    """Return whether a region reads a whole input, rather than only writing to it or looking elements up."""
     return not value.users or any(
         value in user.operands[1:]
         or (_is_read(user.result) if user.has(Trait.VIEW) else not user.has(Trait.WRITE | Trait.LOOKUP))
@@ -56,19 +58,13 @@ def _is_read(value: Value) -> bool:
     )
 
 
-def _stored(value: Value) -> Value:
-    """What goes to memory for an output of a region: of a write, the value that is written."""
-    node = value.producer
-    return node.operands[1] if node is not None and node.has(Trait.WRITE) else value
-
-
 def is_attention(node: Node) -> bool:
-    """Whether a node is a whole attention, left to ATen."""
+    """Return whether a node is a call of ATen's attention."""
     return node.has(Trait.OPAQUE) and "attention" in str(node.attributes.get("target", ""))
 
 
 def is_lookup(node: Node) -> bool:
-    """Whether a node takes places out of its first operand, so that it reads those and not the whole table."""
+    """Return whether a node reads elements of its first operand at dynamic indices, and not the whole operand."""
     target = str(node.attributes.get("target", ""))
     return node.has(Trait.LOOKUP) or (node.has(Trait.OPAQUE) and target.startswith(_LOOKUPS))
 
@@ -78,7 +74,7 @@ def _sum(values: Iterable[Value]) -> Size:
 
 
 def flops(node: Node) -> Size:
-    """Floating-point operations of a node; of opaque calls, those of their products alone count."""
+    """Return the floating-point operations of a node; of opaque calls, matmuls and convolutions alone count."""
     if node.has(Trait.REGION):
         return simplify(sum((flops(n) for n in node.body.nodes), start=0))
     if node.has(Trait.CONTRACTION):
@@ -92,15 +88,15 @@ def flops(node: Node) -> Size:
     if is_attention(node):
         return _attention(node)
     if node.has(Trait.OPAQUE):
-        return _opaque_product(node)
+        return _opaque_matmul(node)
     return 0
 
 
-def _opaque_product(node: Node) -> Size:
-    """A call that multiplies by a matrix or a filter: 2 for each result and element summed for it."""
+def _opaque_matmul(node: Node) -> Size:
+    """Return the operations of a matmul or convolution in ATen: 2 for each element that is summed for a result."""
     target = str(node.attributes.get("target", ""))
     operands = [v.type for v in node.operands if isinstance(v.type, TensorType) and v.type.dtype.is_float]
-    if len(operands) < 2 or not any(word in target for word in _PRODUCTS):
+    if len(operands) < 2 or not any(word in target for word in _MATMULS):
         return 0
     if "conv" in target:
         return _opaque_convolution(node, operands)
@@ -108,7 +104,7 @@ def _opaque_product(node: Node) -> Size:
 
 
 def _opaque_convolution(node: Node, operands: list[TensorType]) -> Size:
-    """A transposed convolution, or the gradients of one of either kind: each meets every window with its weights."""
+    """Return the operations of a transposed convolution, or of the gradients of any: each multiplies every window."""
     backward = "backward" in str(node.attributes["target"])
     made = [r.type for r in node.results if isinstance(r.type, TensorType) and r.type.rank > 1]
     out, x, weight = operands[:3] if backward else (*made, *operands[:2])

@@ -1,4 +1,7 @@
-"""What the body of a group of nodes would be, without building it: equal layers ask the same question again."""
+"""The outline of a group of nodes: the piece of its graph that a kernel's body would copy, not yet copied.
+
+Equal layers have outlines of equal structure, so that each distinct body is built once.
+"""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -11,18 +14,18 @@ from fusec.loops.strides import dense
 
 @dataclass(frozen=True)
 class Outline:
-    """A group, with the free nodes that it takes along, as a piece of its graph."""
+    """A group, with the nodes that are inlined into it, as a piece of its graph."""
 
     inputs: tuple[Value, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
 
     def structure(self, spell: Callable[[Node | Value], Hashable]) -> tuple[Hashable, ...]:
-        """A key that two outlines share exactly if their bodies have one structure."""
+        """Return a key that two outlines share exactly if their bodies have the same structure."""
         return structure_of_piece(self.inputs, self.nodes, self.outputs, spell)
 
     def build(self) -> Graph:
-        """The body: what it gives is an array of its own, without gaps, or an input that it has written to."""
+        """Return the body; its outputs are dense, or inputs that it has written to."""
         body = Graph()
         to = {value: body.add_input(value.type, value.name) for value in self.inputs}
         body.splice(self.nodes, to)
@@ -31,7 +34,7 @@ class Outline:
                 to[value].type = dense(value.tensor)
         body.set_outputs([to[value] for value in self.outputs])
         if any(node.writes for node in self.nodes):
-            body.sort()  # what a free node reads is read before it is written
+            body.sort()  # inlined loads come before the writes that would change them
         return body
 
     def region(self) -> Node:
@@ -44,14 +47,14 @@ class Outline:
 
 
 def outline(group: set[Node], uses: Uses) -> Outline:
-    """Outline a group of nodes with one result each."""
+    """Return the outline of a group of nodes with one result each."""
     inputs: dict[Value, None] = {}
     nodes: dict[Node, None] = {}
     members = uses.ordered(group)
     for member in members:
-        for value in uses.taken(member):
+        for value in uses.inputs(member):
             node = value.producer
-            if node in uses.free:
+            if node in uses.inlined:
                 nodes[node] = None
             elif node not in group:
                 inputs[value] = None

@@ -1,4 +1,4 @@
-"""Who reads what, and what must come before what."""
+"""Uses of values in a graph, and dependences between its nodes, with some nodes inlined into their readers."""
 
 import heapq
 from collections.abc import Iterable
@@ -8,45 +8,48 @@ from fusec.ir.graph import Graph, Node, Value
 
 
 class Uses:
-    """Who reads what in a graph that does not change, where some nodes are free: they are looked through."""
+    """Readers, inputs and predecessors of the nodes of a graph that does not change.
 
-    def __init__(self, graph: Graph, free: Iterable[Node]) -> None:
-        self.free = set(free)
+    Inlined nodes are recomputed by each reader: uses and dependences are looked up through them.
+    """
+
+    def __init__(self, graph: Graph, inlined: Iterable[Node]) -> None:
+        self.inlined = set(inlined)
         self.returned = {v.producer for v in graph.outputs}
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.effects = graph.order_of_effects()
         self.readers = cache(self._readers)
-        self.before = cache(self._before)
-        self.taken = cache(self._taken)
-        self._settle_order()
+        self.predecessors = cache(self._predecessors)
+        self.inputs = cache(self._inputs)
+        self._order_nodes()
 
-    def _settle_order(self) -> None:
-        """Order the nodes so that each follows what must come before it.
+    def _order_nodes(self) -> None:
+        """Sort the nodes so that each follows its predecessors.
 
-        The readers of a free node have to run before its operand is overwritten. Where one of them depends on that
-        write, the node is not free: its own copy is made before the write.
+        The readers of an inlined node must run before its operand is overwritten. Where one of them depends on that
+        write, the node is materialized before it.
         """
-        if not any(reader in self.free for readers in self.effects.values() for reader in readers):
+        if not any(reader in self.inlined for readers in self.effects.values() for reader in readers):
             return
         while len(order := self._topological_order()) < len(self.position):
             stuck = self.position.keys() - set(order)
-            self.stop_at(
+            self.materialize(
                 next(
                     reader
                     for node in self.ordered(stuck)
                     for reader in self.effects.get(node, ())
-                    if reader in self.free and not stuck.isdisjoint(self.readers(reader))
+                    if reader in self.inlined and not stuck.isdisjoint(self.readers(reader))
                 )
             )
         self.position = {node: i for i, node in enumerate(order)}
 
     def _topological_order(self) -> list[Node]:
-        """Return the nodes as near to their present order as dependences allow, without those on a cycle."""
+        """Return the nodes, without those on a cycle, as near to their present order as dependences allow."""
         nodes = list(self.position)
-        waiting = {node: len(self.before(node)) for node in nodes}
+        waiting = {node: len(self.predecessors(node)) for node in nodes}
         after: dict[Node, list[Node]] = {}
         for node in nodes:
-            for earlier in self.before(node):
+            for earlier in self.predecessors(node):
                 after.setdefault(earlier, []).append(node)
         ready = [i for i, node in enumerate(nodes) if not waiting[node]]
         order: list[Node] = []
@@ -59,51 +62,51 @@ class Uses:
                     heapq.heappush(ready, self.position[later])
         return order
 
-    def stop_at(self, *nodes: Node) -> None:
-        """Let nodes no longer be free."""
-        self.free.difference_update(nodes)
-        self._forget()
+    def materialize(self, *nodes: Node) -> None:
+        """Stop inlining nodes, so that each is computed once."""
+        self.inlined.difference_update(nodes)
+        self._clear()
 
-    def pass_through(self, *nodes: Node) -> None:
-        """Let nodes be free again."""
-        self.free.update(nodes)
-        self._forget()
+    def inline(self, *nodes: Node) -> None:
+        """Inline nodes into their readers."""
+        self.inlined.update(nodes)
+        self._clear()
 
-    def _forget(self) -> None:
-        for answers in (self.readers, self.before, self.taken):
-            answers.cache_clear()
+    def _clear(self) -> None:
+        for cached in (self.readers, self.predecessors, self.inputs):
+            cached.cache_clear()
 
     def ordered(self, nodes: Iterable[Node]) -> list[Node]:
-        """Nodes in the order of the graph."""
+        """Sort nodes by their positions."""
         return sorted(nodes, key=self.position.__getitem__)
 
     def escapes(self, node: Node, nodes: set[Node]) -> bool:
-        """Whether anything but these nodes reads what a node gives."""
+        """Return whether a node's result is used outside of these nodes."""
         return node in self.returned or not nodes.issuperset(self.readers(node))
 
     def _readers(self, node: Node) -> tuple[Node, ...]:
-        """The nodes that read what a node gives; of free ones, those that are returned."""
+        """Return the nodes that read a node's result, and inlined ones only where the graph returns their results."""
         found: dict[Node, None] = {}
         for user in node.users:
-            if user in self.free:
+            if user in self.inlined:
                 found.update(dict.fromkeys(self.readers(user)))
-            if user not in self.free or user in self.returned:
+            if user not in self.inlined or user in self.returned:
                 found[user] = None
         return tuple(found)
 
-    def _before(self, node: Node) -> tuple[Node, ...]:
-        """What must come before a node: the makers of what it reads, and what the order of effects demands."""
-        found = dict.fromkeys(v.producer for v in self.taken(node))
+    def _predecessors(self, node: Node) -> tuple[Node, ...]:
+        """Return the nodes that must run before a node: producers of its inputs, and those before its side effects."""
+        found = dict.fromkeys(v.producer for v in self.inputs(node))
         for reader in self.effects.get(node, ()):
-            found.update(dict.fromkeys(self.readers(reader) if reader in self.free else (reader,)))
+            found.update(dict.fromkeys(self.readers(reader) if reader in self.inlined else (reader,)))
         found.pop(node, None)
-        return tuple(n for n in found if n is not None and n not in self.free)
+        return tuple(n for n in found if n is not None and n not in self.inlined)
 
-    def _taken(self, node: Node) -> tuple[Value, ...]:
-        """The values that a node reads, each behind those that are read to make it where a free node does."""
+    def _inputs(self, node: Node) -> tuple[Value, ...]:
+        """Return the values that a node reads, each after the inputs of its producer where that is inlined."""
         found: dict[Value, None] = {}
         for value in node.operands:
-            if value.producer in self.free:
-                found.update(dict.fromkeys(self.taken(value.producer)))
+            if value.producer in self.inlined:
+                found.update(dict.fromkeys(self.inputs(value.producer)))
             found[value] = None
         return tuple(found)

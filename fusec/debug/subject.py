@@ -75,7 +75,7 @@ def subject_of(compiled: Any, title: str = "") -> Subject:
         dict(getattr(compiled, "sizes", None) or {}),
         sum(step.kind == "copy" for step in steps),
         getattr(compiled, "machine", None) or assumed_cpu(),
-        keeping.once if (keeping := getattr(compiled.program, "keeping", None)) else frozenset(),
+        folded.nodes if (folded := getattr(compiled.program, "folded", None)) else frozenset(),
     )
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fusec.analysis.machine import ASSUMED, Machine
-from fusec.codegen.program.freezing import PASS_NAME as FREEZE
+from fusec.codegen.program.constant_folding import PASS_NAME as FREEZE
 from fusec.codegen.program.recordings import PASS_NAME as RECORDED
 from fusec.debug.explanation import KINDS, Explanation
 from fusec.debug.site_status import SiteStatus

@@ -1,4 +1,4 @@
-"""Affine index expressions over loop axes: what views do to an index, without general algebra."""
+"""Affine index expressions over loop axes, and how views transform them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _numbers = count()
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """One loop: a name and how many steps it takes. Identity is equality."""
+    """One loop: its number of iterations and a label. Compared by identity."""
 
     size: Size
     label: str = "i"
@@ -24,31 +24,31 @@ class Axis:
 
 
 class Unaligned(Exception):
-    """An index that is not affine over the present axes, but would be if ``axis`` were cut in two.
+    """An index that is not affine over the axes as they are, but would be if ``axis`` were split.
 
-    ``factor``: cut into an outer axis and an inner one of that length; ``segment``: cut the range at that point.
+    ``factor``: split it into an outer axis and an inner one of that length; ``segment``: split its range there.
     """
 
     def __init__(self, axis: Axis, *, factor: Size | None = None, segment: int | None = None) -> None:
         self.axis, self.factor, self.segment = axis, factor, segment
-        super().__init__(f"{axis!r} must be cut by {factor if factor is not None else segment}")
+        super().__init__(f"{axis!r} must be split {f'by {factor}' if factor is not None else f'at {segment}'}")
 
 
 class NotAffine(Exception):
-    """An index that no cutting of axes makes affine."""
+    """An index that is not affine, however axes are split."""
 
 
 @dataclass(frozen=True)
 class Affine:
-    """``offset + Σ coefficient · axis``."""
+    """The index ``offset + Σ coefficient · axis``."""
 
     terms: tuple[tuple[Axis, Size], ...] = ()
-    """In the order of the axes' serial numbers; no zero coefficients, no axes of length 1."""
+    """Sorted by the axes' serial numbers; without zero coefficients and axes of length 1."""
     offset: Size = 0
 
     @staticmethod
     def of(terms: Iterable[tuple[Axis, Size]], offset: Size = 0) -> "Affine":
-        """The normal form: equal axes merged, zeros dropped."""
+        """Return the normal form of a sum: equal axes merged, zeros dropped."""
         merged: dict[Axis, Size] = {}
         for axis, coefficient in terms:
             merged[axis] = merged[axis] + coefficient if axis in merged else coefficient
@@ -57,7 +57,7 @@ class Affine:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes it depends on."""
+        """The axes that it depends on."""
         return tuple(axis for axis, _ in self.terms)
 
     def __add__(self, other: "Affine") -> "Affine":
@@ -66,17 +66,17 @@ class Affine:
         return Affine.of((*self.terms, *other.terms), self.offset + other.offset)
 
     def scaled(self, factor: Size) -> "Affine":
-        """This times a size."""
+        """Return the index times a size."""
         if factor == 1:
             return self
         return Affine.of(((a, c * factor) for a, c in self.terms), self.offset * factor)
 
     def coefficient(self, axis: Axis) -> Size:
-        """What one step along ``axis`` adds."""
+        """Return the coefficient of an axis; 0 where it has none."""
         return next((c for a, c in self.terms if a is axis), 0)
 
     def maximum(self) -> Size:
-        """Its largest value, all coefficients being positive."""
+        """Return its largest value; all coefficients must be positive."""
         out = self.offset
         for axis, coefficient in self.terms:
             out = out + coefficient * (axis.size - 1)
@@ -84,7 +84,7 @@ class Affine:
 
 
 def at_least(a: Size, b: Size) -> bool:
-    """Whether ``a >= b`` is certain, all symbols being at least 1."""
+    """Return whether ``a >= b`` is proven for all symbols of at least 1."""
     difference = simplify(a - b)
     if isinstance(difference, int):
         return difference >= 0
@@ -94,7 +94,7 @@ def at_least(a: Size, b: Size) -> bool:
 
 
 def divide(a: Size, b: Size) -> Size | None:
-    """``a / b`` if that is a size without remainder, else None."""
+    """Return ``a / b`` where the division is proven to be exact, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
     quotient = sympy.cancel(sympy.sympify(a) / b)
@@ -102,14 +102,14 @@ def divide(a: Size, b: Size) -> Size | None:
 
 
 def reindex(index: tuple[Affine, ...], shape: tuple[Size, ...], target: tuple[Size, ...]) -> tuple[Affine, ...]:
-    """The index into ``target`` of the element at ``index`` of ``shape``, both holding the same elements row-major.
+    """Return the index into ``target`` of the element at ``index`` of ``shape``, as a row-major reshape maps it.
 
     Raises:
-        Unaligned: where one axis must be cut first.
-        NotAffine: where nothing helps.
+        Unaligned: where an axis must be split first.
+        NotAffine: where no split makes the index affine.
     """
     if 0 in target:
-        # It is never read. Every axis is kept, so that a tile of no lanes masks the load.
+        # Never read. Every axis is kept, so that the mask of a tile without lanes covers the load.
         return (*(Affine() for _ in target[1:]), sum(index, Affine()))
     linear = Affine()
     step: Size = 1
@@ -130,7 +130,7 @@ def reindex(index: tuple[Affine, ...], shape: tuple[Size, ...], target: tuple[Si
         quotient, rest = _divmod(rest, stride)
         out.append(quotient)
     if rest.terms or rest.offset != 0:
-        raise NotAffine(f"{rest} is left over of an index into {target}")
+        raise NotAffine(f"an index into {target} exceeds it by {rest}")
     return tuple(out)
 
 
@@ -153,8 +153,8 @@ def _divmod(value: Affine, stride: Size) -> tuple[Affine, Affine]:
         factor = divide(stride, coefficient)
         if factor is not None and divide(axis.size, factor) not in (None, 1):
             raise Unaligned(axis, factor=factor)
-    known = "" if isinstance(stride, int) else ", as far as symbolic sizes are known; with dynamic=False they are"
-    raise NotAffine(f"{remainder} does not stay below {stride}{known}")
+    symbolic = "" if isinstance(stride, int) else " for symbolic sizes; dynamic=False makes sizes constants"
+    raise NotAffine(f"{remainder} is not proven to be less than {stride}{symbolic}")
 
 
 def _divide_offset(offset: Size, stride: Size) -> tuple[Size, Size]:

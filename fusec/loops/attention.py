@@ -1,4 +1,4 @@
-"""Attention in a located region: two products with a softmax over what the second one sums."""
+"""Attention in a loop nest: two matmuls with a softmax over the dim that the second one sums."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,227 +8,246 @@ from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import accumulation
 from fusec.loops.affine import Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, below, stride
+from fusec.loops.indexing import IndexedExpr, LoopNest, below, ordered, stride
 
 FEW_QUERIES = 16
 """Up to this many queries of one key head, keys and values are read once for all of them."""
-_BETWEEN = Trait.POINTWISE | Trait.REDUCTION | Trait.VIEW
+_FUSIBLE = Trait.POINTWISE | Trait.REDUCTION | Trait.VIEW
 _MAX_NODES = 60
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The parts of ``Σ_j softmax_j(scores(query·key))·value`` and the axes they run over."""
+class Softmax:
+    """The expressions of ``softmax(scores)`` as attention takes it, and the axes that it and the scores sum over."""
 
     product: IndexedExpr
-    """query·key."""
+    """The matmul query·key."""
     scores: IndexedExpr
-    """What the softmax is taken of: ``product``, scaled, masked, capped."""
+    """The operand of the softmax: ``product``, scaled, masked, capped."""
     largest: IndexedExpr
     """The maximum of a row of scores."""
     maxima: tuple[IndexedExpr, ...]
-    """Other maxima, of scores that something has been taken away from; inner ones first."""
+    """Other maxima, of scores minus something; inner ones first."""
     exponential: IndexedExpr
-    """``exp(scores - shift)``: as a rule ``shift`` is ``largest``; sinks and the like may stand in it too."""
+    """``exp(scores - shift)``: usually ``shift`` is ``largest``; with sinks, for example, it is more."""
     total: IndexedExpr | None
     """The sum of a row of exponentials."""
     weights: IndexedExpr
-    """What the second product takes: ``exponential``, divided by ``total``."""
+    """The operand of the second matmul: ``exponential``, divided by ``total``."""
     weighted: IndexedExpr
-    """The second product."""
-    query: IndexedExpr
-    factors: tuple[tuple[str, IndexedExpr], ...]
-    """Numbers that the keys are multiplied (``mul``) or divided (``div``) by, which the queries take."""
-    key: IndexedExpr
-    value: IndexedExpr
+    """The second matmul."""
     keys: Axis
     """The axis of the softmax."""
     depth: Axis
     """The axis that ``product`` sums over."""
+
+
+@dataclass(frozen=True)
+class Attention(Softmax):
+    """The parts of ``Σ_j softmax_j(scores(query·key))·value``, and the axes they run over."""
+
+    query: IndexedExpr
+    key: IndexedExpr
+    factors: tuple[tuple[str, IndexedExpr], ...]
+    """Constants that the keys are multiplied (``mul``) or divided (``div``) by; schedules apply them to queries."""
+    value: IndexedExpr
     batch: tuple[Axis, ...]
     """Axes that queries and keys share."""
     queries: tuple[Axis, ...]
-    """Axes of the queries alone: their positions, and the heads that share one key; the last is the innermost."""
+    """Axes of the queries alone: their positions, and the heads that share one key head; the last is the innermost."""
     columns: Axis
     """The axis of the elements of one value."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether the softmax takes exactly the largest score away."""
+        """Whether the softmax subtracts exactly the maximum."""
         difference = self.exponential.operands[0]
         return difference.operands == (self.scores, self.largest) and difference.node.is_op("sub")
 
     @property
     def rows(self) -> int:
-        """Queries that share keys; more than a few where their number is not known."""
+        """Number of queries that share a key head; more than ``FEW_QUERIES`` where it is not known."""
         return math.prod(a.size if isinstance(a.size, int) else FEW_QUERIES + 1 for a in self.queries)
 
     @property
     def fixed(self) -> tuple[IndexedExpr, ...]:
-        """The numbers that the exponentials are multiplied or divided by."""
+        """The values, one for each query, that the exponentials are multiplied or divided by."""
         found: dict[IndexedExpr, None] = {}
         item = self.weights
         while item is not self.exponential:
-            moving = [o for o in item.operands if self.keys in o.axes]
-            found.update((o, None) for o in item.operands if o not in moving and o.dtype.is_float and o.axes)
-            (item,) = moving
+            varying = [o for o in item.operands if self.keys in o.axes]
+            found.update((o, None) for o in item.operands if o not in varying and o.dtype.is_float and o.axes)
+            (item,) = varying
         return tuple(found)
 
     @property
     def loops(self) -> tuple[Axis, ...]:
-        """Every axis that the first product runs over."""
+        """Every axis of the loops around the first matmul."""
         return (*self.batch, *self.queries, self.keys, self.depth)
 
 
 def find_attention(nest: LoopNest) -> Attention | None:
-    """The attention that a region is; None where it holds no product of a product.
+    """Return the attention that a loop nest computes; None where no matmul reads the result of another.
 
     Raises:
-        ScheduleError: where it is one that has no schedule.
+        ScheduleError: where one does, and the nest is no attention that has a schedule.
     """
     contractions = [i for i in nest.walk() if i.kind == "contraction"]
     inner = [c for c in contractions if c in below(contractions)]
     if not inner:
         return None
     if len(contractions) != 2:
-        raise _refused(f"it holds {len(contractions)} products")
+        raise _refused(f"it has {len(contractions)} matmuls")
     (product,) = inner
     (weighted,) = [c for c in contractions if c is not product]
-    holders = [o for o in weighted.operands if o is product or product in below([o])]
-    if len(holders) != 1:
-        raise _refused("both factors of its second product hold the first")
-    (weights,) = holders
+    dependent = [o for o in weighted.operands if o is product or product in below([o])]
+    if len(dependent) != 1:
+        raise _refused("both operands of its second matmul depend on the first")
+    (weights,) = dependent
     (value,) = [o for o in weighted.operands if o is not weights]
     if len(weighted.bound) != 1 or len(product.bound) != 1:
-        raise _refused("a product sums over several axes")
-    return _parts(nest, product, weighted, weights, value)
+        raise _refused("a matmul sums over several axes")
+    attention = _operands(nest, _softmax(nest, product, weighted, weights), value)
+    _check_axes(nest, attention)
+    _check_strides(attention)
+    return attention
 
 
-def _parts(
-    nest: LoopNest, product: IndexedExpr, weighted: IndexedExpr, weights: IndexedExpr, value: IndexedExpr
-) -> Attention:
+def _softmax(nest: LoopNest, product: IndexedExpr, weighted: IndexedExpr, weights: IndexedExpr) -> Softmax:
+    """Return the parts of the softmax that makes ``weights`` of ``product``, or raise ScheduleError."""
     (keys,), (depth,) = weighted.bound, product.bound
     exponentials = [i for i in below([weighted]) if i.kind == "pointwise" and i.node.is_op("exp") and keys in i.axes]
     if len(exponentials) != 1:
-        raise _refused("its weights are no softmax")
+        raise _refused("its weights are not a softmax")
     (exponential,) = exponentials
     reductions = [i for i in nest.walk() if i.kind == "reduction"]
     if any(r.bound != (keys,) for r in reductions):
-        raise _refused("a reduction runs over something else than the keys")
+        raise _refused("a reduction is not over the keys")
     maxima = [r for r in reductions if r.node.is_op("max")]
     if not maxima:
-        raise _refused("its softmax does not take the largest score away")
-    largest = maxima.pop(0)
+        raise _refused("its softmax does not subtract the maximum")
+    largest, *further = maxima
     scores = largest.operands[0]
     if len({accumulation(item.dtype) for item in (product, scores, weighted)}) > 1:
-        raise _refused("its softmax is of another type than its products")
-    if not all(is_shifted(i.operands[0], scores, keys) for i in (*maxima, exponential)):
-        raise _refused("its softmax does not take the largest score away")
+        raise _refused("its softmax and its matmuls accumulate in different types")
+    if not all(_is_shifted(i.operands[0], scores, keys) for i in (*further, exponential)):
+        raise _refused("its softmax does not subtract the maximum")
     totals = [r for r in reductions if not r.node.is_op("max")]
     if len(totals) > 1 or any(not r.node.is_op("sum") or r.operands[0] is not exponential for r in totals):
-        raise _refused("its softmax divides by something else than the sum")
-    if not is_linear(weights, exponential, keys):
+        raise _refused("its softmax does not divide by the sum of the exponentials")
+    if not _is_linear(weights, exponential, keys):
         raise _refused("its weights are changed after the softmax")
-    query, key = product.operands
+    total = totals[0] if totals else None
+    return Softmax(product, scores, largest, tuple(further), exponential, total, weights, weighted, keys, depth)
+
+
+def _operands(nest: LoopNest, softmax: Softmax, value: IndexedExpr) -> Attention:
+    """Return an attention with its operands and their axes; keys and values must be loaded, else ScheduleError."""
+    keys, depth = softmax.keys, softmax.depth
+    query, key = softmax.product.operands
     if keys in query.axes:
         query, key = key, query
-    key, factors = _unscaled(key)
-    value, rest = _unscaled(value)
-    if rest or keys in query.axes or keys not in key.axes or value.kind != "load" or key.kind != "load":
+    key, factors = _without_factors(key)
+    value, value_factors = _without_factors(value)
+    loaded = value.kind == "load" and key.kind == "load" and not value_factors
+    if not loaded or keys in query.axes or keys not in key.axes:
         raise _refused("its keys or values are computed in the same kernel")
     batch = key.axes - {keys, depth}
     queries = query.axes - batch - {depth}
     columns = value.axes - batch - {keys}
-    if not batch <= product.axes or len(columns) != 1 or columns & (query.axes | key.axes):
+    if not batch <= softmax.product.axes or len(columns) != 1 or columns & (query.axes | key.axes):
         raise _refused("its values have other axes than its keys")
-    if product.axes != batch | queries | {keys}:
-        raise _refused("its queries and keys have other axes than its scores")
-    for axis in (depth, *columns):
-        if not isinstance(axis.size, int):
-            raise _refused(f"the size {axis.size} is not known when the kernel is made")
-    for output in nest.outputs:
-        stored = {axis for part in output.index for axis in part.axes}
-        if stored != batch | queries | columns or (
-            output.root is not weighted and weighted not in below([output.root])
-        ):
-            raise _refused("it gives something else besides")
-    rows = math.prod(a.size if isinstance(a.size, int) else FEW_QUERIES + 1 for a in queries)
-    if rows <= FEW_QUERIES and (stride(value, *columns) != 1 or 1 not in (stride(key, depth), stride(key, keys))):
-        raise _refused("the elements of its keys or values do not lie side by side")
-    order = [a for dim in nest.axes for a in dim]
-    known = {a: i for i, a in enumerate(order)}
-
-    def sorted_(axes: frozenset[Axis]) -> tuple[Axis, ...]:
-        return tuple(sorted(axes, key=lambda a: (known.get(a, len(known)), a.serial)))
-
     return Attention(
-        product, scores, largest, tuple(maxima), exponential, totals[0] if totals else None, weights, weighted, query,
-        factors, key, value, keys, depth, sorted_(batch), sorted_(queries), next(iter(columns)),
+        **vars(softmax), query=query, key=key, factors=factors, value=value, batch=ordered(nest, batch),
+        queries=ordered(nest, queries), columns=next(iter(columns)),
     )  # fmt: skip
 
 
-def _unscaled(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, IndexedExpr], ...]]:
-    """What an operand is before it is widened, multiplied and divided by numbers, and the numbers."""
+def _check_axes(nest: LoopNest, attention: Attention) -> None:
+    """Raise ScheduleError where the loops of matmuls, sizes or outputs are none that a schedule has."""
+    batch, queries = frozenset(attention.batch), frozenset(attention.queries)
+    if attention.product.axes != batch | queries | {attention.keys}:
+        raise _refused("its queries and keys have other axes than its scores")
+    for axis in (attention.depth, attention.columns):
+        if not isinstance(axis.size, int):
+            raise _refused(f"the size {axis.size} is not known at compile time")
+    for output in nest.outputs:
+        is_result = output.root is attention.weighted or attention.weighted in below([output.root])
+        if output.axes != batch | queries | {attention.columns} or not is_result:
+            raise _refused("an output is not computed from its result")
+
+
+def _check_strides(attention: Attention) -> None:
+    """Raise ScheduleError where the schedule for few queries cannot load vectors of keys or values."""
+    key, value = attention.key, attention.value
+    contiguous = stride(value, attention.columns) == 1
+    contiguous &= 1 in (stride(key, attention.depth), stride(key, attention.keys))
+    if attention.rows <= FEW_QUERIES and not contiguous:
+        raise _refused("its keys or values are not contiguous")
+
+
+def _without_factors(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, IndexedExpr], ...]]:
+    """Return an operand without widening casts and constant factors, and those factors (``mul`` or ``div``)."""
     if item.kind == "pointwise" and item.node.is_op("cast"):
         (narrow,) = item.operands
         if narrow.dtype.is_float and item.dtype.is_float and narrow.dtype.bytes <= item.dtype.bytes:
-            return _unscaled(narrow)
+            return _without_factors(narrow)
     elif item.kind == "pointwise" and item.node.is_op("mul", "div") and item.operands[1].kind == "constant":
-        inner, factors = _unscaled(item.operands[0])
+        inner, factors = _without_factors(item.operands[0])
         return inner, (*factors, (item.node.op.name, item.operands[1]))
     return item, ()
 
 
-def is_shifted(item: IndexedExpr, scores: IndexedExpr, keys: Axis) -> bool:
-    """Whether ``item`` is ``scores`` with something added or taken away that is the same for all keys."""
+def _is_shifted(item: IndexedExpr, scores: IndexedExpr, keys: Axis) -> bool:
+    """Return whether ``item`` is ``scores`` plus or minus something that is the same for all keys."""
     if item is scores:
         return True
     if item.kind != "pointwise" or not item.node.is_op("add", "sub", "cast"):
         return False
     if item.node.is_op("cast"):
         narrow = item.operands[0].dtype
-        return narrow.is_float and narrow.bytes <= item.dtype.bytes and is_shifted(item.operands[0], scores, keys)
-    moving = [o for o in item.operands if keys in o.axes]
-    first = not item.node.is_op("sub") or item.operands[0] in moving
-    return first and len(moving) == 1 and is_shifted(moving[0], scores, keys)
+        return narrow.is_float and narrow.bytes <= item.dtype.bytes and _is_shifted(item.operands[0], scores, keys)
+    varying = [o for o in item.operands if keys in o.axes]
+    first = not item.node.is_op("sub") or item.operands[0] in varying
+    return first and len(varying) == 1 and _is_shifted(varying[0], scores, keys)
 
 
-def is_linear(item: IndexedExpr, exponential: IndexedExpr, keys: Axis) -> bool:
-    """Whether ``item`` is ``exponential`` times something that is the same for all keys, roundings aside."""
+def _is_linear(item: IndexedExpr, exponential: IndexedExpr, keys: Axis) -> bool:
+    """Return whether ``item`` is ``exponential`` times something that is the same for all keys, up to rounding."""
     if item is exponential:
         return True
     if item.kind != "pointwise":
         return False
     if item.node.is_op("cast"):
-        return item.dtype.is_float and is_linear(item.operands[0], exponential, keys)
+        return item.dtype.is_float and _is_linear(item.operands[0], exponential, keys)
     if item.node.is_op("div"):
         numerator, denominator = item.operands
-        return keys not in denominator.axes and is_linear(numerator, exponential, keys)
+        return keys not in denominator.axes and _is_linear(numerator, exponential, keys)
     if item.node.is_op("mul"):
         fixed = [o for o in item.operands if keys not in o.axes]
-        return len(fixed) == 1 and all(is_linear(o, exponential, keys) for o in item.operands if o is not fixed[0])
+        return len(fixed) == 1 and all(_is_linear(o, exponential, keys) for o in item.operands if o is not fixed[0])
     if item.node.is_op("where"):
         condition, *branches = item.operands
         zeros = [o for o in branches if o.kind == "constant" and o.node.attributes.get("value") == 0]
         rest = [o for o in branches if o not in zeros]
-        return keys not in condition.axes and all(is_linear(o, exponential, keys) for o in rest)
+        return keys not in condition.axes and all(_is_linear(o, exponential, keys) for o in rest)
     return False
 
 
 def summed(item: IndexedExpr, exponential: IndexedExpr, keys: Axis, total: IndexedExpr) -> IndexedExpr:
-    """A linear function of ``exponential`` with ``total``, the sum of exponential·value, in its place."""
+    """Return a linear function of ``exponential`` with ``total``, the sum of exponential·value, in its place."""
     if item is exponential:
         return total
     if keys not in item.axes:
         return item
     if item.node.is_op("cast"):
-        return summed(item.operands[0], exponential, keys, total)  # what is rounded is the result
+        return summed(item.operands[0], exponential, keys, total)  # the result is rounded instead
     operands = tuple(summed(o, exponential, keys, total) for o in item.operands)
     return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
 
 
 def at_largest(item: IndexedExpr, scores: IndexedExpr, largest: IndexedExpr, keys: Axis) -> IndexedExpr:
-    """What is computed from a score, for the largest one."""
+    """Return an expression over ``scores`` with ``largest`` in their place."""
     if item is scores:
         return largest
     if keys not in item.axes:
@@ -242,47 +261,47 @@ def _refused(why: str) -> ScheduleError:
 
 
 def attention_groups(second: Node) -> list[set[Node]]:
-    """The nodes from a first product to ``second`` with a softmax between them, for each product it may be."""
-    above = _above(second)
+    """Return the nodes from a first matmul through a softmax to ``second``, for each first matmul there may be."""
+    above = _producers(second)
     if not any(n.is_op("exp") for n in above):
         return []
     groups: list[set[Node]] = []
     for first in [n for n in above if n.has(Trait.CONTRACTION)]:
         found = [first]
         for node in found:
-            found += [user for user in node.users if user in above and user not in found and _is_between(user)]
+            found += [user for user in node.users if user in above and user not in found and _is_fusible(user)]
         softmax = any(n.is_op("exp") for n in found) and any(n.is_op("max") for n in found)
         if softmax and sum(v.producer in found for v in second.operands) == 1:
             groups.append({second, *found})
     return groups
 
 
-def _above(product: Node) -> dict[Node, None]:
-    """What a product reads, up to other products, with nothing but arithmetic and views between."""
+def _producers(matmul: Node) -> dict[Node, None]:
+    """Return the nodes that a matmul depends on through arithmetic and views, up to any other node."""
     found: dict[Node, None] = {}
-    stack = [v.producer for v in reversed(product.operands)]
+    stack = [v.producer for v in reversed(matmul.operands)]
     while stack and len(found) <= _MAX_NODES:
         node = stack.pop()
         if node is None or node in found:
             continue
         found[node] = None
-        if _is_between(node):
+        if _is_fusible(node):
             stack += [v.producer for v in reversed(node.operands)]
     return found
 
 
-def _is_between(node: Node) -> bool:
-    return node.has(_BETWEEN) and not node.is_op("concat")
+def _is_fusible(node: Node) -> bool:
+    return node.has(_FUSIBLE) and not node.is_op("concat")
 
 
-def is_layer(group: set[Node]) -> bool:
-    """Whether a product of a group is one with a weight that all rows share, rather than of keys or values."""
-    products = [n for n in group if n.has(Trait.CONTRACTION) and not _is_batched(n)]
-    return any(_is_given(v) for n in products for v in n.operands)
+def has_linear_layer(group: set[Node]) -> bool:
+    """Return whether a matmul of a group multiplies by a weight that all rows share, rather than by keys or values."""
+    matmuls = [n for n in group if n.has(Trait.CONTRACTION) and not _is_batched(n)]
+    return any(_is_input(v) for n in matmuls for v in n.operands)
 
 
-def _is_given(value: Value) -> bool:
-    """Whether a value is an input of the graph, seen through views and casts."""
+def _is_input(value: Value) -> bool:
+    """Return whether a value is an input of the graph, or a view or cast of one."""
     value = base(value)
     while value.producer is not None and value.producer.is_op("cast"):
         value = base(value.producer.operands[0])

@@ -1,4 +1,4 @@
-"""Which kind of kernel a located region is, and whether it is one at all."""
+"""Classification of loop nests by the kind of schedule they take, and the legality of each kind."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -8,13 +8,13 @@ from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, F16, DType, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
-from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, ordered, stride, walk
 from fusec.loops.updates import Move, check_updates
 
 FEW_ROWS = 16
-"""Rows of a small-M GEMM: up to so many, every thread keeps the whole left operand in its cache."""
+"""Rows of a small-M GEMM: up to this many, each thread keeps the whole left operand in its cache."""
 SOME_ROWS = 256
-"""Rows up to which a vendor call costs more than its arithmetic takes; measured between 32 and 512."""
+"""Rows up to which the overhead of a vendor call exceeds its arithmetic; measured between 32 and 512."""
 HALVES = frozenset({BF16, F16})
 """Element types that a GPU's matrix units multiply at full rate."""
 
@@ -22,7 +22,7 @@ Kind = Literal["pointwise", "row", "contraction", "attention"]
 
 
 def anything(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
-    """Operands of a large-M GEMM in any layout are legal."""
+    """Accept operands of a large-M GEMM in any layout."""
     return iter(())
 
 
@@ -33,13 +33,13 @@ class Limits:
     small_m: int = 0
     """Rows up to which a GEMM that has a prologue is legal, of types other than halves; 0 refuses all contractions."""
     many: frozenset[DType] = frozenset()
-    """Element types of which a GEMM without a prologue may have any number of rows."""
+    """Element types of GEMMs that may have any number of rows, as large-M GEMMs without a prologue."""
     some: frozenset[DType] = frozenset()
-    """Those of which it may have up to ``SOME_ROWS``, or a number that is not known."""
+    """Element types of large-M GEMMs with up to ``SOME_ROWS`` rows, or a symbolic number of them."""
     few_halves: int = FEW_ROWS
-    """Rows of half types up to which a schedule takes all at once; ``FEW_ROWS`` of other types."""
+    """Rows of half types that one block of a small-M GEMM holds; ``FEW_ROWS`` of other types."""
     layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = anything
-    """Returns what keeps the operands of a large-M GEMM from being loaded as they lie in memory."""
+    """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
     """Returns whether a loop nest may move elements within the storage that it writes; see ``check_updates``."""
     assumed_share: float | None = None
@@ -49,23 +49,23 @@ class Limits:
 
 @dataclass(frozen=True)
 class Shape:
-    """The loops of a nest, sorted by what they do."""
+    """The kind of a nest, and the expressions and axes that its schedule is built around."""
 
     kind: Kind
     rows: tuple[Axis, ...]
-    """Axes that are the same for a whole reduction, or for all of a contraction's left operand: outer loops."""
+    """The outer loops: the axes that reductions, or the left operands of contractions, have besides those summed."""
     contractions: tuple[IndexedExpr, ...] = ()
     reductions: tuple[IndexedExpr, ...] = ()
     attention: Attention | None = None
     many: bool = False
-    """Whether a contraction has so many rows that they are taken in blocks."""
+    """Whether it is a large-M GEMM."""
 
 
 def classify(nest: LoopNest, limits: Limits = Limits()) -> Shape:
-    """The kind of a nest, which may be a kernel.
+    """Classify a nest.
 
     Raises:
-        ScheduleError: where no schedule covers it.
+        ScheduleError: where no kind of schedule covers it.
     """
     shape = _shape(nest, limits)
     check_updates(nest, shape.kind, limits.moves)
@@ -88,8 +88,8 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
         if r.axes != rows or rows.intersection(r.bound):
             first = reductions[0].node.op.name
             own, others = (" × ".join(str(a.size) for a in ordered(nest, axes)) or "one" for axes in (r.axes, rows))
-            why = f"{r.node.op.name} has {own} of them, {first} has {others}"
-            raise ScheduleError("reductions run over different rows", why=why)
+            why = f"{r.node.op.name} has {own}, {first} has {others}"
+            raise ScheduleError("reductions have different rows", why=why)
     return Shape("row", ordered(nest, rows), reductions=reductions)
 
 
@@ -101,45 +101,49 @@ def _contraction(
     for c in contractions:
         why = next(_objections(c, rows, inside), "")
         if why:
-            raise ScheduleError("no generated matrix product", why=why)
+            raise _refused(why)
     for r in reductions:
         if r not in inside:
-            raise ScheduleError("no generated matrix product", why="a reduction reads its result")
+            raise _refused("a reduction reads its result")
         if r.axes != rows:
-            raise ScheduleError("no generated matrix product", why="a reduction before it runs over other rows")
+            raise _refused("a reduction in its prologue has other rows")
     for output in nest.outputs:
         first, *others = ordered(nest, output.axes - rows) or (None,)
         narrow = {c for c in contractions if c.axes - rows <= {first}} if others else set()
         if narrow.intersection(walk([output.root])):
-            raise ScheduleError("no generated matrix product", why="its result is spread over further dims")
+            raise _refused("its result is broadcast along another dim")
     count = product(tuple(axis.size for axis in rows))
     at_once = rows_at_once(contractions, limits.few_halves)
     most = limits.small_m * at_once // FEW_ROWS
     few = isinstance(count, int) and count <= at_once
     many = limits.many if isinstance(count, int) and count > SOME_ROWS else limits.many | limits.some
-    why = next(_objections_to_many(nest, contractions, replace(limits, many=many)), "")
+    why = next(_large_m_objections(nest, contractions, replace(limits, many=many)), "")
     if not (few or why):
         return Shape("contraction", ordered(nest, rows), contractions, reductions, many=True)
     if not isinstance(count, int) or count > most:
-        why = f"; in blocks: {why}" if limits.many | limits.some else ""
-        raise ScheduleError("too many rows for a generated matrix product", why=f"{count} of at most {most}{why}")
+        why = f"; no large-M GEMM: {why}" if limits.many | limits.some else ""
+        raise ScheduleError("too many rows for a small-M GEMM", why=f"{count} rows, small_m allows {most}{why}")
     return Shape("contraction", ordered(nest, rows), contractions, reductions)
 
 
+def _refused(why: str) -> ScheduleError:
+    return ScheduleError("no generated GEMM", why=why)
+
+
 def rows_at_once(contractions: Iterable[IndexedExpr], halves: int) -> int:
-    """Rows up to which products have a schedule for few, which of half types are so many."""
+    """Return the rows of one block of a small-M GEMM: ``halves`` for half types, else ``FEW_ROWS``."""
     return halves if all(c.operands[1].dtype in HALVES for c in contractions) else FEW_ROWS
 
 
-def _objections_to_many(nest: LoopNest, contractions: tuple[IndexedExpr, ...], limits: Limits) -> Iterator[str]:
-    """Why the rows of a kernel's products cannot be taken in blocks."""
-    needy = above(nest, contractions)
-    if any(o.root not in needy for o in nest.outputs):
-        yield "another result of the kernel needs no product"
+def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], limits: Limits) -> Iterator[str]:
+    """Yield why a nest is no large-M GEMM."""
+    dependent = above(nest, contractions)
+    if any(o.root not in dependent for o in nest.outputs):
+        yield "an output does not depend on a matmul"
     for c in contractions:
         left = c.operands[0]
-        if left.dtype not in limits.many:  # the right operand's too, as of any product
-            yield f"the machine's library multiplies {left.dtype.name} better"
+        if left.dtype not in limits.many:  # both operands have one type
+            yield f"the vendor's GEMM of {left.dtype.name} is faster on this machine"
         if left.kind != "load":
             yield "its left operand is computed in the same kernel"
         else:
@@ -147,32 +151,26 @@ def _objections_to_many(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
 
 
 def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr]) -> Iterator[str]:
-    """Why a contraction has no schedule of its own."""
+    """Yield why a contraction has no generated GEMM."""
     left, right = c.operands
     bound = set(c.bound)
     if right.kind != "load":
         yield "its right operand is computed in the same kernel"
     if right.axes & rows:
-        yield "it is a batch of products"
+        yield "it is batched"
     if left.axes - bound != rows:
-        yield "another product of the kernel has other rows"
+        yield "another matmul of the kernel has other rows"
     if c in inside:
-        yield "another product of the kernel reads its result"
+        yield "another matmul of the kernel reads its result"
     if not bound or not left.axes >= bound or not right.axes >= bound:
-        yield "an operand lacks the dim that is summed"
+        yield "an operand lacks the summed dim"
     if right.axes <= bound:
-        yield "it has a single column"
+        yield "it has one column"
     unknown = [a for a in (*c.axes - rows, *c.bound) if not isinstance(a.size, int)]
     if unknown:
-        yield f"the size {unknown[0].size} is not known when the kernel is made"
+        yield f"the size {unknown[0].size} is not known at compile time"
     columns = [a for a in right.axes if a not in bound]
     if not any(stride(right, a) == 1 for a in (*c.bound[-1:], *columns)):
-        yield "the elements of its weight do not lie side by side"
+        yield "its weight is not contiguous"
     if any(stride(right, a) != stride(right, b) * b.size for a, b in zip(c.bound, c.bound[1:], strict=False)):
-        yield "its weight is not laid out in the order in which it is summed"
-
-
-def ordered(nest: LoopNest, axes: frozenset[Axis]) -> tuple[Axis, ...]:
-    """Axes in the order of the dims of the widest output, any others behind them."""
-    known = [a for dim in nest.axes for a in dim if a in axes]
-    return (*known, *sorted(axes.difference(known), key=lambda a: a.serial))
+        yield "the summed dims of its weight are not contiguous"

@@ -1,4 +1,4 @@
-"""The plan of a kernel: made once, read by grouping, cost, schedules and explanations."""
+"""The plan of a kernel, which grouping, the cost model and schedules share."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from fusec.loops.kinds import Limits, Shape, classify
 
 @dataclass(frozen=True)
 class Plan:
-    """A region's body, its loop nest, and the kind of schedule that the nest takes."""
+    """A region's body, its loop nest, and the kind of the nest."""
 
     body: Graph
     nest: LoopNest
@@ -17,14 +17,14 @@ class Plan:
 
 
 def plan_kernel(body: Graph, limits: Limits) -> Plan:
-    """Plan one kernel for a body.
+    """Lower a body to a loop nest and classify it.
 
     Args:
         body: a graph of primitive operations.
         limits: of the target.
 
     Raises:
-        ScheduleError: where the body is not one loop nest, or none that the target has a schedule for.
+        ScheduleError: where the body is not one loop nest, or the target has no schedule for the nest.
     """
     nest = lower_to_loops(body)
     return Plan(body, nest, classify(nest, limits))

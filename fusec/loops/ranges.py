@@ -1,4 +1,4 @@
-"""What loops a value is computed in."""
+"""The loops around a node, before it is lowered."""
 
 from fusec.ir.graph import Node, Value
 from fusec.ir.ops import Trait
@@ -6,12 +6,12 @@ from fusec.ir.types import Size
 
 
 def ranges(node: Node) -> tuple[Value, ...]:
-    """The values whose elements a node loops over; an operand that is spread is none of them."""
+    """Return the values whose elements a node loops over: its result, and the operand of a reduction or matmul."""
     if node.has(Trait.WRITE):
         return node.operands[1:2]
     return (node.result,) if node.has(Trait.POINTWISE) else (node.result, node.operands[0])
 
 
 def loops(value: Value) -> list[Size]:
-    """The sizes of its loops."""
+    """Return the sizes of the loops over a value's elements."""
     return [n for n in value.shape if n != 1]

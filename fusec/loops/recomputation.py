@@ -1,4 +1,4 @@
-"""How often a nest computes its values: a kernel repeats what another would have stored."""
+"""Number of evaluations of each expression of a nest: a fused kernel may recompute what another would store."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,8 +9,8 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, below
 
 
 def evaluations(nest: LoopNest, symbols: Mapping[str, int] | None = None) -> dict[IndexedExpr, float]:
-    """How often each computation of a nest is carried out, about; ``symbols`` are the sizes that are known."""
-    # The grid runs over the rows of reductions; the other loops lie inside.
+    """Estimate how often each expression of a nest is evaluated; ``symbols`` are the known sizes."""
+    # The grid runs over the rows of reductions; the other loops are inside.
     rows = next((i.axes for i in nest.walk() if i.kind == "reduction"), frozenset[Axis]())
     order = sorted((a for dim in nest.axes for a in dim), key=lambda axis: axis not in rows)
     found: dict[IndexedExpr, float] = {}
@@ -33,7 +33,7 @@ def evaluations(nest: LoopNest, symbols: Mapping[str, int] | None = None) -> dic
 
 
 def repetitions(evaluations: Mapping[IndexedExpr, float]) -> dict[Value, float]:
-    """For each value that is computed more often than it has elements, how many times over."""
+    """Return the number of evaluations per element of each value that is recomputed."""
     counts: dict[Value, float] = {}
     for item, count in evaluations.items():
         counts[item.value] = counts.get(item.value, 0.0) + count
@@ -42,7 +42,7 @@ def repetitions(evaluations: Mapping[IndexedExpr, float]) -> dict[Value, float]:
 
 
 def _evaluations(item: IndexedExpr, nested: Sequence[Axis], symbols: Mapping[str, int] | None) -> float:
-    """Once for each step of the loops down to the innermost that it depends on."""
+    """Return the iterations of the loops down to the innermost one that an expression depends on."""
     depends = [i for i, a in enumerate(nested) if a in item.axes]
     loops = {*(nested[: max(depends) + 1] if depends else ()), *item.axes}
     count = 1.0

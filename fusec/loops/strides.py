@@ -1,4 +1,4 @@
-"""Strides of views: what a view looks like in the memory of what it views, if it can."""
+"""Strides of views and of dense tensors."""
 
 from fusec.ir.graph import Node
 from fusec.ir.types import Size, TensorType, contiguous_strides, same_size, simplify
@@ -6,7 +6,7 @@ from fusec.loops.affine import at_least, divide
 
 
 def view_layout(node: Node, type: TensorType) -> tuple[tuple[Size, ...], Size] | None:
-    """Strides and offset (in elements) of a view of a tensor laid out as ``type``; None where it needs a copy."""
+    """Return strides and offset (in elements) of a view of a tensor of ``type``; None where the view needs a copy."""
     if node.is_op("permute"):
         return tuple(type.strides[d] for d in node.attributes["dims"]), 0
     if node.is_op("slice"):
@@ -31,7 +31,7 @@ def view_layout(node: Node, type: TensorType) -> tuple[tuple[Size, ...], Size] |
 
 
 def _reshaped(type: TensorType, shape: tuple[Size, ...]) -> tuple[Size, ...] | None:
-    """Strides of ``shape`` over the same memory: dims are matched from the right in groups of equal length."""
+    """Return the strides of ``shape`` over the same memory, matching contiguous dims from the right; else None."""
     if any(n == 0 for n in type.shape):
         return contiguous_strides(shape)
     runs = _runs(type)
@@ -55,7 +55,7 @@ def _reshaped(type: TensorType, shape: tuple[Size, ...]) -> tuple[Size, ...] | N
 
 
 def _runs(type: TensorType) -> list[tuple[Size, Size]]:
-    """Length and innermost stride of each maximal group of dims that lie in memory as one, outer first."""
+    """Return length and innermost stride of each maximal group of contiguous dims, outer first."""
     runs: list[tuple[Size, Size]] = []
     for n, stride in zip(reversed(type.shape), reversed(type.strides), strict=True):
         if n == 1:
@@ -68,19 +68,19 @@ def _runs(type: TensorType) -> list[tuple[Size, Size]]:
 
 
 def dense(type: TensorType) -> TensorType:
-    """The type with strides that leave no gaps: its own if they only permute the dims, else row-major."""
+    """Return the type with dense strides: its own where they only permute dims, else row-major."""
     order = _order(type)
     strides: list[Size] = [1] * type.rank
     step: Size = 1
     for d in reversed(order):
         strides[d] = step
-        step = simplify(step * type.shape[d]) if type.shape[d] != 0 else step  # as torch, which takes 1 there
+        step = simplify(step * type.shape[d]) if type.shape[d] != 0 else step  # as torch does
     kept = all(same_size(a, b) or n == 1 for a, b, n in zip(strides, type.strides, type.shape, strict=True))
     return TensorType(type.dtype, type.shape, tuple(strides) if kept else contiguous_strides(type.shape), type.device)
 
 
 def _order(type: TensorType) -> list[int]:
-    """Dims from the largest stride to the smallest, as far as that is certain."""
+    """Return the dims from the largest stride to the smallest; where that is not proven, in their order."""
     order: list[int] = []
     for d in range(type.rank):
         place = len(order)

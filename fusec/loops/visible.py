@@ -1,6 +1,6 @@
-"""Which keys a query can see: bounds that a mask of indices puts on them, and what a loaded mask says at run time.
+"""Visible keys of attention: bounds from masks that are computed from indices, and masks that are loaded.
 
-Keys that no query of a block sees are not read, so that what is not finite there goes unseen, as in torch's own
+Blocks of keys that no query of a block sees are skipped. What is not finite there has no effect then, as in torch's own
 causal attention.
 """
 
@@ -19,29 +19,26 @@ _LESS = {"le": 0, "lt": 1, "ge": 0, "gt": 1}
 
 @dataclass(frozen=True)
 class Bound:
-    """A limit that a comparison puts on the keys whose score is not -inf."""
+    """A bound on the keys whose score is not -inf."""
 
     upper: bool
-    """Whether keys are not above ``value``, or not below it."""
+    """Whether it is an upper bound, else a lower one."""
     value: sympy.Expr
-    """Inclusive, over the other axes and the numbers below."""
+    """Inclusive, over the other axes and ``numbers``."""
     numbers: dict[sympy.Symbol, IndexedExpr]
-    """Integers that are known only at run time, but before any score is: a position that was loaded."""
+    """Integers that are known at run time before any score is, such as a loaded position."""
 
 
 def visible_keys(scores: IndexedExpr, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> list[Bound]:
-    """Limits of the keys whose score is not -inf.
-
-    Only what is proven counts: comparisons of indices under which a score is exactly -inf otherwise.
-    """
+    """Return proven bounds of the keys whose score is not -inf: of comparisons that select -inf where they fail."""
     bounds = (_bound(condition, hidden, keys, symbol) for condition, hidden in _hidden(scores))
     return [bound for bound in bounds if bound is not None]
 
 
 def loaded_masks(scores: IndexedExpr, keys: Axis) -> list[tuple[IndexedExpr, bool | float]]:
-    """Values known before any score is, and what each equals only where a score is -inf: for a look at run time.
+    """Return masks that the scores load, each with the value at which the score is -inf.
 
-    Those that bound the keys are not among them.
+    Comparisons that ``visible_keys`` makes bounds of are left out.
     """
     return [
         (item, hidden)
@@ -54,7 +51,7 @@ def loaded_masks(scores: IndexedExpr, keys: Axis) -> list[tuple[IndexedExpr, boo
 
 
 def _is_known(item: IndexedExpr) -> bool:
-    """Whether a value is made of loads and arithmetic alone."""
+    """Return whether a value is arithmetic of loads, so that it is known before any score is."""
     return all(part.kind in ("load", "constant", "index", "pointwise") for part in walk([item]))
 
 
@@ -65,7 +62,7 @@ def _placeholder(axis: Axis) -> sympy.Symbol:
 def _bound(
     condition: IndexedExpr, hidden: bool | float, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]
 ) -> Bound | None:
-    """What a condition that hides keys says of those that it shows; None where that is no bound."""
+    """Return the bound of the visible keys, given a condition that is ``hidden`` for hidden ones; None without one."""
     if condition.kind != "pointwise" or condition.node.op.name not in _LESS:
         return None
     integers = _Integers(keys, symbol)
@@ -80,7 +77,7 @@ def _bound(
 
 
 def _hidden(scores: IndexedExpr) -> Iterator[tuple[IndexedExpr, bool | float]]:
-    """Values, each with what it equals only where a score is -inf."""
+    """Yield pairs of an expression and a value: wherever the expression has the value, the score is -inf."""
     if scores.kind == "load" and scores.dtype.is_float:
         yield scores, -math.inf
     if scores.kind != "pointwise":
@@ -97,7 +94,7 @@ def _hidden(scores: IndexedExpr) -> Iterator[tuple[IndexedExpr, bool | float]]:
 
 
 def _each(condition: IndexedExpr, hidden: bool) -> Iterator[tuple[IndexedExpr, bool]]:
-    """What a conjunction (or the negation of a disjunction) is made of."""
+    """Yield the operands of a conjunction, or of the negation of a disjunction."""
     if condition.kind == "pointwise" and condition.node.is_op("or" if hidden else "and"):
         for operand in condition.operands:
             yield from _each(operand, hidden)
@@ -106,14 +103,14 @@ def _each(condition: IndexedExpr, hidden: bool) -> Iterator[tuple[IndexedExpr, b
 
 
 class _Integers:
-    """Integers as expressions over axes, sizes, and symbols for what is known only at run time."""
+    """Builds integer expressions over axes, sizes, and symbols for numbers known only at run time."""
 
     def __init__(self, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> None:
         self.keys, self.symbol = keys, symbol
         self.numbers: dict[sympy.Symbol, IndexedExpr] = {}
 
     def slack(self, condition: IndexedExpr) -> sympy.Expr | None:
-        """An expression that is not negative exactly where a comparison holds; None where it is not of integers."""
+        """Return an expression that is non-negative exactly where a comparison of integers holds; else None."""
         left, right = (self.expression(o) for o in condition.operands)
         if left is None or right is None:
             return None
@@ -122,7 +119,7 @@ class _Integers:
         return sympy.expand(right - left - _LESS[condition.node.op.name])
 
     def expression(self, item: IndexedExpr) -> sympy.Expr | None:
-        """An integer: computed from indices where it is, or else a number at run time that is the same for all keys."""
+        """Return an integer over indices, or as a symbol for a run-time number that is the same for all keys."""
         if item.dtype.kind != "int":
             return None
         out = self._computed(item)
@@ -142,7 +139,7 @@ class _Integers:
             return sympy.sympify(value)
         if item.kind != "pointwise" or not item.node.is_op("add", "sub", "cast"):
             return None
-        # Indices do not overflow; what is loaded may, in types that are not wide.
+        # Indices do not overflow; loaded values may, in types narrower than int64.
         if item.dtype != I64 and any(part.kind == "load" for part in walk([item])):
             return None
         parts = [p for p in map(self.expression, item.operands) if p is not None]

@@ -1,4 +1,4 @@
-"""Grouping: primitives are joined into kernels wherever one loop nest serves both and memory traffic is saved."""
+"""Grouping: the partitioning of a graph of primitives into kernels."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -14,32 +14,32 @@ from fusec.refusal import Refusal
 
 @dataclass(frozen=True)
 class Group:
-    """Make regions of kind ``kernel``, each one launch; declared regions are opened and leave their names as labels.
+    """Make regions of kind ``kernel``, each one launch; the names of declared regions become labels.
 
-    The limits of the context say what the target schedules.
+    The limits of the context are those of the target's schedules.
     """
 
     name: ClassVar[str] = "group"
 
     def apply(self, graph: Graph, context: Context) -> None:
-        """Group the whole graph."""
+        """Group the whole graph, again without what a round finds to be slower or without a schedule."""
         labels = open_regions(graph)
         graph.erase_dead()
         forward_writes(graph, TINY)
-        left: dict[Node, Refusal] = {}
+        to_vendor: dict[Node, Refusal] = {}
         refused: dict[Hashable, Refusal] = {}
         while True:
-            grouping = Grouping(graph, context, labels, left=left, refused=refused)
-            grouping.join()
+            grouping = Grouping(graph, context, labels, to_vendor=to_vendor, refused=refused)
+            grouping.fuse()
             if context.limits.assumed_share is not None and (slower := grouping.faster_as_vendor_calls()):
-                left |= slower
+                to_vendor |= slower
             elif unscheduled := grouping.unscheduled():
                 refused |= unscheduled
             else:
                 break
-        for node, refusal in left.items():
+        for node, refusal in to_vendor.items():
             sources = tuple(map(str, node.sources[:1]))
-            message = "a large-M GEMM is left to the vendor"
+            message = "a large-M GEMM is a vendor call"
             context.remarks.add(
                 "analysis", "group", message, subject=node.op.name, reason=refusal.reason, sources=sources
             )

@@ -1,4 +1,4 @@
-"""Groups of nodes as candidates for kernels, each estimated once for all groups of equal structure."""
+"""Candidate kernels: groups of nodes, estimated once for all groups of equal structure."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from fusec.refusal import Refusal
 
 
 class Candidates:
-    """Estimates groups by the bodies that they would have."""
+    """Estimates groups by the bodies of their kernels."""
 
     def __init__(self, uses: Uses, limits: Limits, machine: Machine, refused: Mapping[Hashable, Refusal]) -> None:
         self.uses, self.limits, self.machine, self.refused = uses, limits, machine, refused
@@ -28,11 +28,11 @@ class Candidates:
         """Seconds that kernels save over their operations one by one, by structure."""
 
     def estimate(self, group: set[Node]) -> Estimate:
-        """Return a group as one kernel."""
+        """Return the plan and predicted cost of a group as one kernel."""
         candidate = outline(group, self.uses)
         roots = {storage(v) for n in group for v in n.written}
         if roots and any(v not in roots and storage(v) in roots for v in candidate.inputs):
-            return Estimate(Refusal("a kernel reads what it writes: through a view"))
+            return Estimate(Refusal("a kernel reads what it writes, through a view"))
         found = devices((*candidate.inputs, *candidate.outputs))
         if len(found) > 1:
             return Estimate(Refusal(f"its tensors are on {' and '.join(found)}"))
@@ -56,49 +56,49 @@ class Candidates:
         return self.estimate(group).refusal
 
     def loss(self, together: Estimate, *parts: set[Node]) -> Refusal | None:
-        """Return why several kernels are faster than the one that they could be."""
+        """Return why one kernel is predicted to be slower than several, if it is."""
         if not may_lose(together, self.machine):
             return None
-        apart = [self.estimate(part) for part in parts]
-        gained = gain(together, apart, self.machine)
+        separate = [self.estimate(part) for part in parts]
+        gained = gain(together, separate, self.machine)
         if gained >= 0:
             return None
-        saved = sum(part.cost.bytes for part in apart) - together.cost.bytes
-        return Refusal(f"{together.repeated}: {-gained * 1e6:.3g} µs more in all, to move {saved} bytes less")
+        saved = sum(part.cost.bytes for part in separate) - together.cost.bytes
+        return Refusal(f"{together.repeated}: {-gained * 1e6:.3g} µs slower in all, for {saved} bytes less")
 
     def gained(self, members: Iterable[Node], piece: Outline) -> float:
-        """Return the seconds that a kernel saves over its operations one by one."""
+        """Return the predicted seconds that a kernel saves over its operations one by one."""
         key = piece.structure(self.spell)
         if key not in self.gains:
-            apart = [self.estimate({node}) for node in members]
-            self.gains[key] = gain(self._generated(set(members)), apart, self.machine)
+            separate = [self.estimate({node}) for node in members]
+            self.gains[key] = gain(self._generated(set(members)), separate, self.machine)
         return self.gains[key]
 
-    def no_gain_over_vendor(self, unit: set[Node], products: set[Node]) -> Refusal | None:
-        """Return why a kernel is not faster than vendor calls and a kernel of the rest."""
-        rest = unit - products
+    def no_gain_over_vendor(self, group: set[Node], matmuls: set[Node]) -> Refusal | None:
+        """Return why a kernel is not predicted to be faster than vendor calls and a kernel of the rest."""
+        rest = group - matmuls
         if not rest or _is_bias(rest):
-            return Refusal("it would fuse nothing that the vendor's call does not")
-        apart = [self.estimate(part) for part in (rest, *({node} for node in products))]
-        gained = gain(self._generated(unit), apart, self.machine)
+            return Refusal("a vendor call computes as much")
+        separate = [self.estimate(part) for part in (rest, *({node} for node in matmuls))]
+        gained = gain(self._generated(group), separate, self.machine)
         if gained > 0:
             return None
         assumed = (
-            "" if _is_of_known_sizes(unit) else f", assuming {self.limits.assumed_share:.0%} of the vendor's speed"
+            "" if _has_static_shapes(group) else f", assuming {self.limits.assumed_share:.0%} of the vendor's speed"
         )
-        return Refusal(f"it would take {-gained * 1e6:.3g} µs more{assumed}")
+        return Refusal(f"a generated kernel is predicted to be {-gained * 1e6:.3g} µs slower{assumed}")
 
-    def _generated(self, unit: set[Node]) -> Estimate:
-        """Return a kernel with the speed that its GEMMs are assumed to have; where it is timed, the vendor's."""
-        found, share = self.estimate(unit), self.limits.assumed_share
-        if not found.is_large_m or share is None or _is_of_known_sizes(unit):
+    def _generated(self, group: set[Node]) -> Estimate:
+        """Return an estimate with GEMMs at the assumed share of the vendor's speed, or where tuned at all of it."""
+        found, share = self.estimate(group), self.limits.assumed_share
+        if not found.is_large_m or share is None or _has_static_shapes(group):
             return found
         work = {kind: n / share if kind[0] == "matrix" else n for kind, n in found.cost.work.items()}
         return replace(found, cost=replace(found.cost, work=work))
 
-    def is_better(self, found: Iterable[Estimate], than: Iterable[Estimate]) -> bool:
-        """Return whether these are kernels that move fewer bytes than others and take no longer."""
-        sides = [list(found), list(than)]
+    def is_better(self, these: Iterable[Estimate], than: Iterable[Estimate]) -> bool:
+        """Return whether kernels are legal, move fewer bytes than others, and are predicted to take no longer."""
+        sides = [list(these), list(than)]
         moved = [sum(one.cost.bytes for one in side) for side in sides]
         seconds = [sum(float(one.cost.time(self.machine)) for one in side) for side in sides]
         return not any(one.refusal for one in sides[0]) and bool(moved[0] < moved[1]) and seconds[0] <= seconds[1]
@@ -110,6 +110,6 @@ def _is_bias(nodes: set[Node]) -> bool:
     return not others and node.is_op("add") and any(v.tensor.rank == 1 for v in node.operands)
 
 
-def _is_of_known_sizes(nodes: set[Node]) -> bool:
+def _has_static_shapes(nodes: set[Node]) -> bool:
     values = (v for n in nodes for v in (*n.operands, *n.results))
     return all(isinstance(size, int) for v in values for size in v.shape)

@@ -1,10 +1,10 @@
-"""Groups of nodes as regions of kind ``kernel``, in the place of the nodes."""
+"""Replacement of groups of nodes by regions of kind ``kernel``."""
 
 from collections.abc import Mapping, Sequence
 
 from fusec.analysis.memory import touched_bytes
 from fusec.analysis.outline import outline
-from fusec.analysis.units import Units
+from fusec.analysis.partition import Partition
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import Size
@@ -13,19 +13,19 @@ from fusec.pipeline import Context
 
 
 def make_kernels(
-    graph: Graph, units: Units, candidates: Candidates, labels: Mapping[Node, str], context: Context
+    graph: Graph, partition: Partition, candidates: Candidates, labels: Mapping[Node, str], context: Context
 ) -> None:
-    """Make a region of every unit.
+    """Make a region of each group.
 
     Args:
-        graph: what is changed.
-        units: which nodes run together.
-        candidates: what they gain by it, for the remarks.
+        graph: is changed in place.
+        partition: the groups.
+        candidates: predicts what each gains, for the remarks.
         labels: the declared fusions that nodes come from.
         context: takes the remarks.
     """
-    uses, made = units.uses, dict[Node, Node]()
-    groups = units.distinct()
+    uses, made = partition.uses, dict[Node, Node]()
+    groups = partition.groups()
     pieces = [outline(group, uses) for group in groups]
     for group, piece in zip(groups, pieces, strict=True):
         members = uses.ordered(group)
@@ -45,7 +45,7 @@ def make_kernels(
         for old, new in zip(piece.outputs, region.results, strict=True):
             graph.replace_value(old, new)
     for node in [n for group in groups for n in group if n.has(Trait.WRITE)]:
-        graph.erase(node)  # a region has its effect now
+        graph.erase(node)  # the region writes instead
     before = {node: [made[node], node] for node in made}
     graph.reorder([n for node in uses.position for n in before.get(node, [node]) if n in graph])
     graph.erase_dead()
@@ -53,7 +53,7 @@ def make_kernels(
 
 
 def _label(members: Sequence[Node], labels: Mapping[Node, str]) -> str:
-    """A readable name: the fusions and products in it, in order."""
+    """Return a readable name: the fusions and matmuls of a region, in order."""
     words = [labels.get(n, "") or ("linear" if n.has(Trait.CONTRACTION) else "") for n in members]
     words = list(dict.fromkeys(filter(None, words)))
     if not words:

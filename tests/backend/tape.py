@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 from fusec import codegen
 from fusec.analysis.machine import Machine
 from fusec.codegen import target_named
-from fusec.codegen.program import recordings
-from fusec.codegen.program import text as program_text
+from fusec.codegen.program import function_builder, recordings
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
@@ -109,7 +108,7 @@ class TapeRecorder:
         return self.runs_elsewhere
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         with self.lock:
             yield
             for tape in self.tapes:
@@ -188,5 +187,5 @@ def record_on_cpu(patch: pytest.MonkeyPatch, target: str = "cpp") -> TapeRecorde
     patch.setitem(recordings.RECORDERS, "cpu", lambda device: recorder)
     patch.setattr(codegen, "target_for", lambda graph, config: Watched(target, recorder))
     # Torch's own allocation, which a dispatch mode sees.
-    patch.setattr(program_text, "empty_on_cpu", lambda *a: torch.empty_strided(*a[:2], dtype=a[2]))
+    patch.setattr(function_builder, "empty_on_cpu", lambda *a: torch.empty_strided(*a[:2], dtype=a[2]))
     return recorder

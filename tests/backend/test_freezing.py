@@ -1,4 +1,4 @@
-"""What ``freeze`` keeps: the same results as without, until a weight changes, and no longer than its weights live."""
+"""Constant folding under ``freeze``: results are unchanged, until a weight changes, and freed with the weights."""
 
 import gc
 import threading
@@ -16,7 +16,7 @@ from bench.families import FAMILIES, Sizes
 from fusec import dynamo
 from fusec.codegen import target_named
 from fusec.codegen.cpp.schedules.small_m_gemm import LEAST_PACKED
-from fusec.codegen.program.frozen import packed
+from fusec.codegen.program.constant_folding import prepack
 from fusec.compiler import Compiled
 from fusec.config import Config
 from fusec.debug.explain import explain
@@ -73,13 +73,13 @@ def only() -> Compiled:
 
 
 def figures() -> dict[str, Any]:
-    """Of the remark on what is frozen."""
+    """Of the remark on constant folding."""
     (remark,) = (r for r in only().remarks if r.pass_name == "freeze")
     return remark.figures
 
 
 def kept() -> list[Tensor]:
-    found = only().program.keeping.frozen._found
+    found = only().program.folded.cache._entry
     return [] if found is None else list(found.values)
 
 
@@ -93,7 +93,7 @@ def test_results_have_the_same_bits(dtype: torch.dtype, plain: Config) -> None:
     for _ in range(2):
         assert torch.equal(call(x), expected)
     blocks = 3 if dtype == torch.float32 or BF16_PRODUCTS else 0  # tied weights once; one is computed first
-    assert figures()["blocks"] == blocks and figures()["steps"] >= 1
+    assert figures()["prepacked"] == blocks and figures()["steps"] >= 1
     assert figures()["bytes"] == sum(v.nbytes for v in kept()) > 0
 
 
@@ -126,7 +126,7 @@ def test_models_give_the_same_bits(family: str, dtype: torch.dtype, plain: Confi
     for _ in range(2):
         found = call(**inputs)
         assert tensors and all(torch.equal(found[name], x) for name, x in tensors.items())
-    assert (figures()["blocks"] > 4) == (dtype == torch.float32 or BF16_PRODUCTS)
+    assert (figures()["prepacked"] > 4) == (dtype == torch.float32 or BF16_PRODUCTS)
 
 
 @pytest.mark.parametrize("rows", [2, 8, 15])
@@ -134,20 +134,20 @@ def test_few_rows_agree(rows: int, plain: Config) -> None:
     """They are summed in another order where blocks pay."""
     model, x = Net(), torch.randn(rows, 48)
     torch.testing.assert_close(frozen(model, plain)(x), model(x))
-    assert figures()["blocks"] == (3 if rows >= LEAST_PACKED[target_named("cpp").lanes, F32] else 0)
+    assert figures()["prepacked"] == (3 if rows >= LEAST_PACKED[target_named("cpp").lanes, F32] else 0)
 
 
 def test_an_explanation_shows_what_is_frozen(plain: Config) -> None:
     frozen(Net(), plain)(torch.randn(40, 48))
     shown = explain(only())
-    assert "3 weights are kept in blocks" in str(shown)
-    once, nodes = only().program.keeping.once, {node for row in shown.kernels for node in row.nodes}
+    assert "3 weights are prepacked" in str(shown)
+    once, nodes = only().program.folded.nodes, {node for row in shown.kernels for node in row.nodes}
     assert once and nodes.isdisjoint(once)
 
 
 def test_a_single_row_reads_weights_as_they_lie(plain: Config) -> None:
     frozen(Net(), plain)(torch.randn(1, 48))
-    assert figures()["blocks"] == 0 and figures()["steps"] > 0
+    assert figures()["prepacked"] == 0 and figures()["steps"] > 0
 
 
 def test_the_number_of_rows_may_be_unknown(plain: Config) -> None:
@@ -157,7 +157,7 @@ def test_the_number_of_rows_may_be_unknown(plain: Config) -> None:
         for rows in (40, 7, 300):
             x = torch.randn(rows, 48)
             torch.testing.assert_close(compiled(x), model(x))
-    assert figures()["blocks"] == 3
+    assert figures()["prepacked"] == 3
 
 
 def in_place(model: Net) -> None:
@@ -228,7 +228,7 @@ class Square(nn.Module):
         return F.linear(x, self.weight.tanh())
 
 
-def test_a_weight_that_is_transposed_where_it_lies_is_noticed(plain: Config) -> None:
+def test_a_weight_transposed_in_place_is_noticed(plain: Config) -> None:
     model, x = Square(), torch.randn(40, 64)
     call = frozen(model, plain)
     call(x)
@@ -238,7 +238,7 @@ def test_a_weight_that_is_transposed_where_it_lies_is_noticed(plain: Config) -> 
 
 
 def test_tensors_may_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch swaps no tensor that somebody refers to weakly."""
+    """Torch refuses to swap a tensor that has weak references."""
     model, x = Square(), torch.randn(40, 64)
     compiled = torch.no_grad()(torch.compile(model, backend="fusec", options={"freeze": True}))
     for _ in range(3):
@@ -250,7 +250,7 @@ def test_tensors_may_be_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(compiled(x.double()), model(x.double()))
 
 
-def test_a_change_through_data_goes_unnoticed_as_is_said(plain: Config) -> None:
+def test_a_change_through_data_goes_unnoticed_as_documented(plain: Config) -> None:
     model, x = Net(), torch.randn(40, 48)
     call = frozen(model, plain)
     before = call(x)
@@ -293,10 +293,10 @@ def test_nothing_outlives_the_weights(plain: Config) -> None:
     torch._dynamo.reset()
     gc.collect()
     assert weight() is None and all(v() is None for v in values)
-    assert compiled.program.keeping.frozen._found is None
+    assert compiled.program.folded.cache._entry is None
 
 
-def test_what_is_kept_goes_with_the_program(plain: Config) -> None:
+def test_folded_values_are_freed_with_the_program(plain: Config) -> None:
     model = Net()
     frozen(model, plain)(torch.randn(40, 48))
     values = [weakref.ref(v) for v in kept()]
@@ -317,7 +317,7 @@ def test_nothing_is_frozen_in_training(plain: Config) -> None:
         assert remark.message == "nothing is frozen" and "no_grad" in remark.suggestion
 
 
-def test_weights_whose_changes_nobody_counts_are_not_frozen(plain: Config) -> None:
+def test_weights_without_a_version_counter_are_not_frozen(plain: Config) -> None:
     with torch.inference_mode():
         model, x = Net(), torch.randn(40, 48)
         call = frozen(model, plain)
@@ -327,7 +327,7 @@ def test_weights_whose_changes_nobody_counts_are_not_frozen(plain: Config) -> No
     assert kept() == []
 
 
-def test_what_a_call_changes_is_not_frozen(plain: Config) -> None:
+def test_a_written_buffer_is_not_frozen(plain: Config) -> None:
     class Counting(Net):
         def forward(self, x: Tensor) -> Tensor:
             self.mask.add_(1)
@@ -339,11 +339,11 @@ def test_what_a_call_changes_is_not_frozen(plain: Config) -> None:
     for _ in range(3):
         with torch.no_grad():
             torch.testing.assert_close(call(x), other(x))
-    assert figures()["blocks"] == figures()["steps"] == 0
+    assert figures()["prepacked"] == figures()["steps"] == 0
 
 
-def test_nothing_is_kept_of_what_every_call_changes(plain: Config) -> None:
-    """It would have to be made anew each time."""
+def test_values_that_depend_on_a_written_buffer_are_not_folded(plain: Config) -> None:
+    """They would be recomputed at each call."""
 
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -359,10 +359,10 @@ def test_nothing_is_kept_of_what_every_call_changes(plain: Config) -> None:
     call = frozen(module, plain)
     for seen in (1.0, 2.0):
         torch.testing.assert_close(call(inputs), inputs * seen)
-    assert not only().program.keeping.values
+    assert not only().program.folded.values
 
 
-def test_an_output_that_weights_alone_decide_is_the_callers_own(plain: Config) -> None:
+def test_a_folded_output_is_copied_for_the_caller(plain: Config) -> None:
     class Table(Net):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             table = self.scale.exp()
@@ -379,9 +379,9 @@ def test_an_output_that_weights_alone_decide_is_the_callers_own(plain: Config) -
 
 @pytest.mark.parametrize(("shape", "rows"), [((24, 8), 8), ((22, 8), 8), ((5, 4), 8), ((16, 6), 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_blocks_lie_turned_one_after_another(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
+def test_prepacked_blocks_are_transposed_and_contiguous(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     weight = torch.randn(shape).to(dtype)
     pair = 4 // weight.element_size()
     blocks = [b.view(len(b), -1, pair).transpose(0, 1).flatten() for b in weight.split(rows)]
-    found = packed(weight, rows)
+    found = prepack(weight, rows)
     assert found.shape == weight.shape and torch.equal(found.flatten(), torch.cat(blocks))

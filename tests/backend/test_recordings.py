@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fusec import dynamo
 from fusec.codegen import target_named
 from fusec.codegen.program import recordings
-from fusec.codegen.program.program import build_program
-from fusec.codegen.program.recordings import MOST, PASS_NAME
+from fusec.codegen.program.build import build_program
+from fusec.codegen.program.recordings import MAX_RECORDINGS, PASS_NAME
 from fusec.config import Config
 from fusec.debug.explain import explain
 from fusec.ir.graph import Graph
@@ -217,14 +217,14 @@ def test_each_set_of_sizes_has_a_recording(on_cpp: TapeRecorder) -> None:
 
 @torch.no_grad()
 def test_a_set_of_sizes_too_many_runs_as_it_is(on_cpp: TapeRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "MOST", 2)
+    monkeypatch.setattr(recordings, "MAX_RECORDINGS", 2)
     model = Layer()
     fast = compiled(model, dynamic=True)
     for _ in range(4):
         for rows in (3, 5, 7, 9):
             x = torch.randn(rows, 16)
             torch.testing.assert_close(fast(x), model(x))
-    assert on_cpp.log.count("record") == 2 and MOST > 2
+    assert on_cpp.log.count("record") == 2 and MAX_RECORDINGS > 2
     (missed,) = [r for r in remarks() if r.kind == "missed"]
     assert "more than 2 sets of sizes" in missed.message and missed.suggestion
 
@@ -246,7 +246,7 @@ def test_under_freeze_a_changed_weight_is_recorded_again(on_cpp: TapeRecorder) -
     fast = compiled(model, freeze=True)
     for _ in range(4):
         torch.testing.assert_close(fast(x), model(x))
-    assert dynamo.compiled_graphs()[-1].program.keeping.values and on_cpp.replays == 2
+    assert dynamo.compiled_graphs()[-1].program.folded.values and on_cpp.replays == 2
     weight.mul_(0.5)
     for _ in range(4):
         torch.testing.assert_close(fast(x), model(x))

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ pytest.importorskip("transformers")
 
 from bench import gpu, gpu_run
 from bench.devices import Budget, Toy
-from bench.gpu_report import CLAIM, claims, draw, readme
+from bench.gpu_report import CLAIM, claims, draw, page_table
 from bench.gpu_run import BUDGET_S, TOO_LATE, Run
 from bench.gpu_workloads import Turn, workloads
 from fusec.analysis.machine import chip
@@ -275,16 +276,11 @@ def test_claims_are_best_against_best_and_only_of_what_ran() -> None:
     assert found["softmax rows"]["holds"] is False and found["compile, cold"]["have"] == 4.5
 
 
-def test_the_readme_shows_what_was_measured(update_golden: bool) -> None:
+def test_the_page_shows_what_was_measured(check_block: Callable[[Path, str, str, str], None]) -> None:
     """The table is the result's own; without one, nothing in it is a figure."""
     file = ROOT / "bench" / "results" / "gpu.json"
-    table = readme(json.loads(file.read_text(encoding="utf-8")) if file.exists() else None)
-    page = ROOT / "README.md"
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    shown, after = rest.split(END)
-    if update_golden:
-        page.write_text(before + BEGIN + table + END + after, encoding="utf-8")
-    assert shown == table or update_golden
+    table = page_table(json.loads(file.read_text(encoding="utf-8")) if file.exists() else None)
+    check_block(ROOT / "docs" / "performance.md", BEGIN, END, table)
 
 
 def test_a_table_of_figures_says_where_they_come_from() -> None:
@@ -292,10 +288,10 @@ def test_a_table_of_figures_says_where_they_come_from() -> None:
         "chip": "NVIDIA H200", "time": "2026-11-22T01:02:03Z", "versions": {"torch": "2.11.0", "triton": "3.6.0"},
         "cuda": "13.0", "layers": "some stand in for all", CLAIM: claims(measured(), ["fusec", "fusec max-autotune"]),
     }  # fmt: skip
-    text = readme(result)
+    text = page_table(result)
     assert all(part in text for part in ("NVIDIA H200, 2026-11-22, torch 2.11.0, triton 3.6.0, CUDA 13.0", "8 of 32"))
     assert "| 8B decode 1 | Inductor's best time / ours | 1.15 | 1.5 | 2.00 |" in text
     assert "| softmax rows | share of a copy's bandwidth | 85% | 92% | 80% |" in text
     assert "| 8B decode 32 | Inductor's best time / ours | 1.5 | 4 | not measured |" in text
-    assert "](bench/results/gpu.svg)" in text and "gpu.svg" not in readme(None)
-    assert readme(None).count("not measured") == len(claims({}))
+    assert "](../bench/results/gpu.svg)" in text and "gpu.svg" not in page_table(None)
+    assert page_table(None).count("not measured") == len(claims({}))

@@ -69,7 +69,14 @@ CONCERNED: dict[str, tuple[str, ...]] = {
                 "codegen/test_sizes.py", "codegen/test_launch_batches.py"),
 }  # fmt: skip
 """The tests (below tests/) that a folder's files are the subject of: they run first."""
-UNCONCERNED = ("test_layout.py", "test_packaging.py", "test_readme.py", "bench", "campaigns", "models/test_weights.py")
+UNCONCERNED = (
+    "test_layout.py",
+    "test_packaging.py",
+    "test_documentation.py",
+    "bench",
+    "campaigns",
+    "models/test_weights.py",
+)
 """Tests of something else than the compiler."""
 STAGES = 4
 """See ``_stages``: the last is all tests."""

@@ -17,9 +17,9 @@ INFERENCE, *_ = WORKLOADS
 CHOSEN = [
     "fusec.dynamo._through_aot", "fusec.frontend.fx.import_for_call", "fusec.frontend.fx.Importer._lower",
     "fusec.frontend.pointwise._where", "fusec.frontend.calling.Imported.callable", "fusec.pass_cache.PassCache.load",
-    "fusec.passes.decompose_sdpa.DecomposeSDPA.apply", "fusec.codegen.program.launchables.build_kernels",
+    "fusec.passes.decompose_sdpa.DecomposeSDPA.apply", "fusec.codegen.program.kernels.build_kernels",
     "fusec.codegen.cpp.target.CppTarget.schedule", "fusec.codegen.cpp.build.build",
-    "fusec.codegen.program.program.build_program", "fusec.cache.Cache.read",
+    "fusec.codegen.program.build.build_program", "fusec.cache.Cache.read",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from fusec.codegen.triton.autotune import tuner as tuning
 from fusec.codegen.triton.autotune.trials import copied, rotating
 from fusec.codegen.triton.autotune.tuner import TunedKernel, Tuner
 from fusec.codegen.triton.autotune.vendor_candidate import VendorCandidate
-from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import num_warps
 from fusec.compiler import compile_graph
@@ -193,7 +193,7 @@ def test_the_library_s_attention_is_not_tried_where_a_mask_is_data(bench: Bench)
     torch.testing.assert_close(out, masked(*given))
     assert bench.ran and None not in bench.ran
     (remark,) = bench.remarks.of("missed")
-    assert "not tried" in remark.message and "data" in remark.reason
+    assert "no candidate" in remark.message and "inputs" in remark.reason
 
 
 def test_candidates_differ_in_what_a_compiler_sees(bench: Bench) -> None:
@@ -217,7 +217,7 @@ def test_the_library_serves_a_region_of_another_shape(bench: Bench) -> None:
     assert bench.ran[-1] is None
 
 
-FAULTS = {"wrong": "something else", "crashing": "shared memory", "too_large": "shared memory", "refused": "refused"}
+FAULTS = {"wrong": "results are wrong", "crashing": "shared memory", "too_large": "shared memory", "refused": "refused"}
 """And what is told of each."""
 
 
@@ -331,7 +331,7 @@ def test_unknown_sizes_are_not_timed(bench: Bench) -> None:
     kernel = TritonTarget().schedule(plan_of(region), "k", H200)
     built = bench.kernel(kernel)
     assert bench.tuner().select_kernel(region, kernel, built) == (kernel, built)
-    assert "not known" in bench.remarks.of("missed")[0].reason
+    assert "dynamic sizes" in bench.remarks.of("missed")[0].reason
 
 
 def _symbolic() -> Any:
@@ -393,7 +393,7 @@ def test_without_memory_for_copies_the_default_stays(bench: Bench, monkeypatch: 
 
     monkeypatch.setattr(tuning, "rotating", none)
     assert bench.runs(region_of()) == DEFAULT
-    assert "no memory" in bench.remarks.of("missed")[0].reason
+    assert "not enough memory" in bench.remarks.of("missed")[0].reason
 
 
 def test_copies_rotate_and_lie_as_the_originals() -> None:
@@ -409,11 +409,11 @@ def test_copies_rotate_and_lie_as_the_originals() -> None:
 
 
 def test_a_compile_chooses_under_autotune_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def here(cls: type[Tuner], context: Context, *_: Any) -> Tuner:
+    def of_current_device(cls: type[Tuner], context: Context, *_: Any) -> Tuner:
         assert [step.name for step in context.vendor.passes] == ["group", "bias"]
         return bench.tuner(remarks=context.remarks)
 
-    monkeypatch.setattr(Tuner, "here", classmethod(here))
+    monkeypatch.setattr(Tuner, "of_current_device", classmethod(of_current_device))
     for mode, expected in (("default", 0), ("max-autotune", 1), ("max-autotune", 0)):
         config = Config(mode=mode, target="triton", machine="h200", strict=True)
         compiled = compile_graph(trace(layer, inputs(), symbolic=False), config)

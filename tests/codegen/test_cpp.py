@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from fusec.codegen.cpp.build import CppKernel, build
-from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, _ask, find_compiler
+from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, _query, find_compiler
 from fusec.codegen.cpp.expressions import print_constant
 from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
 from fusec.codegen.tile.kernel import (
@@ -338,6 +338,6 @@ def test_a_compiler_that_does_not_work_does_not_hide_another(monkeypatch: pytest
     (tmp_path / "g++").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "clang++").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "clang++").chmod(0o755)
-    _ask.cache_clear()
+    _query.cache_clear()
     with pytest.raises(BuildError, match=r"refused|did not run"):
         find_compiler()

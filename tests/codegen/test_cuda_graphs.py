@@ -1,4 +1,4 @@
-"""The order of what a GPU's recorder asks of torch, on a stand-in for torch.cuda; recording itself needs a GPU."""
+"""The order of the calls that the recorder of a GPU makes, on a fake of torch.cuda; recording itself needs a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,55 +89,55 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return found
 
 
-def test_what_is_recorded_on_a_stream_of_its_own_is_replayed_on_the_user_s(cuda: Cuda) -> None:
+def test_a_recording_is_made_on_its_own_stream_and_replayed_on_the_current_one(cuda: Cuda) -> None:
     recorder = CudaGraphs(DEVICE)
     cuda.asked.clear()
-    with recorder.turn():
+    with recorder.exclusive():
         replay, outputs = recorder.record(lambda: [cuda.stream.name])
         replay()
     assert outputs == ["recording"]
     assert cuda.asked == [DEVICE, ("user's", "replays"), ("user's", "done")]
 
 
-def test_another_stream_waits_for_the_last_turn(cuda: Cuda) -> None:
+def test_another_stream_waits_for_the_last_replay(cuda: Cuda) -> None:
     recorder, names = CudaGraphs(DEVICE), ["a", "a", "b", "a"]
     streams = {name: Cuda.Stream(name) for name in names}
     cuda.asked.clear()
     for name in names:
         cuda.use(streams[name])
-        with recorder.turn():
+        with recorder.exclusive():
             pass
     asked = [what for what in cuda.asked if what != DEVICE]
     assert asked == [("a", "done"), ("a", "done"), ("b", "waits"), ("b", "done"), ("a", "waits"), ("a", "done")]
 
 
-def test_after_a_recording_that_failed_the_stream_is_the_user_s(cuda: Cuda) -> None:
+def test_after_a_failed_recording_the_stream_is_restored(cuda: Cuda) -> None:
     recorder, own = CudaGraphs(DEVICE), cuda.stream
 
     def fails() -> list[Any]:
         raise RuntimeError("waits for the GPU")
 
-    with pytest.raises(RuntimeError, match="waits"), recorder.turn():
+    with pytest.raises(RuntimeError, match="waits"), recorder.exclusive():
         recorder.record(fails)
     assert cuda.stream is own and cuda.asked[-1] == ("user's", "done")
 
 
 @pytest.mark.parametrize("gives_back", [False, True], ids=["torch 2.11", "a torch that gives its pool back"])
-def test_after_a_recording_that_failed_others_may_record(cuda: Cuda, gives_back: bool) -> None:
+def test_after_a_failed_recording_others_can_record(cuda: Cuda, gives_back: bool) -> None:
     recorder = CudaGraphs(DEVICE)
 
     def fails() -> list[Any]:
         cuda.taken = None if gives_back else cuda.taken
         raise RuntimeError("waits for the GPU")
 
-    with pytest.raises(RuntimeError, match="waits"), recorder.turn():
+    with pytest.raises(RuntimeError, match="waits"), recorder.exclusive():
         recorder.record(fails)
-    with recorder.turn():
+    with recorder.exclusive():
         _, outputs = recorder.record(lambda: ["recorded"])
     assert outputs == ["recorded"] and cuda.pools == ["pool 0", "pool 1"]
 
 
-def test_somebody_else_s_recording_and_what_is_pending(cuda: Cuda) -> None:
+def test_a_recording_by_other_code_and_pending_replays(cuda: Cuda) -> None:
     recorder = CudaGraphs(DEVICE)
     assert not recorder.busy()
     cuda.capturing = True

@@ -18,15 +18,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.analysis.machine import CHIPS, chip
 from fusec.cache import Cache
-from fusec.codegen.program.unfused import Unfused
+from fusec.codegen.program.fallback import UnfusedKernel
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.arguments import fits
 from fusec.codegen.triton.autotune.tuner import Tuner
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
-from fusec.codegen.triton.descriptors import fits
-from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.signature import descriptors, options
@@ -218,7 +218,7 @@ def test_blocks_go_from_memory_to_the_matrix_unit(name: str, code: str, unit: st
 def test_they_are_candidates_and_what_was_chosen_is_read_back(tmp_path: Path) -> None:
     region = region_of(F.linear, ((40, 64), (72, 64)))
     nothing: Any = SimpleNamespace
-    tuner = Tuner("a GPU", chip("h200"), Cache(tmp_path), Remarks(), nothing, Unfused)
+    tuner = Tuner("a GPU", chip("h200"), Cache(tmp_path), Remarks(), nothing, UnfusedKernel)
     kernel = TritonTarget().schedule(plan_of(region), "k", chip("h200"))
     found = [config for config, _ in tuner.candidates(region, kernel).values() if config and config.descriptors]
     assert found and found[0] == replace(kernel.config, descriptors=True)

@@ -12,7 +12,7 @@ from fusec.cache import Cache
 from fusec.codegen import target_named
 from fusec.codegen.cpp.build import BuildError, build, forget_loaded
 from fusec.codegen.cpp.printer import print_kernel
-from fusec.codegen.program.frozen import packed
+from fusec.codegen.program.constant_folding import prepack
 from fusec.codegen.tile.kernel import Buffer, Dot, Kernel, Load, Loop, Matrix, Store
 from fusec.config import Config
 from fusec.ir.types import BF16, F32, F64, DType, Size, symbol
@@ -93,7 +93,7 @@ def test_a_block_is_right_and_alone(along: str, adds: bool, dtype: DType, head: 
                 x, w = torch.randn(m, k).to(THEIRS[dtype]), torch.randn(n, k).to(THEIRS[dtype])
                 before = torch.randn(m, n, dtype=torch.float64 if dtype == F64 else torch.float32)
                 right = framed(w, k + 4, torch.nan) if along == "k" else framed(w.t(), n + 3, torch.nan)
-                right = packed(w, n) if turned else right
+                right = prepack(w, n) if turned else right
                 y, first = framed(before, n + 3, 7.0), torch.empty(n).to(before)
                 left = framed(x.t(), m + 3, torch.nan) if along == "across" else framed(x, step, torch.nan)
                 kernel((left, right, y, first), (m, n, k, left.shape[1]))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusec import dynamo
 from fusec.codegen.program import recordings
-from fusec.codegen.triton import launch
+from fusec.codegen.triton import kernel as triton_kernel
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.debug.explain import explain
@@ -27,7 +27,7 @@ class Refused:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "InterpretedKernel", Refused)
+    monkeypatch.setattr(triton_kernel, "InterpretedKernel", Refused)
 
 
 def normed(x: Tensor) -> Tensor:

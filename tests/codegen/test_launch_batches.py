@@ -1,4 +1,4 @@
-"""Launches in a row are one call, and what only they see lies in one block of memory."""
+"""Launch batches: consecutive launches are one call, and intermediate results share a block of memory."""
 
 import re
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.program import launch_batches as stretches
-from fusec.codegen.program import runtime
-from fusec.codegen.program.launch_batches import LONGEST, Span, counted, pack
-from fusec.codegen.program.program import build_program
+from fusec.codegen.program import launch_batch, runtime
+from fusec.codegen.program.build import build_program
+from fusec.codegen.program.launch_batch import MAX_LAUNCHES
+from fusec.codegen.program.memory_planning import LiveRange, plan, split_size
 from fusec.codegen.tile.kernel import Check, Kernel, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
@@ -27,12 +27,14 @@ from fusec.passes.grouping import Group
 from tests.contexts import context_of
 from tests.machines import profile
 
-SPANS = st.builds(lambda n, first, more: Span(n, first, first + more), st.integers(0, 999), *[st.integers(0, 9)] * 2)
+SPANS = st.builds(
+    lambda n, first, more: LiveRange(n, first, first + more), st.integers(0, 999), *[st.integers(0, 9)] * 2
+)
 
 
 @pytest.fixture
 def quick() -> Config:
-    """Options of a machine on which products are generated."""
+    """Options of a machine on which GEMMs are generated."""
     return profile(f32=100.0, bf16=100.0)
 
 
@@ -49,17 +51,17 @@ def _several(results: Any) -> tuple[Tensor, ...]:
 
 
 def calls(found: Compiled) -> int:
-    """How often Python enters a row of launches."""
+    """The number of launch batches."""
     return found.program.source.count("launch_all_")
 
 
 def memory(found: Compiled) -> list[str]:
-    """The blocks that rows of launches share, in bytes."""
-    return re.findall(r"w_\d+ = borrow_\d+\((.*)\)", found.program.source)
+    """The sizes of the memory blocks, in bytes."""
+    return re.findall(r"w_\d+ = acquire_block_\d+\((.*)\)", found.program.source)
 
 
 def layers(x: Tensor, *weights: Tensor) -> Tensor:
-    """A kernel for each."""
+    """One kernel for each weight."""
     for weight in weights:
         x = torch.tanh(F.linear(x, weight))
     return x
@@ -70,13 +72,13 @@ def drawn(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for shape in shapes]
 
 
-def test_launches_in_a_row_are_one_call(quick: Config) -> None:
+def test_consecutive_launches_are_one_call(quick: Config) -> None:
     found = compiled(layers, *drawn((3, 32), *[(32, 32)] * 6), config=quick)
     assert len(found.program.steps) == 6 and calls(found) == 1
-    assert memory(found) == [str(2 * 3 * 32 * 4)]  # what is read and what is written, in turns
+    assert memory(found) == [str(2 * 3 * 32 * 4)]  # two buffers that alternate
 
 
-def test_sizes_that_only_a_call_knows_are_planned_too(quick: Config) -> None:
+def test_memory_of_dynamic_sizes_is_planned(quick: Config) -> None:
     def by_turns(x: Tensor) -> Tensor:
         for _ in range(3):
             x = torch.softmax(torch.softmax(3 * x, 0), 1)
@@ -90,34 +92,34 @@ def test_sizes_that_only_a_call_knows_are_planned_too(quick: Config) -> None:
         torch.testing.assert_close(found.program([x])[0], by_turns(x))
 
 
-def test_calls_lend_each_other_their_memory(quick: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever program they are of; blocks that are too small or too large are not kept."""
-    monkeypatch.setattr(runtime, "_spare", spare := list[Tensor]())
+def test_calls_share_pooled_memory(quick: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Across programs; blocks that are too small or too large are not pooled."""
+    monkeypatch.setattr(runtime, "_pool", pool := list[Tensor]())
     inputs = drawn((3, 32), *[(32, 32)] * 6)
     small, large = (compiled(layers, *x, config=quick) for x in (inputs, drawn((9, 32), *[(32, 32)] * 6)))
-    (first,) = spare  # what running the larger left
+    (first,) = pool  # released by the larger program
     assert first.numel() == int(memory(large)[0]) > int(memory(small)[0])
     for _ in range(3):
         found = small.program(list(inputs))
-        assert [block.data_ptr() for block in spare] == [first.data_ptr()]
+        assert [block.data_ptr() for block in pool] == [first.data_ptr()]
         assert found[0].untyped_storage().data_ptr() != first.data_ptr()
-    monkeypatch.setattr(runtime, "LARGEST_SPARE", 1)
+    monkeypatch.setattr(runtime, "MAX_POOLED_BYTES", 1)
     small.program(list(inputs))
-    assert not spare
+    assert not pool
 
 
-def test_what_is_lent_is_lent_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls may run at once, each in a thread of its own."""
-    monkeypatch.setattr(runtime, "_spare", [])
+def test_an_acquired_block_has_one_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads may call concurrently."""
+    monkeypatch.setattr(runtime, "_pool", [])
     for _ in range(3):
-        taken = [runtime.borrow(64) for _ in range(runtime.MOST_SPARE + 2)]
+        taken = [runtime.acquire_block(64) for _ in range(runtime.MAX_POOLED_BLOCKS + 2)]
         assert len({block.data_ptr() for block in taken}) == len(taken)
         for block in taken:
-            runtime.give_back(block)
-        assert len(runtime._spare) == runtime.MOST_SPARE
+            runtime.release_block(block)
+        assert len(runtime._pool) == runtime.MAX_POOLED_BLOCKS
 
 
-def test_results_that_are_kept_are_tensors_of_their_own(quick: Config) -> None:
+def test_results_that_outlive_a_batch_are_tensors(quick: Config) -> None:
     def both(x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         first = layers(x, *weights[:2])
         return first, layers(first, *weights[2:]), first[1:].cos()
@@ -126,14 +128,14 @@ def test_results_that_are_kept_are_tensors_of_their_own(quick: Config) -> None:
     assert calls(found) == 1
 
 
-def test_what_reads_data_in_between_ends_a_row(quick: Config) -> None:
+def test_an_operation_that_reads_data_ends_a_batch(quick: Config) -> None:
     def sorted_between(x: Tensor, *weights: Tensor) -> Tensor:
         return layers(layers(x, *weights[:3]).sort().values, *weights[3:])
 
     assert calls(compiled(sorted_between, *drawn((3, 32), *[(32, 32)] * 6), config=quick)) == 2
 
 
-def test_a_copy_sees_what_launches_before_it_write(quick: Config) -> None:
+def test_a_copy_reads_what_earlier_launches_write(quick: Config) -> None:
     def written(cache: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
         cache.copy_(layers(x, *weights[:2]))
         return layers(cache.T.contiguous().sort().values, *weights[2:])
@@ -144,7 +146,7 @@ def test_a_copy_sees_what_launches_before_it_write(quick: Config) -> None:
     torch.testing.assert_close(result, expected)
 
 
-def test_a_copy_of_what_the_row_makes_comes_after_it() -> None:
+def test_a_copy_of_a_result_follows_its_batch() -> None:
     graph = Graph()
     x, *weights = (graph.add_input(TensorType(F32, shape, (shape[1], 1))) for shape in ((3, 32), (32, 32), (32, 32)))
     for weight in weights:
@@ -160,12 +162,12 @@ def test_a_copy_of_what_the_row_makes_comes_after_it() -> None:
     torch.testing.assert_close(program(list(inputs))[0], F.linear(F.linear(*inputs[:2]), inputs[2]))
 
 
-def test_rows_have_an_end(quick: Config) -> None:
-    found = compiled(layers, *drawn((1, 16), *[(16, 16)] * (2 * LONGEST + 1)), config=quick)
-    assert len(found.program.steps) == 2 * LONGEST + 1 and calls(found) == 3
+def test_batches_have_a_maximum_of_launches(quick: Config) -> None:
+    found = compiled(layers, *drawn((1, 16), *[(16, 16)] * (2 * MAX_LAUNCHES + 1)), config=quick)
+    assert len(found.program.steps) == 2 * MAX_LAUNCHES + 1 and calls(found) == 3
 
 
-def test_a_place_that_does_not_exist_is_that_of_its_own_kernel(quick: Config) -> None:
+def test_an_index_out_of_bounds_is_reported_for_its_own_kernel(quick: Config) -> None:
     def looked_up(i: Tensor, j: Tensor, table: Tensor, *weights: Tensor) -> Tensor:
         x = layers(F.embedding(i, table), *weights)
         return layers(x + F.embedding(j, table[:5]), *weights)
@@ -180,13 +182,13 @@ def test_a_place_that_does_not_exist_is_that_of_its_own_kernel(quick: Config) ->
 
 
 @pytest.mark.parametrize(("most", "rows"), [(3, 1), (2, 2)])
-def test_a_row_has_no_more_checks_than_can_be_told_apart(
+def test_a_batch_has_no_more_checks_than_can_be_numbered(
     quick: Config, monkeypatch: pytest.MonkeyPatch, most: int, rows: int
 ) -> None:
     def looked_up(i: Tensor, j: Tensor, table: Tensor, *weights: Tensor) -> Tensor:
         return layers(F.embedding(i, table), *weights) + F.embedding(j, table[:5]) + F.embedding(i, table[:7])
 
-    monkeypatch.setattr(stretches, "MAX_CHECKS", most)
+    monkeypatch.setattr(launch_batch, "MAX_CHECKS", most)
     weights = drawn((20, 16), (16, 16), (16, 16))
     found = compiled(looked_up, torch.tensor([1]), torch.tensor([4]), *weights, config=quick)
     assert [len(checks(kernel)) for kernel in found.program.kernels.values()] == [1, 2]
@@ -201,15 +203,15 @@ def checks(kernel: Kernel) -> list[Check]:
     return [s for s in walk(kernel.body) if isinstance(s, Check)]
 
 
-def test_a_size_is_a_whole_number_of_something() -> None:
+def test_a_size_is_an_integer_times_a_symbolic_factor() -> None:
     n, m = symbol("n"), symbol("m")
-    assert counted(48) == (48, 1) and counted(4 * n * m) == (4, n * m) and counted(8 * n + 4) == (4, 2 * n + 1)
-    assert counted(n / 2) == (1, n / 2) and counted(n * (n + 1) / 2) == (1, n * (n + 1) / 2)
+    assert split_size(48) == (48, 1) and split_size(4 * n * m) == (4, n * m) and split_size(8 * n + 4) == (4, 2 * n + 1)
+    assert split_size(n / 2) == (1, n / 2) and split_size(n * (n + 1) / 2) == (1, n * (n + 1) / 2)
 
 
 @given(st.lists(SPANS, max_size=30), st.sampled_from([8, 64]))
-def test_nothing_that_is_needed_at_one_time_shares_a_place(spans: list[Span], aligned: int) -> None:
-    offsets, length = pack(spans, aligned)
+def test_live_buffers_do_not_overlap(spans: list[LiveRange], aligned: int) -> None:
+    offsets, length = plan(spans, aligned)
     for i, (a, at) in enumerate(zip(spans, offsets, strict=True)):
         assert at % aligned == 0 and at + a.nbytes <= length
         for b, beside in list(zip(spans, offsets, strict=True))[:i]:

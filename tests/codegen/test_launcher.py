@@ -19,11 +19,12 @@ from triton.runtime.jit import JITFunction
 
 from fusec.analysis.machine import chip as machine
 from fusec.codegen import target_named
-from fusec.codegen.program.unfused import Unfused
+from fusec.codegen.program.fallback import KernelWithFallback, UnfusedKernel
 from fusec.codegen.tile.kernel import Kernel
-from fusec.codegen.triton import TritonTarget, launch
-from fusec.codegen.triton.guarded import GuardedKernel
-from fusec.codegen.triton.launch import TritonKernel, define
+from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton import kernel as triton_kernel
+from fusec.codegen.triton.jit import define
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs
@@ -160,7 +161,9 @@ def test_what_cannot_be_loaded_for_some_memory_runs_for_other(heard: Driver, mon
 
 def test_no_grid_runs_unless_all_can(heard: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = TritonKernel(in_parts())
-    monkeypatch.setattr(launch, "_memory", lambda kernel, *_: {b.name: on_gpu(1, 4096) for b in kernel.buffers})
+    monkeypatch.setattr(
+        triton_kernel, "buffers_by_name", lambda kernel, *_: {b.name: on_gpu(1, 4096) for b in kernel.buffers}
+    )
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     given, load = [on_gpu(1, 256), on_gpu(64, 256), on_gpu(1, 64)], heard.utils.load_binary
     heard.utils.load_binary = lambda name, *rest: fail_to_load_second(name, load, *rest)
@@ -186,7 +189,7 @@ def in_parts() -> Kernel:
     return TritonTarget().schedule(plan_of(region), "linear", machine("h200"), config)
 
 
-class Softmax(Unfused):
+class Softmax(UnfusedKernel):
     """The operations of a softmax, counted."""
 
     def __init__(self) -> None:
@@ -203,7 +206,7 @@ def test_operations_run_in_the_place_of_what_cannot_be_launched(
 ) -> None:
     kernel, told, operations = TritonKernel(softmax(2, 300)), list[BuildError](), Softmax()
     fault(heard, monkeypatch, kernel)
-    guarded = GuardedKernel(kernel, operations, told.append)
+    guarded = KernelWithFallback(kernel, operations, told.append)
     x, y = on_gpu(2, 300), on_gpu(2, 300)
     for _ in range(3):
         guarded([x.normal_(), y.zero_()], ())
@@ -227,7 +230,7 @@ def test_a_launch_that_fails_is_no_reason_to_run_anything_again(
         return run
 
     monkeypatch.setattr(heard, "launcher_cls", launcher_cls)
-    guarded = GuardedKernel(TritonKernel(softmax(2, 300)), operations, told.append)
+    guarded = KernelWithFallback(TritonKernel(softmax(2, 300)), operations, told.append)
     for i in range(3):
         with pytest.raises(RuntimeError, match="illegal memory access") if i >= good else nullcontext():
             guarded([on_gpu(2, 300), on_gpu(2, 300)], ())

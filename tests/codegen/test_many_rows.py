@@ -100,7 +100,7 @@ def test_frozen_weights_lie_in_blocks(name: str, blocks: int, dtype: torch.dtype
         value.frozen = True
     found = compile_graph(graph, quick).program
     pairs = dtype == torch.float32 or (all(n % 2 == 0 for n in (shapes[0][-1], shapes[1][-1])) and BF16_PRODUCTS)
-    assert len(found.keeping.values) == (blocks if pairs else 0)
+    assert len(found.folded.values) == (blocks if pairs else 0)
     for a, b in zip(found(list(inputs)), compile_graph(plain, quick).program(list(inputs)), strict=True):
         assert torch.equal(a, b)
 

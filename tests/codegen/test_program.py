@@ -12,13 +12,14 @@ import torch
 
 from fusec.analysis.machine import Machine
 from fusec.codegen import target_named
-from fusec.codegen.program import launchables
-from fusec.codegen.program.program import Program, build_program
+from fusec.codegen.program import kernels
+from fusec.codegen.program.build import Program, build_program
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError, ScheduleError
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Value
 from fusec.ir.types import BF16, F32, I64, DType, ScalarType, TensorType, contiguous_strides, evaluate_size, symbol
+from fusec.loops.plan import Plan
 from fusec.passes.grouping import Group
 from fusec.pipeline import Context
 from fusec.reference.contract import compare_outputs
@@ -37,7 +38,7 @@ class NoKernels:
 
     name = "cpp"
 
-    def schedule(self, region: Node, name: str, machine: Machine | None = None) -> Kernel:
+    def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
         raise ScheduleError("this target has no schedules")
 
     def print(self, kernel: Kernel) -> str:
@@ -328,7 +329,7 @@ def test_without_a_schedule_a_region_runs_through_aten() -> None:
 
 
 def test_without_a_compiler_models_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    launchables._warned.clear()
+    kernels._warn_once.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler-here")
     data = torch.randn(4)
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):

@@ -16,7 +16,7 @@ from fusec.codegen.tile.kernel import DotTiles, Kernel, Loop, walk
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
-from fusec.codegen.triton.launch import TritonKernel
+from fusec.codegen.triton.kernel import TritonKernel
 from fusec.codegen.triton.legality import FEW_ROWS_OF_HALVES
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs

@@ -12,7 +12,7 @@ from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.grids import grids
-from fusec.codegen.triton.launch import InterpretedKernel
+from fusec.codegen.triton.interpreter import InterpretedKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import wide
 from tests.codegen.triton_regions import regions_of

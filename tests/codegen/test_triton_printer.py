@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from fusec.codegen.tile.kernel import Buffer, Compute, Constant, Fold, Kernel, Load, Loop, Store
 from fusec.codegen.triton.compile import compile_for
-from fusec.codegen.triton.launch import InterpretedKernel
+from fusec.codegen.triton.interpreter import InterpretedKernel
 from fusec.codegen.triton.printer import print_kernel
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Source

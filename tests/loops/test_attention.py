@@ -1,4 +1,4 @@
-"""Attention in a region: found however it is written, its parts named, and refused where the maths is another."""
+"""Attention in a loop nest: found in every form, its parts named, and refused where the computation differs."""
 
 from collections.abc import Callable
 
@@ -85,25 +85,25 @@ def of_others(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Write, str]] = {
-    "three products": (lambda q, k, v, m: weights(product(product(q, k) @ k, k)) @ v, "it holds 4 products"),
+    "three products": (lambda q, k, v, m: weights(product(product(q, k) @ k, k)) @ v, "it has 4 matmuls"),
     "of itself": (
         lambda q, k, v, m: weights(s := product(q, k)) @ torch.sin(s).transpose(-1, -2),
-        "it holds 3 products",
+        "it has 3 matmuls",
     ),
-    "no softmax": (lambda q, k, v, m: torch.tanh(product(q, k)) @ v, "its weights are no softmax"),
-    "not shifted": (lambda q, k, v, m: torch.exp(product(q, k) + m) @ v, "does not take the largest score away"),
-    "least": (least, "does not take the largest score away"),
-    "largest of others": (of_others, "does not take the largest score away"),
-    "another maximum": (another_maximum, "does not take the largest score away"),
+    "no softmax": (lambda q, k, v, m: torch.tanh(product(q, k)) @ v, "its weights are not a softmax"),
+    "not shifted": (lambda q, k, v, m: torch.exp(product(q, k) + m) @ v, "does not subtract the maximum"),
+    "least": (least, "does not subtract the maximum"),
+    "largest of others": (of_others, "does not subtract the maximum"),
+    "another maximum": (another_maximum, "does not subtract the maximum"),
     "summed over queries too": (
         lambda q, k, v, m: torch.einsum("bqk,bqkc->bc", torch.tanh(product(q, k)), m[..., None] * v[:, None]),
-        "a product sums over several axes",
+        "a matmul sums over several axes",
     ),
-    "squares": (squares, "divides by something else than the sum"),
-    "two sums": (twice_summed, "divides by something else than the sum"),
+    "squares": (squares, "does not divide by the sum"),
+    "two sums": (twice_summed, "does not divide by the sum"),
     "along queries": (
         lambda q, k, v, m: weights(product(q, k).transpose(-1, -2)).transpose(-1, -2) @ v,
-        "runs over something else than the keys",
+        "is not over the keys",
     ),
     "masked after": (lambda q, k, v, m: (weights(product(q, k)) * m) @ v, "changed after the softmax"),
     "added after": (lambda q, k, v, m: (weights(product(q, k)) + 1.0) @ v, "changed after the softmax"),
@@ -149,30 +149,30 @@ def test_its_parts_are_named(write: Write) -> None:
 
 
 @pytest.mark.parametrize(("write", "why"), REFUSED.values(), ids=REFUSED)
-def test_other_maths_is_refused(write: Write, why: str) -> None:
+def test_other_computations_are_refused(write: Write, why: str) -> None:
     with pytest.raises(ScheduleError, match=why):
         parts(write)
 
 
-def turned(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
-    """Values whose elements lie apart."""
+def transposed_values(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    """Attention to values that are not contiguous."""
     return weights(product(q, k)) @ m[:, :COLUMNS].transpose(-1, -2)
 
 
-def test_few_queries_need_values_that_lie_side_by_side() -> None:
-    assert parts(lambda q, k, v, m: turned(q[:, : FEW_QUERIES + 1], k, v, m)) is not None
-    with pytest.raises(ScheduleError, match="do not lie side by side"):
-        parts(lambda q, k, v, m: turned(q[:, :FEW_QUERIES], k, v, m))
+def test_few_queries_need_contiguous_values() -> None:
+    assert parts(lambda q, k, v, m: transposed_values(q[:, : FEW_QUERIES + 1], k, v, m)) is not None
+    with pytest.raises(ScheduleError, match="keys or values are not contiguous"):
+        parts(lambda q, k, v, m: transposed_values(q[:, :FEW_QUERIES], k, v, m))
 
 
-def test_what_has_no_product_of_a_product_is_none() -> None:
+def test_no_matmul_of_a_matmul_is_no_attention() -> None:
     assert parts(lambda q, k, v, m: product(q, k)) is None
     assert parts(lambda q, k, v, m: (product(q, k), m @ v)) is None
     assert parts(lambda q, k, v, m: weights(m)) is None
 
 
-def test_further_results_are_of_the_same_places() -> None:
-    with pytest.raises(ScheduleError, match="it gives something else besides"):
+def test_further_outputs_are_computed_from_the_result() -> None:
+    with pytest.raises(ScheduleError, match="an output is not computed from its result"):
         parts(lambda q, k, v, m: (weights(product(q, k)) @ v, torch.sin(q)))
     found = parts(lambda q, k, v, m: (y := weights(product(q, k)) @ v, torch.sin(y)))
     assert found is not None

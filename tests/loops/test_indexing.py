@@ -1,4 +1,4 @@
-"""Loop nests of regions: views vanish, cuts appear where they are needed, and impossible nests are refused."""
+"""Loop nests of regions: views vanish, axes are split where they are needed, and impossible nests are refused."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,8 +27,8 @@ class Body(Graph):
 def rotary(body: Body, x: Value, cos: Value, sin: Value, half: int) -> Value:
     low = body.do("slice", x, dim=-1, start=0, stop=half, step=1)
     high = body.do("slice", x, dim=-1, start=half, stop=2 * half, step=1)
-    turned = body.do("concat", body.do("neg", high), low, dim=-1)
-    return body.do("add", body.do("mul", x, cos), body.do("mul", turned, sin))
+    rotated = body.do("concat", body.do("neg", high), low, dim=-1)
+    return body.do("add", body.do("mul", x, cos), body.do("mul", rotated, sin))
 
 
 def test_rotary_embedding_is_two_segments_over_one_axis() -> None:
@@ -75,7 +75,7 @@ def test_reductions_over_different_rows_are_refused() -> None:
         classify(lower_to_loops(body))
 
 
-def test_a_product_above_a_product_is_refused() -> None:
+def test_a_matmul_of_a_matmul_is_refused() -> None:
     body = Body()
     x, w, v = body.tensor(2, 16), body.tensor(32, 16), body.tensor(8, 32)
     hidden = body.do("contraction", x, w, spec="az,bz->ab")
@@ -84,7 +84,7 @@ def test_a_product_above_a_product_is_refused() -> None:
         classify(lower_to_loops(body), Limits(16))
 
 
-def test_concat_along_an_unknown_dim_is_refused() -> None:
+def test_concat_along_a_symbolic_dim_is_refused() -> None:
     body = Body()
     s = symbol("s0")
     body.set_outputs([body.do("concat", body.tensor(2, s), body.tensor(2, 3), dim=-1)])
@@ -106,9 +106,9 @@ def test_a_result_whose_rows_are_flattened_has_the_axes_of_the_other() -> None:
 def test_two_dims_of_one_size_have_an_axis_each() -> None:
     body = Body()
     x = body.tensor(2, 3, 4)
-    turned = body.do("exp", body.do("permute", x, dims=(2, 0, 1)))
+    permuted = body.do("exp", body.do("permute", x, dims=(2, 0, 1)))
     part = body.do("neg", body.do("slice", x, dim=-2, start=0, stop=3, step=2))
-    body.set_outputs([turned, part])
+    body.set_outputs([permuted, part])
     for output in lower_to_loops(body).outputs:
         axes = [axis for at in output.index for axis in at.axes]
         assert len(axes) == len(set(axes)) == 3
@@ -127,18 +127,18 @@ def test_windows_add_an_axis_to_an_index() -> None:
     assert classify(nest).kind == "row"
 
 
-def test_a_result_of_more_dims_has_a_range_of_its_own() -> None:
+def test_outputs_of_other_ranks_need_equal_shapes() -> None:
     body = Body()
     x, y = body.do("exp", body.tensor(12)), body.do("exp", body.tensor(2, 1, 1))
     body.set_outputs([x, y])
-    with pytest.raises(ScheduleError, match="different ranges"):
+    with pytest.raises(ScheduleError, match="different shapes"):
         lower_to_loops(body)
     body.set_outputs([x, body.do("exp", body.tensor(1, 1, 12))])
     assert len(lower_to_loops(body).outputs) == 2
 
 
 @pytest.mark.parametrize(("parts", "fits"), [(16, True), (17, False)])
-def test_a_kernel_has_code_for_a_few_segments_only(parts: int, fits: bool) -> None:
+def test_a_kernel_has_at_most_16_segments(parts: int, fits: bool) -> None:
     body = Body()
     joined = body.do("concat", *(body.do("exp", body.tensor(4, 8)) for _ in range(parts)), dim=-1)
     body.set_outputs([joined])
@@ -152,13 +152,13 @@ def test_a_kernel_has_code_for_a_few_segments_only(parts: int, fits: bool) -> No
 @pytest.mark.parametrize(
     ("left", "right", "spec", "why"),
     [
-        ((3, 64), (64,), "az,z->a", "it has a single column"),
-        ((3,), (40, 64), "a,bz->ab", "an operand lacks the dim that is summed"),
-        ((2, 3, 64), (2, 40, 64), "abz,acz->abc", "it is a batch of products"),
+        ((3, 64), (64,), "az,z->a", "it has one column"),
+        ((3,), (40, 64), "a,bz->ab", "an operand lacks the summed dim"),
+        ((2, 3, 64), (2, 40, 64), "abz,acz->abc", "it is batched"),
         ((3, symbol("s0")), (40, symbol("s0")), "az,bz->ab", "the size s0 is not known"),
     ],
 )  # fmt: skip
-def test_a_product_that_has_no_kernel_says_why(
+def test_a_matmul_without_a_kernel_has_a_reason(
     left: tuple[Size, ...], right: tuple[Size, ...], spec: str, why: str
 ) -> None:
     body = Body()
@@ -167,7 +167,7 @@ def test_a_product_that_has_no_kernel_says_why(
         classify(lower_to_loops(body), Limits(16))
 
 
-SIDE_BY_SIDE, ALONG = "the summed dim is not contiguous", "its weight is not contiguous along the summed dim"
+SUMMED, ALONG = "the summed dim is not contiguous", "its weight is not contiguous along the summed dim"
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ SIDE_BY_SIDE, ALONG = "the summed dim is not contiguous", "its weight is not con
     [
         ((40, 64), (24, 64), "az,bz->ab", ""),
         ((40, 64), (64, 24), "az,zb->ab", ""),
-        ((64, 40), (24, 64), "za,bz->ab", SIDE_BY_SIDE),
-        ((40, 4, 6), (24, 4, 6), "ayz,byz->ab", SIDE_BY_SIDE),
+        ((64, 40), (24, 64), "za,bz->ab", SUMMED),
+        ((40, 4, 6), (24, 4, 6), "ayz,byz->ab", SUMMED),
         ((40, 64), (24, 64, 3), "az,bzc->abc", ""),
         ((40, 64), (24, 64, 3), "az,bzc->acb", ALONG),
     ],
 )
-def test_rows_that_are_not_taken_in_blocks_say_why(
+def test_a_matmul_that_is_no_large_m_gemm_has_a_reason(
     left: tuple[Size, ...], right: tuple[Size, ...], spec: str, why: str
 ) -> None:
     body, limits = Body(), replace(context_of().limits, many=frozenset({F32}))
@@ -193,11 +193,11 @@ def test_rows_that_are_not_taken_in_blocks_say_why(
         return
     assert classify(lower_to_loops(body), limits).many
     body.set_outputs([product, body.do("exp", body.inputs[0])])
-    with pytest.raises(ScheduleError, match="another result of the kernel needs no product"):
+    with pytest.raises(ScheduleError, match="an output does not depend on a matmul"):
         classify(lower_to_loops(body), limits)
 
 
-def test_tiles_take_rows_and_weights_that_lie_any_way() -> None:
+def test_operands_of_a_large_m_gemm_may_have_any_layout() -> None:
     limits = Limits(16, frozenset({F32}))
     for left, right, spec in (((64, 40), (24, 64), "za,bz->ab"), ((40, 4, 6), (24, 4, 6), "ayz,byz->ab")):
         body = Body()
@@ -205,19 +205,19 @@ def test_tiles_take_rows_and_weights_that_lie_any_way() -> None:
         assert classify(lower_to_loops(body), limits).many
 
 
-def test_rows_that_are_computed_or_of_another_type_are_not_taken_in_blocks() -> None:
+def test_a_large_m_gemm_has_no_prologue_and_a_type_of_the_target() -> None:
     body = Body()
     x, w = body.tensor(40, 64), body.tensor(24, 64)
     body.set_outputs([body.do("contraction", body.do("exp", x), w, spec="az,bz->ab")])
     with pytest.raises(ScheduleError, match="its left operand is computed in the same kernel"):
         classify(lower_to_loops(body), Limits(16, frozenset({F32})))
     body.set_outputs([body.do("contraction", x, w, spec="az,bz->ab")])
-    with pytest.raises(ScheduleError, match="the machine's library multiplies f32 better"):
+    with pytest.raises(ScheduleError, match="the vendor's GEMM of f32 is faster"):
         classify(lower_to_loops(body), Limits(16, frozenset({BF16})))
 
 
 @pytest.mark.parametrize(("rows", "many"), [(1, False), (16, False), (17, True), (symbol("s0"), True)])
-def test_few_rows_are_taken_at_once(rows: Size, many: bool) -> None:
+def test_few_rows_are_a_small_m_gemm(rows: Size, many: bool) -> None:
     body = Body()
     body.set_outputs([body.do("contraction", body.tensor(rows, 64), body.tensor(24, 64), spec="az,bz->ab")])
     assert classify(lower_to_loops(body), Limits(16, frozenset({F32}))).many == many

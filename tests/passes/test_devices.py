@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusec.codegen import target_for
-from fusec.codegen.triton import ahead
+from fusec.codegen.triton import kernel as triton_kernel
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.debug.capture import capture
@@ -72,7 +72,7 @@ def test_what_is_made_on_the_gpu_of_nothing_that_lies_there_is_computed_there() 
     assert target_for(parse_graph(MADE.replace("cuda:0", "cpu")), Config()).name == "cpp"
 
 
-def test_attention_spelled_out_lies_where_its_operands_do() -> None:
+def test_decomposed_attention_is_on_the_device_of_its_operands() -> None:
     (region,) = (n for n in grouped(ATTENTION) if n.is_op("region"))
     assert {r.tensor.device for n in region.body for r in n.results} == {"cuda:0"}
 
@@ -111,6 +111,6 @@ def test_the_gpu_of_a_graph_is_the_one_that_is_compiled_for(monkeypatch: pytest.
         "get_device_capability": lambda: (9, 0),
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(ahead, "prepare_all", lambda kernels: None)
+    monkeypatch.setattr(triton_kernel, "prepare_all", lambda kernels: None)
     compiled = compile_graph(parse_graph(SCALED.replace("cuda:0", "cuda:1")), Config())
     assert compiled.machine is not None and compiled.machine.name == "a GPU at cuda:1" and now == ["cuda:0"]

@@ -1,4 +1,4 @@
-"""What becomes one kernel, what does not, and why."""
+"""Grouping: which nodes are fused into one kernel, which are not, and the reasons in remarks."""
 
 import math
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def test_residual_and_norm_are_one_kernel_with_two_results() -> None:
     assert len(region.results) == 2
 
 
-def test_few_rows_take_norm_products_and_gate_into_one_kernel() -> None:
+def test_norm_matmuls_and_gate_of_few_rows_are_one_kernel() -> None:
     m = Model()
     x, gate, up = m.tensor(2, 64), m.tensor(128, 64), m.tensor(128, 64)
     normed = m.norm(x)
@@ -74,7 +74,7 @@ def test_few_rows_take_norm_products_and_gate_into_one_kernel() -> None:
     assert sum(n.is_op("contraction") for n in region.body.nodes) == 2
 
 
-def test_what_the_target_does_not_schedule_is_split_until_it_does() -> None:
+def test_a_group_without_a_schedule_is_split_until_it_has_one() -> None:
     m = Model()
     normed = m.norm(m.tensor(2, 64))
     product = m.do("contraction", normed, m.tensor(64, 64), spec="az,bz->ab")
@@ -91,7 +91,9 @@ def test_what_the_target_does_not_schedule_is_split_until_it_does() -> None:
 
 
 @pytest.mark.parametrize(("shape", "spec"), [((100, 64), "az,bz->ab"), ((4, 25, 64), "abz,cz->abc")])
-def test_many_rows_leave_the_product_to_a_quicker_library_with_its_bias(shape: tuple[int, ...], spec: str) -> None:
+def test_a_large_matmul_and_its_bias_are_one_vendor_call_where_that_is_faster(
+    shape: tuple[int, ...], spec: str
+) -> None:
     m = Model()
     product = m.do("contraction", m.tensor(*shape), m.tensor(32, 64), spec=spec)
     (region,) = m.group(m.do("add", product, m.tensor(32)), machine=cpu())
@@ -101,7 +103,7 @@ def test_many_rows_leave_the_product_to_a_quicker_library_with_its_bias(shape: t
     assert [n.op.name for n in region.body] == ["contraction", "add"]
 
 
-def test_a_bias_stays_a_kernel_where_something_else_reads_the_product() -> None:
+def test_a_bias_stays_a_kernel_where_the_matmul_has_another_use() -> None:
     m = Model()
     product = m.do("contraction", m.tensor(100, 64), m.tensor(32, 64), spec="az,bz->ab")
     (region,) = m.group(m.do("add", product, m.tensor(32)), product, machine=cpu())
@@ -109,17 +111,17 @@ def test_a_bias_stays_a_kernel_where_something_else_reads_the_product() -> None:
     assert region.attributes["kind"] == "kernel" and len(m) == 2
 
 
-def test_a_table_is_not_recomputed_for_every_head() -> None:
+def test_a_table_is_not_recomputed_for_each_head() -> None:
     m = Model()
     angles = m.tensor(1, 1, 100, 64)
     regions = m.group(m.do("mul", m.tensor(2, 8, 100, 64), m.do("cos", angles)))
     assert len(regions) == 2
-    assert "times over" in m.reasons()
+    assert "would be computed 16 times" in m.reasons()
 
 
 @pytest.mark.parametrize("length", [2, 100])
-def test_which_factor_comes_first_decides_nothing(length: int) -> None:
-    """A table that two kernels read is computed apart, be it their first operand or their second."""
+def test_the_order_of_factors_does_not_matter(length: int) -> None:
+    """A table that two kernels read has its own kernel, whether it is their first operand or their second."""
     found = []
     for order in (1, -1):
         m = Model()
@@ -131,7 +133,7 @@ def test_which_factor_comes_first_decides_nothing(length: int) -> None:
     assert ("cos", 1) in found[0]
 
 
-def test_numbers_for_truth_values_are_made_where_they_are_read() -> None:
+def test_a_mask_is_stored_as_booleans_and_selected_where_it_is_read() -> None:
     """A mask that several kernels add is one byte an element in memory; what an opaque call reads is stored."""
     m = Model()
     seen = m.do("and", *(m.do("gt", m.tensor(40, 40), m.tensor(40, 40)) for _ in range(2)))
@@ -150,38 +152,38 @@ def test_numbers_for_truth_values_are_made_where_they_are_read() -> None:
 
 
 def rotated(heads: int, length: int) -> tuple[Model, Value]:
-    """Heads times the cosine of angles that all of them share."""
+    """Return heads times the cosine of angles that they share."""
     m = Model()
     table = m.do("cos", m.tensor(1, length, 64))
     return m, m.do("mul", m.tensor(heads, length, 64), table)
 
 
-def test_a_join_that_would_lose_is_not_made_and_says_by_how_much() -> None:
+def test_a_fusion_that_would_lose_time_is_reported_with_the_loss() -> None:
     m, out = rotated(heads=16, length=100)
     assert len(m.group(out)) == 2
     cpu, table, rest = assumed_cpu(), 100 * 64 * 4, 2 * 16 * 100 * 64 * 4
     cos, near = OPS["cos"].cost * 100 * 64 / cpu.peaks["vector f32"], cpu.cache_gb_s
-    apart = max(2 * table / near, cos) + (table + rest) / near + 1e3 * cpu.launch_us
+    separate = max(2 * table / near, cos) + (table + rest) / near + 1e3 * cpu.launch_us
     together = max((table + rest) / near, 16 * cos + 16 * 100 * 64 / cpu.peaks["vector f32"])
-    assert f"{(together - apart) / 1e3:.3g} µs more in all, to move {2 * table} bytes less" in m.reasons()
+    assert f"{(together - separate) / 1e3:.3g} µs slower in all, for {2 * table} bytes less" in m.reasons()
 
 
 @pytest.mark.parametrize("dim", [-3, -2, -1])
 def test_a_softmax_is_one_kernel_along_whichever_dim(dim: int) -> None:
-    """Its rows are the outer loops, wherever they lie in its result."""
+    """Its rows are the outer loops, whichever dims of its result they are."""
     m = Model()
     x = m.tensor(400, 300, 200)
     e = m.do("exp", m.do("sub", x, m.do("max", x, dims=(dim,))))
     assert len(m.group(m.do("div", e, m.do("sum", e, dims=(dim,))))) == 1
 
 
-def test_what_is_cheaper_to_repeat_than_to_launch_is_repeated() -> None:
-    """Of two rows the cosines take less time, sixteen times over, than a kernel of their own."""
+def test_a_value_that_is_cheaper_to_recompute_than_to_launch_is_recomputed() -> None:
+    """Computing the cosines of two rows sixteen times takes less time than a launch."""
     m, out = rotated(heads=16, length=2)
     assert len(m.group(out)) == 1
 
 
-def test_the_same_question_may_have_another_answer_on_another_machine() -> None:
+def test_fusion_depends_on_the_machine() -> None:
     m, out = rotated(heads=16, length=100)
     assert len(m.group(out, machine=CHIPS["a100"])) == 1  # arithmetic that hides behind the memory is free
     slow = replace(assumed_cpu(), peaks={"vector f32": 0.1, "matrix f32": 0.1})
@@ -189,7 +191,7 @@ def test_the_same_question_may_have_another_answer_on_another_machine() -> None:
     assert len(m.group(out, machine=slow)) == 2
 
 
-def test_a_kernel_says_what_it_saves() -> None:
+def test_a_remark_says_what_a_kernel_saves() -> None:
     m = Model()
     h = m.do("exp", m.tensor(400, 640))
     m.group(m.do("neg", h))
@@ -201,7 +203,7 @@ def test_a_kernel_says_what_it_saves() -> None:
     assert remark.figures == {"bytes_saved": str(moved), "gain_us": round(saved / 1e3, 3)}
 
 
-def test_a_kernel_of_one_operation_saves_nothing() -> None:
+def test_a_kernel_of_one_operation_has_no_remark() -> None:
     m = Model()
     assert len(m.group(m.do("exp", m.tensor(400, 640)))) == 1
     assert not m.context.remarks.of("passed")
@@ -218,7 +220,7 @@ def test_rows_that_several_kernels_read_are_looked_up_by_each() -> None:
     assert len(regions) == 2 and all(sum(n.is_op("take") for n in r.body.nodes) == 1 for r in regions)
 
 
-def test_a_row_that_somebody_else_reads_too_is_looked_up_once() -> None:
+def test_a_row_with_a_reader_in_aten_is_looked_up_once() -> None:
     m = Model()
     row = m.do("take", m.tensor(100, 64), m.add_input(TensorType(I64, (40,), (1,))), dim=-2)
     x, y = m.do("mul", m.tensor(8, 40, 64), row), m.do("mul", m.call(m.tensor(5, 40, 64)), row)
@@ -238,7 +240,7 @@ def test_a_row_is_looked_up_before_its_table_is_written() -> None:
     assert len(lookups) == 1 and m.nodes.index(lookups[0]) < m.nodes.index(write)
 
 
-def test_what_only_the_next_kernel_reads_is_computed_there() -> None:
+def test_a_value_that_only_the_next_kernel_reads_is_sunk_into_it() -> None:
     m = Model()
     h = m.do("add", m.do("sum", m.tensor(40, 2, 64), dims=(-2,)), m.tensor(40, 1, 64))
     norm = m.norm(h)
@@ -247,8 +249,8 @@ def test_what_only_the_next_kernel_reads_is_computed_there() -> None:
     assert norm not in first.results and sum(n.is_op("mul") for n in second.body.nodes) == 2
 
 
-def test_what_has_one_reader_left_joins_it() -> None:
-    """A factor of the rows, once nobody before the norm reads it any more."""
+def test_a_value_with_one_remaining_reader_is_fused_with_it() -> None:
+    """A factor of the rows, once no kernel before the norm reads it."""
     m = Model()
     u = m.do("exp", m.tensor(1, 1, 64))
     h = m.do("add", m.do("sum", m.tensor(40, 2, 64), dims=(-2,)), m.tensor(40, 1, 64))
@@ -266,44 +268,44 @@ def test_decisions_are_the_same_every_time() -> None:
     assert grouped() == grouped()
 
 
-def test_a_kernel_never_waits_for_itself() -> None:
+def test_no_kernel_depends_on_itself() -> None:
     m = Model()
     h = m.do("exp", m.tensor(8, 64))
     regions = m.group(m.do("add", m.call(h), h))
     assert len(regions) == 2
-    assert "a kernel between them" in m.reasons()
+    assert "another kernel reads the one and is read by the other" in m.reasons()
 
 
-def test_a_kernel_never_waits_for_one_that_reaches_behind_it() -> None:
-    """The product and ``b`` would be joined across a kernel whose other half comes later than both."""
+def test_no_kernel_depends_on_itself_through_a_group_that_extends_past_it() -> None:
+    """The matmul and ``b`` would be fused across a group, a node of which follows both."""
     m = Model()
     product = m.do("contraction", m.tensor(2, 64), m.tensor(64, 64), spec="az,bz->ab")
     early = m.do("exp", m.tensor(2, 64))
     b = m.do("add", product, m.call(early))
     late = m.do("add", m.call(product), early)
     m.group(b, late)
-    assert "a kernel between them" in m.reasons()
+    assert "another kernel reads the one and is read by the other" in m.reasons()
 
 
-def test_a_kernel_never_waits_for_two_writes_in_turn() -> None:
+def test_no_kernel_depends_on_itself_through_two_writes() -> None:
     m = Model()
     key = m.do("exp", m.tensor(8, 64))
     first = m.do("write", m.tensor(8, 64), key)
     m.group(m.do("add", key, m.do("write", first, m.tensor(8, 64))))
-    assert "a kernel between them" in m.reasons()
+    assert "another kernel reads the one and is read by the other" in m.reasons()
 
 
-def test_what_reads_a_cache_before_its_row_is_written_stays_before_it() -> None:
+def test_a_read_of_a_row_of_a_cache_stays_before_its_write() -> None:
     m = Model()
     cache, new = m.tensor(8, 64), m.tensor(1, 64)
     row = m.do("slice", cache, dim=-2, start=0, stop=1, step=1)
     before = m.do("exp", row)
     written = m.do("write", m.do("slice", cache, dim=-2, start=0, stop=1, step=1), m.do("neg", new))
     m.group(m.do("add", before, m.do("sin", written)))
-    assert "a kernel between them" in m.reasons()
+    assert "another kernel reads the one and is read by the other" in m.reasons()
 
 
-def test_a_cast_of_what_is_overwritten_is_made_before_the_write() -> None:
+def test_a_cast_of_an_overwritten_value_runs_before_the_write() -> None:
     """A cast to a wider type costs nothing in the kernel that reads it, but that kernel depends on the write."""
     m = Model()
     cache = m.tensor(8, 64)
@@ -312,7 +314,7 @@ def test_a_cast_of_what_is_overwritten_is_made_before_the_write() -> None:
     m.group(m.do("add", wide, m.do("cast", m.call(written), dtype=F64)))
 
 
-def test_what_reads_a_cast_of_the_old_value_runs_before_the_write() -> None:
+def test_a_reader_of_a_cast_of_the_old_value_runs_before_the_write() -> None:
     """The reader stands behind the write in the graph, and the last kernel needs both writes."""
     m = Model()
     number, new = m.tensor(3, 3), m.tensor(3, 3)
@@ -329,7 +331,7 @@ def test_grouping_keeps_a_graph_whole(graph: Graph) -> None:
     verify_graph(graph)
 
 
-def test_what_reads_a_cache_before_its_write_stays_before_it() -> None:
+def test_a_read_of_a_cache_stays_before_its_write() -> None:
     m = Model()
     cache, new = m.tensor(8, 64), m.tensor(8, 64)
     before = m.do("sum", cache, dims=(-2,))
@@ -350,14 +352,14 @@ def test_a_view_without_a_loop_nest_is_an_alias_of_a_copy() -> None:
     assert m.outputs[0].producer is not None and m.outputs[0].producer.is_op("slice")
 
 
-def test_a_view_that_is_returned_is_no_kernel_between() -> None:
+def test_a_returned_view_does_not_separate_kernels() -> None:
     m = Model()
     rows = m.do("reshape", m.do("exp", m.tensor(32, 64)), shape=(4, 8, 64))
     (region,) = m.group(rows, m.norm(rows))
     assert len(region.results) == 2
 
 
-def test_windows_that_are_put_back_and_shifted_are_no_calls() -> None:
+def test_shifted_windows_are_no_opaque_calls() -> None:
     m = Model()
     windows = m.do("reshape", m.call(m.tensor(8, 16, 32)), shape=(2, 2, 2, 4, 4, 32))
     image = m.do("reshape", m.do("permute", windows, dims=(0, 1, 3, 2, 4, 5)), shape=(2, 8, 8, 32))
@@ -377,7 +379,7 @@ def test_views_before_an_opaque_call_cost_nothing() -> None:
     ("slice", {"dim": -2, "start": 2, "stop": 5, "step": 1}), ("reshape", {"shape": (4, 4, 8, 16)}),
     ("permute", {"dims": (1, 0, 2)}),
 ])  # fmt: skip
-def test_a_view_of_what_was_copied_is_no_copy_of_its_own(op: str, attributes: dict[str, Any]) -> None:
+def test_a_view_of_a_copy_is_an_alias(op: str, attributes: dict[str, Any]) -> None:
     m = Model()
     heads = m.do("permute", m.do("exp", m.tensor(4, 8, 4, 16)), dims=(0, 2, 1, 3))
     copied = m.do("reshape", heads, shape=(4, 32, 16))
@@ -385,7 +387,7 @@ def test_a_view_of_what_was_copied_is_no_copy_of_its_own(op: str, attributes: di
     assert [len(region.results) for region in regions] == [1]
 
 
-def test_only_a_softmax_between_products_makes_an_attention() -> None:
+def test_only_a_softmax_between_matmuls_makes_an_attention() -> None:
     for missing in ("max", "exp"):
         model = Model()
         q, k, v = model.tensor(2, 18, 8), model.tensor(2, 19, 8), model.tensor(2, 19, 10)
@@ -401,7 +403,7 @@ GPU = {"default": 0, "reduce-overhead": 0, "max-autotune": 1, "max-autotune-no-c
 
 
 def on_gpu(mode: str, rows: Size, depth: int, op: str = "") -> tuple[list[Node], list[Remark]]:
-    """The kernels of a product of many rows on a GPU, with an operation behind it, and what is said of the product."""
+    """Return the kernels of a large-M matmul and its epilogue on a GPU, and the remarks about the matmul."""
     m = Model()
     shapes = (rows, depth), (1024, depth)
     x, w = (m.add_input(TensorType(BF16, shape, contiguous_strides(shape))) for shape in shapes)
@@ -417,8 +419,8 @@ def on_gpu(mode: str, rows: Size, depth: int, op: str = "") -> tuple[list[Node],
 
 
 @pytest.mark.parametrize("mode", GPU)
-def test_a_mode_or_its_option_decides_whether_a_gpu_s_products_of_many_rows_are_ours(mode: str) -> None:
-    """Where that is predicted to save time, as with few rows and something behind them to take along."""
+def test_a_mode_or_its_option_enables_large_m_gemms_on_a_gpu(mode: str) -> None:
+    """Where they are predicted to save time, as with an epilogue."""
     found, remarks = on_gpu(mode, 64, 1024, "sigmoid")
     assert len(found) == GPU[mode] and not remarks
 
@@ -426,24 +428,24 @@ def test_a_mode_or_its_option_decides_whether_a_gpu_s_products_of_many_rows_are_
 @pytest.mark.parametrize(
     ("rows", "depth", "op", "why"),
     [
-        (64, 1024, "", "nothing along"),
-        (64, 1024, "add", "nothing along"),  # the library's call adds a bias
+        (64, 1024, "", "a vendor call computes as much"),
+        (64, 1024, "add", "a vendor call computes as much"),  # it adds a bias
         (4096, 4096, "sigmoid", ""),
-        (SEQUENCE, 4096, "sigmoid", "of the library's speed"),  # never timed, as its size is not known
+        (SEQUENCE, 4096, "sigmoid", "of the vendor's speed"),  # never timed, as its size is symbolic
         (SEQUENCE, 256, "sigmoid", ""),
     ],
 )
-def test_products_that_save_nothing_on_a_gpu_are_the_library_s_and_say_so(
+def test_matmuls_that_save_nothing_on_a_gpu_are_vendor_calls_with_a_remark(
     rows: Size, depth: int, op: str, why: str
 ) -> None:
-    """What is timed against the library is predicted at the library's speed, the rest at a guess."""
+    """Kernels that will be timed are predicted at the vendor's speed, others at an assumed share of it."""
     found, remarks = on_gpu("max-autotune", rows, depth, op)
     assert len(found) == (0 if why else 1)
     assert [why in r.reason for r in remarks] == ([True] if why else [])
 
 
 @pytest.mark.parametrize(("length", "kernels"), [(2000, 1), (1 << 16, 2)])
-def test_a_number_that_is_replaced_leaves_no_long_loop_to_one_thread(length: int, kernels: int) -> None:
+def test_overwriting_a_number_leaves_no_long_loop_to_one_thread(length: int, kernels: int) -> None:
     m = Model()
     x, place = m.tensor(length), m.tensor()
     written = m.do("write", place, m.do("neg", place))

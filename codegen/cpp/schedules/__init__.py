@@ -1,4 +1,4 @@
-"""Schedules for CPUs: tiles are registers, threads have scratch memory, run-time indices are checked ahead of all."""
+"""Schedules for CPUs: tiles are registers, threads have scratch, dynamic indices are checked ahead of the grid."""
 
 from fusec.codegen.cpp.schedules.attention import schedule_attention
 from fusec.codegen.cpp.schedules.small_m_gemm import schedule_contraction

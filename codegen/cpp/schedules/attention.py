@@ -1,8 +1,8 @@
-"""Schedule of attention: one pass over the keys in blocks, the softmax corrected as larger scores turn up.
+"""Schedule of attention: one pass over the keys in blocks, with online softmax.
 
-Scores never reach memory: a block of them lies in the cache between the two products. With many queries the lanes
-run along them, so that a softmax has nothing to fold across lanes; with few, as in decoding, along the keys. Queries
-come from memory and results go there along the head, whose elements lie side by side, where rows may lie far apart.
+Scores stay in the cache: one block of them between the two products. With many queries the lanes run along the
+queries, so that the softmax needs no reduction across lanes; with few, as in decoding, along the keys. Queries are
+read and results written along the head, which is contiguous in memory, where rows may be far apart.
 """
 
 import math
@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import sympy
 
-from fusec.codegen.cpp.schedules.online_softmax import SHARE, OnlineSoftmax
+from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
 from fusec.codegen.tile.emitter import Emitter, grid, static_size
-from fusec.codegen.tile.kernel import Dot, Fold, Matrix, Statement, Store, index_symbol
+from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbol
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size
 from fusec.loops.affine import Axis
@@ -24,18 +24,18 @@ _QUERIES = 64
 _KEYS = 64
 _KEYS_OF_FEW = 256
 _SHARED_KEYS = 512
-"""Keys that are worth an iteration of their own."""
+"""The fewest keys of an iteration, where keys are split."""
 
 
 def schedule_attention(emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> tuple[Statement, ...]:
-    """The body of a kernel for an attention region."""
+    """Return the body of a kernel for an attention region."""
     rows = math.prod(a.size if isinstance(a.size, int) else 2**30 for a in attention.queries)
-    blocks: type[OnlineSoftmax] = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
+    blocks: type[BlockedAttention] = _AlongKeys if rows <= FEW_QUERIES else _AlongQueries
     return blocks(emitter, nest, attention, tiling).run()
 
 
-class _AlongQueries(OnlineSoftmax):
-    """Lanes along the queries: scores and sums lie transposed."""
+class _AlongQueries(BlockedAttention):
+    """Lanes along the queries: scores and sums are transposed."""
 
     keys = _KEYS
     row_count = _QUERIES
@@ -80,7 +80,7 @@ class _AlongQueries(OnlineSoftmax):
             yield
 
     def folded(self, op: str, accumulator: str) -> str:
-        return accumulator  # lanes are rows already
+        return accumulator  # lanes are rows
 
     def scoring(self, queries: str) -> Dot:
         left = self.matrix(self.parts.key, self.parts.keys, self.parts.depth)
@@ -98,8 +98,8 @@ class _AlongQueries(OnlineSoftmax):
         return grid(self.emitter.inner, [*loops, (self.block, count)])
 
 
-class _AlongKeys(OnlineSoftmax):
-    """Few queries: each block of keys and values is read once for all of them, lanes along its rows."""
+class _AlongKeys(BlockedAttention):
+    """Few queries: each block of keys and values is read once for all of them, with lanes along its rows."""
 
     keys = _KEYS_OF_FEW
 
@@ -113,7 +113,7 @@ class _AlongKeys(OnlineSoftmax):
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
 
     def _worthwhile_shares(self) -> int:
-        """As many as keep every core equally busy, where the batch is too small for that."""
+        """Return the number of shares that keeps all cores equally busy, where the batch is too small for that."""
         cores, keys, sizes = self.tiling.cores, self.parts.keys.size, [a.size for a in self.outer]
         known = [n for n in sizes if isinstance(n, int)]
         iterations = math.prod(known)
@@ -150,9 +150,7 @@ class _AlongKeys(OnlineSoftmax):
             yield
 
     def folded(self, op: str, accumulator: str) -> str:
-        name = self.emitter.fresh("r")
-        self.emitter.inner.append(Fold(name, op, accumulator, self.dtype))
-        return name
+        return self.emitter.fold(op, accumulator, self.dtype)
 
     def scoring(self, queries: str) -> Dot:
         right = self.matrix(self.parts.key, self.parts.depth, self.parts.keys)
@@ -180,23 +178,20 @@ class _AlongKeys(OnlineSoftmax):
         return (*shared, *grid(self.emitter.take(), loops, "serial"))
 
     def _combine(self) -> None:
-        """The first share takes in the others, in order; it is too little work for threads."""
+        """Combine all shares into the first, in order; there is too little work for threads."""
         emitter, first = self.emitter, sympy.Integer(0)
         with self.rows(), emitter.repeat(str(SHARE), 1, self.shares, 1):
             kept, other = self.load(self.largest, self.state(first)), self.load(self.largest, self.state())
-            largest, base = self.raised(kept, other)
-            factors = [self.compute("exp", self.compute("sub", x, base)) for x in (kept, other)]
+            largest, factors = self.softmax.combine_maxima((kept, other))
             with emitter.loop(self.parts.columns, "tile", self.tiling.lanes):
                 self._add(self.sums, (self.sum(first), self.sum()), factors)
             self._add(self.total, (self.state(first), self.state()), factors)
             emitter.inner.append(Store(self.largest, self.state(first), largest))
 
     def _add(self, buffer: str, places: tuple[sympy.Expr, sympy.Expr], factors: list[str]) -> None:
-        """The first of two places becomes their sum, each times its factor."""
-        kept, other = (
-            self.compute("mul", self.load(buffer, place), factor) for place, factor in zip(places, factors, strict=True)
-        )
-        self.emitter.inner.append(Store(buffer, places[0], self.compute("add", kept, other)))
+        """Replace the first of two elements by their sum, each times its factor."""
+        total = self.softmax.combine_sums((self.load(buffer, place) for place in places), factors)
+        self.emitter.inner.append(Store(buffer, places[0], total))
 
 
 def _rows(buffer: str, length: int) -> Matrix:

@@ -1,9 +1,9 @@
-"""Schedule of matrix products with few rows: the weight is read once, at the speed of memory.
+"""Schedule of GEMMs. Small M: the weight is read once, at the speed of memory.
 
-Each thread computes the left operand (with whatever prologue it has) into its own cache, then takes blocks of
-the weight's rows in turn: dot products with accumulators in registers, then the epilogue on the block.
+Each thread computes the left operand, with its prologue, into its own cache, then takes the next block of the
+weight's rows: dot products with accumulators in registers, then the epilogue on the block.
 
-Many rows have no prologue and are taken in blocks too, each beside a block of the weight that stays in the cache.
+A large-M GEMM has no prologue; its rows are processed in blocks, each with a block of the weight that stays in cache.
 """
 
 import math
@@ -15,6 +15,7 @@ import sympy
 
 from fusec.codegen.tile.emitter import Emitter, block_range, static_size
 from fusec.codegen.tile.kernel import PARTS, Dot, Loop, Matrix, Statement, index_symbol
+from fusec.codegen.tile.products import Products
 from fusec.codegen.tile.rows import Rows, Tiling
 from fusec.errors import ScheduleError
 from fusec.ir.types import (
@@ -31,34 +32,33 @@ from fusec.ir.types import (
     simplify,
 )
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, above, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
 from fusec.loops.kinds import FEW_ROWS, Shape
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
-"""Of a block of rows and their sums: what stays in a second-level cache; but always so many rows, where there are."""
+"""Size limit of a block of rows and their sums, which stay in the second-level cache; and its fewest rows."""
 PANEL_TILES = 4
-"""Tiles of columns that a block has at most: what ``dot.h`` keeps in the first-level cache, side by side if
-transposed."""
+"""The most tiles of columns of a block: ``dot.h`` keeps them in the first-level cache, contiguous if transposed."""
 LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
-"""Rows from which on a frozen weight is transposed beforehand, by lanes of a register and type. For fewer, memory
-decides and not arithmetic, and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs that lie
-side by side as they are."""
+"""The fewest rows for which a frozen weight is prepacked transposed, by lanes of a register and type. With fewer,
+memory is the limit and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs, which are
+contiguous without prepacking."""
 _NEVER = 1 << 62
 _PART = index_symbol("part")
 
 
 @dataclass(frozen=True)
 class _Left:
-    """A left operand as the products read it."""
+    """Storage of a left operand."""
 
     buffer: str
     offset: sympy.Expr
-    """Over the row axes and the one contracted axis."""
+    """Over the row axes and the single contracted axis."""
     row_stride: Size
 
 
 def schedule_contraction(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
-    """The body of a kernel for a contraction region.
+    """Return the body of a kernel for a GEMM region.
 
     Raises:
         ScheduleError: for shapes it does not cover.
@@ -70,19 +70,16 @@ class _Contraction:
     def __init__(self, emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> None:
         self.emitter, self.nest, self.shape, self.tiling = emitter, nest, shape, tiling
         self.most_columns = PANEL_TILES * tiling.lanes
-        needy = above(nest, shape.contractions)
-        self.results = [o for o in nest.outputs if o.root in needy]
-        self.side = [o for o in nest.outputs if o.root not in needy]
-        """Outputs that the prologue makes."""
+        self.products = Products(nest, shape)
         self.rows = shape.rows
         self.joint: dict[tuple[Axis, ...], Axis] = {}
-        self.taken = self._most_rows() if shape.many else ()
-        """The axes of the rows that are taken in blocks, as one."""
+        self.blocked_rows = self._most_rows() if shape.many else ()
+        """The axes of the rows that are processed in blocks, as one."""
 
     def _most_rows(self) -> tuple[Axis, ...]:
-        """The longest axis of the rows, or neighbours that together are one wherever a left operand is read.
+        """Return the longest axis of the rows, or adjacent ones that are one axis in the layout of all left operands.
 
-        Where lengths are not known it is the innermost, as sequences are longer than batches.
+        Where sizes are unknown it is the innermost, as sequences are longer than batches.
         """
         count = len(self.rows)
         runs = [self.rows[i:j] for i in range(count) for j in range(i + 1, count + 1)]
@@ -90,16 +87,16 @@ class _Contraction:
         return max(reversed(even), key=lambda run: estimate(product(tuple(axis.size for axis in run))))
 
     def run(self) -> tuple[Statement, ...]:
-        if not self.taken:
+        if not self.blocked_rows:
             return self._run()
-        with self.emitter.over(self.taken):
+        with self.emitter.over(self.blocked_rows):
             return self._run()
 
     def _run(self) -> tuple[Statement, ...]:
         lefts = self._prologue()
-        if self.side:
+        if self.products.side:
             with self.emitter.repeat("once", _PART, 1, PARTS):
-                self._rows(self.side)
+                self._rows(self.products.side)
         with ExitStack() as loops:
             rows = self._row_blocks(loops)
             for outer, results in self._sections().items():
@@ -111,9 +108,9 @@ class _Contraction:
         return (Loop("part", 0, PARTS, 1, "grid", tuple(self.emitter.inner)),)
 
     def _sections(self) -> dict[Axis, list[Output]]:
-        """The outputs by their outermost column axis, which is cut in blocks that the threads take in turn."""
+        """Return the outputs by their outermost column axis, which is split into blocks for the threads."""
         sections: dict[Axis, list[Output]] = {}
-        for output in self.results:
+        for output in self.products.results:
             columns = self._columns(output)
             if not columns:
                 raise ScheduleError("a contraction without columns")
@@ -130,26 +127,29 @@ class _Contraction:
             if left in lefts:
                 continue
             wanted = left.kind == "load" and left.dtype == self._left_dtype(contraction)
-            if self.taken or (wanted and self._is_dense(left, bound)):
+            if self.blocked_rows or (wanted and self._is_dense(left, bound)):
                 offset = self.emitter.offset(left.index, left.value.tensor)
                 lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
                 continue
             output, place = self._left_output(left, bound, self._left_dtype(contraction))
             pending.append(output)
             lefts[left] = place
-        statistics = {r: self._scratch_output(r, self.rows, accumulation(r.dtype), "row") for r in self._read_again()}
+        statistics = {
+            r: self._scratch_output(r, self.rows, accumulation(r.dtype), "row") for r in self._shared_reductions()
+        }
         if pending:
             self._rows([*pending, *(output for output, _ in statistics.values())])
         self.emitter.kept |= {r: (self.emitter.outputs[o.position], offset) for r, (o, offset) in statistics.items()}
         return lefts
 
-    def _read_again(self) -> list[IndexedExpr]:
+    def _shared_reductions(self) -> list[IndexedExpr]:
         """Return the reductions of the prologue that the epilogue reads as well, such as the mean of a norm."""
-        behind = set(walk((o.root for o in self.results), lambda item: item.kind != "contraction"))
-        return [r for r in self.shape.reductions if r in behind and self.rows]  # of a single row they are in scope
+        if not self.rows:
+            return []  # of a single row they are in scope
+        return self.products.reductions((o.root for o in self.products.results), prologue=False)
 
     def _left_dtype(self, contraction: IndexedExpr) -> DType:
-        """What the left operand is kept as: bfloat16 where the machine multiplies it, else the type of the sums."""
+        """Return the type of the left operand in scratch: bfloat16 if the machine multiplies it, else that of sums."""
         left, right = contraction.operands
         lies_along_k = stride(right, contraction.bound[-1]) == 1
         if self.tiling.bf16_products and lies_along_k and left.dtype == right.dtype == BF16:
@@ -157,7 +157,7 @@ class _Contraction:
         return accumulation(left.dtype)
 
     def _left_output(self, left: IndexedExpr, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
-        """The left operand as one more output: a matrix in scratch, the contracted axes in a row."""
+        """Return the left operand as an additional output: a matrix in scratch with contiguous contracted axes."""
         output, offset = self._scratch_output(left, (*self.rows, *bound), dtype, "left")
         row_stride = math.prod(static_size(a) for a in bound)
         return output, _Left(self.emitter.outputs[output.position].name, self._joined(offset, bound), row_stride)
@@ -165,7 +165,7 @@ class _Contraction:
     def _scratch_output(
         self, item: IndexedExpr, axes: tuple[Axis, ...], dtype: DType, hint: str
     ) -> tuple[Output, sympy.Expr]:
-        """A value as one more output: an array in scratch over these axes, and the offset of an element in it."""
+        """Return a value as an additional output, an array in scratch over these axes, and the offset of an element."""
         sizes = tuple(static_size(a) for a in axes)
         type = TensorType(dtype, sizes, contiguous_strides(sizes))
         self.emitter.outputs.append(self.emitter.add_scratch(type.dtype, type.numel, hint))
@@ -174,34 +174,30 @@ class _Contraction:
         return Output(len(self.emitter.outputs) - 1, item, index), self.emitter.offset(index, type)
 
     def _row_stride(self, left: IndexedExpr) -> Size:
-        """What one row adds, for rows that lie evenly."""
-        return stride(left, (self.taken or self.rows)[-1]) if self.rows else 0
+        """Return the stride of the rows."""
+        return stride(left, (self.blocked_rows or self.rows)[-1]) if self.rows else 0
 
     def _is_dense(self, left: IndexedExpr, bound: tuple[Axis, ...]) -> bool:
-        """Whether a loaded left operand is a matrix as it lies: rows at even distances, elements side by side."""
+        """Return whether a loaded left operand is a matrix in memory: one row stride, and contiguous rows."""
         return _is_even(left, self.rows) and len(bound) == 1 and stride(left, bound[0]) == 1
 
     def _joined(self, offset: sympy.Expr, bound: tuple[Axis, ...]) -> sympy.Expr:
-        """An offset over several contracted axes that lie in a row, over one axis instead."""
+        """Return an offset over contiguous contracted axes as one over a single axis."""
         if len(bound) == 1:
             return offset
         inner, k = self.emitter.axis_symbol(bound[-1]), self.emitter.axis_symbol(self._k(bound))
         return offset.subs({self.emitter.axis_symbol(a): 0 for a in bound[:-1]}).subs(inner, k)
 
     def _k(self, bound: tuple[Axis, ...]) -> Axis:
-        """The contracted axes as one."""
+        """Return the contracted axes as one."""
         if len(bound) == 1:
             return bound[0]
-        size = 1
-        for axis in bound:
-            size *= static_size(axis)
-        return self.joint.setdefault(bound, Axis(size, "k"))
+        return self.joint.setdefault(bound, Axis(math.prod(map(static_size, bound)), "k"))
 
     def _rows(self, outputs: list[Output]) -> None:
         """Compute outputs row by row, with the reductions they need."""
         kept, self.emitter.kept = self.emitter.kept, {}
-        inside = set(walk(o.root for o in outputs))
-        needed = [r for r in self.shape.reductions if r in inside]
+        needed = self.products.reductions(o.root for o in outputs)
         axes = tuple(tuple(a for a in dim) for dim in self.nest.axes)
         columns = dict.fromkeys(a for o in outputs for part in o.index for a in part.axes if a not in self.rows)
         nest = LoopNest(outputs, (*axes, tuple(a for a in columns if not any(a in dim for dim in axes))))
@@ -215,30 +211,30 @@ class _Contraction:
     # Blocks of columns.
 
     def _columns(self, output: Output) -> tuple[Axis, ...]:
-        """The axes of an output's columns, the outermost first as the weight lies in memory."""
+        """Return the axes of an output's columns, ordered by their stride in the weight, largest first."""
         axes = [a for dim in self.nest.axes for a in dim if a in output.axes and a not in self.rows]
-        return tuple(self._as_they_lie(axes, self._products([output])))
+        return tuple(self._by_stride(axes, self.products.of([output])))
 
-    def _as_they_lie(self, axes: list[Axis], products: list[IndexedExpr]) -> list[Axis]:
-        """Axes, sorted by how far apart their columns lie in the weights of products."""
+    def _by_stride(self, axes: list[Axis], products: list[IndexedExpr]) -> list[Axis]:
+        """Sort axes by their stride in the weights of products, largest first."""
         return sorted(axes, key=lambda a: max(estimate(stride(c.operands[1], a)) for c in products), reverse=True)
 
     def _row_blocks(self, loops: ExitStack) -> "_Block | None":
-        """A block of the rows, in loops over all of them; None where they are taken at once."""
-        if not self.taken:
+        """Open loops over blocks of rows and return the block; None where all rows are processed at once."""
+        if not self.blocked_rows:
             return None
         for axis in self.rows:
-            if axis not in self.taken:
+            if axis not in self.blocked_rows:
                 loops.enter_context(self.emitter.loop(axis, "serial"))
-        taken = self.emitter.joint(self.taken)
-        n, most = taken.size, self._most_in_block()
+        joint = self.emitter.joint(self.blocked_rows)
+        n, most = joint.size, self._most_in_block()
         size = even_blocks(n, most) if isinstance(n, int) else most
         start, stop = block_range(index_symbol("rows") * size, size, n)
         loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
-        return _Block(taken, start, stop, size)
+        return _Block(joint, start, stop, size)
 
     def _most_in_block(self) -> int:
-        """Rows of a block: each turns the weight anew, and reads its own rows again for every block of columns."""
+        """Return the rows of a block, which transposes the weight again and rereads its rows per block of columns."""
         products = self.shape.contractions
         read = max(c.operands[0].dtype.bytes * static_size(self._k(c.bound)) for c in products)
         summed = sum(accumulation(c.dtype).bytes * self.most_columns for c in products)
@@ -247,10 +243,10 @@ class _Contraction:
     def _blocks(
         self, axis: Axis, results: list[Output], lefts: dict[IndexedExpr, _Left], rows: "_Block | None"
     ) -> None:
-        """Blocks of the only column axis there is."""
+        """Emit the loop over blocks of the only column axis."""
         n = static_size(axis)
         size = max(8, min(self.most_columns, n // 64 * 8))
-        weights = ((c.operands[1], c.bound[-1]) for c in self._products(results))
+        weights = ((c.operands[1], c.bound[-1]) for c in self.products.of(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
         start, stop = block_range(index_symbol("block") * size, size, n)
@@ -260,14 +256,10 @@ class _Contraction:
     def _block(
         self, results: list[Output], lefts: dict[IndexedExpr, _Left], columns: "_Block | None", rows: "_Block | None"
     ) -> None:
-        """All products that some outputs need in one block, then the outputs."""
-        for contraction in self._products(results):
+        """Emit the products of one block, then its outputs."""
+        for contraction in self.products.of(results):
             self._dots(contraction, lefts[contraction.operands[0]], columns, rows)
         self._epilogue(results, columns, rows)
-
-    def _products(self, results: list[Output]) -> list[IndexedExpr]:
-        inside = set(walk(o.root for o in results))
-        return [c for c in self.shape.contractions if c in inside]
 
     def _epilogue(self, results: list[Output], columns: "_Block | None", block: "_Block | None") -> None:
         rows = Rows(self.emitter, self.nest, Shape("pointwise", ()), self.tiling)
@@ -286,57 +278,61 @@ class _Contraction:
     # Dot products.
 
     def _dots(self, contraction: IndexedExpr, left: _Left, columns: "_Block | None", block: "_Block | None") -> None:
-        """All products of one contraction in the block, into scratch; the epilogue reads them there."""
+        """Compute one product of the block in scratch, where the epilogue reads it."""
         emitter = self.emitter
-        taken = {*self.rows, *emitter.levels[-1].axes}
-        inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in taken]
-        inner = self._as_they_lie(inner, [contraction])
+        opened = {*self.rows, *emitter.levels[-1].axes}
+        inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in opened]
+        inner = self._by_stride(inner, [contraction])
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
+        axis = inner[-1]
+        columns = columns or _Block(axis, 0, axis.size, static_size(axis))
         rows = {a: static_size(a) for a in self.rows} if block is None else {block.axis: block.size}
-        widths = [columns.size] if columns else [static_size(a) for a in inner]
-        strides = contiguous_strides((*rows.values(), *widths))
+        sizes = (*rows.values(), *map(static_size, inner[:-1]), columns.size)
         offset: sympy.Expr = sympy.Integer(0)
-        for axis, step in zip((*rows, *inner), strides, strict=True):
-            offset = offset + emitter.axis_symbol(axis) * step
-        for cut, step in ((columns, 1), (block, math.prod(widths))):
+        for a, step in zip((*rows, *inner), contiguous_strides(sizes), strict=True):
+            offset = offset + emitter.axis_symbol(a) * step
+        row_stride = math.prod(sizes[len(rows) :])
+        for cut, step in ((columns, 1), (block, row_stride)):
             offset = sympy.expand(offset - cut.start * step) if cut else offset
-        count = math.prod(rows.values())
-        target = emitter.add_scratch(accumulation(contraction.dtype), count * math.prod(widths), "product")
+        target = emitter.add_scratch(accumulation(contraction.dtype), math.prod(sizes), "product")
         emitter.kept[contraction] = (target, offset)
-        right, bound = contraction.operands[1], contraction.bound
-        k = self._k(bound)
-        weight = self._joined(emitter.offset(right.index, right.value.tensor), bound)
         with ExitStack() as loops:
-            for axis in inner[:-1]:
-                loops.enter_context(emitter.loop(axis, "serial"))
-            n, start, stop = (columns.axis, columns.start, columns.stop) if columns else (inner[-1], 0, inner[-1].size)
-            first = {emitter.axis_symbol(a): 0 for a in (*rows, k)} | {emitter.axis_symbol(n): start}
-            if block:
-                first[emitter.axis_symbol(block.axis)] = block.start
-
-            width = columns.size if columns else static_size(inner[-1])
-            rows_at_once = block.size if block else count
-            least = LEAST_PACKED.get((self.tiling.lanes, right.dtype), _NEVER)
-            packs = rows_at_once >= least and self._packs(contraction, left, n, width)
-            emitter.packed.setdefault(right.value, set()).add(width if packs else 0)
-
-            def matrix(buffer: str, place: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
-                return Matrix(buffer, sympy.expand(place.subs(first)), row_stride, column_stride)
-
+            for a in inner[:-1]:
+                loops.enter_context(emitter.loop(a, "serial"))
             emitter.inner.append(
-                Dot(
-                    matrix(target.name, offset, math.prod(widths), 1),
-                    matrix(left.buffer, left.offset, left.row_stride, 1),
-                    matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
-                    block.length if block else count,
-                    sympy.expand(stop - start) if isinstance(stop, sympy.Expr) else stop,
-                    static_size(k),
-                )
+                self._dot(contraction, left, Matrix(target.name, offset, row_stride, 1), columns, block)
             )
 
+    def _dot(
+        self, contraction: IndexedExpr, left: _Left, target: Matrix, columns: "_Block", block: "_Block | None"
+    ) -> Dot:
+        """Return the product itself, which begins at the first row and column of the block."""
+        emitter, right, bound = self.emitter, contraction.operands[1], contraction.bound
+        k, n = self._k(bound), columns.axis
+        starts: dict[Axis, Size] = dict.fromkeys((k, *(() if block else self.rows)), 0)
+        starts |= {cut.axis: cut.start for cut in (columns, block) if cut}
+        first = {emitter.axis_symbol(axis): start for axis, start in starts.items()}
+        count = block.size if block else math.prod(map(static_size, self.rows))
+        least = LEAST_PACKED.get((self.tiling.lanes, right.dtype), _NEVER)
+        packs = count >= least and self._packs(contraction, left, n, columns.size)
+        emitter.packed.setdefault(right.value, set()).add(columns.size if packs else 0)
+
+        def matrix(buffer: str, offset: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
+            return Matrix(buffer, sympy.expand(offset.subs(first)), row_stride, column_stride)
+
+        weight = self._joined(emitter.offset(right.index, right.value.tensor), bound)
+        return Dot(
+            matrix(target.buffer, target.offset, target.row_stride, 1),
+            matrix(left.buffer, left.offset, left.row_stride, 1),
+            matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
+            block.length if block else count,
+            columns.length,
+            static_size(k),
+        )
+
     def _packs(self, contraction: IndexedExpr, left: _Left, n: Axis, width: int) -> bool:
-        """Whether the weight of a matmul, if it is frozen, may be prepacked in transposed blocks of so many rows."""
+        """Return whether the weight, if frozen, may be prepacked in transposed blocks of so many rows."""
         right, bound = contraction.operands[1], contraction.bound
         type, k = right.value.tensor, static_size(self._k(bound))
         if not right.value.frozen or type.rank != 2 or not type.is_contiguous or not 0 < k == type.shape[1]:
@@ -356,26 +352,26 @@ class _Contraction:
 
 @dataclass(frozen=True)
 class _Block:
-    """A range of an axis."""
+    """A block of an axis."""
 
     axis: Axis
     start: Size
     stop: Size
     size: int
-    """Its length; the last one may be shorter."""
+    """Length of all blocks but the last, which may be shorter."""
 
     @property
     def length(self) -> Size:
-        """Exactly that of each block."""
+        """Exact length."""
         return simplify(sympy.expand(sympy.sympify(self.stop) - self.start))
 
 
 def even_blocks(n: int, most: int, step: int = 6) -> int:
-    """The length of as few equal blocks as cover ``n`` elements; where there are several, a multiple of ``step``."""
+    """Return the length of the fewest equal blocks that cover ``n`` elements; with several, a multiple of ``step``."""
     count = -(-n // most)
     return min(-(-n // (count * step)) * step, most, n)
 
 
 def _is_even(item: IndexedExpr, axes: tuple[Axis, ...]) -> bool:
-    """Whether what is loaded lies at even distances along all of these axes, the last of them innermost."""
+    """Return whether these axes of a load, the last innermost, have the strides of one axis."""
     return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))

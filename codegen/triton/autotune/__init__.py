@@ -1,1 +1,1 @@
-"""Kernel configurations that are timed: candidates, trials, and the vendor's library as one of them."""
+"""Autotuning: timing the candidates of a kernel, the vendor's library among them."""

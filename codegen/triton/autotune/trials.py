@@ -1,40 +1,40 @@
-"""What a kernel's candidates are tried with: copies of its buffers, a timer, and what each of them is to the tuner."""
+"""Trials of candidates: copies of a kernel's buffers, a timer, and the interface of a candidate."""
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fusec.analysis.machine import Machine
-from fusec.codegen.program.unfused import as_typed
+from fusec.codegen.program.fallback import as_typed
 from fusec.codegen.tile.kernel import Kernel
 from fusec.ir.graph import Graph, is_written, storage
 
 logger = logging.getLogger(__name__)
 
 _MOST_COPIES, _MOST_BYTES = 64, 2 << 30
-"""Of what a kernel reads and writes, all copies together."""
+"""Of the buffers of a kernel, for all copies together."""
 _USUAL_CACHE = 128 << 20
-"""Bytes that the last cache is taken for where the profile does not say."""
+"""Bytes of the last-level cache, if the profile has none."""
 
 Timer: TypeAlias = Callable[[Callable[[], object]], float]
-"""How many seconds a machine takes for what a function launches, where that finds nothing in its caches."""
+"""Returns the seconds that the launches of a function take with cold caches."""
 
 
 class EventTimer:
-    """A timer of CUDA events. Memory is filled first: that empties caches, and lasts until all launches are queued."""
+    """Times with CUDA events, after a fill that empties the caches and runs until all launches are queued."""
 
     def __init__(self, cold_bytes: int) -> None:
         self.filled = torch.empty(max(cold_bytes, 1 << 29), dtype=torch.uint8, device="cuda")
 
     def __call__(self, run: Callable[[], object]) -> float:
-        """Seconds between the launches before and after."""
+        """Return the seconds between events before and after the launches."""
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(2):  # calls of a library are queued one by one from Python
+        for _ in range(2):  # vendor calls take long to queue from Python
             self.filled.zero_()
         begun.record()
         run()
@@ -45,25 +45,25 @@ class EventTimer:
 
 @runtime_checkable
 class Candidate(Protocol):
-    """What may run in the place of a kernel."""
+    """An alternative to a kernel."""
 
     name: str
     source: str
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
-        """As a ``Launchable``."""
+        """As ``Launchable``."""
 
     def prepare(self, buffers: Sequence[Any]) -> None:
-        """Build all that a call with such buffers needs; may run beside others."""
+        """Build what a call with such buffers needs; candidates can be prepared in parallel."""
 
 
 def cold_bytes(machine: Machine) -> int:
-    """Bytes after which nothing from before them is cached."""
+    """Return the number of bytes whose access evicts everything else from the caches."""
     return 2 * (machine.cache_bytes or _USUAL_CACHE)
 
 
 def outputs(kernel: Kernel, body: Graph, candidate: Candidate, buffers: Sequence[Tensor]) -> list[Tensor]:
-    """What a candidate makes of copies of the buffers."""
+    """Return the outputs of a candidate on copies of the buffers."""
     copies = copied(kernel, buffers)
     candidate(copies, ())
     given = dict(zip(body.inputs, as_typed(copies, body.inputs), strict=True))
@@ -72,21 +72,21 @@ def outputs(kernel: Kernel, body: Graph, candidate: Candidate, buffers: Sequence
 
 
 def rotating(kernel: Kernel, buffers: Sequence[Tensor], machine: Machine) -> list[list[Tensor]]:
-    """So many copies of the buffers that in turn none is cached, as far as that takes no more memory than it should."""
+    """Return copies of the buffers: as many as it takes that none is cached when its turn comes, within a limit."""
     bytes_ = max(1, sum(map(flat_bytes, buffers)))
     wanted = min(1 + math.ceil(cold_bytes(machine) / bytes_), _MOST_COPIES, _MOST_BYTES // bytes_)
     return [copied(kernel, buffers) for _ in range(max(1, wanted))]
 
 
-def set_back(kernel: Kernel, copies: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-    """Give copies the numbers again that a run has replaced: places in caches follow from them, and would end."""
+def restore_counters(kernel: Kernel, copies: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+    """Restore updated numbers, such as positions in a KV cache, which would run out of bounds."""
     for buffer, copy, tensor in zip(kernel.given, copies, buffers, strict=True):
         if buffer.role == "update" and tensor.numel() == 1:
             copy.copy_(tensor)
 
 
 def copied(kernel: Kernel, buffers: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of what a kernel is given, which lie as it does; outputs hold what a forgotten store would leave."""
+    """Return copies of the buffers with their strides; outputs are filled with values that reveal a missing store."""
     copies = []
     for buffer, tensor in zip(kernel.given, buffers, strict=True):
         length = flat_bytes(tensor) // tensor.element_size()
@@ -98,30 +98,19 @@ def copied(kernel: Kernel, buffers: Sequence[Tensor]) -> list[Tensor]:
 
 
 def flat_bytes(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to its last."""
+    """Return the bytes from the first element of a tensor to its last."""
     length = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return length * tensor.element_size() if tensor.numel() else 0
 
 
-def progress(name: str, total: int) -> AbstractContextManager[Callable[[], None]]:
-    """A bar on the error stream while a kernel is tuned, where somebody sees it."""
+@contextmanager
+def progress(name: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on stderr, if that is a terminal; yield the function that advances it."""
     from rich.console import Console
+    from rich.progress import Progress
 
     console = Console(stderr=True)
     logger.info("timing candidates of %s", name)
-    return _Bar(console, name, total) if console.is_terminal else nullcontext(lambda: None)
-
-
-class _Bar(AbstractContextManager[Callable[[], None]]):
-    def __init__(self, console: Any, name: str, total: int) -> None:
-        from rich.progress import Progress
-
-        self.progress = Progress(console=console, transient=True)
-        self.task = self.progress.add_task(f"autotune {name}", total=total)
-
-    def __enter__(self) -> Callable[[], None]:
-        self.progress.start()
-        return lambda: self.progress.advance(self.task)
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"autotune {name}", total=total)
+        yield lambda: bar.advance(task)

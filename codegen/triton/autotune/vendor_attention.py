@@ -1,4 +1,4 @@
-"""Attention in a kernel's body as one call of the library: the inverse of spelling such a call out."""
+"""Raise attention in a kernel's body to one call of ``scaled_dot_product_attention``: the inverse of decomposition."""
 
 import math
 from collections.abc import Sequence
@@ -16,26 +16,26 @@ from fusec.reference.interpreter import evaluate
 from fusec.rewriting.driver import cut
 
 _HIDDEN = float(torch.finfo(torch.float16).min)
-"""A score from which on a key is taken for hidden: what masks of half types hold in the place of -inf."""
+"""Scores up to this mask a key: masks of half types have their lowest number instead of -inf."""
 TARGET = "aten.scaled_dot_product_attention.default"
 
 
 def with_one_call(body: Graph) -> Graph:
-    """A body whose attention is a call of ``scaled_dot_product_attention``; all else in it stays as it is.
+    """Return a body whose attention is a call of ``scaled_dot_product_attention``, with the rest unchanged.
 
-    Only masks that follow from positions are handed over, and only where every query sees a key: what a row without
-    one gives depends on which kernel the library takes (0 or NaN), and a mask that is data may have such rows later.
+    Masks must depend on positions alone, and leave each query a key: the result of a fully masked row depends on the
+    kernel that torch selects (0 or NaN), and a mask that is an input may have such rows in a later call.
 
     Args:
-        body: of a kernel that is attention, of known sizes.
+        body: of an attention kernel of static sizes.
 
     Raises:
-        ScheduleError: where the call cannot say what the body does.
+        ScheduleError: if no call computes what the body does.
     """
     body = body.copy()
     attention = find_attention(lower_to_loops(body))
     if attention is None:
-        raise _refused("there is no attention")
+        raise _error("there is no attention")
     first, second = attention.product.node, attention.weighted.node
     weights = _softmax(attention, second)
     factor, added = _scores(body, attention.scores.node.result, first.result)
@@ -54,32 +54,32 @@ def with_one_call(body: Graph) -> Graph:
 
 
 def _softmax(attention: Attention, second: Node) -> Value:
-    """The weights as the second product takes them, which are a softmax of the scores and nothing else.
+    """Return the weights that the second matmul reads.
 
     Raises:
-        ScheduleError: where they are something else.
+        ScheduleError: if they are not a plain softmax of the scores.
     """
     if not attention.is_plain or attention.maxima:
-        raise _refused("its softmax takes something else away than the largest score")
+        raise _error("its softmax subtracts something else than the maximum of the scores")
     weights = next((v for v in second.operands if v.producer is attention.weights.node), None)
     if weights is None or not same_shape(weights.shape, attention.product.node.result.shape):
-        raise _refused("its scores or weights are arranged anew before the second product")
+        raise _error("its scores or weights are reshaped before the second matmul")
     inner = _uncast(weights)
-    if inner.is_op("where"):  # a row that sees nothing gives 0
+    if inner.is_op("where"):  # fully masked rows give 0
         guard = inner.operands[0].producer
         empty = guard is not None and guard.is_op("eq") and guard.operands[0].producer is attention.largest.node
         if guard is None or not empty or _number(guard.operands[1]) != -math.inf or _number(inner.operands[1]) != 0:
-            raise _refused("weights of some queries are set to 0")
+            raise _error("weights of some queries are set to 0")
         inner = _uncast(inner.operands[2])
     total = attention.total
     divided = inner.is_op("div") and inner.operands[0].producer is attention.exponential.node
     if not divided or total is None or inner.operands[1].producer is not total.node:
-        raise _refused("its weights are changed after the softmax")
+        raise _error("its weights are changed after the softmax")
     return weights
 
 
 def _uncast(value: Value) -> Node:
-    """What computes a value, casts aside."""
+    """Return the node that computes a value, looking through casts."""
     while value.producer is not None and value.producer.is_op("cast"):
         value = value.producer.operands[0]
     assert value.producer is not None
@@ -92,16 +92,16 @@ def _number(value: Value) -> float | None:
 
 
 def _scores(body: Graph, value: Value, product_: Value) -> tuple[float, Value | None]:
-    """What scores are: the number that the product is multiplied with, and what is added to that, appended to the body.
+    """Return the scale of the product in the scores, and the bias that is added to it, as a new value of the body.
 
     Raises:
-        ScheduleError: where they are computed in another way.
+        ScheduleError: if the scores are not of that form.
     """
     if value is product_:
         return 1.0, None
     node = value.producer
     assert node is not None
-    holders = [i for i, v in enumerate(node.operands) if _holds(v, product_)]
+    holders = [i for i, v in enumerate(node.operands) if _depends_on(v, product_)]
     if len(holders) == 1:
         (own,) = holders
         factor, added = _scores(body, node.operands[own], product_)
@@ -118,42 +118,42 @@ def _scores(body: Graph, value: Value, product_: Value) -> tuple[float, Value | 
             zero = body.constant(0.0, node.result.dtype, node.result.tensor.device) if added is None else added
             operands = [zero if i == own else v for i, v in enumerate(node.operands)]
             return factor, body.add_node("where", operands).result
-    raise _refused(f"its scores go through {node.op.name}")
+    raise _error(f"its scores are computed with {node.op.name}")
 
 
-def _holds(value: Value, part: Value) -> bool:
-    """Whether a value is computed from another one, or is it."""
-    return value is part or (value.producer is not None and any(_holds(v, part) for v in value.producer.operands))
+def _depends_on(value: Value, part: Value) -> bool:
+    """Return whether a value depends on another one, or is it."""
+    return value is part or (value.producer is not None and any(_depends_on(v, part) for v in value.producer.operands))
 
 
 def _mask(body: Graph, added: Value, scores: Value, query: Value) -> tuple[Value | None, bool]:
-    """What is added to scores as the call takes it: a tensor of four dims or none, and whether it is causal.
+    """Return the bias of the scores as arguments of the call: a 4-d tensor or None, and whether it is causal.
 
     Raises:
-        ScheduleError: where it comes from data, hides all keys from a query, or does not fit the type of the queries.
+        ScheduleError: if it depends on inputs, masks all keys of a query, or is not exact in the dtype of the queries.
     """
-    if any(_holds(added, v) for v in body.inputs):
-        raise _refused("its mask or bias comes from data, which may hide all keys from a query")
+    if any(_depends_on(added, v) for v in body.inputs):
+        raise _error("its mask or bias depends on inputs, and may mask all keys of a query")
     (numbers,) = evaluate(cut([], body.nodes, [added]), [], {})
     seen = numbers > _HIDDEN
     if not seen.any(-1).all():
-        raise _refused("a query sees no key")
+        raise _error("all keys of a query are masked")
     if not numbers[seen].any():
         if seen.all():
             return None, False
         if seen.shape[-2:] == scores.shape[-2:] and bool((seen == torch.ones_like(seen).tril()).all()):
             return None, True
     if len(scores.shape) != 4:
-        raise _refused("its mask has other dims than the library's")
+        raise _error("its scores do not have four dims")
     rounded = numbers.to(torch_dtype(query.dtype)).to(numbers.dtype)
     if not torch.equal(numbers[seen], rounded[seen]):
-        raise _refused("its bias has no place in the type of its queries")
+        raise _error("its bias is not exact in the dtype of its queries")
     mask = body.add_node("cast", [added], {"dtype": query.dtype}).result if added.dtype != query.dtype else added
     return _reshaped(body, mask, (*(1,) * (4 - len(mask.shape)), *mask.shape)), False
 
 
 class _Roles:
-    """The operands of both products as the call has them: batches, heads, places, elements."""
+    """The operands of both matmuls with dims in the order of the call: batch, head, position, element."""
 
     def __init__(self, body: Graph, first: Node, second: Node, weights: Value) -> None:
         self.body, own = body, second.operands.index(weights)
@@ -162,39 +162,39 @@ class _Roles:
         names = dict(zip(terms[own], scores, strict=True))  # of dims, in both products
         column = next(label for label in terms[1 - own] if label not in names)
         names[column] = self.column = column.upper()
-        lead, (self.row, self.place) = list(scores[:-2]), tuple(scores[-2:])
+        lead, (self.row, self.position) = list(scores[:-2]), tuple(scores[-2:])
         self.batch, self.heads = lead[:1], lead[1:]
         given = zip(sides, first.operands, strict=True)
-        (self.query_term, self.queries), (self.key_term, self.keys) = sorted(given, key=lambda x: self.place in x[0])
+        (self.query_term, self.queries), (self.key_term, self.keys) = sorted(given, key=lambda x: self.position in x[0])
         self.value_term, self.values = "".join(names[n] for n in terms[1 - own]), second.operands[1 - own]
         self.out = "".join(names[n] for n in out)
         (self.depth,) = set(self.query_term) - set(scores)
         if (
             not {*lead, self.row} < set(self.query_term)
-            or self.place in self.query_term + self.out
+            or self.position in self.query_term + self.out
             or self.row in self.key_term + self.value_term
         ):
-            raise _refused("its queries and keys have other dims than its scores")
+            raise _error("its queries and keys have other dims than its scores")
         if len({x.dtype for x in (self.queries, self.keys, self.values)}) > 1:
-            raise _refused("its queries, keys and values have several types")
+            raise _error("its queries, keys and values have different dtypes")
         self.sizes = dict(zip(scores, first.result.shape, strict=True))
         self.sizes[self.column] = self.values.shape[self.value_term.index(self.column)]
 
     def query(self) -> Value:
-        """Queries."""
+        """Return the queries."""
         return self._arranged(self.queries, self.query_term, self.heads, [self.row, self.depth])
 
     def keys_and_values(self) -> tuple[tuple[Value, Value], bool]:
-        """Keys and values, and whether each of their heads serves several of the queries'."""
-        for once in (True, False):  # each head of keys, or as often as queries have it
+        """Return keys and values, and whether several heads of the queries share each of their heads."""
+        for once in (True, False):  # without and with heads repeated
             pair = []
             for value, term, last in (
-                (self.keys, self.key_term, [self.place, self.depth]),
-                (self.values, self.value_term, [self.place, self.column]),
+                (self.keys, self.key_term, [self.position, self.depth]),
+                (self.values, self.value_term, [self.position, self.column]),
             ):
                 own = [n for n in self.heads if n in term]
                 if own != self.heads[: len(own)] or not set(self.batch) <= set(term):
-                    raise _refused("its keys or values are repeated otherwise than by heads")
+                    raise _error("its keys or values are not repeated along heads")
                 if once and own == [term[1]]:
                     value = _unrepeated(self.body, value)
                 pair.append(self._arranged(value, term, own, last))
@@ -202,10 +202,10 @@ class _Roles:
             if same_size(key.shape[1], value.shape[1]):
                 heads = product(tuple(self.sizes[n] for n in self.heads))
                 return (key, value), not same_size(key.shape[1], heads)
-        raise _refused("its keys have other heads than its values")
+        raise _error("its keys and values have different numbers of heads")
 
     def result(self, call: Value) -> Value:
-        """What the second product gave, of what the call gives."""
+        """Return the result of the call with the dims of the second matmul's result."""
         order = [*self.batch, *self.heads, self.row, self.column]
         apart = _reshaped(self.body, call, tuple(self.sizes[n] for n in order))
         dims = tuple(order.index(n) for n in self.out)
@@ -223,7 +223,7 @@ class _Roles:
 
 
 def _unrepeated(body: Graph, value: Value) -> Value:
-    """Keys or values before each of their heads is repeated for several of the queries'; else themselves."""
+    """Return keys or values before their heads are repeated for the heads of the queries; else unchanged."""
     merged = value.producer
     repeated = merged.operands[0].producer if merged is not None and merged.is_op("reshape") else None
     if repeated is None or not repeated.is_op("expand"):
@@ -239,5 +239,5 @@ def _reshaped(body: Graph, value: Value, shape: tuple[Size, ...]) -> Value:
     return value if same_shape(value.shape, shape) else body.add_node("reshape", [value], {"shape": shape}).result
 
 
-def _refused(why: str) -> ScheduleError:
-    return ScheduleError("no call of the library's attention", why=why)
+def _error(why: str) -> ScheduleError:
+    return ScheduleError("the vendor's attention does not apply", why=why)

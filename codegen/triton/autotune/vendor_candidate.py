@@ -1,31 +1,31 @@
-"""A kernel's work with its products by the vendor's library and kernels for the rest: what it has to beat."""
+"""The candidate of the vendor's library: vendor calls for a kernel's matmuls, and kernels for the rest."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fusec.codegen.program.program import build_program
-from fusec.codegen.program.unfused import as_typed
+from fusec.codegen.program.build import build_program
+from fusec.codegen.program.fallback import as_typed
 from fusec.codegen.target import Target
 from fusec.ir.graph import Graph, is_written
 from fusec.pipeline import Context
 
 
 class VendorCandidate:
-    """A kernel's body as a program of its own, without a product of ours.
+    """A kernel's body compiled to a program without generated matmuls.
 
     Args:
         name: of the kernel.
-        body: of its region, or what says the same with a call of the library's attention.
-        target: of the rest.
-        context: of the compile; its passes for the rest group it.
+        body: of its region, with attention as a vendor call.
+        target: of the other kernels.
+        context: of the compile; its vendor pipeline groups the body.
 
     Raises:
-        FusecError: where a pass cannot go on.
+        FusecError: if a pass fails.
     """
 
     def __init__(self, name: str, body: Graph, target: Target, context: Context) -> None:
-        graph = _in_place(body)
+        graph = _with_destinations(body)
         config = replace(context.config, mode="default", autotune=False, cuda_graphs=False, strict=False)
         limits = replace(context.limits, small_m=0, many=frozenset(), some=frozenset())
         own = Context(config, machine=context.machine, limits=limits)
@@ -35,17 +35,17 @@ class VendorCandidate:
         self.name, self.source = name, self._program.source
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int] = ()) -> None:
-        """As a ``Launchable``, of a kernel of known sizes."""
+        """As ``Launchable``, for static sizes."""
         self._program(as_typed(buffers, self._given))
 
     def prepare(self, buffers: Sequence[Any]) -> None:
-        """Its kernels are built at their first launch."""
+        """Do nothing: its kernels are built at their first launch."""
 
 
-def _in_place(body: Graph) -> Graph:
-    """A copy that writes its results into further inputs: whoever runs a kernel has memory for them.
+def _with_destinations(body: Graph) -> Graph:
+    """Return a copy that writes its results to additional inputs: a launch is given memory for them.
 
-    Weights decide nothing in it, as a kernel is shared by layers.
+    No input is frozen, since layers share a kernel.
     """
     graph = body.copy()
     for value in graph.inputs:

@@ -1,4 +1,4 @@
-"""Schedules for GPUs: tiles are rows or blocks, nothing lies in scratch, indices are checked where they are found."""
+"""Schedules for GPUs: tiles are rows or blocks, there is no scratch, dynamic indices are checked before their use."""
 
 from fusec.analysis.machine import Machine, chip
 from fusec.codegen.tile.configuration import KernelConfig
@@ -15,7 +15,7 @@ from fusec.loops.indexing import DynamicIndex
 from fusec.loops.plan import Plan
 
 _LANES = 1024
-"""Elements of a tile that is no row."""
+"""Elements of a tile that is not a row."""
 
 
 def schedule(plan: Plan, name: str, machine: Machine | None = None, config: KernelConfig | None = None) -> Kernel:
@@ -25,7 +25,7 @@ def schedule(plan: Plan, name: str, machine: Machine | None = None, config: Kern
         plan: of the kernel.
         name: of the kernel.
         machine: the GPU; by default the usual one.
-        config: what the schedule leaves free; by default what suits that GPU.
+        config: the kernel configuration; by default the one for that GPU.
 
     Raises:
         ScheduleError: where no schedule covers the region.
@@ -51,7 +51,7 @@ def schedule(plan: Plan, name: str, machine: Machine | None = None, config: Kern
 
 
 def configs(plan: Plan, machine: Machine | None) -> tuple[KernelConfig, ...]:
-    """What ``schedule`` may be told: its default, then few others that may be quicker.
+    """Return the configurations of a plan: the default, then a few that may be faster.
 
     Raises:
         ScheduleError: where no schedule covers the region.
@@ -67,5 +67,5 @@ class _GpuEmitter(Emitter):
 
 
 def _gpu(machine: Machine | None) -> Machine:
-    """A GPU: the usual one where there is none, or a CPU."""
+    """Return the machine if it is a GPU, else the default GPU."""
     return machine if machine is not None and machine.code else chip("")

@@ -1,7 +1,7 @@
-"""Loads that a chip can do by itself: blocks of memory that lies so evenly that a tensor descriptor tells of it.
+"""Loads by tensor descriptor: blocks of memory with regular strides, copied by hardware.
 
-From Hopper on (NVIDIA's TMA) one thread asks for a whole block, by its place along each dim, and finds zeros in the
-lanes beyond the ends, as a masked load leaves them. No register holds an address for each lane.
+From Hopper on (NVIDIA's TMA) one thread requests a whole block by its offset along each dim; lanes beyond the ends are
+zero, as after a masked load. No registers hold an address per lane.
 """
 
 import itertools
@@ -16,45 +16,43 @@ from fusec.ir.types import DType, Size, estimate, same_size, simplify
 from fusec.loops.affine import divide
 
 ALIGNMENT = 16
-"""Bytes: what the first element, the step along every dim but the innermost and the innermost side of a block fill."""
-MAX_DYNAMIC_INDICES = 2**31 - 1
-"""Elements along a dim: offsets are signed, of 32 bits."""
+"""Alignment in bytes of the first element, of all strides but the innermost, and of the innermost side of a block."""
+MAX_DIM = 2**31 - 1
+"""The most elements along a dim: offsets are signed 32-bit integers."""
 _LARGEST_SIDE = 256
-"""Of a block."""
+"""The most elements of a block along a dim."""
 _DIMS = 5
 
 
 @dataclass(frozen=True)
 class _Dim:
-    """A dim of memory: an axis, or what remains of one, or how often something fits into one."""
+    """A dim of memory: an axis, or a remainder or quotient of one."""
 
     axis: str
     offset: sympy.Expr
     below: Size
-    """Steps of the axis that are one along the dim."""
+    """Steps of the axis per step of the dim."""
     length: Size
     stride: Size
     lanes: int = 1
 
 
 def described(body: Iterable[Statement], sizes: Mapping[str, Size], buffers: Iterable[Buffer]) -> tuple[Statement, ...]:
-    """The same statements, where loads of a matrix unit's operands have a descriptor if they may.
+    """Return the statements with a descriptor in those loads of a matrix unit's operands that allow one.
 
     Args:
         body: statements of a kernel, whose tiles begin at multiples of their lanes.
-        sizes: elements along each axis, by its name.
-        buffers: the memory that they use.
+        sizes: the size of each axis, by name.
+        buffers: the buffers of the kernel.
     """
     body = tuple(body)
-    operands = {name for s in walk(body) if isinstance(s, DotTiles) for name in (s.left, s.right)}
+    operands = {name for s in walk(body) if isinstance(s, DotTiles) for name in s.reads}
     dtypes = {buffer.name: buffer.dtype for buffer in buffers if buffer.role == "input"}
 
     def visit(statement: Statement, lanes: Mapping[str, int]) -> Statement:
-        if isinstance(statement, Loop):
-            if statement.kind == "tile" and isinstance(statement.step, int):
-                lanes = {**lanes, statement.axis: statement.step}
-            return replace(statement, body=tuple(visit(s, lanes) for s in statement.body))
-        if isinstance(statement, When):
+        if isinstance(statement, Loop) and statement.kind == "tile" and isinstance(statement.step, int):
+            lanes = {**lanes, statement.axis: statement.step}
+        if isinstance(statement, (Loop, When)):
             return replace(statement, body=tuple(visit(s, lanes) for s in statement.body))
         if isinstance(statement, Load) and statement.dst in operands and statement.buffer in dtypes:
             return replace(statement, descriptor=_descriptor(statement, sizes, lanes, dtypes[statement.buffer]))
@@ -64,7 +62,7 @@ def described(body: Iterable[Statement], sizes: Mapping[str, Size], buffers: Ite
 
 
 def _descriptor(load: Load, sizes: Mapping[str, Size], lanes: Mapping[str, int], dtype: DType) -> Descriptor | None:
-    """That of a load, if it may have one."""
+    """Return the descriptor of a load, if it may have one."""
     dims, start = _dims(load.offset, sizes, lanes)
     if not _evenly(dims, start, ALIGNMENT // dtype.bytes):
         return None
@@ -77,7 +75,7 @@ def _descriptor(load: Load, sizes: Mapping[str, Size], lanes: Mapping[str, int],
 
 
 def _dims(offset: sympy.Expr, sizes: Mapping[str, Size], lanes: Mapping[str, int]) -> tuple[list[_Dim], sympy.Expr]:
-    """The dims that an offset is made of, the farthest apart first, and what is ahead; none, if it is not only that."""
+    """Return the dims of an offset, by stride, largest first, and its constant part; no dims if it has other terms."""
     start, found = sympy.Integer(0), dict[str, list[_Dim]]()
     for term in sympy.Add.make_args(sympy.expand(offset)):
         axes = [name for name in sizes if term.has(index_symbol(name))]
@@ -94,7 +92,7 @@ def _dims(offset: sympy.Expr, sizes: Mapping[str, Size], lanes: Mapping[str, int
 
 
 def _evenly(dims: list[_Dim], start: sympy.Expr, elements: int) -> bool:
-    """Whether dims are of the number, lengths and strides that descriptors take, with so many elements in 16 bytes."""
+    """Return whether descriptors allow the number, lengths and strides of dims, with so many elements in 16 bytes."""
     if not (2 <= len(dims) <= _DIMS and start.is_Integer and start % elements == 0):
         return False
     known = [dim.length for dim in dims if isinstance(dim.length, int)]
@@ -103,12 +101,12 @@ def _evenly(dims: list[_Dim], start: sympy.Expr, elements: int) -> bool:
         and dims[-1].lanes >= elements
         and all(_is_multiple(dim.stride, elements) for dim in dims[:-1])
         and all(dim.lanes <= _LARGEST_SIDE for dim in dims)
-        and all(0 < length <= MAX_DYNAMIC_INDICES for length in known)
+        and all(0 < length <= MAX_DIM for length in known)
     )
 
 
 def _dim(term: sympy.Expr, axis: str, sizes: Mapping[str, Size]) -> _Dim | None:
-    """What a part of an offset that one axis decides is: ``stride · (axis // below % length)``."""
+    """Return the term of an offset in one axis as a dim: ``stride · (axis // below % length)``."""
     name, below, length = index_symbol(axis), cast(Size, 1), cast(Size | None, None)
     stride, offset = term.as_independent(name)
     whole = offset
@@ -124,7 +122,7 @@ def _dim(term: sympy.Expr, axis: str, sizes: Mapping[str, Size]) -> _Dim | None:
 
 
 def _cut(dims: list[_Dim], size: Size, lanes: int) -> list[_Dim]:
-    """The dims of one axis with the lanes that each has of a block's; none, where blocks are no boxes of them."""
+    """Return the dims of one axis with the lanes of a block along each; none, where a block is not a box of them."""
     found, below, left = list[_Dim](), cast(Size, 1), lanes
     for number, dim in enumerate(sorted(dims, key=lambda dim: estimate(dim.below)), 1):
         if not same_size(dim.below, below):
@@ -140,12 +138,12 @@ def _cut(dims: list[_Dim], size: Size, lanes: int) -> list[_Dim]:
 
 
 def _in_order(pair: tuple[_Dim, _Dim]) -> bool:
-    """Whether two dims in a row are of two axes, or follow each other in the one that both are of."""
+    """Return whether two adjacent dims are of different axes, or in order within the same axis."""
     outer, inner = pair
     return outer.axis != inner.axis or estimate(outer.below) > estimate(inner.below)
 
 
 def _is_multiple(stride: Size, elements: int) -> bool:
-    """Whether a step is forward, and over whole groups of so many elements, whatever its symbols stand for."""
+    """Return whether a stride is positive and a multiple of so many elements, for all values of its symbols."""
     stride = sympy.sympify(stride)
     return bool(stride.is_positive and (stride / elements).is_integer)

@@ -1,7 +1,7 @@
-"""Choices for a region on a GPU: the one that its profile suggests, and few others that may be quicker.
+"""Kernel configurations for a region on a GPU: the default, from the chip's profile, and candidates for autotuning.
 
-What decides among few rows is how many bytes are on their way at once (Little's law: bandwidth times latency), since
-memory is their limit; among many, how much of a block's operands is used again and whether all processors have one.
+Small M is bound by memory, so the bytes in flight decide (Little's law: bandwidth times latency); for large M the
+reuse of a block's operands, and whether all processors have a block.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from typing import Any
 
 from fusec.analysis.machine import Machine
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, Products, multiplied, power_of_two
+from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, TiledProducts, multiplied, power_of_two
 from fusec.codegen.triton.schedules.split_rows import levels, may_split, side_by_side
 from fusec.ir.types import F64, accumulation, estimate, product
 from fusec.loops.attention import FEW_QUERIES, Attention
@@ -23,63 +23,63 @@ MAX_TILE = 16384
 _STAGES, _STAGES_OF_FEW = 3, 5
 _STAGES_OF_AMD = 2
 _WARPS_OF_FEW = 4
-"""More of them have nothing left to multiply in a block of 16 rows and as many columns, and were seen to spill."""
+"""More warps have nothing left to multiply in a block of 16 rows and as many columns, and were seen to spill."""
 _REGISTERS = 255
-"""All that there are, which NVIDIA's assembler is to use before it spills. Left alone it was seen to spill one of 49 or
-81 for another program's sake, where memory is what everyone waits for, and two of 156 of an attention of halves for
-sm_120, where one of float32 takes 80 if left alone and was seen to spill if not."""
+"""The hardware's limit, which NVIDIA's assembler is to use before it spills. By default it was seen to spill one of 49
+or 81 for the sake of occupancy, where memory is the bottleneck, and two of 156 in attention of half types for sm_120,
+where attention in float32 takes 80 by default and was seen to spill with this limit."""
 _TILE = 8192
-"""Elements of the weights that a program for few rows has at hand."""
+"""Elements of a block of the weights of a small-M GEMM."""
 _DEPTH_OF_ONE = 512
 _DEPTHS = {2: 128, 4: 32, 8: 32}
-"""Elements along what is summed in one block for a matrix unit, by bytes of an element."""
+"""Elements of a block along the summed axes for a matrix unit, by bytes of an element."""
 _SPLITS = (1, 2, 4, 8)
 _PARTS_OF_KEYS = (*_SPLITS, 16, 32)
 _PARTS_OF_SUMS = tuple(1 << n for n in range(17))
 _MOST_BLOCKS = 128
-"""Blocks of a part at most: errors of rounding grow with the number of additions in a row."""
+"""The most blocks of a part: rounding errors grow with the number of consecutive additions."""
 _ROWS = 32
-"""Rows of a block that is reduced, where they lie side by side."""
+"""Rows of a block that is reduced, where rows are contiguous."""
 _LEAST_BLOCKS = 2
-"""Blocks along the sum, or of keys, that a part has at least."""
+"""The fewest blocks along the sum, or of keys, of a part."""
 _LATENCY = 1e-6
-"""Seconds from asking memory for a block to asking for the next one, under load: a guess, which no datasheet has."""
+"""Seconds from the request of a block to that of the next one, under load: an estimate, as no datasheet has it."""
 _RESIDENT = 8
-"""Programs that a processor has room for, about."""
+"""Approximate number of programs that are resident on a processor."""
 _MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
-"""Of many rows: rows, columns of all products together and depth of a block, by bytes of an element."""
+"""Large M: rows, columns of all products together and depth of a block, by bytes of an element."""
 _WIDE = {"sm_90": 2, "sm_100": 1}
-"""Products of a block up to which one of halves has twice the columns: matrix units that read their operands from
-shared memory leave registers to what follows. Elsewhere, and with more products, such blocks were seen to spill."""
+"""The most products of a block of half types that has twice the columns: matrix units that read their operands from
+shared memory leave registers for the epilogue. Elsewhere, and with more products, such blocks were seen to spill."""
 _TRANSPOSED = 64
-"""Rows of a weight from which these units take a block of it, as their first operand; the second may be narrower."""
-_DEMANDING, _BESIDE = frozenset({"erf"}), 2
-"""What takes so many registers that behind a wide block it was seen to spill, and up to how many tiles may be loaded
-there, those for each of several products together: with two for two, a rotary embedding's, it was too."""
+"""The fewest rows of a weight for a transposed block, the first operand of these units; the second may be narrower."""
+_DEMANDING, _MOST_TILES = frozenset({"erf"}), 2
+"""Operations that need so many registers that they were seen to spill after a wide block, and the most tiles that may
+be loaded there, over all products: two for each of two, as in a rotary embedding, were seen to spill too."""
 _LEAST = 32 * 32
-"""Sums of the least block that many rows are cut into."""
+"""Sums of the smallest block of a large-M GEMM."""
 _SUMS = 1 << 15
 """The most sums of a block: half of the registers of a processor."""
 _QUERIES = {2: (64, 32), 4: (32, 32), 8: (4, 16)}
 """Queries and keys of a block, by bytes of an element: with their sums they fit into registers."""
 _WIDTH = 128
-"""Up to this many elements of a value; of wider ones a block has fewer."""
+"""Elements of a value up to which a block has that many keys; with wider values it has fewer."""
 _OTHERS = 10
-"""The most other configs."""
+"""The most candidates besides the default."""
 
 
 def default_config(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -> KernelConfig:
-    """What suits a region on a GPU, as far as its profile tells; nothing is measured."""
+    """Return the configuration for a region on a GPU, from its profile; nothing is timed."""
     if shape.attention is not None:
         return _attention(shape.attention, machine)
     if shape.kind == "contraction":
-        products = Products(nest, shape)
+        products = TiledProducts(nest, shape)
         return _few_rows(products, machine) if products.few else _many_rows(products, machine)
     return _long_rows(nest, shape, machine, lanes) if may_split(nest, shape) else KernelConfig(columns=lanes)
 
 
 def other_configs(nest: LoopNest, shape: Shape, machine: Machine, default: KernelConfig) -> tuple[KernelConfig, ...]:
-    """Few others, those nearest to the default first."""
+    """Return a few candidates, those nearest to the default first."""
     found: Iterator[KernelConfig]
     if shape.attention is not None:
         few = shape.attention.rows <= FEW_QUERIES
@@ -88,7 +88,7 @@ def other_configs(nest: LoopNest, shape: Shape, machine: Machine, default: Kerne
         near = (c for c in near if min(c.rows, c.depth) >= least)
         found = (c for c in near if few or _keys_copied(shape.attention, c) <= machine.shared_bytes)
     elif shape.kind == "contraction":
-        found = _near_products(Products(nest, shape), machine, default)
+        found = _near_products(TiledProducts(nest, shape), machine, default)
     else:
         found = (replace(default, warps=warps) for warps in (4, 8, 16))
         if default.splits > 1:
@@ -98,7 +98,7 @@ def other_configs(nest: LoopNest, shape: Shape, machine: Machine, default: Kerne
 
 
 def _long_rows(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -> KernelConfig:
-    """Rows that have programs of their own; or parts of them too, where that is predicted to pay for more launches."""
+    """Return one program per row, or splits of rows where they are predicted to pay for more launches."""
     bound = shape.reductions[0].bound
     count, length = (estimate(product(tuple(a.size for a in axes))) for axes in (shape.rows, bound))
     loads = [i for i in nest.walk() if i.kind == "load"]
@@ -106,16 +106,16 @@ def _long_rows(nest: LoopNest, shape: Shape, machine: Machine, lanes: int) -> Ke
     rows = 1 if side_by_side(nest, shape) else min(_ROWS, power_of_two(count))
     block = KernelConfig(rows, lanes, min(lanes, power_of_two(length)) if rows == 1 else max(1, lanes // rows))
     size = max((i.dtype.bytes for i in loads), default=1)
-    lengths = {bool(o.axes.intersection(bound)) for o in nest.outputs}  # of results: rows are read again for long ones
+    lengths = {bool(o.axes.intersection(bound)) for o in nest.outputs}  # of results: rows are reread for long ones
     passes, launches = len(levels(shape)) + (True in lengths), len(levels(shape)) + len(lengths) - 1
 
     def seconds(splits: int) -> float:
-        if splits == 1:  # a program has a row, or some columns, and loads them one block of lanes after the other
+        if splits == 1:  # a program has a row, or some columns, and loads them block by block
             held = MAX_TILE if len(bound) == 1 else lanes
             programs, taken = (count, min(length, held)) if rows == 1 else (-(-count // lanes), lanes)
             times = 1 if rows == 1 and length <= held else passes
             return times * _reading(machine, bytes_, programs, 2, taken * size)
-        joined = (passes - 1) * splits or 1  # every program of a grid joins all parts of its rows
+        joined = (passes - 1) * splits or 1  # every program of a grid combines all parts of its rows
         again = (1 + joined) * launches * splits * count * size / machine.bandwidth(cached=True)
         programs = -(-count // rows) * splits
         reading = _reading(machine, bytes_, programs, 2, block.rows * block.depth * size)
@@ -135,8 +135,8 @@ def _registers_of_few(machine: Machine) -> int:
     return 0 if machine.code.startswith("gfx") else _REGISTERS
 
 
-def _few_rows(products: Products, machine: Machine) -> KernelConfig:
-    """All rows, few enough columns that every processor has some, and as many parts as are predicted to pay."""
+def _few_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
+    """Return all rows, few enough columns to occupy every processor, and as many splits as are predicted to pay."""
     bytes_ = _bytes_of_weights(products)
     rows = power_of_two(products.count) if isinstance(products.count, int) else 1
     if not products.on_matrix_unit:
@@ -144,35 +144,35 @@ def _few_rows(products: Products, machine: Machine) -> KernelConfig:
         config = KernelConfig(rows, _TILE // depth // rows, depth)  # whose loads go to registers
     else:
         depth = _depth(products, _DEPTHS[bytes_])
-        columns = max(_TILE // depth, _TRANSPOSED * products.most if _may_turn(products, machine) else 0)
+        columns = max(_TILE // depth, _TRANSPOSED * products.most if _may_transpose(products, machine) else 0)
         config = KernelConfig(
             max(MATRIX_ROWS, rows), columns, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW)
         )
     config = replace(config, registers=_registers_of_few(machine))
     while config.columns > products.least_columns * products.most and products.programs(config) < machine.threads:
         config = replace(config, columns=config.columns // 2)
-    transposed = _may_turn(products, machine) and config.columns >= _TRANSPOSED * products.most
-    return _fed(products, machine, replace(config, transposed=transposed))
+    transposed = _may_transpose(products, machine) and config.columns >= _TRANSPOSED * products.most
+    return _with_stages_and_splits(products, machine, replace(config, transposed=transposed))
 
 
-def _fed(products: Products, machine: Machine, config: KernelConfig) -> KernelConfig:
-    """A config for few rows with as many blocks on their way as there is memory for, and parts that pay."""
+def _with_stages_and_splits(products: TiledProducts, machine: Machine, config: KernelConfig) -> KernelConfig:
+    """Return a small-M configuration with as many stages as fit into shared memory, and splits that pay."""
     while config.stages > 2 and _copied(products, config) > machine.shared_bytes // 2:
         config = replace(config, stages=config.stages - 1)
     least = products.weights * _bytes_of_weights(products) / machine.bandwidth(cached=False)
     if least < machine.launch_us * 1e-6:
-        return config  # too little to pay for another launch, whatever the latency
+        return config  # too little work to pay for another launch, whatever the latency
     splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // config.depth or n == 1)
     return min((replace(config, splits=n) for n in splits), key=lambda c: _time_of_few(products, machine, c))
 
 
-def _may_turn(products: Products, machine: Machine) -> bool:
-    """Whether a chip's matrix units read whole blocks from shared memory, of the type that is multiplied."""
+def _may_transpose(products: TiledProducts, machine: Machine) -> bool:
+    """Return whether the matrix units read both operands from shared memory, in the multiplied type."""
     return products.on_matrix_unit and _bytes_multiplied(products) == 2 and machine.code in _WIDE
 
 
-def _time_of_few(products: Products, machine: Machine, config: KernelConfig) -> float:
-    """Seconds that reading the weights takes at the rate that so many bytes at once allow; parts cost a launch."""
+def _time_of_few(products: TiledProducts, machine: Machine, config: KernelConfig) -> float:
+    """Return the seconds to read the weights at the bandwidth of the bytes in flight; splits cost a launch."""
     bytes_ = _bytes_of_weights(products)
     block = min(config.columns, products.all_columns) * config.depth * bytes_
     seconds = _reading(machine, products.weights * bytes_, products.all_programs(config), config.stages, block)
@@ -182,11 +182,11 @@ def _time_of_few(products: Products, machine: Machine, config: KernelConfig) -> 
     return seconds
 
 
-def _many_rows(products: Products, machine: Machine) -> KernelConfig:
-    """As much as the registers hold, or less where programs would be few."""
+def _many_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
+    """Return the largest block that the registers hold, or a smaller one where there would be few programs."""
     bytes_ = _bytes_multiplied(products)
     rows, columns, depth = _MANY[bytes_]
-    light = products.behind.isdisjoint(_DEMANDING) and products.most * products.beside <= _BESIDE
+    light = products.epilogue_ops.isdisjoint(_DEMANDING) and products.most * products.epilogue_tiles <= _MOST_TILES
     if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and light:
         columns *= 2
     rows = min(rows, power_of_two(estimate(products.count)))
@@ -197,13 +197,13 @@ def _many_rows(products: Products, machine: Machine) -> KernelConfig:
     return config
 
 
-def _depth(products: Products, most: int) -> int:
-    """Elements of a block along what is summed."""
+def _depth(products: TiledProducts, most: int) -> int:
+    """Return the elements of a block along the summed axes."""
     return max(MATRIX_ROWS, min(most, power_of_two(products.longest)))
 
 
 def _attention(attention: Attention, machine: Machine) -> KernelConfig:
-    """Blocks of which registers hold the sums; few queries are one."""
+    """Return blocks whose sums registers hold; few queries are one block."""
     bytes_ = max(attention.weights.dtype.bytes, attention.value.dtype.bytes)
     rows, keys = _QUERIES[bytes_]
     sizes = [axis.size for axis in (attention.columns, attention.depth)]
@@ -224,14 +224,14 @@ def _attention(attention: Attention, machine: Machine) -> KernelConfig:
 
 
 def _keys_copied(attention: Attention, config: KernelConfig) -> int:
-    """Bytes of shared memory that the queries of a block take, and keys and values on their way, as was seen."""
+    """Return the bytes of shared memory of a block's queries and of the keys and values in flight, as observed."""
     depth, columns = (power_of_two(estimate(axis.size)) for axis in (attention.depth, attention.columns))
     keys, values = depth * attention.key.dtype.bytes, columns * attention.value.dtype.bytes
     return config.rows * keys + (config.stages - 1) * config.depth * (keys + values)
 
 
 def _time_of_keys(attention: Attention, machine: Machine, config: KernelConfig) -> float:
-    """Seconds that reading keys and values takes at the rate that so many bytes at once allow; parts cost a launch."""
+    """Return the seconds to read keys and values at the bandwidth of the bytes in flight; splits cost a launch."""
     sizes = [estimate(axis.size) for axis in (attention.depth, attention.columns)]
     wide = sizes[0] * attention.key.dtype.bytes + sizes[1] * attention.value.dtype.bytes
     heads = estimate(product(tuple(axis.size for axis in attention.batch)))
@@ -247,13 +247,13 @@ def _time_of_keys(attention: Attention, machine: Machine, config: KernelConfig) 
 
 
 def _reading(machine: Machine, bytes_: float, programs: float, stages: int, block: float) -> float:
-    """Seconds that reading takes where each of these programs has some blocks of so many bytes on their way."""
+    """Return the seconds to read, where each of these programs has some blocks of so many bytes in flight."""
     at_once = min(programs, _RESIDENT * machine.threads) * max(1, stages - 1) * block
     return bytes_ / min(machine.bandwidth(cached=False), at_once / _LATENCY)
 
 
 def _near(default: KernelConfig, **factors: tuple[float, ...]) -> Iterator[KernelConfig]:
-    """The default with one number changed at a time."""
+    """Yield the default with one number changed at a time."""
     for field, by in factors.items():
         for factor in by:
             changed: dict[str, Any] = {field: max(1, int(getattr(default, field) * factor))}
@@ -262,7 +262,7 @@ def _near(default: KernelConfig, **factors: tuple[float, ...]) -> Iterator[Kerne
     yield from (replace(default, warps=warps) for warps in (4, 8))
 
 
-def _near_products(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
+def _near_products(products: TiledProducts, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
     if products.few:
         others = _near(default, splits=(2, 0.5), columns=(2, 0.5), depth=(2,))
         found = itertools.chain(_transposed(products, machine, default), others)
@@ -274,27 +274,27 @@ def _near_products(products: Products, machine: Machine, default: KernelConfig) 
             yield config
 
 
-def _transposed(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
-    """The default the other way around, and blocks of a weight that such units take, by address and by descriptors."""
-    if _may_turn(products, machine):
+def _transposed(products: TiledProducts, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield the default with ``transposed`` inverted, and with wide blocks, by address and by descriptor."""
+    if _may_transpose(products, machine):
         yield replace(default, transposed=not default.transposed)
         columns = max(default.columns, _TRANSPOSED * products.most)
-        wide = _fed(products, machine, replace(default, columns=columns, splits=1, transposed=True))
+        wide = _with_stages_and_splits(products, machine, replace(default, columns=columns, splits=1, transposed=True))
         yield from (wide, *_by_descriptors(products, machine, wide))
 
 
-def _by_descriptors(products: Products, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
-    """The default and one block more on its way, with blocks by tensor descriptors, where a chip copies such itself.
+def _by_descriptors(products: TiledProducts, machine: Machine, default: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield the default, and one with one more stage, with loads by tensor descriptor, where the chip has them.
 
-    Of half types alone: what is multiplied as float32 goes through registers.
+    Only for half types: operands in float32 go through registers.
     """
     plain = any(o.kind == "load" and o.dtype.bytes == 2 for c in products.shape.contractions for o in c.operands)
     if plain and machine.has_descriptors:
         yield from (replace(default, descriptors=True, stages=stages) for stages in (default.stages, 4))
 
 
-def _fits(products: Products, machine: Machine, config: KernelConfig) -> bool:
-    """Whether a config is one, and what it takes is there."""
+def _fits(products: TiledProducts, machine: Machine, config: KernelConfig) -> bool:
+    """Return whether a configuration is legal and fits the machine."""
     if config.columns < products.least_columns * products.most or config.depth < MATRIX_ROWS:
         return False
     if config.splits > 1 and config.splits * config.depth > products.longest:
@@ -302,14 +302,14 @@ def _fits(products: Products, machine: Machine, config: KernelConfig) -> bool:
     return config.rows * config.columns <= _SUMS and _copied(products, config) <= machine.shared_bytes
 
 
-def _copied(products: Products, config: KernelConfig) -> int:
-    """Bytes of shared memory that blocks on their way to a matrix unit take, about."""
+def _copied(products: TiledProducts, config: KernelConfig) -> int:
+    """Return the approximate bytes of shared memory of blocks in flight to a matrix unit."""
     return config.stages * (config.rows + config.columns) * config.depth * _bytes_of_weights(products)
 
 
-def _bytes_of_weights(products: Products) -> int:
+def _bytes_of_weights(products: TiledProducts) -> int:
     return max(c.operands[1].dtype.bytes for c in products.shape.contractions)
 
 
-def _bytes_multiplied(products: Products) -> int:
+def _bytes_multiplied(products: TiledProducts) -> int:
     return max(multiplied(*c.operands).bytes for c in products.shape.contractions)

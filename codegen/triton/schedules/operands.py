@@ -1,79 +1,70 @@
-"""The matrix products of a region as blocks see them: rows, columns and what is summed, each joined into one range."""
-
-from collections.abc import Iterable
+"""The products of a GEMM region as blocks: rows, columns and summed axes, each joined into one range."""
 
 from fusec.codegen.tile.configuration import KernelConfig
+from fusec.codegen.tile.products import Products
 from fusec.codegen.triton.legality import FEW_ROWS_OF_HALVES
 from fusec.errors import ScheduleError
 from fusec.ir.types import F64, DType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, above, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output
 from fusec.loops.kinds import Shape, rows_at_once
 
 MATRIX_ROWS = 16
-"""Rows and columns of the least tile that a matrix unit takes."""
+"""Rows and columns of the smallest tile of a matrix unit."""
 _LEAST_COLUMNS = 4
 
 
-class Products:
-    """What a contraction region computes, and how many programs a config makes of it.
+class TiledProducts(Products):
+    """The products of a region, and the programs of a configuration.
 
     Raises:
         ScheduleError: for a contraction without columns.
     """
 
     def __init__(self, nest: LoopNest, shape: Shape) -> None:
-        self.shape, self.outputs = shape, nest.outputs
-        needy = above(nest, shape.contractions)
-        self.behind = {item.node.op.name for item in needy if item.kind == "pointwise"}
-        """The operations that follow a product."""
+        super().__init__(nest, shape)
+        self.outputs = nest.outputs
+        self.epilogue_ops = {item.node.op.name for item in self.after if item.kind == "pointwise"}
+        """The operations of the epilogue."""
         rows = frozenset(shape.rows)
-        loads = {x for item in needy if item.kind == "pointwise" for x in item.operands if x.kind == "load"}
-        self.beside = sum(bool(x.axes & rows and x.axes - rows) for x in loads)
-        """How many tiles of rows and columns are loaded for them."""
-        self.side = [o for o in nest.outputs if o.root not in needy]
-        """Outputs that the prologue makes."""
+        loads = {x for item in self.after if item.kind == "pointwise" for x in item.operands if x.kind == "load"}
+        self.epilogue_tiles = sum(bool(x.axes & rows and x.axes - rows) for x in loads)
+        """The number of tiles of rows and columns that the epilogue loads."""
         self.sections: dict[tuple[Axis, ...], list[Output]] = {}
-        """The other outputs by their columns."""
+        """The outputs of the epilogue by their columns."""
         orders: dict[frozenset[Axis], tuple[Axis, ...]] = {}
-        for output in nest.outputs:
-            if output.root in needy:
-                columns = self.columns(output)
-                if not columns:
-                    raise ScheduleError("a contraction without columns")
-                columns = orders.setdefault(frozenset(columns), columns)
-                self.sections.setdefault(columns, []).append(output)
+        for output in self.results:
+            columns = self.columns(output)
+            if not columns:
+                raise ScheduleError("a contraction without columns")
+            columns = orders.setdefault(frozenset(columns), columns)
+            self.sections.setdefault(columns, []).append(output)
         self.dtype = accumulation(shape.contractions[0].dtype)
         self.on_matrix_unit = bool(shape.rows) and self.dtype != F64
-        self.taken = self._taken()
-        """The axes of the rows that are taken in blocks, as one; the others are the grid's."""
-        self.count = product(tuple(axis.size for axis in self.taken))
-        """Rows that are taken in blocks."""
+        self.blocked_rows = self._blocked_rows()
+        """The axes of the rows that are processed in blocks, as one; the others are axes of the grid."""
+        self.count = product(tuple(axis.size for axis in self.blocked_rows))
+        """Number of those rows."""
         at_once = rows_at_once(shape.contractions, FEW_ROWS_OF_HALVES)
         self.few = isinstance(self.count, int) and self.count <= at_once
 
     def columns(self, output: Output) -> tuple[Axis, ...]:
-        """The axes of an output besides the rows, as they follow each other in it."""
+        """Return the axes of an output besides the rows, in its order."""
         return tuple(axis for part in output.index for axis in _outer_first(part) if axis not in self.shape.rows)
-
-    def of(self, results: Iterable[Output]) -> list[IndexedExpr]:
-        """The products that some outputs need."""
-        inside = set(walk(o.root for o in results))
-        return [c for c in self.shape.contractions if c in inside]
 
     @property
     def most(self) -> int:
-        """The most products that one block has."""
+        """The most products of a block."""
         return max(len(self.of(results)) for results in self.sections.values())
 
     @property
     def least_columns(self) -> int:
-        """Columns of the least block of one product."""
+        """Columns of the smallest block of a product."""
         return MATRIX_ROWS if self.on_matrix_unit else _LEAST_COLUMNS
 
     @property
     def longest(self) -> int:
-        """Elements along the longest sum."""
+        """Length of the longest sum."""
         return max(length(c.bound) for c in self.shape.contractions)
 
     @property
@@ -88,25 +79,25 @@ class Products:
         return sum(length(p.bound) * length(columns) for columns, results in sections for p in self.of(results))
 
     def width(self, columns: tuple[Axis, ...], config: KernelConfig) -> int:
-        """Columns of a block of one section."""
+        """Return the columns of a block of one section."""
         room = config.columns // len(self.of(self.sections[columns]))
         return max(self.least_columns, power_of_two(min(room, length(columns)) // 2 + 1))
 
     def blocks(self, columns: tuple[Axis, ...], config: KernelConfig) -> int:
-        """Blocks of columns of one section."""
+        """Return the blocks of columns of one section."""
         return -(-length(columns) // self.width(columns, config))
 
     def programs(self, config: KernelConfig) -> int:
-        """Blocks of columns in all sections."""
+        """Return the blocks of columns of all sections."""
         return sum(self.blocks(columns, config) for columns in self.sections)
 
     def all_programs(self, config: KernelConfig) -> int:
-        """About how many programs run."""
-        outer = product(tuple(axis.size for axis in self.shape.rows if axis not in self.taken))
+        """Return the approximate number of programs."""
+        outer = product(tuple(axis.size for axis in self.shape.rows if axis not in self.blocked_rows))
         return self.programs(config) * -(-estimate(self.count) // config.rows) * estimate(outer) * config.splits
 
-    def _taken(self) -> tuple[Axis, ...]:
-        """All axes of rows, unless a size is not known: then the longest.
+    def _blocked_rows(self) -> tuple[Axis, ...]:
+        """Return all axes of rows if their sizes are known, else the longest.
 
         Of unknown ones it is the innermost, as sequences are longer than batches.
         """
@@ -117,15 +108,15 @@ class Products:
 
 
 def multiplied(left: IndexedExpr, right: IndexedExpr) -> DType:
-    """The type that a matrix unit takes two operands in: theirs where both have one, else that of the sums."""
+    """Return the type in which two operands are multiplied: theirs if they agree, else that of the sums."""
     return left.dtype if left.dtype == right.dtype else accumulation(left.dtype)
 
 
 def length(axes: tuple[Axis, ...]) -> int:
-    """Elements of axes as one.
+    """Return the number of elements over some axes.
 
     Raises:
-        ScheduleError: where a size is not known when the kernel is made.
+        ScheduleError: where a size is not static.
     """
     size = product(tuple(axis.size for axis in axes))
     if not isinstance(size, int):
@@ -134,10 +125,10 @@ def length(axes: tuple[Axis, ...]) -> int:
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is no less."""
+    """Return the least power of two that is at least ``n``."""
     return 1 << (max(n, 1) - 1).bit_length()
 
 
 def _outer_first(index: Affine) -> list[Axis]:
-    """The axes of an index, that of the largest steps first."""
+    """Return the axes of an index, largest stride first."""
     return [axis for axis, _ in sorted(index.terms, key=lambda term: -estimate(term[1]))]

@@ -1,8 +1,8 @@
 """Schedule of few long rows on a GPU: each part of a row has programs of its own.
 
-Rows alone would keep few processors busy, and a sum over everything only one. A grid reduces parts; the next one joins
-them, always in the same order, and does what follows: it reduces parts of something made of the results, as a softmax
-does after its maximum, or stores, again in parts what is as long as the rows.
+One program per row would leave most processors idle. A grid reduces parts; the next one combines them in a fixed
+order and goes on: it reduces parts of values that depend on the results, as softmax does after its maximum, or stores
+outputs, in parts again if they are as long as the rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,20 +10,22 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.codegen.tile.emitter import Emitter, block_range, grid, part_range
-from fusec.codegen.tile.kernel import Buffer, Fold, Init, Load, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import Operand, Statement, Update, index_symbol
+from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.operands import power_of_two
-from fusec.ir.types import BOOL, DType, Size, TensorType, accumulation, contiguous_strides, product
-from fusec.loops.affine import Affine, Axis
+from fusec.codegen.triton.schedules.partial_results import PartialResults
+from fusec.ir.types import DType, accumulation, product
+from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
 from fusec.loops.kinds import Shape
 
 _JOINED = 4096
-"""Elements of a block of parts that are joined."""
+"""Elements of a block of parts that are combined."""
 _BLOCK, _PART = index_symbol("block"), index_symbol("part")
 
 
 def may_split(nest: LoopNest, shape: Shape) -> bool:
-    """Whether a region reduces the same axes, of sizes that are known, and stores rows or one number of each."""
+    """Return whether reductions are over the same static axes, and outputs are rows or one element of each."""
     if shape.kind != "row":
         return False
     bound, rows = shape.reductions[0].bound, frozenset(shape.rows)
@@ -33,19 +35,18 @@ def may_split(nest: LoopNest, shape: Shape) -> bool:
 
 
 def levels(shape: Shape) -> list[list[IndexedExpr]]:
-    """The reductions of a row, each list made of those before it."""
-    depths = sorted({r.depth for r in shape.reductions})
-    return [[r for r in shape.reductions if r.depth == depth] for depth in depths]
+    """Return the reductions of a row, each list computed from those before it."""
+    return [reductions for _, reductions in reduction_levels(shape.reductions)]
 
 
 def side_by_side(nest: LoopNest, shape: Shape) -> bool:
-    """Whether what is reduced lies side by side, and not the rows."""
+    """Return whether memory is contiguous along the reduced axes."""
     bound = shape.reductions[0].bound
     return any(stride(i, axis) == 1 for i in nest.walk() if i.kind == "load" for axis in bound)
 
 
 def schedule_split_rows(emitter: Emitter, nest: LoopNest, shape: Shape, config: KernelConfig) -> tuple[Statement, ...]:
-    """The body of a kernel for a region that ``may_split``: a grid for parts of each level, and for what follows."""
+    """Return the body of a kernel for a region that ``may_split``: a grid for each level, and for the outputs."""
     return _Split(emitter, nest, shape, config).run()
 
 
@@ -54,11 +55,11 @@ class _Split:
         self.emitter, self.nest, self.shape, self.config = emitter, nest, shape, config
         self.bound = shape.reductions[0].bound
         self.count = product(tuple(axis.size for axis in shape.rows))
-        self.parts: dict[IndexedExpr, Buffer] = {}
-        """Where the results of each part lie, all of one reduction in a row."""
+        self.parts: dict[IndexedExpr, PartialResults] = {}
+        """The results of all parts, by reduction."""
 
     def run(self) -> tuple[Statement, ...]:
-        """The statements of the whole kernel."""
+        """Return the statements of the kernel."""
         grids: list[Statement] = []
         blocks, parts = (_BLOCK.name, -(-self.count // self.config.rows)), (_PART.name, self.config.splits)
         for reductions in levels(self.shape):
@@ -78,7 +79,7 @@ class _Split:
 
     @contextmanager
     def _rows(self) -> Iterator[None]:
-        """The rows of one program, of which is known what was reduced before."""
+        """Open the tile of the rows of one program, with the results of earlier reductions."""
         rows = self.config.rows
         tile = self.emitter.tile(self.shape.rows, rows, *block_range(_BLOCK * rows, rows, self.count))
         with tile if self.shape.rows else nullcontext():
@@ -87,7 +88,7 @@ class _Split:
             yield
 
     def _part(self) -> AbstractContextManager[None]:
-        """The elements of a row that are one program's."""
+        """Open the tiles over one program's part of a row."""
         length, depth = product(tuple(axis.size for axis in self.bound)), self.config.depth
         return self.emitter.tile(self.bound, depth, *part_range(_PART, self.config.splits, depth, length))
 
@@ -95,35 +96,27 @@ class _Split:
         with self._reduced(reductions, self.bound, self._part()) as values:
             values |= {r: self.emitter.emit(r.operands[0]) for r in reductions}
         for r in reductions:
-            numel = self.count * self.config.splits
-            self.parts[r] = buffer = self.emitter.add_scratch(accumulation(r.dtype), numel, "parts", "shared")
-            self.emitter.inner.append(Store(buffer.name, self._place(_PART * self.count), self.emitter.emit(r)))
+            self.parts[r] = PartialResults(self.emitter, self._type(r), self.shape.rows, self.config.splits, "parts")
+            self.parts[r].store(_PART, self.emitter.emit(r))
 
     def _join_parts(self) -> None:
         part = Axis(self.config.splits)
         lanes = min(power_of_two(self.config.splits), max(1, _JOINED // self.config.rows))
         with self._reduced(self.parts, (part,), self.emitter.tile((part,), lanes)) as values:
-            for r, buffer in self.parts.items():
-                values[r] = name = self.emitter.fresh()
-                offset = self._place(self.emitter.axis_symbol(part) * self.count)
-                self.emitter.inner.append(Load(name, buffer.name, offset))
+            values |= {r: results.load(self.emitter.axis_symbol(part)) for r, results in self.parts.items()}
 
     @contextmanager
     def _reduced(
         self, reductions: Iterable[IndexedExpr], axes: tuple[Axis, ...], tile: AbstractContextManager[None]
     ) -> Iterator[dict[IndexedExpr, Operand]]:
-        """Tiles over some axes; what is said within to be the value of each reduction there is reduced."""
+        """Open tiles over some axes, and reduce the values that are set inside for each reduction."""
         emitter, values = self.emitter, dict[IndexedExpr, Operand]()
-        names = {r: emitter.fresh("acc") for r in reductions}
-        emitter.inner.extend(Init(name, r.node.op.name, self._type(r), True) for r, name in names.items())
+        names = {r: emitter.accumulator(r.node.op.name, self._type(r), True) for r in reductions}
         with tile:
             yield values
             emitter.inner.extend(Update(name, r.node.op.name, (values[r],)) for r, name in names.items())
-        axis = emitter.axis_name(emitter.joint(axes))
         for r, name in names.items():
-            total = emitter.fresh("r")
-            emitter.inner.append(Fold(total, r.node.op.name, name, self._type(r), axis))
-            emitter.define(r, total)
+            emitter.define(r, emitter.fold(r.node.op.name, name, self._type(r), emitter.joint(axes)))
 
     def _store(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -131,9 +124,3 @@ class _Split:
 
     def _type(self, reduction: IndexedExpr) -> DType:
         return accumulation(reduction.dtype)
-
-    def _place(self, first: Size) -> Size:
-        """Where a result lies among those of its part, which begin at ``first``."""
-        sizes = tuple(axis.size for axis in self.shape.rows)
-        type = TensorType(BOOL, sizes, contiguous_strides(sizes))
-        return first + self.emitter.offset(tuple(Affine.of([(axis, 1)]) for axis in self.shape.rows), type)

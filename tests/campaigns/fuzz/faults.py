@@ -88,6 +88,6 @@ FAULTS = {
         Fault("last column dropped", ("cpp", "backend"), 60,
               _in_text("fusec.codegen.cpp.target", r"Part\{(\w+) - (\w+)\}", r"Part{\1 - \2 - 1}")),
         Fault("infinity lost", ("triton",), 200,
-              _in_text("fusec.codegen.triton.launch", r"float\(.-?inf.\)", "0.0")),
+              _in_text("fusec.codegen.triton.interpreter", r"float\(.-?inf.\)", "0.0")),
     )
 }  # fmt: skip

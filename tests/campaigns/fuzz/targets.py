@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from fusec.codegen import target_named
-from fusec.codegen.program.freezing import Decided
-from fusec.codegen.program.launchables import Schedules, build_kernels
-from fusec.codegen.program.program import build_program
+from fusec.codegen.program.build import build_program
+from fusec.codegen.program.constant_folding import ConstantFolding
+from fusec.codegen.program.kernels import ScheduleCache, build_kernels
 from fusec.codegen.tile.bounds import size_limits, unproven_accesses
 from fusec.codegen.tile.kernel import Kernel
 from fusec.compiler import context_for
@@ -49,7 +49,7 @@ class Optimized:
 
     graph: Graph
     context: Context
-    schedules: Schedules
+    schedules: ScheduleCache
 
 
 def optimized(graph: Graph, target: str) -> Optimized:
@@ -87,7 +87,7 @@ def build_ahead(graphs: Sequence[Graph]) -> None:
     for graph in graphs:
         try:
             done = optimized(graph, "cpp")
-            build_kernels(done.graph, gathering, Context(Config()), Decided.by_weights(done.graph), done.schedules)  # type: ignore[arg-type]
+            build_kernels(done.graph, gathering, Context(Config()), ConstantFolding.of(done.graph), done.schedules)  # type: ignore[arg-type]
         except Exception:  # which will be found when the graph is judged
             pass
     target_named("cpp").build(gathering.kernels, Config())
@@ -140,7 +140,7 @@ def _functions_of_eager() -> Iterator[None]:
         yield
 
 
-def _kernel(schedules: Schedules, region: Node) -> Kernel | None:
+def _kernel(schedules: ScheduleCache, region: Node) -> Kernel | None:
     """Return the kernel of a region; None where it has no schedule."""
     try:
         return schedules.kernel(region)
@@ -164,7 +164,7 @@ class _ExactProducts(Machine):
 class _TritonMachine(Machine):
     """The interpreter of the IR, with kernels for its regions."""
 
-    def __init__(self, symbols: Mapping[str, int], schedules: Schedules) -> None:
+    def __init__(self, symbols: Mapping[str, int], schedules: ScheduleCache) -> None:
         super().__init__(symbols, None, True)
         self.schedules = schedules
 

@@ -1,4 +1,4 @@
-"""The text of a program while it is written: variables, the layouts of what they hold, constants, steps."""
+"""Builds the source of a program's function: its lines, variables with their layouts, constants and steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,32 +20,32 @@ StepKind = Literal["kernel", "vendor", "opaque", "copy", "write", "interpreted"]
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that a program does."""
+    """One operation of a program."""
 
     kind: StepKind
-    """``kernel`` is generated, ``vendor`` a library's matrix product, ``interpreted`` a region without a kernel."""
+    """``kernel`` is a generated kernel, ``vendor`` a vendor call, ``interpreted`` a region without a kernel."""
     name: str
     sources: tuple[Source, ...] = ()
     node: Node | None = None
-    """What of the graph it belongs to; None for the copies of outputs."""
+    """The node of the graph that it is part of; None for copies of outputs."""
     line: int = 0
-    """Lines of the function ahead of those that do it."""
+    """The number of lines of the function before its own."""
 
 
-class ProgramText:
-    """Lines of one straight Python function, with all it refers to."""
+class FunctionBuilder:
+    """The lines of a Python function without control flow, and the objects that it refers to."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.lines: list[str] = []
         self.steps: list[Step] = []
         self.node: Node | None = None
-        """The node that is being written."""
+        """The node that is being lowered."""
         self.names: dict[Value, str] = {}
         self.layouts: dict[Value, tuple[Size, ...] | None] = {}
-        """Strides that a value is known to have; None where only the running program can tell."""
+        """The strides of each value; None where they are known only at run time."""
         self.roots: dict[Value, Value] = {}
-        """For a value that shares another one's storage, whose storage it is."""
+        """For each value that aliases another one, the value that owns the storage."""
         self.written = {storage(v) for n in graph.nodes for v in n.written}
         self.constants: dict[str, Any] = {
             "empty": empty_on_cpu, "empty_on": torch.empty_strided, "with_strides": with_strides, "copied": copied,
@@ -63,36 +63,36 @@ class ProgramText:
         self.lines.append(text)
 
     def step(self, kind: StepKind, name: str, sources: tuple[Source, ...] = ()) -> None:
-        """Note what the lines that follow do."""
+        """Begin a step, which consists of the lines that follow."""
         self.steps.append(Step(kind, name, sources, self.node, len(self.lines)))
 
-    def constant(self, thing: Any, hint: str) -> str:
-        """The name under which the function sees an object."""
-        if id(thing) not in self._by_identity:
+    def constant(self, value: Any, hint: str) -> str:
+        """Bind an object, and return its name in the function."""
+        if id(value) not in self._by_identity:
             name = f"{hint}_{len(self._by_identity)}"
-            self._by_identity[id(thing)] = name
-            self.constants[name] = thing
-        return self._by_identity[id(thing)]
+            self._by_identity[id(value)] = name
+            self.constants[name] = value
+        return self._by_identity[id(value)]
 
     def fresh(self) -> str:
-        """A new variable for something that is no value of the graph."""
+        """Return a new temporary variable, one that holds no value of the graph."""
         self._count += 1
         self._temporaries.append(f"w_{self._count}")
         return self._temporaries[-1]
 
     def take_temporaries(self) -> list[str]:
-        """The variables of the lines so far that are no values, to be freed."""
+        """Return the temporary variables since the last call, which the caller frees."""
         taken, self._temporaries = self._temporaries, []
         return taken
 
     def device(self, name: str) -> str:
-        """The constant that holds a device."""
+        """Return the name of the constant that holds a device."""
         known = f"device_{''.join(c if c.isalnum() else '_' for c in name)}"
         self.constants[known] = torch.device(name)
         return known
 
     def define(self, value: Value, layout: tuple[Size, ...] | None, root: Value | None = None) -> str:
-        """The variable of a value that the next line computes."""
+        """Return a new variable for a value, which the next line computes."""
         name = f"t_{len(self.names)}"
         self.names[value] = name
         self.layouts[value] = layout
@@ -101,16 +101,16 @@ class ProgramText:
         return name
 
     def alias(self, value: Value, other: Value) -> None:
-        """Let a value be the very tensor that another is."""
+        """Append a line that makes a value the same tensor as another."""
         name = self.define(value, self.layouts[other], other)
         self.line(f"{name} = {self.names[other]}")
 
     def root(self, value: Value) -> Value:
-        """The value whose storage this one uses."""
+        """Return the value that owns the storage of this one."""
         return self.roots.get(value, value)
 
     def bind_symbols(self, value: Value) -> None:
-        """Read the size symbols that a value's type mentions for the first time."""
+        """Append lines that read the size symbols that occur first in the shape of a value."""
         if isinstance(value.type, ScalarType):
             self._bind(value.type.expr, self.names[value])
         elif isinstance(value.type, TensorType):
@@ -118,7 +118,7 @@ class ProgramText:
                 self._bind(n, f"{self.names[value]}.shape[{d}]")
 
     def bind_strides(self, value: Value) -> None:
-        """Read the symbols that only a value's strides mention."""
+        """Append lines that read the size symbols that occur only in the strides of a value."""
         if isinstance(value.type, TensorType):
             for d, n in enumerate(value.type.strides):
                 self._bind(n, f"{self.names[value]}.stride({d})")
@@ -140,7 +140,7 @@ class ProgramText:
     # ------------------------------------------------------------------ tensors
 
     def layout(self, value: Value) -> tuple[Size, ...]:
-        """The strides of a value; where they are not certain, they are made those of its type."""
+        """Return the strides of a value; if they are known only at run time, append a line that ensures its type's."""
         known = self.layouts[value]
         if known is not None:
             return known
@@ -148,29 +148,29 @@ class ProgramText:
         name = self.names[value]
         if type.rank:
             strides = sizes_text(type.strides)
-            # What is written to must stay the storage that the caller passed.
+            # A tensor that is written to must remain in the storage that the caller passed.
             function = "same_storage" if self.root(value) in self.written else "with_strides"
             differs = f"{name}.stride() != {strides}"
             if same_layout(type.shape, type.strides, contiguous_strides(type.shape)):
-                differs = f"not {name}.is_contiguous() and {differs}"  # the quicker question, and nearly always enough
+                differs = f"not {name}.is_contiguous() and {differs}"  # faster to check, and nearly always sufficient
             self.line(f"if {differs}: {name} = {function}({name}, {strides})")
         self.layouts[value] = type.strides
         return type.strides
 
-    def lies(self, value: Value, strides: tuple[Size, ...]) -> bool:
-        """Whether a value has these strides, or is given them where only its variable knows of it."""
+    def has_strides(self, value: Value, strides: tuple[Size, ...]) -> bool:
+        """Return whether a value has these strides, or can be given them by rebinding its variable."""
         known = self.layouts[value]
         if known is None and self.root(value) in self.written and strides:
             return False
         return same_layout(value.tensor.shape, value.tensor.strides if known is None else known, strides)
 
     def tensor(self, value: Value, strides: tuple[Size, ...]) -> str:
-        """A variable that holds the value with these strides: its own, or that of a copy."""
-        if self.lies(value, strides):
+        """Return a variable that holds a value with these strides: its own, or that of a copy."""
+        if self.has_strides(value, strides):
             self.layout(value)
             return self.names[value]
         if self.layouts[value] is None and self.root(value) in self.written:
-            # A rebound variable would no longer be the storage that is written to.
+            # A rebound variable would no longer refer to the storage that is written to.
             name = self.fresh()
             self.line(f"{name} = with_strides({self.names[value]}, {sizes_text(strides)})")
             return name
@@ -181,7 +181,7 @@ class ProgramText:
         return name
 
     def allocate(self, type: TensorType) -> tuple[str, tuple[Size, ...]]:
-        """An expression for new memory of a type, and the strides it has."""
+        """Return an expression that allocates a tensor of a type, and its strides."""
         strides = dense(type).strides
         sizes, dtype = f"{sizes_text(type.shape)}, {sizes_text(strides)}", torch_dtype(type.dtype)
         if type.device == "cpu":
@@ -191,15 +191,15 @@ class ProgramText:
 
 
 def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
-    """Whether two stride tuples address a tensor of this shape alike; those of length-1 dims do not count."""
+    """Return whether two tuples of strides are equal, ignoring dims of length 1."""
     return all(n == 1 or same_size(x, y) for n, x, y in zip(shape, a, b, strict=True))
 
 
 def same_storage(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides, where that is a view.
+    """Return a view of a tensor with these strides.
 
     Raises:
-        FusecError: where it would be a copy, which a write would miss.
+        FusecError: if that takes a copy, since writes to the copy would be lost.
     """
     view = with_strides(tensor, strides)
     if view.data_ptr() != tensor.data_ptr():

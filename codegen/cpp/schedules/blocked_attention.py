@@ -1,0 +1,276 @@
+"""Attention over blocks of keys: the steps that both schedules share, whichever axis the lanes run along."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+import sympy
+
+from fusec.codegen.tile.emitter import Emitter, block_range, static_size
+from fusec.codegen.tile.kernel import Buffer, Constant, Dot, Matrix, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.online_softmax import LOWEST, OnlineSoftmax
+from fusec.codegen.tile.rows import Tiling
+from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
+from fusec.ir.types import BOOL, Size, accumulation
+from fusec.loops.affine import Axis
+from fusec.loops.attention import Attention
+from fusec.loops.indexing import IndexedExpr, LoopNest, stride
+from fusec.loops.visible import loaded_masks
+
+SHARE = index_symbol("share")
+"""Index of an iteration among those that the keys of one are split among."""
+
+
+class BlockedAttention(ABC):
+    """The steps; a subclass defines the layout of scratch and the loops."""
+
+    keys: int
+    """Keys in a block."""
+    row_count: int
+    """Queries that the scratch of an iteration holds."""
+    outer: tuple[Axis, ...]
+    """Axes of the grid."""
+    share: sympy.Expr = SHARE
+    """Index of the current share."""
+    shares: int = 1
+    """Iterations that the keys of one are split among, block by block; their results are combined at the end."""
+
+    @abstractmethod
+    def scratch(self, name: str, count: int, shares: int = 1) -> str:
+        """Add memory for ``count`` elements of each query; visible to all iterations, if each has a share of keys."""
+
+    @abstractmethod
+    def row(self) -> sympy.Expr:
+        """Return the offset of a query."""
+
+    @abstractmethod
+    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
+        """Return the offset of an element of a query, one of ``count`` along ``axis`` from ``start`` on."""
+
+    @abstractmethod
+    def rows(self) -> AbstractContextManager[None]:
+        """Loop over the queries."""
+
+    @abstractmethod
+    def cells(self, axis: Axis) -> AbstractContextManager[None]:
+        """Loop over the queries and an axis."""
+
+    @contextmanager
+    def elements(self, axis: Axis) -> Iterator[None]:
+        """Loop over the queries and an axis with unit stride in memory, with lanes along it."""
+        with self.one_by_one(self.inside), self.emitter.loop(axis, "tile", self.tiling.lanes):
+            yield
+
+    @contextmanager
+    def one_by_one(self, axes: Iterable[Axis]) -> Iterator[None]:
+        """Loop over some of the queries' axes, without lanes."""
+        with ExitStack() as loops:
+            for axis in axes:
+                loops.enter_context(self.emitter.loop(axis, "serial", 1, *self.inside[axis]))
+            yield
+
+    @abstractmethod
+    def block_keys(self) -> AbstractContextManager[None]:
+        """Loop over the keys of this block."""
+
+    @abstractmethod
+    def folded(self, op: str, accumulator: str) -> str:
+        """Return the result of a row, given the accumulator of the loop over its keys."""
+
+    @abstractmethod
+    def scoring(self, queries: str) -> Dot:
+        """Return the product of the queries with the keys of the block."""
+
+    @abstractmethod
+    def weighing(self) -> Dot:
+        """Return the product of the block's weights with its values, added to the sums."""
+
+    @abstractmethod
+    def grid(self) -> tuple[Statement, ...]:
+        """Return the statements so far inside the loops of the grid."""
+
+    def __init__(self, emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> None:
+        self.emitter, self.nest, self.parts, self.tiling = emitter, nest, attention, tiling
+        self.softmax, self.load = OnlineSoftmax(emitter, attention), emitter.load
+        self.dtype = self.softmax.dtype
+        self.depth, self.columns = static_size(attention.depth), static_size(attention.columns)
+        for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
+            emitter.axis_name(axis)
+        self.inner_range: dict[sympy.Symbol, tuple[Size, Size]] = {}
+        """First and last value of the queries' axes that loop inside an iteration of the grid."""
+        self.inside: dict[Axis, tuple[Size, Size]] = {}
+        """Start and stop of those axes."""
+        self.first_key = index_symbol("key_block")
+        self.last_key: sympy.Expr = sympy.sympify(attention.keys.size)
+        """End of the keys that any query of an iteration can see."""
+
+    def slot(self, size: int, share: sympy.Expr | None = None) -> sympy.Expr:
+        """Return the offset of ``size`` elements of one share, by default the current one, in memory of all shares."""
+        place: sympy.Expr = sympy.Integer(0)
+        if self.shares > 1:
+            for axis in self.outer:
+                place = place * static_size(axis) + self.emitter.axis_symbol(axis)
+            place = place * self.shares + (self.share if share is None else share)
+        return sympy.expand(place * size)
+
+    def state(self, share: sympy.Expr | None = None) -> sympy.Expr:
+        """Return the offset of a query's maximum and of its sum of exponentials."""
+        return sympy.expand(self.row() + self.slot(self.row_count, share))
+
+    def sum(self, share: sympy.Expr | None = None) -> sympy.Expr:
+        """Return the offset of an element of a query's sum of values."""
+        place = self.place(self.columns, self.parts.columns)
+        return sympy.expand(place + self.slot(self.row_count * self.columns, share))
+
+    def run(self) -> tuple[Statement, ...]:
+        """Return the statements of the kernel."""
+        emitter = self.emitter
+        emitter.levels[0].axes = frozenset(self.outer)
+        queries = self.scratch("query", self.depth)
+        self.scores = self.scratch("scores", self.keys)
+        self.sums = self.scratch("sums", self.columns, self.shares)
+        self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
+        self.factor = self.scratch("factor", 1)
+        self._start(queries)
+        start, stop = VisibleKeys(emitter, self.parts, self.inner_range, self._at_run_time).range(self.keys)
+        self.last_key = stop
+        first = start if self.shares == 1 else start + SHARE * self.keys
+        with emitter.repeat(str(self.first_key), first, stop, self.shares * self.keys):
+            seen = self._seen()
+            with emitter.when(seen) if seen else nullcontext():
+                self._block(queries)
+        return self.close()
+
+    def _start(self, queries: str) -> None:
+        """Copy the queries, scaled, and fill in the state before any key."""
+        emitter, parts = self.emitter, self.parts
+        with self.elements(parts.depth):
+            query = emitter.emit(parts.query)
+            for scale, factor in parts.factors:
+                query = self.softmax.compute(scale, query, emitter.emit(factor))
+            self._store(queries, self.place(self.depth, parts.depth), query)
+        with self.cells(parts.columns):
+            self._store(self.sums, self.sum(), Constant(0.0))
+        with self.rows():
+            self._store(self.largest, self.state(), LOWEST)
+            self._store(self.total, self.state(), Constant(0.0))
+
+    def close(self) -> tuple[Statement, ...]:
+        """Finish an iteration and return the statements inside the loops around it."""
+        self.finish()
+        return self.grid()
+
+    def finish(self) -> None:
+        """Divide the sums once all keys are taken in, and store what follows."""
+        if not self.parts.is_plain:
+            self._shift()
+        with self.elements(self.parts.columns):
+            self.softmax.define_maxima(self.load(self.largest, self.state()))
+            total = None if self.parts.total is None else self.load(self.total, self.state())
+            self.softmax.define_result(total, self.load(self.sums, self.sum()))
+            for output in self.nest.outputs:
+                self.emitter.store(output)
+
+    def _block(self, queries: str) -> None:
+        """Take in one block of keys: scores, softmax, weighted values."""
+        emitter = self.emitter
+        emitter.inner.append(self.scoring(queries))
+        with self.rows():
+            self._softmax()
+        self._rescale_sums()
+        emitter.inner.append(self.weighing())
+
+    def _seen(self) -> str | None:
+        """Emit whether any query here sees any key of the block, as far as a loaded mask says; None without one."""
+        emitter, masks = self.emitter, loaded_masks(self.parts.scores, self.parts.keys)
+        if not masks:
+            return None
+        seen = emitter.accumulator("max", BOOL, True)
+        axes, (start, stop) = [a for a in self.inside if any(a in m.axes for m, _ in masks)], self.block_keys_range()
+        with self.one_by_one(axes), emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop):
+            emitter.inner.append(Update(seen, "max", (shown_by_all(emitter, masks),)))
+        return emitter.fold("max", seen, BOOL)
+
+    def _at_run_time(self, item: IndexedExpr, op: str) -> sympy.Symbol:
+        """Emit the greatest or least value of an integer over the queries of one iteration, for bounds of loops."""
+        emitter, inside = self.emitter, [axis for axis in self.inside if axis in item.axes]
+        if not inside:
+            return emitter.bound(emitter.emit(item), item.dtype)
+        found = emitter.accumulator(op, accumulation(item.dtype))
+        with self.one_by_one(inside):
+            emitter.inner.append(Update(found, op, (emitter.emit(item),)))
+        return emitter.bound(found, item.dtype)
+
+    def _softmax(self) -> None:
+        """Replace one row of a block's scores by exponentials, and update the row's maximum and sum."""
+        emitter, parts, softmax = self.emitter, self.parts, self.softmax
+        place = self.place(self.keys, parts.keys, self.first_key)
+        scores = next(b for b in emitter.scratch if b.name == self.scores)
+        emitter.kept = {parts.product: (scores, place)}
+        peak = emitter.accumulator("max", self.dtype, True)
+        with self.block_keys():
+            score = emitter.emit(parts.scores)
+            if parts.scores is not parts.product:
+                self._store(self.scores, place, score)
+            emitter.inner.append(Update(peak, "max", (score,)))
+        emitter.kept = {parts.scores: (scores, place)}
+        old = self.load(self.largest, self.state())
+        largest, base = softmax.maximum((old, self.folded("max", peak)))
+        factor = softmax.exponential(old, base)
+        sums = emitter.accumulator("sum", self.dtype, True)
+        with self.block_keys():
+            weight = softmax.exponential(emitter.emit(parts.scores), base)
+            self._store(self.scores, place, weight)
+            emitter.inner.append(Update(sums, "sum", (weight,)))
+        before = softmax.rescaled(self.load(self.total, self.state()), factor)
+        total = softmax.compute("add", before, self.folded("sum", sums))
+        self._store(self.largest, self.state(), largest)
+        self._store(self.total, self.state(), total)
+        self._store(self.factor, self.row(), factor)
+        emitter.kept = {}
+
+    def _shift(self) -> None:
+        """Rescale the state where the softmax subtracts something else than the largest score."""
+        emitter, parts, softmax = self.emitter, self.parts, self.softmax
+        kept: dict[IndexedExpr, tuple[Buffer, sympy.Expr]] = {}
+        with self.rows():
+            softmax.define_maxima(self.load(self.largest, self.state()))
+            factor = softmax.shift()
+            total = softmax.rescaled(self.load(self.total, self.state()), factor)
+            if parts.total is not None:
+                emitter.define(parts.total, total)
+            for item in parts.fixed:
+                buffer = self.scratch("fixed", 1)
+                self._store(buffer, self.row(), emitter.emit(item))
+                kept[item] = (emitter.scratch[-1], self.row())
+            self._store(self.factor, self.row(), factor)
+            self._store(self.total, self.state(), total)
+        self._rescale_sums()
+        emitter.kept = kept
+
+    def _rescale_sums(self) -> None:
+        """Multiply the sums of each row by its factor."""
+        with self.cells(self.parts.columns):
+            old, factor = self.load(self.sums, self.sum()), self.load(self.factor, self.row())
+            self._store(self.sums, self.sum(), self.softmax.rescaled(old, factor))
+
+    def _store(self, buffer: str, offset: sympy.Expr, value: Operand) -> None:
+        self.emitter.inner.append(Store(buffer, offset, value))
+
+    def matrix(self, item: IndexedExpr, down: Axis, right: Axis) -> Matrix:
+        """Return a loaded operand as a matrix, from the first key of the block on."""
+        emitter, parts = self.emitter, self.parts
+        first = {emitter.axis_symbol(a): 0 for a in (parts.depth, parts.columns)}
+        first[emitter.axis_symbol(parts.keys)] = self.first_key
+        offset = sympy.expand(emitter.offset(item.index, item.value.tensor).subs(first))
+        return Matrix(emitter.buffers[item.value].name, offset, stride(item, down), stride(item, right))
+
+    @property
+    def key_count(self) -> Size:
+        """Keys in this block."""
+        start, stop = self.block_keys_range()
+        return self.keys if stop == start + self.keys else sympy.Min(self.keys, self.last_key - start)
+
+    def block_keys_range(self) -> tuple[Size, Size]:
+        """Return the range of the keys of this block that any query here can see."""
+        return block_range(self.first_key, self.keys, self.last_key)

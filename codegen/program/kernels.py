@@ -1,0 +1,172 @@
+"""The kernels of a graph: each distinct one is scheduled and built once; regions without one are reported."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import count
+from typing import Any
+
+from fusec.analysis.machine import Machine
+from fusec.codegen.program.constant_folding import NO_FOLDING, ConstantFolding, mark_frozen
+from fusec.codegen.target import Launchable, Target
+from fusec.codegen.tile.kernel import Kernel
+from fusec.errors import BuildError, FusecError
+from fusec.ir.graph import Graph, Node, is_written
+from fusec.ir.ops import Trait
+from fusec.ir.structure import structure
+from fusec.ir.types import TensorType
+from fusec.loops.kinds import Limits
+from fusec.loops.plan import Plan, plan_kernel
+from fusec.loops.strides import dense
+from fusec.pipeline import Context
+from fusec.refusal import Refusal
+from fusec.remarks import LAUNCH
+
+PASS_NAME = "program"
+
+
+class ScheduleCache:
+    """ScheduleCache planned kernels, each distinct one once: grouping schedules the kernels that are built later."""
+
+    def __init__(self, target: Target, machine: Machine, limits: Limits) -> None:
+        self.target, self.machine, self.limits = target, machine, limits
+        self._found: dict[tuple[Any, ...], Kernel | FusecError] = {}
+
+    def kernel(self, region: Node) -> Kernel:
+        """Return the tile program of a region.
+
+        Raises:
+            FusecError: if the target has no schedule for it.
+        """
+        found = self._kernel(region.body, lambda: plan_kernel(region.body, self.limits))
+        if isinstance(found, FusecError):
+            raise found
+        return replace(found, name=kernel_name(region), sources=region.sources)
+
+    def refusal(self, plan: Plan) -> Refusal | None:
+        """Return why a planned kernel has no tile program."""
+        found = self._kernel(plan.body, lambda: plan)
+        return Refusal.of(found) if isinstance(found, FusecError) else None
+
+    def _kernel(self, body: Graph, plan: Callable[[], Plan]) -> Kernel | FusecError:
+        key = structure(body)
+        if key not in self._found:
+            try:
+                self._found[key] = self.target.schedule(plan(), machine=self.machine)
+            except FusecError as reason:
+                self._found[key] = reason
+        return self._found[key]
+
+
+def build_kernels(
+    graph: Graph,
+    target: Target,
+    context: Context,
+    folding: ConstantFolding = NO_FOLDING,
+    schedules: ScheduleCache | None = None,
+) -> dict[Node, tuple[Kernel, Launchable]]:
+    """Build the kernels of all regions that are launched; those without one are reported and interpreted.
+
+    Args:
+        graph: after grouping.
+        target: the target of the kernels.
+        context: takes the remarks.
+        folding: the nodes that are not launched, and the values that are frozen.
+        schedules: of the regions that grouping has scheduled already.
+    """
+    for node in (regions := [n for n in graph.nodes if _is_launched(n) and n not in folding.nodes]):
+        mark_frozen(node, folding.values)
+        _make_dense(node)
+    scheduled = _schedule(regions, schedules or ScheduleCache(target, context.machine, context.limits), context)
+    built = _build({k.name: k for k in scheduled.values()}, target, context)
+    kernels: dict[Node, tuple[Kernel, Launchable]] = {}
+    selected: dict[str, tuple[Kernel, Launchable]] = {}
+    for node, kernel in scheduled.items():
+        launchable = built[kernel.name]
+        if isinstance(launchable, BuildError):
+            _report(context, node, "could not be built and runs through ATen", launchable)
+            continue
+        if kernel.name not in selected:
+            message = "could not be compiled and runs through ATen"
+            report = partial(_report, context, node, message, name=kernel.name)
+            selected[kernel.name] = target.select_kernel(node, kernel, launchable, context, report)
+        kernels[node] = selected[kernel.name]
+    return kernels
+
+
+def _is_launched(node: Node) -> bool:
+    return node.has(Trait.REGION) and node.attributes["kind"] != "vendor"
+
+
+def _schedule(regions: Sequence[Node], schedules: ScheduleCache, context: Context) -> dict[Node, Kernel]:
+    """Return the tile programs of regions, each distinct one under a name of its own."""
+    by_region: dict[Node, Kernel] = {}
+    by_structure: dict[tuple[Any, ...], Kernel] = {}
+    by_tile_program: dict[tuple[Any, ...], Kernel] = {}
+    names: set[str] = set()
+    for region in regions:
+        key = structure(region.body)
+        if key not in by_structure:
+            try:
+                kernel = schedules.kernel(region)
+            except FusecError as reason:
+                _report(context, region, "has no kernel and runs through ATen", reason)
+                continue
+            tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work, kernel.config)
+            if tile_program not in by_tile_program:
+                name = next(n for n in _numbered(kernel.name) if n not in names)
+                names.add(name)
+                by_tile_program[tile_program] = replace(kernel, name=name)
+            by_structure[key] = by_tile_program[tile_program]
+        by_region[region] = by_structure[key]
+    return by_region
+
+
+def _build(kernels: dict[str, Kernel], target: Target, context: Context) -> "dict[str, Launchable | BuildError]":
+    if not kernels:
+        return {}
+    try:
+        return dict(zip(kernels, target.build(list(kernels.values()), context.config), strict=True))
+    except BuildError as reason:
+        if context.config.strict:
+            raise
+        _warn_once(str(reason))
+        return dict.fromkeys(kernels, reason)
+
+
+def _make_dense(region: Node) -> None:
+    """Give results dense layouts: a kernel writes to buffers without gaps or overlaps."""
+    for result, inner in zip(region.results, region.body.outputs, strict=True):
+        if isinstance(inner.type, TensorType) and inner not in region.body.inputs:
+            if not is_written(inner):
+                inner.type = dense(inner.type)
+        result.type = inner.type
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{i}" for i in count(2))
+
+
+def kernel_name(region: Node) -> str:
+    """Return a name for the kernel of a region, from its label, that is an identifier in C++ and Python."""
+    label = str(region.attributes.get("label") or "kernel")
+    name = "".join(c if c.isalnum() and c.isascii() else "_" for c in label).strip("_")
+    return name if name and not name[0].isdigit() else f"kernel_{name}"
+
+
+def _report(context: Context, node: Node, message: str, reason: FusecError, name: str = "") -> None:
+    """Add a remark about a fallback; ``name`` is that of the kernel, if it failed at its launch."""
+    if context.config.strict:
+        raise reason
+    pass_name, name = (LAUNCH, name) if name else (PASS_NAME, kernel_name(node))
+    context.remarks.add(
+        "failure", pass_name, f"{name} {message}", subject=name, reason=reason.reason, suggestion=reason.fix,
+        sources=tuple(map(str, node.sources)),
+    )  # fmt: skip
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(f"fusec runs models through ATen: {message}", stacklevel=2)

@@ -1,0 +1,61 @@
+"""Keys that the queries of one iteration see: the range of the loop over them, and masks tested block by block."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import sympy
+
+from fusec.codegen.tile.emitter import Emitter
+from fusec.codegen.tile.kernel import Constant, Operand
+from fusec.ir.types import BOOL, Size, accumulation
+from fusec.loops.attention import Attention
+from fusec.loops.indexing import IndexedExpr
+from fusec.loops.visible import Bound, visible_keys
+
+
+@dataclass(frozen=True)
+class VisibleKeys:
+    """The keys that any query of one iteration sees."""
+
+    emitter: Emitter
+    parts: Attention
+    ranges: Mapping[sympy.Symbol, tuple[Size, Size]]
+    """First and last value, in one iteration, of the queries' axes that vary there."""
+    at_run_time: Callable[[IndexedExpr, str], sympy.Symbol]
+    """Returns the ``max`` or ``min`` of an integer over the queries of one iteration."""
+
+    def range(self, block: int) -> tuple[Size, Size]:
+        """Return the first key, rounded down to the start of a block, and the end."""
+        keys = self.parts.keys
+        bounds = visible_keys(self.parts.scores, keys, self.emitter.axis_symbol)
+        starts = [self._extreme(bound, -1) for bound in bounds if not bound.upper]
+        stops = [self._extreme(bound, 1) for bound in bounds if bound.upper]
+        start = sympy.Max(0, *(sympy.floor(s / block) * block for s in starts if s is not None))
+        return start, sympy.Min(keys.size, *(s + 1 for s in stops if s is not None))
+
+    def _extreme(self, limit: Bound, sign: int) -> sympy.Expr | None:
+        """Return the least (-1) or greatest (1) value of a bound over the queries of one iteration, if known."""
+        bound = limit.value
+        for number, item in limit.numbers.items():
+            slope = bound.coeff(number, 1)
+            bound = bound.subs(number, self.at_run_time(item, "max" if slope * sign > 0 else "min"))
+        for symbol in map(self.emitter.axis_symbol, self.parts.queries):
+            slope = bound.coeff(symbol, 1)
+            if symbol in sympy.expand(bound - slope * symbol).free_symbols or not slope.is_Integer:
+                return None
+            if symbol in self.ranges:
+                bound = bound.subs(symbol, self.ranges[symbol][0 if slope * sign < 0 else 1])
+        return sympy.expand(bound)
+
+
+def shown_by_all(emitter: Emitter, masks: Iterable[tuple[IndexedExpr, bool | float]]) -> Operand:
+    """Emit whether every mask shows a score, given the value with which each hides one."""
+    return reduce(lambda a, b: emitter.compute("and", a, b, dtype=BOOL), [_shown(emitter, *mask) for mask in masks])
+
+
+def _shown(emitter: Emitter, mask: IndexedExpr, hidden: bool | float) -> Operand:
+    value = emitter.emit(mask)
+    if hidden is False:
+        return value
+    return emitter.compute("ne", value, Constant(hidden), dtype=accumulation(mask.dtype))

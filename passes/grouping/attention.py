@@ -1,0 +1,72 @@
+"""Groups of nodes that are attention in one kernel."""
+
+from collections.abc import Mapping
+
+from fusec.analysis.uses import Uses
+from fusec.ir.graph import Node
+from fusec.ir.ops import Trait
+from fusec.loops.attention import attention_groups, has_linear_layer
+from fusec.passes.grouping.candidates import Candidates
+from fusec.refusal import Refusal
+
+
+class AttentionGroups:
+    """Finds groups from a first matmul through a softmax to a second matmul."""
+
+    def __init__(self, uses: Uses, candidates: Candidates, labels: Mapping[Node, str]) -> None:
+        self.uses, self.candidates, self.labels = uses, candidates, labels
+
+    def group_ending_at(self, node: Node) -> set[Node] | Refusal | None:
+        """Return the group whose second matmul is ``node``, or why none is legal; None where there is no softmax."""
+        refusals: dict[Refusal, None] = {}
+        for found in attention_groups(node) if self.candidates.limits.small_m and node.has(Trait.CONTRACTION) else ():
+            group = {n for n in found if n not in self.uses.inlined}
+            group |= self._decomposed_with(group)
+            refusal = self._refusal(group, node)
+            if refusal is None:
+                return group
+            refusals[refusal] = None
+        return Refusal("; or ".join(refusal.reason for refusal in refusals)) if refusals else None
+
+    def _refusal(self, group: set[Node], last: Node) -> Refusal | None:
+        """Return why a group from a first matmul to the last is not legal as attention in one kernel."""
+        if any(self.uses.escapes(n, group) for n in group - {last}):
+            return Refusal("a value between its matmuls has another use")
+        if has_linear_layer(group) and any(self.labels.get(n) != "attention" for n in group):
+            return Refusal("its keys or values are weights")
+        refusal = self.candidates.refusal(group)
+        views = self._views_into(group) if refusal else []
+        if views:
+            # Folded into indices, a reshape that merges dims splits a loop in several; materialized, it does not.
+            self.uses.materialize(*views)
+            refusal = self.candidates.refusal(group)
+            if refusal:
+                self.uses.inline(*views)
+            else:
+                self._inline_again(views, group)
+        return refusal
+
+    def _inline_again(self, views: list[Node], group: set[Node]) -> None:
+        """Inline the views that need not be materialized, the nearest first: those may repeat keys and values."""
+        for view in reversed(self.uses.ordered(views)):
+            self.uses.inline(view)
+            if self.candidates.refusal(group):
+                self.uses.materialize(view)
+
+    def _views_into(self, group: set[Node]) -> list[Node]:
+        """Return the inlined reshapes that a group reads, if nothing in the group precedes them."""
+        read = dict.fromkeys(v.producer for n in group for v in self.uses.inputs(n))
+        views = [n for n in read if n is not None and n in self.uses.inlined and n.is_op("reshape")]
+        return [n for n in views if group.isdisjoint(self.uses.predecessors(n))]
+
+    def _decomposed_with(self, group: set[Node]) -> set[Node]:
+        """Return the nodes of a decomposed attention that compute only operands of the group, such as its mask."""
+        found: set[Node] = set()
+        stack = list(group)
+        while stack:
+            for node in self.uses.predecessors(stack.pop()):
+                own = self.labels.get(node) == "attention" and node not in group | found
+                if own and (group | found).issuperset(self.uses.readers(node)):
+                    found.add(node)
+                    stack.append(node)
+        return found

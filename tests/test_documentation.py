@@ -1,0 +1,218 @@
+"""What the pages show runs and is what is shown; what they name exists."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fusec.cli import app
+from fusec.config import option_table
+
+ROOT = Path(__file__).parents[1]
+README, OPTIONS, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "options.md", ROOT / "docs" / "performance.md"
+PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "bench/README.md"))]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+WRITTEN = ("build/", "model.py", "report.html")
+"""What the pages name that commands write, or that is the reader's own."""
+CUT = "…"
+CheckBlock = Callable[[Path, str, str, str], None]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+
+
+def section(page: Path, heading: str) -> str:
+    """Return what follows a heading, with its subsections' text."""
+    found = re.search(rf"^#+ {heading}$\n(.*?)(?=^##? |\Z)", page.read_text(encoding="utf-8"), re.M | re.S)
+    assert found, f"no section {heading!r} in {page.name}"
+    return found[1]
+
+
+def block(page: Path, heading: str, language: str = "python") -> str:
+    """Return the first code block of a language under a heading."""
+    found = re.search(
+        rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8").split(f"# {heading}\n")[1], re.M | re.S
+    )
+    assert found, f"no {language} under {heading!r}"
+    return found[1]
+
+
+def prose(page: Path) -> str:
+    """Return a page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def spans(page: Path) -> list[str]:
+    """Return the code spans of a page."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def squeezed(text: str) -> list[str]:
+    """Return the lines of a text, with single spaces."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+# What is shown.
+
+
+@pytest.mark.slow
+def test_the_quickstart_gives_what_eager_gives() -> None:
+    import torch
+
+    from fusec.dynamo import backend
+
+    torch._dynamo.reset()
+    if "fusec" not in torch._dynamo.list_backends():  # not installed, so torch does not know the entry point
+        torch._dynamo.register_backend(backend, name="fusec")
+    names: dict[str, Any] = {}
+    exec(block(README, "Quickstart"), names)
+    tokens = torch.arange(1000, 1012)[None]
+    with torch.no_grad():
+        expected, found = (names[which](tokens).last_hidden_state for which in ("model", "compiled"))
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_tools_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block(OPTIONS, "From Python"), names)
+    assert [record.name for record in names["raised"].records] == ["canonicalize", "raise"]
+    assert names["explanation"].launches("generated") and (tmp_path / "report.html").stat().st_size
+
+
+def test_a_fusion_of_ones_own_is_declared() -> None:
+    from fusec.rewriting.fusion import FUSIONS, Fusion
+
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(block(README, "A fusion of your own"), "user_file.py", "exec"), names)
+        assert isinstance(names["scaled_tanh_gate"], Fusion)
+    finally:
+        FUSIONS.pop("scaled_tanh_gate", None)
+
+
+def test_explain_prints_what_the_readme_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = squeezed(block(README, "What it shows", "console"))
+    command, *lines = (line for line in shown if line != CUT)
+    result = CliRunner().invoke(app, command.removeprefix("$ fusec ").split())
+    assert result.exit_code == 0, result.output
+    assert not [line for line in lines if line not in squeezed(result.output)]
+
+
+def test_the_kernel_of_the_readme_is_generated() -> None:
+    """Printed for registers of 16 floats, as shown, whatever this machine has."""
+    from fusec.analysis.machine import assumed_cpu
+    from fusec.cli.models import compiled_model
+    from fusec.codegen.cpp.legality import limits
+    from fusec.codegen.cpp.printer import print_kernel
+    from fusec.codegen.cpp.schedules import schedule
+    from fusec.codegen.tile.rows import Tiling
+    from fusec.config import Config
+    from fusec.debug.capture import CaptureOptions
+    from fusec.loops.plan import plan_kernel
+
+    lines = [line for line in squeezed(block(README, "What it shows", "cpp")) if line != CUT]
+    (subject,) = compiled_model(str(ROOT / "examples" / "block.py"), Config(target="cpp"), CaptureOptions()).subjects
+    allowed = limits(Config(), assumed_cpu())
+    plans = [plan_kernel(n.body, allowed) for n in subject.final.nodes if n.attributes.get("kind") == "kernel"]
+    texts = [squeezed(print_kernel(schedule(plan, "shown", Tiling(16)))) for plan in plans]
+    assert any(set(lines) <= set(text) for text in texts)
+
+
+def test_the_option_table_is_true(check_block: CheckBlock) -> None:
+    rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    rows += [f"| `{name}` | {kind} | `{default}` | {doc} |" for name, kind, default, doc in option_table()]
+    begin, end = "<!-- options: written by `make golden` -->", "<!-- end of options -->"
+    check_block(OPTIONS, begin, end, "\n".join(["", *rows, ""]))
+
+
+@pytest.mark.parametrize("name", ["speed", "cpu", "cpu_intel", "cpu_avx2"])
+def test_the_measured_tables_are_those_of_the_results(name: str, check_block: CheckBlock) -> None:
+    from bench.performance_page import TABLES
+
+    result = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    check_block(PERFORMANCE, f"<!-- {name}.json -->\n", f"<!-- end of {name}.json -->\n", TABLES[name](result))
+
+
+def test_the_speeds_of_the_readme_are_those_of_the_page() -> None:
+    rows = [line for line in section(README, "How fast it is").splitlines() if line.startswith("|")]
+    assert len(rows) > 5 and set(rows) <= set(PERFORMANCE.read_text(encoding="utf-8").splitlines())
+
+
+# What is named.
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    def leads(link: str) -> bool:
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        return target.exists() and (not anchor or anchor in anchors(target))
+
+    links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page))
+    assert not [link for link in links if not leads(link)]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if p.name != "CHANGELOG.md" and "golden" not in p.parts],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_paths_exist(page: Path) -> None:
+    """Files and folders in code spans, relative to the root or to the page.
+
+    A changelog names what was, and the notes of docs/golden what is on their page.
+    """
+
+    def is_path(span: str) -> bool:
+        first, slash, _ = span.partition("/")
+        is_file = re.fullmatch(r"[\w./-]+\.(py|h|md|json|txt|toml|svg|png|html|css|js)", span) is not None
+        return is_file or (bool(slash) and (ROOT / first).is_dir() and re.fullmatch(r"[\w./-]+", span) is not None)
+
+    named = [span for span in spans(page) if is_path(span) and not span.startswith(WRITTEN)]
+    assert not [span for span in named if not (ROOT / span).exists() and not (page.parent / span).exists()]
+
+
+@each_page
+def test_commands_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    assert set(re.findall(r"`make ([a-z]+)", text)) <= targets
+    modules = set(re.findall(r"python -m\s+(bench[\w.]*)", text))
+    assert not [name for name in modules if importlib.util.find_spec(name.rstrip(".")) is None]
+    known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = {name: {o for p in command.params for o in p.opts} for name, command in known.items()}
+    shown = "\n".join(re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)).splitlines()
+    for line in {*spans(page), *shown}:
+        for name, rest in re.findall(r"^(?:\$ )?fusec ([a-z]+)(.*)", line):
+            assert name in known, line
+            assert set(re.findall(r"(?<!\S)--[a-z-]+", rest)) <= options[name], line
+    alone = {span.split()[0] for span in spans(page) if span.startswith("--")}
+    if page in (README, OPTIONS):  # other pages name options of bench, too
+        assert alone <= {"--help"}.union(*options.values())
+
+
+def test_the_map_names_what_is_there() -> None:
+    """Each name in a row of "Where to find things" stands in a file that the row links to."""
+    for row in section(README, "Where to find things").splitlines()[3:]:
+        links = [ROOT / link for link in re.findall(r"\]\(([^)]+)\)", row)]
+        texts = " ".join(link.read_text(encoding="utf-8") for link in links)
+        names = [name for name in re.findall(r"`([A-Za-z_]+)`", row) if name != "group"]
+        assert not [name for name in names if not re.search(rf"(def|class) {name}\b", texts)], row
+
+
+def test_the_first_pages_are_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((ROOT / "docs" / "design.md").read_text(encoding="utf-8").split()) < 2500
