@@ -16,13 +16,8 @@ from fusec.config import option_table
 
 ROOT = Path(__file__).parents[1]
 README, OPTIONS, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "options.md", ROOT / "docs" / "performance.md"
-PAGES = [
-    README,
-    *(
-        ROOT / name
-        for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "bench/README.md", "tests/campaigns/README.md")
-    ),
-]
+PAGES = [README, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))]
+PAGES += [ROOT / name / "README.md" for name in ("bench", "tests/campaigns")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 WRITTEN = ("build/", "model.py", "report.html")
 """What the pages name that commands write, or that is the reader's own."""
