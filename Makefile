@@ -43,29 +43,29 @@ lint: $(READY) ## format, lint, types and layering
 check: lint ## format, lint, types, layering and the fast tests, in under a minute
 	$(PYTEST) -q -m "not slow" $(FAST)
 
-verify: $(READY) ## what is too long for CI, each to its end; results with commit, seed and versions go to bench/results
+verify: $(READY) ## what is too long for CI, each to its end; results with commit, seed and versions go to bench/results and tests/campaigns/results
 	@failed=; \
 	for module in \
 		"pytest -n $(WORKERS) --dist worksteal" \
-		"bench.models --check --faults" \
-		bench.verification \
-		bench.architectures \
-		"bench.spellings --each" \
-		bench.mutants \
-		bench.cache_faults \
-		bench.injection \
-		bench.op_db \
-		bench.sanitize \
-		"bench.fuzz --target interpreter --count 20000 --json none" \
-		"bench.fuzz --target cpp --count 2000 --json none" \
-		"bench.fuzz --target triton --count 500 --json none" \
-		"bench.fuzz --target backend --count 1000 --json none" \
-		"bench.triton_kernels --full" \
-		"bench.triton_kernels --full --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16,float32" \
+		"tests.campaigns.models --check --faults" \
+		tests.campaigns.verification \
+		tests.campaigns.architectures \
+		"tests.campaigns.spellings --each" \
+		tests.campaigns.mutants \
+		tests.campaigns.cache_faults \
+		tests.campaigns.injection \
+		tests.campaigns.op_db \
+		tests.campaigns.sanitize \
+		"tests.campaigns.fuzz --target interpreter --count 20000 --json none" \
+		"tests.campaigns.fuzz --target cpp --count 2000 --json none" \
+		"tests.campaigns.fuzz --target triton --count 500 --json none" \
+		"tests.campaigns.fuzz --target backend --count 1000 --json none" \
+		"tests.campaigns.triton_kernels --full" \
+		"tests.campaigns.triton_kernels --full --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16,float32" \
 		bench.triton_chips \
 		"bench.triton_chips --mode max-autotune" \
 		"bench.triton_chips --mode max-autotune --candidates --chips sm_90 --dtypes bfloat16" \
-		bench.training \
+		tests.campaigns.training \
 		bench.generate \
 		bench.compile_time \
 		bench.speed \

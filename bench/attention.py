@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 from bench.harness import BASELINE, Measurement, measure, report, table
 from bench.machine import wait_until_idle
-from bench.models import USUAL
-from bench.numerics import DTYPES
+from bench.numerics import DTYPES, USUAL
 from bench.peers import peer
 from bench.record import write_result
 from fusec.debug.measurement import measure_machine

@@ -41,7 +41,7 @@ from bench.gpu_workloads import DTYPE, ROWS, Rows, Turn, Workload, ragged, workl
 from bench.harness import BASELINE, OURS, Measurement, console, measure, report
 from bench.numerics import Float64, default_type, in_float64
 from bench.peers import peer
-from bench.triton_kernels import graphs_of, other_forms, regions_of
+from bench.regions import graphs_of, other_forms, regions_of
 from bench.workloads import described
 from fusec.codegen.program.recordings import PASS_NAME as RECORDING
 from fusec.codegen.tile.configuration import KernelConfig

@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+USUAL = ("float32", "bfloat16")
+"""Those that are asked for unless others are."""
 DRAWS = 8
 """Runs that are held to the rule together."""
 

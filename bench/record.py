@@ -15,7 +15,7 @@ import torch
 from fusec.analysis.machine import cpu_name
 
 RESULTS = Path(__file__).parent / "results"
-_RESULTS_ASIDE = ":(top,exclude)bench/results"
+_RESULTS_ASIDE = (":(top,exclude)bench/results", ":(top,exclude)tests/campaigns/results")
 PACKAGES = ("torch", "triton", "transformers", "sympy", "numpy")
 
 
@@ -23,7 +23,7 @@ def provenance(seed: int) -> dict[str, Any]:
     """Who measured what, on what."""
     return {
         "commit": _git("rev-parse", "HEAD") or "unknown",
-        "changed": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":/", _RESULTS_ASIDE)),
+        "changed": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":/", *_RESULTS_ASIDE)),
         "seed": seed,
         "command": " ".join(Path(word).name if "/" in word else word for word in sys.argv),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -5,7 +5,6 @@ import random
 import pytest
 import torch
 
-from bench.fuzz.graphs import random_graph
 from fusec import dynamo
 from fusec.compiler import compile_graph
 from fusec.config import Config
@@ -15,6 +14,7 @@ from fusec.ir.types import ScalarType, evaluate_size
 from fusec.reference.contract import compare_outputs
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
+from tests.campaigns.fuzz.graphs import random_graph
 
 
 def inputs_of(graph: Graph, rows: int) -> list[torch.Tensor | int]:

@@ -16,7 +16,8 @@ from fusec.config import option_table
 
 ROOT = Path(__file__).parents[1]
 README, OPTIONS, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "options.md", ROOT / "docs" / "performance.md"
-PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "bench/README.md"))]
+PAGES = [README, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))]
+PAGES += [ROOT / name / "README.md" for name in ("bench", "tests/campaigns")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 WRITTEN = ("build/", "model.py", "report.html")
 """What the pages name that commands write, or that is the reader's own."""
@@ -190,7 +191,7 @@ def test_commands_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     assert set(re.findall(r"`make ([a-z]+)", text)) <= targets
-    modules = set(re.findall(r"python -m\s+(bench[\w.]*)", text))
+    modules = set(re.findall(r"python -m\s+((?:bench|tests)[\w.]*)", text))
     assert not [name for name in modules if importlib.util.find_spec(name.rstrip(".")) is None]
     known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     options = {name: {o for p in command.params for o in p.opts} for name, command in known.items()}

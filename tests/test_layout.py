@@ -87,3 +87,15 @@ def test_no_path_of_a_machine_is_in_a_file() -> None:
     )
     texts = [p for p in FILES if p.suffix not in (".png", ".safetensors")]
     assert not shown([p for p in texts if path.search(p.read_bytes())])
+
+
+def test_modules_to_run_exist() -> None:
+    """Those of the Makefile and the documents, and those that Python files name after ``python -m``."""
+    named: set[str] = set()
+    for path in FILES:
+        if path.suffix in (".md", ".py") or path.name == "Makefile":
+            start = r"python -m " if path.suffix == ".py" else r"\b"
+            named.update(re.findall(start + r"((?:bench|tests)\.[a-z_.]*[a-z_])\b", path.read_text(encoding="utf-8")))
+    paths = {name: ROOT.joinpath(*name.split(".")) for name in named}
+    assert len(named) > 20
+    assert not [name for name, path in paths.items() if not (path.with_suffix(".py").exists() or path.is_dir())]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from bench.families import FAMILIES, Sizes
-from bench.fuzz.graphs import random_graph
 from fusec import pass_cache, provenance
 from fusec.analysis.machine import assumed_cpu
 from fusec.cache import Cache
@@ -26,6 +25,7 @@ from fusec.ir.parser import parse_graph
 from fusec.passes import known_passes
 from fusec.pipeline import Context, Pipeline
 from fusec.rewriting.fusion import Dims, fusion
+from tests.campaigns.fuzz.graphs import random_graph
 
 
 @pytest.fixture(autouse=True)

@@ -155,7 +155,7 @@ _LAYOUTS: dict[Any, Layout] = {
     )
     for overload in _overloads(names)
 }  # fmt: skip
-"""Found by ``bench.op_db.strides``, which compares real with predicted strides."""
+"""Found by ``tests.campaigns.op_db.strides``, which compares real with predicted strides."""
 
 
 def check_views_by_strides(graph: Graph) -> None:

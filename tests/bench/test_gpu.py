@@ -66,7 +66,7 @@ def test_products_run_by_descriptors_too_where_there_are_such(tmp_path: Path, mo
     monkeypatch.setattr(gpu, "regions_of", lambda *_: regions)
     status, found = run(tmp_path, "--stages", "kernels", "--only", "BERT-base 1")
     default, described = found["kernels"]
-    assert status == 0 and default["choice"] == "default" and "descriptors" in described["choice"]
+    assert status == 0 and default["config"] == "default" and "descriptors" in described["config"]
     assert 0 < described["ratio"] <= 1 and not described["problem"]
 
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from bench import compile_time, harness, machine, speed, training
+from bench import compile_time, harness, machine, speed
 from bench.harness import FLOOR, Measurement, Row, measure, table
 from bench.machine import wait_until_idle
 from fusec.analysis.machine import assumed_cpu
@@ -133,12 +133,3 @@ def test_speed_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     words = ["--models", "vit", "--dtypes", "float32", "--hidden", "64", "--layers", "1", "--peers", "aot_eager"]
     speed.main([*words, "--tokens", "1", "--rounds", "2", "--allow-busy", "--json", str(file)])
     assert list(json.loads(file.read_text())["measurements"]) == ["vit float32, 1 tokens"]
-
-
-@pytest.mark.slow
-def test_training_runs_end_to_end(tmp_path: Path) -> None:
-    file = tmp_path / "training.json"
-    words = ["--models", "llama", "--dtypes", "float32", "--steps", "2", "--backend", "aot_eager"]
-    assert training.main([*words, "--json", str(file)]) == 0
-    (found,) = json.loads(file.read_text())["models"]
-    assert len(found["losses"]) == 2 and found["drift"] <= training.TOLERANCE

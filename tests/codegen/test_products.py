@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.fuzz.targets import triton
 from fusec.codegen import target_named
 from fusec.codegen.program.build import build_program
 from fusec.codegen.tile.kernel import Dot, walk
@@ -22,6 +21,7 @@ from fusec.passes.grouping import Group
 from fusec.reference.contract import compare_outputs
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
+from tests.campaigns.fuzz.targets import triton
 from tests.contexts import context_of
 from tests.machines import cpu, profile
 

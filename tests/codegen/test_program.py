@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench.fuzz.graphs import random_graph
 from fusec.analysis.machine import Machine
 from fusec.codegen import target_named
 from fusec.codegen.program import kernels
@@ -27,6 +26,7 @@ from fusec.reference.contract import compare_outputs
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from fusec.verify.samples import float_inputs
+from tests.campaigns.fuzz.graphs import random_graph
 from tests.contexts import context_of
 from tests.machines import cpu
 

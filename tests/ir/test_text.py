@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 
-from bench.fuzz.graphs import graphs
 from fusec.errors import ParseError
 from fusec.ir.equality import difference
 from fusec.ir.graph import Graph, Source
@@ -13,6 +12,7 @@ from fusec.ir.structure import structure
 from fusec.ir.types import BF16, F32, DType, OtherType, ScalarType, TensorType, contiguous_strides, symbol
 from fusec.ir.value_parser import parse_type
 from fusec.ir.verifier import verify_graph
+from tests.campaigns.fuzz.graphs import graphs
 
 RMS_NORM = """
 # A comment that stands alone is for people.

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from bench.fuzz.graphs import graphs
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import BF16, F32, TensorType
 from fusec.ir.verifier import verify_graph
+from tests.campaigns.fuzz.graphs import graphs
 
 TEXT = """graph g(%x: f32[4, 4], %w: f32[4]) {
   %a: f32[4, 4] = mul(%x, %w)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from bench.blocks import BLOCKS, Block
-from bench.respelling import Respelled
-from bench.spellings import DTYPES, SHAPES, Case, Figures, compositions, difference
-from bench.synonyms import SYNONYMS, with_places
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.reference.contract import compare_outputs
+from tests.campaigns.blocks import BLOCKS, Block
+from tests.campaigns.respelling import Respelled
+from tests.campaigns.spellings import DTYPES, SHAPES, Case, Figures, compositions, difference
+from tests.campaigns.synonyms import SYNONYMS, with_places
 
 SAMPLE = 40
 BLOCK = cache(lambda name, shape, dtype: BLOCKS[name](*shape, dtype))

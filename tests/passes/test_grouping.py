@@ -9,7 +9,6 @@ import pytest
 import sympy
 from hypothesis import given
 
-from bench.fuzz.graphs import graphs
 from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.config import Config
 from fusec.ir.graph import Graph, Node, Value
@@ -21,6 +20,7 @@ from fusec.passes.fold_bias import FoldBiasIntoGemm
 from fusec.passes.grouping import Group
 from fusec.refusal import Refusal
 from fusec.remarks import Remark
+from tests.campaigns.fuzz.graphs import graphs
 from tests.contexts import context_of
 from tests.machines import cpu
 

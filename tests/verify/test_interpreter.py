@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from bench.fuzz.graphs import graphs
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph
 from fusec.ir.ops import OPS, Trait
@@ -13,6 +12,7 @@ from fusec.ir.types import ScalarType, TensorType, evaluate_size
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import POINTWISE, bind_symbols, evaluate
 from fusec.verify.samples import float_inputs
+from tests.campaigns.fuzz.graphs import graphs
 
 RMS_NORM = """graph rms_norm(%x: {t}[s0, 64], %w: {t}[64]) {{
   %0: {t}[s0, 64] = pow(%x, 2)

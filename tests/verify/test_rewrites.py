@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from bench.fuzz.graphs import random_graph
 from fusec.analysis.memory import flops
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.verify.rewrites import check_rewrite
 from fusec.verify.shrink import trials
+from tests.campaigns.fuzz.graphs import random_graph
 
 ATTENTION = """graph attention(%q: f32[s0, 8], %k: f32[s1, 8], %v: f32[s1, 8], %mask: bool[s0, s1], %w: f32[8]) {
   %1: f32[s0, 1] = sum(%sq) {dims=(-1,)}

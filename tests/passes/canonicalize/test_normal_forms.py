@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 
-from bench.fuzz.graphs import graphs
 from fusec.ir.graph import Graph, base
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.verify.rewrites import check_rewrite
+from tests.campaigns.fuzz.graphs import graphs
 from tests.passes.canonicalize.rule_cases import row
 
 
