@@ -37,6 +37,6 @@ def regions_around_products(graph: Graph) -> list[Node]:
     context = context_of("triton", config)
     default_pipeline(config).run(graph, context)
     grouping = Grouping(graph, replace(context, limits=replace(ANY, small_m=16)), open_regions(graph))
-    grouping.join()
+    grouping.fuse()
     grouping.make()
     return [node for node in graph if node.is_op("region") and node.attributes["kind"] == "kernel"]
