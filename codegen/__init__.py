@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fusec.ir.graph import Graph
 
 TARGETS = {"cpp": "fusec.codegen.cpp:CppTarget", "triton": "fusec.codegen.triton:TritonTarget"}
-"""Where each target lives; imported when it is asked for."""
+"""Module and class of each target, which is imported on demand."""
 
 
 @functools.cache

@@ -91,7 +91,7 @@ class Context:
 
     @property
     def verifies(self) -> bool:
-        """Whether both sides of every application are compared."""
+        """True if both sides of every application are compared."""
         return self.config.verify
 
     def disable(self, name: str, reason: str = "") -> None:

@@ -26,7 +26,7 @@ class LlamaConfig:
     eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_factor: float = 1.0
-    """By how much Llama 3.1 and later stretch the long wavelengths of a model trained on ``rope_context`` tokens."""
+    """Factor by which Llama 3.1 lengthens the long wavelengths of a model trained on ``rope_context`` tokens."""
     rope_context: int = 8192
     tied: bool = False
 

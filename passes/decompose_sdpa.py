@@ -112,7 +112,7 @@ class _Arguments:
     scale: Any
     """None for ``1 / sqrt(size of a head)``."""
     grouped: bool
-    """Whether several heads of queries may share one head of keys and values."""
+    """True if several heads of queries may share one head of keys and values."""
 
 
 def _arguments(call: Node, inputs: list[Value]) -> _Arguments:

@@ -58,7 +58,7 @@ class Compiler:
 
     @property
     def has_bf16_products(self) -> bool:
-        """Whether one fast instruction multiplies pairs of bfloat16 and adds them to floats; see ``dot.h``."""
+        """True if one fast instruction multiplies pairs of bfloat16 and adds them to floats; see ``dot.h``."""
         return self._has("AVX512BF16") and not self._has("AVX512FP16") and "__clang__" not in self.identity
 
     def vendor_is_faster(self, half: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which kernels the CPU schedules cover, and which GEMMs they win on a machine."""
+"""Legality on CPUs: the kernels that have schedules, and the GEMMs that are faster than the vendor's."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from fusec.loops.kinds import Limits
 from fusec.loops.updates import Move
 
 MULTIPLIED = frozenset({F32, BF16, F16})
-"""Element types of which a large-M GEMM has a schedule."""
+"""Dtypes of which a large-M GEMM has a schedule."""
 SHARE_FOR_SOME_ROWS = 0.75
 """The share of the vendor's speed on large matrices from which generated GEMMs of up to ``SOME_ROWS`` rows were
 measured to be faster than a vendor call and the kernel after it."""

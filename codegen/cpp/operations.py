@@ -15,7 +15,7 @@ _BOOL = {
     "eq": "!({0} ^ {1})", "lt": "!{0} & {1}", "le": "!{0} | {1}", "gt": "{0} & !{1}", "ge": "{0} | !{1}",
     "not": "!{0}", "abs": "{0}", "isnan": "{0} & !{0}", "isinf": "{0} & !{0}", "sign": "{0}",
 }  # fmt: skip
-"""Arithmetic on truth values, as torch defines it."""
+"""Arithmetic on booleans, as torch defines it."""
 _POWERS = {
     1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 0.5: "sqrt({0})", -0.5: "rsqrt({0})", -1.0: "reciprocal({0})",
     -2.0: "reciprocal({0} * {0})",

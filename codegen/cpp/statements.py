@@ -84,7 +84,7 @@ class Statements:
         """Append the lines of a statement without children.
 
         Raises:
-            BuildError: for tiles of two axes, and where a scalar stands for a tile or the other way round.
+            BuildError: for tiles of two axes, and where a scalar and a tile are mixed up.
         """
         raise BuildError(f"kernel {self.kernel.name} holds tiles of two axes", why="a tile in C++ is one vector")
 

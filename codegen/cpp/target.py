@@ -19,7 +19,7 @@ from fusec.pipeline import Context
 
 _USUAL_LANES = 16
 _INTEL_SHARE = 0.85
-"""Of the vendor's speed in float32 on processors of Intel with AVX-512; measured: 0.87, on an Emerald Rapids."""
+"""Share of the vendor's speed in float32 on processors of Intel with AVX-512; measured: 0.87, on an Emerald Rapids."""
 
 
 def _compiler() -> Compiler | None:
@@ -43,7 +43,7 @@ class CppTarget:
 
     @property
     def bf16_products(self) -> bool:
-        """Whether the machine multiplies pairs of bfloat16 (AVX512_BF16), and the compiler supports that."""
+        """True if the machine multiplies pairs of bfloat16 (AVX512_BF16), and the compiler supports that."""
         compiler = _compiler()
         return compiler is not None and compiler.has_bf16_products
 

@@ -15,7 +15,7 @@ from fusec.ir.graph import Value
 from fusec.ir.types import TensorType, simplify
 
 MAX_LAUNCHES = 32
-"""Of one batch: dead tensors are freed at its end, which should not be the end of a backward pass."""
+"""Launches of one batch: dead tensors are freed at its end, which should not be the end of a backward pass."""
 _CACHE_LINE, _LARGEST_ELEMENT = 64, 8
 """In bytes."""
 

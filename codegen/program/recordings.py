@@ -18,7 +18,7 @@ from fusec.remarks import Remarks
 
 PASS_NAME = "cuda-graphs"
 MAX_RECORDINGS = 16
-"""Of one program: each holds the memory of all intermediate results."""
+"""Recordings of one program: each holds the memory of all intermediate results."""
 MAX_MOVES = 3
 """Consecutive calls with a static input at another address after which a remark says that nothing is replayed."""
 
@@ -53,7 +53,7 @@ class _Recording:
     """The recording of one set of sizes; before it is made, the memory that it will use."""
 
     state: _State
-    """Of the static inputs."""
+    """State of the static inputs."""
     folded: tuple[Tensor | None, ...]
     """The folded values that its launches read."""
     buffers: dict[int, Tensor]

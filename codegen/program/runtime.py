@@ -9,7 +9,7 @@ from fusec.ir.graph import Graph, is_written, storage
 from fusec.reference.interpreter import evaluate
 
 MAX_POOLED_BYTES = 16 << 20
-"""Of one block: kernels that need more run for so long that page faults do not matter."""
+"""Bytes of one block: kernels that need more run for so long that page faults do not matter."""
 MAX_POOLED_BLOCKS = 4
 _pool: list[torch.Tensor] = []
 

@@ -145,7 +145,7 @@ class _Matrix:
             self.code.step("copy", "operand of matmul")
             self.code.line(f"{copied} = {self.name}.permute({dims}).reshape({sizes_text(shape)})")
             return copied
-        # Torch chooses a routine by the strides of dims of length 1 as well; these give the one that eager takes.
+        # Torch chooses a routine by the strides of dims of length 1 as well; with these it chooses as in eager.
         for lone, other in ((-2, -1), (-1, -2)):
             if merged[lone][0] == 1:
                 merged[lone] = 1, simplify(merged[other][0] * merged[other][1])

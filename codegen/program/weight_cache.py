@@ -17,7 +17,7 @@ _version: Callable[[Tensor], int] = attrgetter("_version")
 
 @dataclass(frozen=True)
 class CachedTensor:
-    """How one tensor is computed from weights."""
+    """The computation of one tensor from weights."""
 
     weights: tuple[int, ...]
     """Positions of the weights that it depends on."""

@@ -227,7 +227,7 @@ class Emitter:
         self.inner.append(Loop(name, start, stop, step, kind, tuple(body)))
 
     def take(self) -> list[Statement]:
-        """Return the statements so far and start anew, in other loops and with no names defined."""
+        """Return the statements so far and start again, in other loops and with no names defined."""
         (level,) = self.levels
         self.levels = [_Level(level.axes)]
         return level.statements

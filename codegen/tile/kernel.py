@@ -158,10 +158,10 @@ class Load(Definition):
 
 @dataclass(frozen=True)
 class Compute(Definition):
-    """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops``, carried out in ``dtype``.
+    """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops``, computed in ``dtype``.
 
     Besides, there are ``fma`` and, on GPUs, ``exp_of_weight``: e^x for x at most 0, whose error grows with -x.
-    For ``cast``, ``dtype`` is the compute type of the result, and ``rounds_to`` the element type it rounds to.
+    For ``cast``, ``dtype`` is the compute type of the result, and ``rounds_to`` the dtype it rounds to.
     Comparisons carry the dtype of their operands and define a bool.
     """
 
@@ -264,7 +264,7 @@ class Dot(Statement):
 
 @dataclass(frozen=True)
 class Store(Statement):
-    """``buffer[offset] = value``, rounded to the buffer's element type."""
+    """``buffer[offset] = value``, rounded to the buffer's dtype."""
 
     OPERANDS, INDICES, STORED = ("value",), ("offset",), ("buffer",)
     buffer: str
@@ -307,7 +307,7 @@ class Loop(Statement):
     outermost and nest perfectly; other statements (C++), or another grid (Triton), may follow them and see their
     stores. ``dynamic`` iterations, from 0 in steps of 1, are independent as well: each part of a grid over ``PARTS``
     takes the next one that is left. ``serial`` runs in order. ``tile`` covers the range in tiles of ``step``
-    elements, the last one partly filled; inside it names are tiles, and the axis stands for the first element of the
+    elements, the last one partly filled; inside it names are tiles, and the axis is the first element of the
     tile plus the lane.
     """
 

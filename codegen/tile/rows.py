@@ -24,7 +24,7 @@ _MAX_SCRATCH = 16384
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a target tiles its loops."""
+    """The tile sizes of a target."""
 
     lanes: int
     """Elements of a tile."""

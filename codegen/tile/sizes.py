@@ -21,7 +21,7 @@ class Language:
 
     name: str = "Python"
     quotient: str = "{} // {}"
-    """Of a division that leaves no remainder."""
+    """Syntax of a division without remainder."""
     floor: str = "{} // {}"
     remainder: str = "{} % {}"
     minimum: str = "min({}, {})"

@@ -11,7 +11,7 @@ NAMES: dict[str, str] = {
     "f64": "tl.float64", "f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "i64": "tl.int64",
     "i32": "tl.int32", "i16": "tl.int16", "i8": "tl.int8", "u8": "tl.uint8", "bool": "tl.int1",
 }  # fmt: skip
-"""Triton's name of each element type."""
+"""Triton's name of each dtype."""
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
@@ -40,7 +40,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def filled(value: float | int | bool, dtype: DType, shape: str = "()") -> str:
-    """Return a scalar or tile of one number, of exactly that element type.
+    """Return a scalar or tile of one number, of exactly that dtype.
 
     Triton reads every literal equal to 0 as +0, and computes -x as 0 - x.
     """
@@ -60,7 +60,7 @@ def expression(compute: Compute, name: Callable[[str], str]) -> str:
         name: the text of a defined name.
 
     Raises:
-        ScheduleError: for an operation that has no form in this element type.
+        ScheduleError: for an operation that has no form in this dtype.
     """
     return _Expression(compute, name).text()
 

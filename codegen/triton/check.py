@@ -63,7 +63,7 @@ def check_region(
 ) -> RegionCheck:
     """Schedule a region, run its kernel, prove its bounds and compile it for chips that need not be present.
 
-    The kernel runs on the device of its tensors: on a CPU in Triton's interpreter. For each chip it is scheduled anew.
+    The kernel runs on the device of its tensors: on a CPU in Triton's interpreter. For each chip it is scheduled again.
 
     Args:
         region: a kernel region.

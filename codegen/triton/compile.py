@@ -55,7 +55,7 @@ class Report:
     kernel: str
     chip: str
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     spills: int
     """Spilled bytes (NVIDIA) or registers (AMD)."""
     shared: int
@@ -65,7 +65,7 @@ class Report:
     matrix_instructions: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Number of instructions for matrix units, by mnemonic."""
     multiplies_halves: bool = False
-    """Whether the kernel multiplies matrices of half types, for which each of these chips has a unit."""
+    """True if the kernel multiplies matrices of half types, for which each of these chips has a unit."""
     asynchronous_copies: int = 0
     """Number of asynchronous copies to shared memory, as in software-pipelined loops (NVIDIA)."""
     block_copies: int = 0

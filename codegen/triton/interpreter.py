@@ -62,7 +62,7 @@ def _define(grid: Kernel, source: str) -> Any:
 
 
 def _device_function(function: Any) -> Any:
-    """Give a function the attribute through which ``tl.reduce`` calls it."""
+    """Set the attribute of a function through which ``tl.reduce`` calls it."""
     function.fn = function
     return function
 

@@ -91,7 +91,7 @@ class TritonKernel:
 
 
 class _AlignedMemory(MockTensor):  # type: ignore[misc]
-    """Stands for GPU memory aligned to 16 bytes, as torch allocates it: all that compilation depends on."""
+    """A stand-in for GPU memory aligned to 16 bytes, as torch allocates it: all that compilation depends on."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype)

@@ -1,4 +1,4 @@
-"""Which kernels the GPU schedules cover, and which GEMMs are tried against the vendor's."""
+"""Legality on GPUs: the kernels that have schedules, and the GEMMs that are tried against the vendor's."""
 
 from fusec.config import Config
 from fusec.ir.types import BF16, F16, F32
@@ -9,7 +9,7 @@ FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
 rows it would be as large as the part of the weight that a program reads. As many rows of float32, which are summed
 lane by lane, were seen to spill registers."""
 _ASSUMED_SHARE = 0.8
-"""Of the vendor's speed, for a large-M GEMM of unknown sizes. An assumption: none has been timed on a GPU."""
+"""Share of the vendor's speed, for a large-M GEMM of unknown sizes. An assumption: none has been timed on a GPU."""
 ANY = Limits(small_m=1 << 16, many=frozenset({F32, BF16, F16}), few_halves=FEW_ROWS_OF_HALVES)
 """Whatever has a schedule, whether it wins or not."""
 

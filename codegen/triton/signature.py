@@ -18,7 +18,7 @@ _WARP_ELEMENTS = 256
 """Elements of a tile for each warp: 8 for each lane, so that the loads of half types are 16 bytes wide."""
 _MAX_WARPS = 16
 _MAX_WARPS_OF_BLOCKS = 8
-"""Of a kernel with two-dimensional tiles: more warps leave each lane too few registers for several of them."""
+"""Warps of a kernel with two-dimensional tiles: more warps leave each lane too few registers for several of them."""
 _WARPS_OF_DESCRIPTORS = 4
 """The minimum of a kernel with tensor descriptors: Inductor excludes fewer as unsafe."""
 _MAX_INT32 = 2**31 - 1

@@ -105,7 +105,7 @@ def limit_of(loop: Loop) -> Size:
 
 
 def _results(body: Iterable[Statement], lane: str, partial: set[str]) -> Iterator[tuple[Statement, str]]:
-    """Yield every statement that gives a name its value, and the axis along which it keeps partial results."""
+    """Yield every statement that defines a name, and the axis along which it keeps partial results."""
     for statement in body:
         if isinstance(statement, Init):
             partial.update({statement.dst} if statement.tile else ())

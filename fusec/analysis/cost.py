@@ -16,7 +16,7 @@ from fusec.loops.indexing import IndexedExpr, lower_to_loops
 from fusec.loops.recomputation import evaluations
 
 Unit: TypeAlias = tuple[str, str]
-"""``vector`` or ``matrix``, and the name of the element type."""
+"""``vector`` or ``matrix``, and the name of the dtype."""
 Seconds: TypeAlias = float | sympy.Expr
 
 

@@ -25,7 +25,7 @@ class Estimate:
     plan: Plan | Refusal
     """The kernel's plan, or why the group is not legal as one kernel."""
     cost: Cost = NOTHING
-    """Of the kernel, or of its operations one by one where it is not legal."""
+    """Cost of the kernel, or of its operations one by one where it is not legal."""
     repeated: str = ""
     """Text for remarks: the recomputed value that costs most; "" where nothing is recomputed."""
     again: Cost = NOTHING
@@ -33,12 +33,12 @@ class Estimate:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the group is not legal as one kernel."""
+        """The reason why the group is not legal as one kernel."""
         return self.plan if isinstance(self.plan, Refusal) else None
 
     @property
     def is_large_m(self) -> bool:
-        """Whether the kernel is a large-M GEMM."""
+        """True if the kernel is a large-M GEMM."""
         return isinstance(self.plan, Plan) and self.plan.shape.many
 
 

@@ -33,7 +33,7 @@ class Machine:
     read_gb_s: float
     """Memory bandwidth of reads with all threads, in GB/s."""
     peaks: Mapping[str, float] = field(hash=False)
-    """GFLOP/s by unit and element type: ``vector f32``, ``matrix bf16``; ``product f32`` is the speed of generated
+    """GFLOP/s by unit and dtype: ``vector f32``, ``matrix bf16``; ``product f32`` is the speed of generated
     large-M GEMMs, where there are any."""
     launch_us: float
     """Overhead of one more kernel, in microseconds."""
@@ -50,7 +50,7 @@ class Machine:
 
     @property
     def has_descriptors(self) -> bool:
-        """Whether it is a GPU with tensor descriptors (TMA), as tried by compiling for it."""
+        """True if it is a GPU with tensor descriptors (TMA), as tried by compiling for it."""
         return self.code in ("sm_90", "sm_100")
 
     def bandwidth(self, cached: bool) -> float:
@@ -59,7 +59,7 @@ class Machine:
         return known * 1e9
 
     def peak(self, unit: str, dtype: str) -> float:
-        """Return operations per second; float32's for an element type without a peak."""
+        """Return operations per second; float32's for an dtype without a peak."""
         return self.peaks.get(f"{unit} {dtype}", self.peaks[f"{unit} f32"]) * 1e9
 
     def multiplies(self, dtype: str, share: float = 0.9) -> bool:

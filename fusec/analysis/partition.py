@@ -29,7 +29,7 @@ class Partition:
         """Return whether a path leads from ``first`` to ``second`` through another group, so that they cannot merge."""
         position = self.uses.position.__getitem__
         start = min(map(position, first))
-        while self._reach[start] < start:  # no group before this position reads one behind it
+        while self._reach[start] < start:  # no group before this position reads one after it
             start = self._reach[start]
         pending = self._predecessors(second) - first - second
         seen: set[Node] = set()

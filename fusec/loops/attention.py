@@ -60,7 +60,7 @@ class Attention(Softmax):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the softmax subtracts exactly the maximum."""
+        """True if the softmax subtracts exactly the maximum."""
         difference = self.exponential.operands[0]
         return difference.operands == (self.scores, self.largest) and difference.node.is_op("sub")
 

@@ -31,7 +31,7 @@ class IndexedExpr:
     depth: int = 0
     """The largest number of reductions and contractions on a path to its operands, itself included."""
     dynamic_index: "DynamicIndex | None" = None
-    """Of a lookup."""
+    """The index of a lookup."""
 
     @property
     def node(self) -> Node:
@@ -41,7 +41,7 @@ class IndexedExpr:
 
     @property
     def dtype(self) -> DType:
-        """The element type of its value."""
+        """The dtype of its value."""
         return self.value.dtype
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class Output:
     destination: Value | None = None
     """The input whose storage a write updates."""
     dynamic_index: DynamicIndex | None = None
-    """Of a write at dynamic rows: the index in the destination along their dim."""
+    """For a write at dynamic rows, the index in the destination along their dim."""
 
     @property
     def axes(self) -> frozenset[Axis]:

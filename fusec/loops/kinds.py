@@ -16,7 +16,7 @@ FEW_ROWS = 16
 SOME_ROWS = 256
 """Rows up to which the overhead of a vendor call exceeds its arithmetic; measured between 32 and 512."""
 HALVES = frozenset({BF16, F16})
-"""Element types that a GPU's matrix units multiply at full rate."""
+"""Dtypes that a GPU's matrix units multiply at full rate."""
 
 Kind = Literal["pointwise", "row", "contraction", "attention"]
 
@@ -33,9 +33,9 @@ class Limits:
     small_m: int = 0
     """Rows up to which a GEMM that has a prologue is legal, of types other than halves; 0 refuses all contractions."""
     many: frozenset[DType] = frozenset()
-    """Element types of GEMMs that may have any number of rows, as large-M GEMMs without a prologue."""
+    """Dtypes of GEMMs that may have any number of rows, as large-M GEMMs without a prologue."""
     some: frozenset[DType] = frozenset()
-    """Element types of large-M GEMMs with up to ``SOME_ROWS`` rows, or a symbolic number of them."""
+    """Dtypes of large-M GEMMs with up to ``SOME_ROWS`` rows, or a symbolic number of them."""
     few_halves: int = FEW_ROWS
     """Rows of half types that one block of a small-M GEMM holds; ``FEW_ROWS`` of other types."""
     layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = anything
@@ -58,7 +58,7 @@ class Shape:
     reductions: tuple[IndexedExpr, ...] = ()
     attention: Attention | None = None
     many: bool = False
-    """Whether it is a large-M GEMM."""
+    """True if it is a large-M GEMM."""
 
 
 def classify(nest: LoopNest, limits: Limits = Limits()) -> Shape:

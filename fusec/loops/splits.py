@@ -28,7 +28,7 @@ class Splits:
     factors: dict[str, Size] = field(default_factory=dict)
     """The length of the inner axis, by role."""
     segments: dict[str, list[int]] = field(default_factory=dict)
-    """Where the second segment begins, by role."""
+    """The first index of the second segment, by role."""
     roles: dict[Axis, str] = field(default_factory=dict)
 
     def add(self, split: Unaligned) -> None:

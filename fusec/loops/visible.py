@@ -22,7 +22,7 @@ class Bound:
     """A bound on the keys whose score is not -inf."""
 
     upper: bool
-    """Whether it is an upper bound, else a lower one."""
+    """True if it is an upper bound, else a lower one."""
     value: sympy.Expr
     """Inclusive, over the other axes and ``numbers``."""
     numbers: dict[sympy.Symbol, IndexedExpr]

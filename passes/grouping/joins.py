@@ -53,7 +53,7 @@ class Grouping:
         self.graph, self.context, self.labels = graph, context, labels
         self.device = kind(kernel_device(graph))
         self.refusals: dict[tuple[Node, Node], Refusal] = {}
-        """Why a producer and its reader are in two groups, as found last."""
+        """The reason why a producer and its reader are in two groups, as found last."""
         self.uses = Uses(graph, (n for n in graph.nodes if self._is_inlined(n)))
         """Views, constants, widening casts and masks are recomputed by each kernel that reads them, at no cost."""
         self.candidates = Candidates(self.uses, context.limits, context.machine, refused)

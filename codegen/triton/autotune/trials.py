@@ -17,7 +17,7 @@ from fusec.ir.graph import Graph, is_written, storage
 logger = logging.getLogger(__name__)
 
 _MOST_COPIES, _MOST_BYTES = 64, 2 << 30
-"""Of the buffers of a kernel, for all copies together."""
+"""The most copies of a kernel's buffers, and the most bytes of all copies together."""
 _USUAL_CACHE = 128 << 20
 """Bytes of the last-level cache, if the profile has none."""
 
