@@ -154,9 +154,8 @@ class Statements:
         if not lanes:
             if self.lanes_of(s.value):
                 raise BuildError(f"a tile is stored to one element of {s.buffer}", where=self.kernel.name)
-            loop = self.tiles[-1] if self.tiles else None
-            if loop and not sympy.sympify(loop.stop - loop.start).is_positive:  # it might never run
-                raise BuildError(f"a tile loop stores one element of {s.buffer}", where=self.kernel.name)
+            if self.tiles and self.tiles[-1].start == self.tiles[-1].stop:
+                raise BuildError(f"a tile loop that never runs stores an element of {s.buffer}", where=self.kernel.name)
             self.line(f"store({pointer}, {scalar_type(dtype)}({value}));")
             return
         if not self.lanes_of(s.value):

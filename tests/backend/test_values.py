@@ -31,6 +31,18 @@ def test_reductions_of_no_elements(backend: Any, name: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_scalar_beside_sums_of_columns(dynamic: bool) -> None:
+    def function(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        c = z.cos()
+        return (x - c).sum(-2) * 1.5, c * 2
+
+    x, z = torch.randn(3, 5), torch.randn(())
+    torch._dynamo.reset()
+    found = torch.compile(function, backend="fusec", dynamic=dynamic, options={"strict": True})(x, z)
+    torch.testing.assert_close(found, function(x, z))
+
+
 def test_a_block(backend: Any) -> None:
     check(backend, Block(), torch.randn(2, 5, 8))
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.cpp.schedules import schedule as cpp_schedule
 from fusec.codegen.tile.bounds import accesses, unproven_accesses
 from fusec.codegen.tile.chains import Run, chained
@@ -13,6 +14,7 @@ from fusec.codegen.tile.rows import Tiling
 from fusec.codegen.triton.schedules import schedule as triton_schedule
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
+from fusec.errors import BuildError
 from fusec.ir.graph import Graph, Value
 from fusec.ir.types import BF16, F32, I64, DType, Size, TensorType, contiguous_strides, symbol
 from fusec.loops.affine import Axis
@@ -182,3 +184,13 @@ def test_lanes_lie_along_an_axis_that_has_elements(shape: tuple[int, ...], lanes
     body = Body()
     ((kernel,),) = [compiled(body, body.do("exp", body.tensor(*shape))).program.kernels.values()]
     assert [s.stop for s in walk(kernel.body) if isinstance(s, Loop) and s.kind == "tile"] == lanes
+
+
+def test_a_store_in_a_tile_loop_that_never_runs_is_refused() -> None:
+    """A tile may hold a row of no elements on a GPU; on a CPU it is a loop, and the sum would not be stored."""
+    body = Body()
+    body.set_outputs([body.do("sum", body.tensor(3, 0), dims=(-1,))])
+    plan = plan_kernel(body, Limits())
+    print_kernel(cpp_schedule(plan, "kernel", Tiling(16)))
+    with pytest.raises(BuildError, match="never runs stores an element"):
+        print_kernel(cpp_schedule(plan, "kernel", Tiling(16, longest_row=16)))
