@@ -251,19 +251,18 @@ class Grouping:
     def _remark_unfused(self, nodes: list[Node]) -> None:
         """Leave a remark for every attention, and every producer and reader, in several kernels."""
         for node, refusal in self.unfused_attention.items():
-            self.context.remarks.add(
-                "missed", "group", "attention takes several kernels", subject="attention",
-                reason=refusal.reason, sources=tuple(map(str, node.sources[:1])),
-            )  # fmt: skip
+            self._remark_missed(node, "attention takes several kernels", "attention", refusal)
         for node in nodes:
             for producer in self._producers(node):
-                first, second = self.partition.group_of[producer], self.partition.group_of[node]
-                if first is not second:
-                    self.context.remarks.add(
-                        "missed", "group", f"{producer.op.name} and {node.op.name} are in two kernels",
-                        subject=node.op.name, reason=self.refusals[producer, node].reason,
-                        sources=tuple(map(str, node.sources[:1])),
-                    )  # fmt: skip
+                if self.partition.group_of[producer] is not self.partition.group_of[node]:
+                    message = f"{producer.op.name} and {node.op.name} are in two kernels"
+                    self._remark_missed(node, message, node.op.name, self.refusals[producer, node])
+
+    def _remark_missed(self, node: Node, message: str, subject: str, refusal: Refusal) -> None:
+        self.context.remarks.add(
+            "missed", "group", message, subject=subject, reason=refusal.reason, suggestion=refusal.suggestion,
+            sources=tuple(map(str, node.sources[:1])),
+        )  # fmt: skip
 
     def _producers(self, node: Node) -> list[Node]:
         """Return the producers of a node's inputs that are in groups."""
