@@ -26,6 +26,8 @@ class Example:
     dtype: torch.dtype = torch.float32
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the compile."""
+    integers: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """Dtypes of inputs that have others."""
 
     @property
     def name(self) -> str:
@@ -96,6 +98,11 @@ def mean_square(x: Tensor) -> Tensor:
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.relu(F.linear(x, weight, bias))
+
+
+def packed_linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    codes = torch.stack([packed & 15, packed >> 4], -1).view(len(scale), -1, 64)
+    return F.linear(x, ((codes.to(x.dtype) - 8) * scale[..., None]).view(len(scale), -1))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -190,6 +197,17 @@ EXAMPLES = (
         multiplies, and the activation (the epilogue) is applied to the block before it is stored.
         """,
         norm_and_projection, FEW,
+    ),
+    Example(
+        "cpp/weight-prologue", "few rows and a weight of four bits, unpacked in registers",
+        """
+        A byte holds two neighbours of a row of the weight, so the sum is in two segments: `left0` has the even and
+        `left1` the odd elements of `x`. `values` fills a register of either segment from one load of bytes, and
+        `dot_computed` multiplies; the dense weight is in no memory. Scales of 64 elements are loaded once for each
+        step of `i0`.
+        """,
+        packed_linear, {"x": (1, 1024), "packed": (4096, 512), "scale": (4096, 16)}, torch.bfloat16,
+        integers={"packed": torch.uint8},
     ),
     Example(
         "cpp/large-m-gemm", "many rows, in blocks that stay in the cache",

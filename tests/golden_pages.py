@@ -135,7 +135,8 @@ def _kernels(example: Example) -> list[str]:
 
 def _traced(example: Example) -> Graph:
     """The graph of an example's model, as it is imported."""
-    inputs = [torch.empty(shape, dtype=example.dtype) for shape in example.shapes.values()]
+    dtypes = dict.fromkeys(example.shapes, example.dtype) | dict(example.integers)
+    inputs = [torch.empty(shape, dtype=dtypes[name]) for name, shape in example.shapes.items()]
     graph = trace(example.model, inputs, symbolic=False)
     graph.name = example.model.__name__
     _name(graph, example.shapes)

@@ -68,6 +68,25 @@ template <int N> constexpr int together(int count) {
 #endif
 }
 
+// found[r * COLUMNS + c] = the sum of the lanes of sums[r][c]. The sums are named one by one: where the compiler does not
+// know which one is meant, all of them lie in memory throughout the loop that adds them up.
+template <int N> constexpr int folded(int count) { return count + together<N>(count); }
+template <int ROWS, int COLUMNS, int N, class A>
+FN void fold_tile(typename Raw<A, N>::type (&sums)[ROWS][COLUMNS], A* found) {
+  typedef typename Raw<A, N>::type raw;
+  constexpr int all = ROWS * COLUMNS, some = together<N>(all), run = N / some;
+  for (int i = 0; i < all; i += some) {
+    raw group[some] = {};
+    for (int j = 0; j < some && i + j < all; j++) group[j] = sums[(i + j) / COLUMNS][(i + j) % COLUMNS];
+    const raw rest = sums_of<A, N, some>(group);
+    for (int j = 0; j < some; j++) {
+      typename Raw<A, run>::type lanes;
+      for (int l = 0; l < run; l++) lanes[l] = rest[j * run + l];
+      found[i + j] = sum_of<A, run>(lanes);
+    }
+  }
+}
+
 // Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it and is quick at it:
 // Intel's processors with AVX512-FP16 take two cycles for one, half the speed of their two FMAs a cycle.
 #if defined(__AVX512BF16__) && !defined(__AVX512FP16__) && defined(__GNUC__) && !defined(__clang__)
@@ -132,20 +151,8 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
   }
   if (line > N)
     for (; k + N <= depth; k += N) add(k);
-  // The sums are named one by one: where the compiler does not know which one is meant, all of them lie in memory
-  // throughout the loop above.
-  constexpr int all = ROWS * COLUMNS, some = together<N>(all), run = N / some;
-  A found[all + some];
-  for (int i = 0; i < all; i += some) {
-    raw group[some] = {};
-    for (int j = 0; j < some && i + j < all; j++) group[j] = sums[(i + j) / COLUMNS][(i + j) % COLUMNS];
-    const raw folded = sums_of<A, N, some>(group);
-    for (int j = 0; j < some; j++) {
-      typename Raw<A, run>::type rest;
-      for (int l = 0; l < run; l++) rest[l] = folded[j * run + l];
-      found[i + j] = sum_of<A, run>(rest);
-    }
-  }
+  A found[folded<N>(ROWS * COLUMNS)];
+  fold_tile<ROWS, COLUMNS, N>(sums, found);
   for (int r = 0; r < ROWS; r++) {
     for (int c = 0; c < COLUMNS; c++) {
       A sum = found[r * COLUMNS + c];
@@ -178,6 +185,70 @@ FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_
     dot_rows_k<ROWS, wide, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
   for (; c < columns; c++)
     dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
+}
+
+// Rows of a left operand that lie along k.
+template <class L> struct Left {
+  const L* data;
+  int64_t step;
+};
+
+// The right operand is computed: values(column, o, k, lanes, tiles) fills a tile of each segment of k, which has its own
+// left operand; fetch(column, o, k) asks memory for what such a tile is computed from. k is outer * inner steps long,
+// and what is asked for at once serves LINE of them.
+template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
+DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
+                               const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
+  CONTRACT
+  typename Raw<A, N>::type sums[ROWS][COLUMNS] = {};
+  for (int64_t o = 0; o < outer; o++) {
+    const auto add = [&](int64_t k, auto lanes) LANEWISE {
+      for (int c = 0; c < COLUMNS; c++) {
+        Vec<A, N> tiles[SEGMENTS];
+        values(column + c, o, k, lanes, tiles);
+        for (int s = 0; s < SEGMENTS; s++) {
+          const auto x = keep(lanes, tiles[s], Vec<A, N>(A(0))).v;
+          const L* const left = lefts[s].data + o * inner + k;
+          for (int r = 0; r < ROWS; r++) sums[r][c] += load<N>(left + r * lefts[s].step, lanes).v * x;
+        }
+      }
+    };
+    int64_t k = 0;
+    for (; k + LINE <= inner; k += LINE) {
+      for (int c = 0; c < COLUMNS; c++) fetch(column + COLUMNS + c, o, k);
+      for (int i = 0; i < LINE; i += N) add(k + i, All{});
+    }
+    if (LINE > N)
+      for (; k + N <= inner; k += N) add(k, All{});
+    if (k < inner) add(k, Part{inner - k});
+  }
+  A found[folded<N>(ROWS * COLUMNS)];
+  fold_tile<ROWS, COLUMNS, N>(sums, found);
+  for (int r = 0; r < ROWS; r++)
+    for (int c = 0; c < COLUMNS; c++) target[r * target_step + c] = found[r * COLUMNS + c];
+}
+
+// Columns from first to last, and rows in one part, or two of more than 8: the right operand is computed for each.
+template <int ROWS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
+FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, const Fetch& fetch,
+                     int64_t first, int64_t last, int64_t outer, int64_t inner) {
+  if constexpr (ROWS > 8) {
+    constexpr int half = (ROWS + 1) / 2;
+    Left<L> below[SEGMENTS];
+    for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step};
+    dot_computed<half, N, SEGMENTS, LINE>(target, target_step, lefts, values, fetch, first, last, outer, inner);
+    dot_computed<ROWS - half, N, SEGMENTS, LINE>(target + half * target_step, target_step, (const Left<L>*)below, values,
+                                                 fetch, first, last, outer, inner);
+  } else {
+    constexpr int wide = ROWS == 1 ? 4 : REGISTERS / 16;
+    int64_t c = first;
+    for (; c + wide <= last; c += wide)
+      dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE>(target + c - first, target_step, lefts, values, fetch, c, outer,
+                                                       inner);
+    for (; c < last; c++)
+      dot_tile_computed<ROWS, 1, N, SEGMENTS, LINE>(target + c - first, target_step, lefts, values, fetch, c, outer,
+                                                    inner);
+  }
 }
 
 // What one lane multiplies in one step: a number, or a word of two bfloat16 that are neighbours along k.

@@ -396,6 +396,19 @@ template <class T> FN T power(T base, T exponent) {
   template <class T, int N> FN Vec<T, N> name(Vec<T, N> a, Vec<T, N> b) { \
     return map([](T x, T y) LANEWISE { return fusec::name(x, y); }, a, b); \
   }
-LANE_BY_LANE(fmod) LANE_BY_LANE(remainder) LANE_BY_LANE(floor_divide) LANE_BY_LANE(shift_left)
-LANE_BY_LANE(shift_right) LANE_BY_LANE(power)
+LANE_BY_LANE(fmod) LANE_BY_LANE(remainder) LANE_BY_LANE(floor_divide) LANE_BY_LANE(power)
 #undef LANE_BY_LANE
+
+template <class T, int N> FN Vec<T, N> shift_left(Vec<T, N> a, Vec<T, N> b) {
+  typedef typename Vec<T, N>::raw raw;
+  const auto inside = (b.v >= T(0)) & (b.v <= T(8 * sizeof(T) - 1));
+  return Vec<T, N>(inside ? a.v << (inside ? b.v : raw{}) : raw{});
+}
+template <class T, int N> FN Vec<T, N> shift_right(Vec<T, N> a, Vec<T, N> b) {
+  typedef typename Vec<T, N>::raw raw;
+  constexpr T last = T(8 * sizeof(T) - 1);
+  const auto inside = (b.v >= T(0)) & (b.v <= last);
+  const raw shifted = a.v >> (inside ? b.v : raw{} + last);
+  if constexpr (T(-1) < T(0)) return Vec<T, N>(shifted);
+  else return Vec<T, N>(inside ? shifted : raw{});
+}

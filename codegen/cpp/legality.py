@@ -23,6 +23,7 @@ def limits(config: Config, machine: Machine) -> Limits:
         small_m=config.small_m,
         many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)),
         some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)),
+        weight_prologues=True,
         layouts=_illegal_layouts,
         moves=_moves_in_order,
     )

@@ -7,13 +7,15 @@ import sympy
 
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
-from fusec.codegen.cpp.statements import COMBINE, Statements
+from fusec.codegen.cpp.statements import COMBINE, Statements, matrix, pointer_to
 from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
     Compute,
+    ComputedDot,
     Dot,
     Kernel,
+    Load,
     Loop,
     Statement,
     Update,
@@ -77,7 +79,7 @@ class _Printer(Statements):
     # ------------------------------------------------------------------ frame
 
     def _head(self) -> list[str]:
-        header = "dot.h" if any(isinstance(s, Dot) for s in walk(self.kernel.body)) else "vec.h"
+        header = "dot.h" if any(isinstance(s, (Dot, ComputedDot)) for s in walk(self.kernel.body)) else "vec.h"
         lines = [f'#include "{header}"', "using namespace fusec;"]
         lines += [f"extern template struct {name};" for name in sorted(self.linked)]
         for kind in sorted(self.types, key=lambda k: k.text):
@@ -219,6 +221,38 @@ class _Printer(Statements):
         self.line(f"if ({axis} < end) tile({axis}, Part{{end - {axis}}}{same});")
         self._close()
 
+    @_statement.register
+    def _computed_dot(self, s: ComputedDot) -> None:
+        """Print the right operand and the prefetch of its loads as lambdas, then the call that multiplies."""
+        column, *outer, tile = loops = _nested(s.right)
+        axes = [loop.axis for loop in (column, *outer, tile)] if outer else [column.axis, "step", tile.axis]
+        at = ", ".join(f"const int64_t {identifier(axis)}" for axis in axes)
+        self._open("{")
+        self._open(f"const auto values = [&]({at}, const auto lanes, auto* values) LANEWISE {{")
+        for loop in loops:
+            if loop is tile:
+                self.tiles.append(tile)
+            self._run(statement for statement in loop.body if not isinstance(statement, Loop))
+        for i, value in enumerate(s.values):
+            self.line(f"values[{i}] = {identifier(value)};")
+        self._close("};")
+        streams = [load for load in tile.body if isinstance(load, Load) and self.strides_one(load)]
+        self.tiles.pop()
+        self._open(f"const auto fetch = [&]({at}) LANEWISE {{")
+        for load in streams:
+            self.line(f"__builtin_prefetch({pointer_to(load.buffer, load.offset)}, 0, 2);")
+        self._close("};")
+        lanes, length = int(tile.step), int(tile.stop)
+        line = 64 // max(self.buffers[load.buffer].dtype.bytes for load in streams)
+        line = max(min(line, length // lanes * lanes), lanes)
+        lefts = ", ".join(f"{{{matrix(left, left.row_stride)}}}" for left in s.lefts)
+        self.line(f"const Left<{MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]}> lefts[] = {{{lefts}}};")
+        extent = (column.start, column.stop, _count(outer[0]) if outer else 1, length)
+        arguments = [matrix(s.target, s.target.row_stride), "lefts", "values", "fetch", *map(CPP.print, extent)]
+        options = f"{s.rows}, {lanes}, {len(s.values)}, {line}"
+        self.line(f"dot_computed<{options}>({', '.join(arguments)});")
+        self._close()
+
     def _carried(self, loop: Loop) -> dict[str, str]:
         """Return the tile accumulators declared outside the loop that it updates, with their operation."""
         updates = [s for s in walk(loop.body) if isinstance(s, Update) and s.acc in self.kinds]
@@ -252,6 +286,14 @@ def _partials_that_pay(loop: Loop, carried: int) -> int:
         return 1
     cost = sum(OPS[s.op].cost if isinstance(s, Compute) and s.op in OPS else 1 for s in loop.body)
     return 1 if cost > LIGHT_COST or not carried else {1: PARTIALS, 2: PARTIALS, 3: 2, 4: 2}.get(carried, 1)
+
+
+def _nested(loop: Loop) -> list[Loop]:
+    """Return a loop and those that each end the body of the one before."""
+    loops = [loop]
+    while isinstance(inner := loops[-1].body[-1], Loop):
+        loops.append(inner)
+    return loops
 
 
 def _touched(body: Iterable[Statement]) -> set[str]:

@@ -106,7 +106,7 @@ class Statements:
 
     def _address(self, buffer: str, offset: sympy.Expr) -> tuple[str, str]:
         """Return the pointer of the first lane, and the suffix of load and store: ``""``, ``_strided`` or ``_at``."""
-        pointer = _pointer(buffer, offset)
+        pointer = pointer_to(buffer, offset)
         if not self._lanes(offset):
             return pointer, ""
         axis = index_symbol(self.tiles[-1].axis)
@@ -120,6 +120,10 @@ class Statements:
             at = CPP.print(offset.subs({axis: axis + lane, **each}))
             return identifier(buffer), f"_at [&](int64_t lane) LANEWISE {{ return {at}; }}"
         return pointer, "" if stride == 1 else f"_strided {CPP.print(stride)}"
+
+    def strides_one(self, load: Load) -> bool:
+        """Return whether the lanes of a load are neighbours in memory."""
+        return bool(self._lanes(load.offset)) and not self._address(load.buffer, load.offset)[1]
 
     @straight.register
     def _check(self, s: Check) -> None:
@@ -254,7 +258,7 @@ class Statements:
             raise BuildError("a block of a matrix product whose operands are not dense", where=self.kernel.name)
 
         left = (s.left.row_stride,) if along == "k" else (s.left.row_stride, s.left.column_stride)
-        operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, *left), _matrix(s.right, step)]
+        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, *left), matrix(s.right, step)]
         few = isinstance(s.rows, int) and s.rows <= FEW_ROWS  # a template parameter
         sizes = [*(() if few else (s.rows,)), s.columns, s.depth]
         arguments = ", ".join([*operands, *map(CPP.print, sizes)])
@@ -266,7 +270,7 @@ class Statements:
 
     def _packed_dot(self, s: Dot) -> None:
         """Print a product with a prepacked block, which begins at the same offset as if it were not transposed."""
-        operands = [_matrix(s.target, s.target.row_stride), _matrix(s.left, s.left.row_stride), _matrix(s.right)]
+        operands = [matrix(s.target, s.target.row_stride), matrix(s.left, s.left.row_stride), matrix(s.right)]
         arguments = ", ".join([*operands, *map(CPP.print, (s.rows, s.columns, s.depth))])
         self.line(f"dot_packed<{self.steps[0]}>({arguments});")
         self._link(s, "packed")
@@ -294,11 +298,13 @@ class Statements:
         self.line(f"const {self._define(s.dst, s.dtype, 0)} = {text};")
 
 
-def _matrix(m: Matrix, *strides: t.Size) -> str:
-    return ", ".join([_pointer(m.buffer, m.offset), *map(CPP.print, strides)])
+def matrix(m: Matrix, *strides: t.Size) -> str:
+    """Return the arguments of a matrix: the pointer to its first element, and strides."""
+    return ", ".join([pointer_to(m.buffer, m.offset), *map(CPP.print, strides)])
 
 
-def _pointer(buffer: str, offset: sympy.Expr) -> str:
+def pointer_to(buffer: str, offset: sympy.Expr) -> str:
+    """Return the pointer to an element of a buffer."""
     text = CPP.print(offset)
     if text == "0":
         return identifier(buffer)

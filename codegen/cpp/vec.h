@@ -448,6 +448,26 @@ template <class E> struct Scratch {
 
 // ---------------------------------------------------------------------------------------------- casts
 
+// Bytes as numbers of 32 bits. By itself GCC 12 converts signed bytes one after another.
+template <class U, int N> FN typename Raw<int32_t, N>::type wide_bytes(Vec<U, N> a) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (N == 16) {
+    typedef Raw<int32_t, 16>::type wide;
+    const auto bytes = (Raw<char, 16>::type)a.v;
+    if constexpr (same_type<U, int8_t>::value) return __builtin_ia32_pmovsxbd512_mask(bytes, wide{}, -1);
+    else return __builtin_ia32_pmovzxbd512_mask(bytes, wide{}, -1);
+  } else
+#elif defined(__AVX2__) && !defined(__clang__)
+  if constexpr (N == 8) {
+    Raw<char, 16>::type bytes{};
+    __builtin_memcpy(&bytes, &a.v, 8);
+    if constexpr (same_type<U, int8_t>::value) return __builtin_ia32_pmovsxbd256(bytes);
+    else return __builtin_ia32_pmovzxbd256(bytes);
+  } else
+#endif
+    return __builtin_convertvector(a.v, typename Raw<int32_t, N>::type);
+}
+
 // A float becomes an integer of 32 bits, or of 64 (for int64_t and uint8_t): NaN and what is out of range become its
 // least number, as x86 converts, and eager with it. In C++ they are undefined, and GCC takes them not to occur. A
 // smaller type keeps the low bits.
@@ -465,6 +485,8 @@ template <class T, class U, int N> FN Vec<T, N> cast(Vec<U, N> a) {
     Mask<N> inside = (a > Vec<U, N>(U(-Convert<T>::past - 1))) & (a < Vec<U, N>(U(Convert<T>::past)));
     Vec<I, N> whole(__builtin_convertvector(select(inside, a, Vec<U, N>(U(0))).v, typename Raw<I, N>::type));
     return cast<T>(select(inside, whole, Vec<I, N>(Convert<T>::least)));
+  } else if constexpr (sizeof(U) == 1 && !same_type<U, bool>::value && sizeof(T) >= 4) {
+    return cast<T>(Vec<int32_t, N>(wide_bytes(a)));
   } else return Vec<T, N>(__builtin_convertvector(a.v, typename Raw<T, N>::type));
 }
 template <class T, int N> FN Vec<T, N> cast(Mask<N> m) { return select(m, Vec<T, N>(T(1)), Vec<T, N>(T(0))); }

@@ -30,7 +30,7 @@ from fusec.codegen.tile.kernel import (
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value, is_written, storage
-from fusec.ir.types import I64, DType, Size, TensorType, accumulation, product, same_size
+from fusec.ir.types import I64, DType, Size, TensorType, accumulation, holds_all, product, same_size
 from fusec.loops import indexing
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, Output
@@ -418,7 +418,7 @@ class Emitter:
         level = self._level(item, operands)
         if not target.is_float:
             operands = (self._rounded(item.operands[0], operands[0]),)
-        rounds = target if accumulation(target) != target else None
+        rounds = target if accumulation(target) != target and not holds_all(target, source) else None
         return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
 
 

@@ -322,6 +322,22 @@ class Loop(Statement):
 
 
 @dataclass(frozen=True)
+class ComputedDot(Statement):
+    """``target[m, n] = Σ_i Σ_k lefts[i][m, k] · values[i][k, n]``: a block whose right operand is computed (C++)."""
+
+    OPERANDS, LOADED, STORED, BODY = ("values",), ("lefts",), ("target",), ("right",)
+    target: Matrix
+    lefts: tuple[Matrix, ...]
+    """One for each segment of k, contiguous along it."""
+    right: Loop
+    """The loop over the columns of the block; in it one over the outer steps of k, if there are any, and a tile loop
+    over the inner ones."""
+    values: tuple[str, ...]
+    """Tiles of the right operand, one for each segment."""
+    rows: int
+
+
+@dataclass(frozen=True)
 class When(Statement):
     """Run the body if a scalar condition holds; names defined inside are visible there only."""
 

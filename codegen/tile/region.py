@@ -44,7 +44,8 @@ def _work(plan: Plan) -> Size:
     read = [v for v in body.inputs if v not in elsewhere]
     numels = [product(v.shape) for v in (*read, *map(stored_value, body.outputs))]
     for contraction in shape.contractions:
-        numels.append(product(tuple(a.size for a in (*contraction.axes, *contraction.bound))) // _MULTIPLIED)
+        steps = product(tuple(a.size for a in (*contraction.axes, *contraction.bound))) * len(contraction.pairs)
+        numels.append(steps // _MULTIPLIED)
     known = max((n for n in numels if isinstance(n, int)), default=0)
     symbolic = [n for n in numels if not isinstance(n, int)]
     return sympy.Max(known, max(symbolic, key=estimate), evaluate=False) if symbolic else known

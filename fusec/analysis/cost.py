@@ -136,7 +136,8 @@ def work_of(counts: Mapping[IndexedExpr, float], symbols: Mapping[str, int] | No
 def operations(item: IndexedExpr, symbols: Mapping[str, int] | None = None) -> int:
     """Estimate the operations of one evaluation."""
     bound = product(tuple(axis.size for axis in item.bound))
-    return estimate(bound, symbols) * item.node.op.cost
+    segments = len(item.pairs) if item.kind == "contraction" else 1
+    return estimate(bound, symbols) * segments * item.node.op.cost
 
 
 def compute_bound_from(cost: Cost, machine: Machine, size: sympy.Symbol) -> float | None:

@@ -42,6 +42,23 @@ U8, BOOL = DType("u8", "int", 1), DType("bool", "bool", 1)
 DTYPES = {d.name: d for d in (F64, F32, BF16, F16, I64, I32, I16, I8, U8, BOOL)}
 
 
+_WIDER: dict[DType, tuple[DType, ...]] = {
+    BF16: (F32, F64),
+    F16: (F32, F64),
+    F32: (F64,),
+    BOOL: (BF16, F16, F32, F64, I64, I32, I16, I8, U8),
+    I8: (I16, I32, I64, BF16, F16, F32, F64),
+    U8: (I16, I32, I64, BF16, F16, F32, F64),
+    I16: (I32, I64, F32, F64),
+    I32: (I64, F64),
+}
+
+
+def holds_all(wide: DType, narrow: DType) -> bool:
+    """Return whether ``wide`` represents every number of ``narrow``."""
+    return wide == narrow or wide in _WIDER.get(narrow, ())
+
+
 def accumulation(dtype: DType) -> DType:
     """Return the dtype in which arithmetic on ``dtype`` accumulates: f32 for half types."""
     return F32 if dtype in (BF16, F16) else dtype

@@ -100,13 +100,13 @@ def find_attention(nest: LoopNest) -> Attention | None:
         raise _refused(f"it has {len(contractions)} matmuls")
     (product,) = inner
     (weighted,) = [c for c in contractions if c is not product]
+    if any(len(matmul.bound) != 1 or len(matmul.pairs) != 1 for matmul in (weighted, product)):
+        raise _refused("a matmul sums over several axes")
     dependent = [o for o in weighted.operands if o is product or product in below([o])]
     if len(dependent) != 1:
         raise _refused("both operands of its second matmul depend on the first")
     (weights,) = dependent
     (value,) = [o for o in weighted.operands if o is not weights]
-    if len(weighted.bound) != 1 or len(product.bound) != 1:
-        raise _refused("a matmul sums over several axes")
     attention = _operands(nest, _softmax(nest, product, weighted, weights), value)
     _check_axes(nest, attention)
     _check_strides(attention)

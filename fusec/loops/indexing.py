@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product as combinations
 
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
@@ -24,6 +25,7 @@ class IndexedExpr:
     value: Value
     index: tuple[Affine, ...]
     operands: "tuple[IndexedExpr, ...]" = ()
+    """For a contraction its ``pairs``, one after another."""
     bound: tuple[Axis, ...] = ()
     """The axes that a reduction or contraction reduces; of a lookup, the axis in place of its dynamic index."""
     axes: frozenset[Axis] = frozenset()
@@ -43,6 +45,11 @@ class IndexedExpr:
     def dtype(self) -> DType:
         """The dtype of its value."""
         return self.value.dtype
+
+    @property
+    def pairs(self) -> "tuple[tuple[IndexedExpr, IndexedExpr], ...]":
+        """The left and the right operand of a contraction, for each segment of its summed dims."""
+        return tuple(zip(self.operands[::2], self.operands[1::2], strict=True))
 
     def __repr__(self) -> str:
         name = self.value.producer.op.name if self.value.producer else self.value.name
@@ -332,18 +339,24 @@ class _Lowering:
     def _contraction(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         terms, out = split_spec(node.attributes["spec"])
         at = dict(zip(out, index, strict=True))
-        bound: list[Axis] = []
+        summed: dict[str, list[Segment]] = {}
+        taken = {axis for position in index for axis in position.axes}
         for term, x in zip(terms, node.operands, strict=True):
             for label, n in zip(term, x.shape, strict=True):
-                if label not in at:
+                if label not in at and label not in summed:
                     # Never an axis of the outputs: its loop is the innermost.
-                    part = self._summed(n, {a for position in at.values() for a in position.axes})
-                    at[label] = part.index
-                    bound.extend(part.axes)
-        operands = tuple(
-            self.at(x, tuple(at[label] for label in term)) for term, x in zip(terms, node.operands, strict=True)
-        )
-        return _expression("contraction", node.result, index, operands, tuple(bound))
+                    summed[label] = self._summed(n, taken)
+                    taken |= {axis for part in summed[label] for axis in part.axes}
+        operands: list[IndexedExpr] = []
+        bounds: set[tuple[Axis, ...]] = set()
+        for parts in combinations(*summed.values()):
+            bounds.add(tuple(axis for part in parts for axis in part.axes if axis.size != 1))
+            here = at | dict(zip(summed, (part.index for part in parts), strict=True))
+            operands += [self.at(x, tuple(here[i] for i in term)) for term, x in zip(terms, node.operands, strict=True)]
+        if len(bounds) > 1:
+            raise ScheduleError("a matmul is over a concatenation", why="its parts have different lengths")
+        (bound,) = bounds
+        return _expression("contraction", node.result, index, tuple(operands), bound)
 
     def _lookup(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         """Return a load at a dynamic index, for which the affine index has an axis of its own."""
@@ -364,17 +377,17 @@ class _Lowering:
         axes = found.axes - {row} | position.value.axes
         return IndexedExpr("lookup", found.value, found.index, (position.value,), (row,), axes, 0, position)
 
-    def _summed(self, n: Size, taken: set[Axis]) -> Segment:
-        """Return the loop variable of a contracted dim: contractions over ``n`` share it, unless it is in ``taken``."""
+    def _summed(self, n: Size, taken: set[Axis]) -> list[Segment]:
+        """Return the segments of a contracted dim: contractions over ``n`` share them, unless one is in ``taken``."""
         for nesting in range(_MAX_SPLITS):
-            (part,) = self.splits.segments_of(f"contract{nesting}x{n}", n, self.made)
-            if not taken.intersection(part.axes):
+            parts = self.splits.segments_of(f"contract{nesting}x{n}", n, self.made)
+            if not any(taken.intersection(part.axes) for part in parts):
                 break
-        if (part, n) not in self.pool:
+        if len(parts) == 1 and (parts[0], n) not in self.pool:
             # After those of earlier contractions, so that a reduction in a prologue takes the variable they sum over.
-            self.pool.insert(len(self.pool) - self.contracted, (part, n))
+            self.pool.insert(len(self.pool) - self.contracted, (parts[0], n))
             self.contracted += 1
-        return part
+        return parts
 
 
 def walk(

@@ -38,6 +38,8 @@ class Limits:
     """Dtypes of large-M GEMMs with up to ``SOME_ROWS`` rows, or a symbolic number of them."""
     few_halves: int = FEW_ROWS
     """Rows of half types that one block of a small-M GEMM holds; ``FEW_ROWS`` of other types."""
+    weight_prologues: bool = False
+    """Right operands of GEMMs may be computed from what is loaded, such as packed weights from their integers."""
     layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = anything
     """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
@@ -99,7 +101,7 @@ def _contraction(
     rows = contractions[0].operands[0].axes - set(contractions[0].bound)
     inside = below(contractions)
     for c in contractions:
-        why = next(_objections(c, rows, inside), "")
+        why = next(_objections(c, rows, inside, limits.weight_prologues), "")
         if why:
             raise _refused(why)
     for r in reductions:
@@ -135,6 +137,11 @@ def rows_at_once(contractions: Iterable[IndexedExpr], halves: int) -> int:
     return halves if all(c.operands[1].dtype in HALVES for c in contractions) else FEW_ROWS
 
 
+def is_computed(contraction: IndexedExpr) -> bool:
+    """Return whether a kernel computes the right operand of a matmul, rather than loads it from a matrix."""
+    return len(contraction.pairs) > 1 or contraction.operands[1].kind != "load"
+
+
 def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], limits: Limits) -> Iterator[str]:
     """Yield why a nest is no large-M GEMM."""
     dependent = above(nest, contractions)
@@ -142,6 +149,8 @@ def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
         yield "an output does not depend on a matmul"
     for c in contractions:
         left = c.operands[0]
+        if is_computed(c):
+            yield "its right operand is computed in the same kernel"
         if left.dtype not in limits.many:  # both operands have one type
             yield f"the vendor's GEMM of {left.dtype.name} is faster on this machine"
         if left.kind != "load":
@@ -150,26 +159,45 @@ def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
             yield from limits.layouts(nest, c)
 
 
-def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr]) -> Iterator[str]:
+def _objections(
+    c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr], weight_prologues: bool
+) -> Iterator[str]:
     """Yield why a contraction has no generated GEMM."""
-    left, right = c.operands
-    bound = set(c.bound)
-    if right.kind != "load":
+    if is_computed(c) and not weight_prologues:
         yield "its right operand is computed in the same kernel"
-    if right.axes & rows:
-        yield "it is batched"
-    if left.axes - bound != rows:
-        yield "another matmul of the kernel has other rows"
     if c in inside:
         yield "another matmul of the kernel reads its result"
-    if not bound or not left.axes >= bound or not right.axes >= bound:
-        yield "an operand lacks the summed dim"
-    if right.axes <= bound:
-        yield "it has one column"
+    bound = set(c.bound)
+    for left, right in c.pairs:
+        if right.axes & rows:
+            yield "it is batched"
+        if left.axes - bound != rows:
+            yield "another matmul of the kernel has other rows"
+        if not bound or not left.axes >= bound or not right.axes >= bound:
+            yield "an operand lacks the summed dim"
+        if right.axes <= bound:
+            yield "it has one column"
     unknown = [a for a in (*c.axes - rows, *c.bound) if not isinstance(a.size, int)]
     if unknown:
         yield f"the size {unknown[0].size} is not known at compile time"
-    columns = [a for a in right.axes if a not in bound]
+    yield from _prologue_objections(c) if is_computed(c) else _weight_objections(c)
+
+
+def _prologue_objections(c: IndexedExpr) -> Iterator[str]:
+    """Yield why the right operand of a contraction is not computed in registers."""
+    items = list(walk(right for _, right in c.pairs))
+    computed = [i for i in items if i.kind not in ("load", "pointwise", "constant", "index")]
+    if computed:
+        yield f"a {computed[0].kind} is in the prologue of its right operand"
+    loads = [i for i in items if i.kind == "load"]
+    if not any(stride(i, c.bound[-1]) == 1 for i in loads):
+        yield "its weight is not contiguous along the summed dim"
+
+
+def _weight_objections(c: IndexedExpr) -> Iterator[str]:
+    """Yield why the right operand of a contraction, which is loaded, is no matrix in memory."""
+    ((_, right),) = c.pairs
+    columns = [a for a in right.axes if a not in c.bound]
     if not any(stride(right, a) == 1 for a in (*c.bound[-1:], *columns)):
         yield "its weight is not contiguous"
     if any(stride(right, a) != stride(right, b) * b.size for a, b in zip(c.bound, c.bound[1:], strict=False)):

@@ -32,11 +32,11 @@ class Splits:
     roles: dict[Axis, str] = field(default_factory=dict)
 
     def add(self, split: Unaligned) -> None:
-        """Add a split; raise ScheduleError for a segment of an axis that is reduced."""
+        """Add a split; raise ScheduleError for a segment of an axis of a reduction."""
         role = self.roles[split.axis]
         if split.factor is not None:
             self.factors[role] = split.factor
-        elif role.startswith("d") and split.segment is not None:
+        elif role.startswith(("d", "contract")) and split.segment is not None:
             self.segments[role] = [split.segment]
         else:
             raise ScheduleError("a reduction is over a concatenation", why="each part has its own loop")

@@ -1,25 +1,9 @@
 """Removal of casts that change no bit; every other cast is kept, as it rounds."""
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from fusec.ir.types import BF16, F16, F32, holds_all
 from fusec.passes.canonicalize.numbers import number_of
 from fusec.rewriting.driver import simplifies
-
-_WIDER: dict[DType, tuple[DType, ...]] = {
-    BF16: (F32, F64),
-    F16: (F32, F64),
-    F32: (F64,),
-    BOOL: (BF16, F16, F32, F64, I64, I32, I16, I8, U8),
-    I8: (I16, I32, I64, BF16, F16, F32, F64),
-    U8: (I16, I32, I64, BF16, F16, F32, F64),
-    I16: (I32, I64, F32, F64),
-    I32: (I64, F64),
-}
-
-
-def holds_all(wide: DType, narrow: DType) -> bool:
-    """Return whether ``wide`` represents every number of ``narrow``."""
-    return wide == narrow or wide in _WIDER.get(narrow, ())
 
 
 @simplifies("cast")

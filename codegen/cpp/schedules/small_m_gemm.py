@@ -1,20 +1,21 @@
 """Schedule of GEMMs. Small M: the weight is read once, at the speed of memory.
 
 Each thread computes the left operand, with its prologue, into its own cache, then takes the next block of the
-weight's rows: dot products with accumulators in registers, then the epilogue on the block.
+weight's rows: dot products with accumulators in registers, then the epilogue on the block. A weight that is computed,
+such as one unpacked from integers, is computed in registers.
 
 A large-M GEMM has no prologue; its rows are processed in blocks, each with a block of the weight that stays in cache.
 """
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import sympy
 
 from fusec.codegen.tile.emitter import Emitter, block_range, static_size
-from fusec.codegen.tile.kernel import PARTS, Dot, Loop, Matrix, Statement, index_symbol
+from fusec.codegen.tile.kernel import PARTS, ComputedDot, Dot, Loop, Matrix, Statement, index_symbol
 from fusec.codegen.tile.products import Products
 from fusec.codegen.tile.rows import Rows, Tiling
 from fusec.errors import ScheduleError
@@ -32,8 +33,8 @@ from fusec.ir.types import (
     simplify,
 )
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
-from fusec.loops.kinds import FEW_ROWS, Shape
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride, walk
+from fusec.loops.kinds import FEW_ROWS, Shape, is_computed
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
 """Size limit of a block of rows and their sums, which stay in the second-level cache; and its fewest rows."""
@@ -53,7 +54,7 @@ class _Left:
 
     buffer: str
     offset: sympy.Expr
-    """Over the row axes and the single contracted axis."""
+    """Over the row axes and the contracted axes as one."""
     row_stride: Size
 
 
@@ -123,17 +124,15 @@ class _Contraction:
         lefts: dict[IndexedExpr, _Left] = {}
         pending: list[Output] = []
         for contraction in self.shape.contractions:
-            left, bound = contraction.operands[0], contraction.bound
-            if left in lefts:
-                continue
-            wanted = left.kind == "load" and left.dtype == self._left_dtype(contraction)
-            if self.blocked_rows or (wanted and self._is_dense(left, bound)):
-                offset = self.emitter.offset(left.index, left.value.tensor)
-                lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
-                continue
-            output, place = self._left_output(left, bound, self._left_dtype(contraction))
-            pending.append(output)
-            lefts[left] = place
+            bound, dtype = contraction.bound, self._left_dtype(contraction)
+            for left in dict.fromkeys(left for left, _ in contraction.pairs if left not in lefts):
+                loaded = left.kind == "load" and left.dtype == dtype and self._is_dense(left, bound)
+                if self.blocked_rows or loaded:
+                    offset = self._joined(self.emitter.offset(left.index, left.value.tensor), bound)
+                    lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
+                    continue
+                output, lefts[left] = self._left_output(left, bound, dtype)
+                pending.append(output)
         statistics = {
             r: self._scratch_output(r, self.rows, accumulation(r.dtype), "row") for r in self._shared_reductions()
         }
@@ -150,8 +149,8 @@ class _Contraction:
 
     def _left_dtype(self, contraction: IndexedExpr) -> DType:
         """Return the type of the left operand in scratch: bfloat16 if the machine multiplies it, else that of sums."""
-        left, right = contraction.operands
-        lies_along_k = stride(right, contraction.bound[-1]) == 1
+        left, right = contraction.pairs[0]
+        lies_along_k = not is_computed(contraction) and stride(right, contraction.bound[-1]) == 1
         if self.tiling.bf16_products and lies_along_k and left.dtype == right.dtype == BF16:
             return BF16
         return accumulation(left.dtype)
@@ -179,7 +178,7 @@ class _Contraction:
 
     def _is_dense(self, left: IndexedExpr, bound: tuple[Axis, ...]) -> bool:
         """Return whether a loaded left operand is a matrix in memory: one row stride, and contiguous rows."""
-        return _is_even(left, self.rows) and len(bound) == 1 and stride(left, bound[0]) == 1
+        return _is_even(left, self.rows) and _is_even(left, bound) and stride(left, bound[-1]) == 1
 
     def _joined(self, offset: sympy.Expr, bound: tuple[Axis, ...]) -> sympy.Expr:
         """Return an offset over contiguous contracted axes as one over a single axis."""
@@ -217,7 +216,7 @@ class _Contraction:
 
     def _by_stride(self, axes: list[Axis], products: list[IndexedExpr]) -> list[Axis]:
         """Sort axes by their stride in the weights of products, largest first."""
-        return sorted(axes, key=lambda a: max(estimate(stride(c.operands[1], a)) for c in products), reverse=True)
+        return sorted(axes, key=lambda a: max(estimate(stride(_weight(c), a)) for c in products), reverse=True)
 
     def _row_blocks(self, loops: ExitStack) -> "_Block | None":
         """Open loops over blocks of rows and return the block; None where all rows are processed at once."""
@@ -246,7 +245,7 @@ class _Contraction:
         """Emit the loop over blocks of the only column axis."""
         n = static_size(axis)
         size = max(8, min(self.most_columns, n // 64 * 8))
-        weights = ((c.operands[1], c.bound[-1]) for c in self.products.of(results))
+        weights = ((_weight(c), c.bound[-1]) for c in self.products.of(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
         start, stop = block_range(index_symbol("block") * size, size, n)
@@ -258,7 +257,7 @@ class _Contraction:
     ) -> None:
         """Emit the products of one block, then its outputs."""
         for contraction in self.products.of(results):
-            self._dots(contraction, lefts[contraction.operands[0]], columns, rows)
+            self._dots(contraction, [lefts[left] for left, _ in contraction.pairs], columns, rows)
         self._epilogue(results, columns, rows)
 
     def _epilogue(self, results: list[Output], columns: "_Block | None", block: "_Block | None") -> None:
@@ -277,7 +276,9 @@ class _Contraction:
 
     # Dot products.
 
-    def _dots(self, contraction: IndexedExpr, left: _Left, columns: "_Block | None", block: "_Block | None") -> None:
+    def _dots(
+        self, contraction: IndexedExpr, lefts: list[_Left], columns: "_Block | None", block: "_Block | None"
+    ) -> None:
         """Compute one product of the block in scratch, where the epilogue reads it."""
         emitter = self.emitter
         opened = {*self.rows, *emitter.levels[-1].axes}
@@ -300,9 +301,11 @@ class _Contraction:
         with ExitStack() as loops:
             for a in inner[:-1]:
                 loops.enter_context(emitter.loop(a, "serial"))
-            emitter.inner.append(
-                self._dot(contraction, left, Matrix(target.name, offset, row_stride, 1), columns, block)
-            )
+            result = Matrix(target.name, offset, row_stride, 1)
+            if is_computed(contraction):
+                emitter.inner.append(self._computed_dot(contraction, lefts, result, columns))
+            else:
+                emitter.inner.append(self._dot(contraction, lefts[0], result, columns, block))
 
     def _dot(
         self, contraction: IndexedExpr, left: _Left, target: Matrix, columns: "_Block", block: "_Block | None"
@@ -310,26 +313,52 @@ class _Contraction:
         """Return the product itself, which begins at the first row and column of the block."""
         emitter, right, bound = self.emitter, contraction.operands[1], contraction.bound
         k, n = self._k(bound), columns.axis
-        starts: dict[Axis, Size] = dict.fromkeys((k, *(() if block else self.rows)), 0)
-        starts |= {cut.axis: cut.start for cut in (columns, block) if cut}
-        first = {emitter.axis_symbol(axis): start for axis, start in starts.items()}
-        count = block.size if block else math.prod(map(static_size, self.rows))
+        count = block.size if block else self._row_count()
         least = LEAST_PACKED.get((self.tiling.lanes, right.dtype), _NEVER)
         packs = count >= least and self._packs(contraction, left, n, columns.size)
         emitter.packed.setdefault(right.value, set()).add(columns.size if packs else 0)
-
-        def matrix(buffer: str, offset: sympy.Expr, row_stride: Size, column_stride: Size) -> Matrix:
-            return Matrix(buffer, sympy.expand(offset.subs(first)), row_stride, column_stride)
-
         weight = self._joined(emitter.offset(right.index, right.value.tensor), bound)
+        starts = self._starts(bound, columns, block)
+        rights = Matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n))
         return Dot(
-            matrix(target.buffer, target.offset, target.row_stride, 1),
-            matrix(left.buffer, left.offset, left.row_stride, 1),
-            matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n)),
+            _at(target, starts),
+            _at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts),
+            _at(rights, starts),
             block.length if block else count,
             columns.length,
             static_size(k),
         )
+
+    def _computed_dot(
+        self, contraction: IndexedExpr, lefts: list[_Left], target: Matrix, columns: "_Block"
+    ) -> ComputedDot:
+        """Return the product with a right operand that is computed."""
+        emitter, (*outer, inner) = self.emitter, contraction.bound
+        with ExitStack() as loops:
+            loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
+            if outer:
+                steps = loops.enter_context(emitter.over(tuple(outer)))
+                loops.enter_context(emitter.loop(steps, "serial"))
+            loops.enter_context(emitter.loop(inner, "tile", self.tiling.lanes))
+            values = tuple(str(emitter.emit(right)) for _, right in contraction.pairs)
+        right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, None)
+        assert isinstance(right, Loop)
+        return ComputedDot(
+            _at(target, starts),
+            tuple(_at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts) for left in lefts),
+            right,
+            values,
+            self._row_count(),
+        )
+
+    def _starts(self, bound: tuple[Axis, ...], columns: "_Block", block: "_Block | None") -> dict[sympy.Symbol, Size]:
+        """Return the first index of a product's block along each of its axes."""
+        starts: dict[Axis, Size] = dict.fromkeys((self._k(bound), *(() if block else self.rows)), 0)
+        starts |= {cut.axis: cut.start for cut in (columns, block) if cut}
+        return {self.emitter.axis_symbol(axis): start for axis, start in starts.items()}
+
+    def _row_count(self) -> int:
+        return math.prod(map(static_size, self.rows))
 
     def _packs(self, contraction: IndexedExpr, left: _Left, n: Axis, width: int) -> bool:
         """Return whether the weight, if frozen, may be prepacked in transposed blocks of so many rows."""
@@ -370,6 +399,17 @@ def even_blocks(n: int, most: int, step: int = 6) -> int:
     """Return the length of the fewest equal blocks that cover ``n`` elements; with several, a multiple of ``step``."""
     count = -(-n // most)
     return min(-(-n // (count * step)) * step, most, n)
+
+
+def _at(matrix: Matrix, starts: dict[sympy.Symbol, Size]) -> Matrix:
+    """Return a matrix that begins at these indices."""
+    return replace(matrix, offset=sympy.expand(matrix.offset.subs(starts)))
+
+
+def _weight(contraction: IndexedExpr) -> IndexedExpr:
+    """Return the largest load that the right operand of a contraction is, or is computed from."""
+    loads = [i for i in walk(right for _, right in contraction.pairs) if i.kind == "load"]
+    return max(loads, key=lambda i: (stride(i, contraction.bound[-1]) == 1, len(i.axes)))
 
 
 def _is_even(item: IndexedExpr, axes: tuple[Axis, ...]) -> bool:

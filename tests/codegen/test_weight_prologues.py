@@ -1,0 +1,180 @@
+"""Weights that are computed from packed integers: unpacked in the registers of the product, never in memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.codegen.cpp.schedules import small_m_gemm
+from fusec.codegen.tile.kernel import ComputedDot, walk
+from fusec.compiler import Compiled, compile_graph
+from fusec.config import Config
+from fusec.frontend import trace
+from fusec.reference.contract import Comparison, compare_outputs
+
+GROUP, COLUMNS, DEPTH = 24, 72, 192
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One packed form of a [columns, depth] weight."""
+
+    weight: Callable[..., Tensor]
+    """The dense weight, from the packed parts and a dtype."""
+    parts: Callable[[], tuple[Tensor, ...]]
+    """Random packed parts: integers first."""
+
+
+def per_group(q: Tensor, zero: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    groups = q.reshape(COLUMNS, -1, GROUP).to(dtype)
+    return ((groups - zero.to(dtype)[..., None]) * scale.to(dtype)[..., None]).reshape(COLUMNS, DEPTH)
+
+
+def int8() -> Tensor:
+    return torch.randint(-127, 128, (COLUMNS, DEPTH), dtype=torch.int8)
+
+
+def nibbles() -> Tensor:
+    return torch.randint(0, 256, (COLUMNS, DEPTH // 2), dtype=torch.uint8)
+
+
+def scales(*shape: int) -> Tensor:
+    return torch.rand(shape) * 0.1 + 0.01
+
+
+def groups() -> tuple[Tensor, Tensor]:
+    shape = COLUMNS, DEPTH // GROUP
+    return torch.randint(0, 16, shape, dtype=torch.uint8), scales(*shape)
+
+
+FORMS = {
+    "int8 per channel": Packed(lambda q, s, t: q.to(t) * s.to(t)[:, None], lambda: (int8(), scales(COLUMNS))),
+    "int8 per group": Packed(per_group, lambda: (int8(), *groups())),
+    "int4, neighbours in a byte": Packed(
+        lambda p, z, s, t: per_group(torch.stack([p & 15, p >> 4], -1), z, s, t), lambda: (nibbles(), *groups())
+    ),
+    "int4, halves in a byte": Packed(
+        lambda p, z, s, t: per_group(torch.cat([p & 15, p >> 4], -1), z, s, t), lambda: (nibbles(), *groups())
+    ),
+    "int4 by arithmetic, symmetric": Packed(
+        lambda p, s, t: (
+            ((torch.stack([p % 16, p // 16], -1).to(torch.int8) - 8).to(t)).reshape(COLUMNS, DEPTH) * s.to(t)[:, None]
+        ),
+        lambda: (nibbles(), scales(COLUMNS)),
+    ),
+    "two bits": Packed(
+        lambda p, s, t: (
+            torch.stack([p >> i & 3 for i in (0, 2, 4, 6)], -1).reshape(COLUMNS, DEPTH).to(t) * s.to(t)[:, None]
+        ),
+        lambda: (torch.randint(0, 256, (COLUMNS, DEPTH // 4), dtype=torch.uint8), scales(COLUMNS)),
+    ),
+    "blocks of columns and depth": Packed(
+        lambda q, s, t: q.to(t) * s.to(t).repeat_interleave(8, 0).repeat_interleave(GROUP, 1),
+        lambda: (int8(), scales(COLUMNS // 8, DEPTH // GROUP)),
+    ),
+}
+
+
+def compiled(form: Packed, rows: int, dtype: torch.dtype) -> tuple[Compiled, Callable[[], Comparison]]:
+    """Return a layer with a norm before and a residual after it, compiled, and its comparison with eager."""
+    torch.manual_seed(rows)
+    x, parts = torch.randn(rows, DEPTH).to(dtype), form.parts()
+    residual = torch.randn(rows, COLUMNS).to(dtype)
+
+    def layer(x: Tensor, residual: Tensor, *parts: Tensor) -> Tensor:
+        return F.linear(F.rms_norm(x, (DEPTH,)), form.weight(*parts, x.dtype)) + residual
+
+    found = compile_graph(trace(layer, (x, residual, *parts), symbolic=False), replace(Config(), strict=True))
+
+    def compare() -> Comparison:
+        rounded = [p.to(dtype) if p.is_floating_point() else p for p in parts]
+        dense = form.weight(*(p.double() if p.is_floating_point() else p for p in rounded), torch.float64)
+        reference = F.linear(F.rms_norm(x.double(), (DEPTH,)), dense) + residual.double()
+        return compare_outputs([layer(x, residual, *parts)], found.program([x, residual, *parts]), [reference], dtype)
+
+    return found, compare
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 13])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_packed_layer_is_one_kernel(form: Packed, rows: int, dtype: torch.dtype) -> None:
+    found, compare = compiled(form, rows, dtype)
+    comparison = compare()
+    assert comparison.passed, comparison
+    assert [step.kind for step in found.program.steps] == ["kernel"]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_the_packed_integers_are_all_that_is_read(form: Packed) -> None:
+    """The kernel has no memory for the dense weight."""
+    found, _ = compiled(form, 1, torch.float32)
+    (kernel,) = found.program.kernels.values()
+    assert any(isinstance(s, ComputedDot) for s in walk(kernel.body))
+    own = sum(int(b.numel) * b.dtype.bytes for b in kernel.buffers if b.role in ("scratch", "shared"))
+    assert own < COLUMNS * DEPTH // 4
+
+
+@pytest.mark.parametrize("form", ["int4, neighbours in a byte", "int4, halves in a byte", "two bits"])
+def test_exchanged_nibbles_are_found(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above fail if the schedule multiplies a part of the weight by the left operand of another."""
+    schedule = small_m_gemm._Contraction._computed_dot
+
+    def exchanged(*arguments: object) -> ComputedDot:
+        dot = schedule(*arguments)  # type: ignore[arg-type]
+        return replace(dot, values=(*dot.values[1:], dot.values[0]))
+
+    monkeypatch.setattr(small_m_gemm._Contraction, "_computed_dot", exchanged)
+    _, compare = compiled(FORMS[form], 2, torch.float32)
+    assert not compare().passed
+
+
+@pytest.mark.parametrize(
+    "planted",
+    {
+        "a zero point is dropped": lambda q, z, s, t: per_group(q, z * 0, s, t),
+        "the scale of the next group": lambda q, z, s, t: per_group(q, z, s.roll(1, 1), t),
+        "the scale of the next column": lambda q, z, s, t: per_group(q, z, s.roll(1, 0), t),
+        "signs are lost": lambda q, z, s, t: per_group(q.abs(), z, s, t),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_planted_mistakes_are_found(planted: tuple[str, Callable[..., Tensor]]) -> None:
+    form = FORMS["int8 per group"]
+    torch.manual_seed(0)
+    x, parts = torch.randn(2, DEPTH), form.parts()
+    right, wrong = (F.linear(x, weight(*parts, torch.float32)) for weight in (form.weight, planted[1]))
+    reference = F.linear(x.double(), form.weight(*parts, torch.float64))
+    assert compare_outputs([right], [right], [reference]).passed
+    assert not compare_outputs([right], [wrong], [reference]).passed
+
+
+def test_special_values_of_scales() -> None:
+    """Lanes beyond the end of a row, where a weight would be 0 · inf, do not count."""
+    torch.manual_seed(0)
+    q, s = torch.randint(1, 9, (24, 40), dtype=torch.int8), torch.rand(24)
+    s[3], s[5] = float("inf"), float("nan")
+    x = torch.rand(1, 40) + 0.5
+
+    def layer(x: Tensor, q: Tensor, s: Tensor) -> Tensor:
+        return F.linear(x, q.to(x.dtype) * s[:, None])
+
+    found = compile_graph(trace(layer, (x, q, s), symbolic=False), replace(Config(), strict=True))
+    (y,) = found.program([x, q, s])
+    torch.testing.assert_close(y, layer(x, q, s), equal_nan=True)
+
+
+def test_parts_of_different_lengths_are_refused() -> None:
+    """A weight in two parts of 16 and 24 columns is dense memory first."""
+    q, p = torch.randint(-8, 8, (32, 16), dtype=torch.int8), torch.randint(-8, 8, (32, 24), dtype=torch.int8)
+    x = torch.randn(2, 40)
+
+    def layer(x: Tensor, q: Tensor, p: Tensor) -> Tensor:
+        return F.linear(x, torch.cat([q, p], 1).to(x.dtype))
+
+    found = compile_graph(trace(layer, (x, q, p), symbolic=False), replace(Config(), strict=True))
+    assert len(found.program.steps) == 2
+    torch.testing.assert_close(found.program([x, q, p])[0], layer(x, q, p))
