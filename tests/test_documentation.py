@@ -126,7 +126,7 @@ def test_the_kernel_of_the_readme_is_generated() -> None:
 
     lines = [line for line in squeezed(block(README, "What it shows", "cpp")) if line != CUT]
     (subject,) = compiled_model(str(ROOT / "examples" / "block.py"), Config(target="cpp"), CaptureOptions()).subjects
-    allowed = limits(Config(), assumed_cpu())
+    allowed = limits(Config(), assumed_cpu(), lanes=16)
     plans = [plan_kernel(n.body, allowed) for n in subject.final.nodes if n.attributes.get("kind") == "kernel"]
     texts = [squeezed(print_kernel(schedule(plan, "shown", Tiling(16)))) for plan in plans]
     assert any(set(lines) <= set(text) for text in texts)

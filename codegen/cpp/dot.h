@@ -240,7 +240,7 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
     dot_computed<ROWS - half, N, SEGMENTS, LINE>(target + half * target_step, target_step, (const Left<L>*)below, values,
                                                  fetch, first, last, outer, inner);
   } else {
-    constexpr int wide = ROWS == 1 ? 4 : REGISTERS / 16;
+    constexpr int wide = ROWS <= 4 ? REGISTERS / 8 : REGISTERS / 16;
     int64_t c = first;
     for (; c + wide <= last; c += wide)
       dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE>(target + c - first, target_step, lefts, values, fetch, c, outer,

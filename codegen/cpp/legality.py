@@ -17,13 +17,14 @@ SHARE_FOR_SOME_ROWS = 0.75
 measured to be faster than a vendor call and the kernel after it."""
 
 
-def limits(config: Config, machine: Machine) -> Limits:
+def limits(config: Config, machine: Machine, lanes: int) -> Limits:
     """Return what is generated for a machine: large-M GEMMs of the types that its profile says are fast enough."""
     return Limits(
         small_m=config.small_m,
         many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)),
         some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)),
         weight_prologues=True,
+        table_entries=lanes,
         layouts=_illegal_layouts,
         moves=_moves_in_order,
     )

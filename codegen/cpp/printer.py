@@ -18,6 +18,7 @@ from fusec.codegen.tile.kernel import (
     Load,
     Loop,
     Statement,
+    TableLookup,
     Update,
     When,
     index_symbol,
@@ -252,6 +253,21 @@ class _Printer(Statements):
         options = f"{s.rows}, {lanes}, {len(s.values)}, {line}"
         self.line(f"dot_computed<{options}>({', '.join(arguments)});")
         self._close()
+
+    @_statement.register
+    def _table_lookup(self, s: TableLookup) -> None:
+        """Print the table as a lambda that is called in place: it does not depend on the loop around."""
+        loop, table = s.entries, f"table_{identifier(s.dst)}"
+        self._open(f"const auto {table} = [&](const int64_t {identifier(loop.axis)}, const auto lanes) LANEWISE {{")
+        self.tiles.append(loop)
+        self._run(loop.body)
+        self.tiles.pop()
+        self.line(f"return {identifier(s.value)};")
+        full = loop.stop == loop.step
+        self._close(f"}}(0, {'All{}' if full else f'Part{{{loop.stop}}}'});")
+        kind = self.kinds[s.value]
+        index = f"cast<int32_t>({identifier(s.index)})"
+        self.line(f"const {self._define(s.dst, kind.dtype, kind.lanes)} = permute({table}, {index});")
 
     def _carried(self, loop: Loop) -> dict[str, str]:
         """Return the tile accumulators declared outside the loop that it updates, with their operation."""

@@ -133,7 +133,8 @@ class Statements:
     @straight.register
     def _clamp_index(self, s: ClampIndex) -> None:
         value, length = self._operand(s.value, t.I64), CPP.print(s.length)
-        self.line(f"const {self._define(s.dst, t.I64, self.lanes_of(s.value))} = clamp_index({value}, {length});")
+        value = value if s.bounded else f"clamp_index({value}, {length})"
+        self.line(f"const {self._define(s.dst, t.I64, self.lanes_of(s.value))} = {value};")
 
     @straight.register
     def _load(self, s: Load) -> None:

@@ -78,7 +78,7 @@ class CppTarget:
         """Return the kernels that it has schedules for, and the GEMMs that it wins on a machine."""
         from fusec.codegen.cpp.legality import limits
 
-        return limits(config, machine)
+        return limits(config, machine, self.lanes)
 
     def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
         """Return the tile program of a planned kernel; raises ScheduleError if there is none."""

@@ -223,6 +223,18 @@ template <class T, int N> FN Vec<T, N> select(Mask<N> m, Vec<T, N> a, Vec<T, N> 
 template <int N> FN Mask<N> select(Mask<N> m, Mask<N> a, Mask<N> b) { return (m & a) | (!m & b); }
 template <class V> FN V select(bool m, V a, V b) { return m ? a : b; }
 
+// table[index], one instruction where registers have one for it.
+template <class T, int N> FN Vec<T, N> permute(Vec<T, N> table, Vec<int32_t, N> index) {
+#if defined(__clang__)
+  Vec<T, N> r;
+  for (int i = 0; i < N; i++) r.v[i] = table.v[index.v[i] & (N - 1)];
+  return r;
+#else
+  typedef typename Vec<T, N>::bits bits;
+  return Vec<T, N>(__builtin_shuffle(table.v, __builtin_convertvector(index.v, bits)));
+#endif
+}
+
 // `f` on every lane, one after another: for functions that are left to libm.
 template <class T, int N, class F> FN Vec<T, N> map(F f, Vec<T, N> a) {
   Vec<T, N> r;

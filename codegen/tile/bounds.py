@@ -86,7 +86,7 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
     found = [
         s
         for s in walk(kernel.body)
-        if isinstance(s, ClampIndex) and (s.length in checked or (s.value, s.length) in themselves)
+        if isinstance(s, ClampIndex) and (s.bounded or s.length in checked or (s.value, s.length) in themselves)
     ]
     indices = tuple(Loop(s.dst, 0, s.length, 1, "tile", ()) for s in found)
     lengths = {buffer.name: buffer.numel for buffer in kernel.buffers}

@@ -318,7 +318,8 @@ class Emitter:
         level = self.levels[self._level(index.value, (value,))]
         if (value, index.length) not in level.clamped:
             name = level.clamped[value, index.length] = self.fresh("index")
-            level.statements += (*self.guard(index, value), ClampIndex(name, value, index.length))
+            checks = () if index.is_bounded else self.guard(index, value)
+            level.statements += (*checks, ClampIndex(name, value, index.length, index.is_bounded))
         return index_symbol(level.clamped[value, index.length])
 
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:

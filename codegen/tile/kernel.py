@@ -297,6 +297,8 @@ class ClampIndex(Definition):
     OPERANDS = ("value",)
     value: Operand
     length: Size
+    bounded: bool = False
+    """The value is proven to be in range: there is no check, and nothing to clamp."""
 
 
 @dataclass(frozen=True)
@@ -335,6 +337,19 @@ class ComputedDot(Statement):
     values: tuple[str, ...]
     """Tiles of the right operand, one for each segment."""
     rows: int
+
+
+@dataclass(frozen=True)
+class TableLookup(Definition):
+    """``dst = values[index]`` for ``0 <= index < entries``: a look-up in a table that one register holds (C++)."""
+
+    OPERANDS, BODY = ("index", "value"), ("entries",)
+    index: str
+    """A tile of integers of the enclosing loop."""
+    entries: Loop
+    """A tile loop over the entries: one tile."""
+    value: str
+    """The tile of its body that is the table."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import DType, Size, estimate, product, same_shape, same_size
-from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, reindex
+from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, at_least, reindex
+from fusec.loops.intervals import interval
 from fusec.loops.splits import Segment, Splits
 
 
@@ -70,6 +71,12 @@ class DynamicIndex:
         """The length of the dim: the exclusive bound of the value."""
         return self.node.operands[0].shape[self.dim]
 
+    @property
+    def is_bounded(self) -> bool:
+        """True if the value is proven to be in range, so that nothing has to check it."""
+        values = interval(self.value.value)
+        return values is not None and values[0] >= 0 and at_least(self.length, values[1] + 1)
+
 
 @dataclass(frozen=True)
 class Output:
@@ -106,9 +113,10 @@ class LoopNest:
         return walk([*(o.root for o in self.outputs), *stored_at])
 
     def dynamic_indices(self) -> list[DynamicIndex]:
-        """Return every dynamic index; all are checked before anything is stored."""
+        """Return the dynamic indices that are not proven to be in range; they are checked before anything is stored."""
         stored_at = [o.dynamic_index for o in self.outputs if o.dynamic_index is not None]
-        return [*stored_at, *(i.dynamic_index for i in self.walk() if i.dynamic_index is not None)]
+        indices = [*stored_at, *(i.dynamic_index for i in self.walk() if i.dynamic_index is not None)]
+        return [index for index in indices if not index.is_bounded]
 
 
 _MAX_SPLITS = 24

@@ -9,6 +9,7 @@ from fusec.ir.types import BF16, F16, DType, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
 from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, ordered, stride, walk
+from fusec.loops.tables import tables
 from fusec.loops.updates import Move, check_updates
 
 FEW_ROWS = 16
@@ -40,6 +41,8 @@ class Limits:
     """Rows of half types that one block of a small-M GEMM holds; ``FEW_ROWS`` of other types."""
     weight_prologues: bool = False
     """Right operands of GEMMs may be computed from what is loaded, such as packed weights from their integers."""
+    table_entries: int = 0
+    """Entries of a table in a register that the prologue of a right operand may look up."""
     layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = anything
     """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
@@ -101,7 +104,7 @@ def _contraction(
     rows = contractions[0].operands[0].axes - set(contractions[0].bound)
     inside = below(contractions)
     for c in contractions:
-        why = next(_objections(c, rows, inside, limits.weight_prologues), "")
+        why = next(_objections(c, rows, inside, limits), "")
         if why:
             raise _refused(why)
     for r in reductions:
@@ -159,11 +162,9 @@ def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
             yield from limits.layouts(nest, c)
 
 
-def _objections(
-    c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr], weight_prologues: bool
-) -> Iterator[str]:
+def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr], limits: Limits) -> Iterator[str]:
     """Yield why a contraction has no generated GEMM."""
-    if is_computed(c) and not weight_prologues:
+    if is_computed(c) and not limits.weight_prologues:
         yield "its right operand is computed in the same kernel"
     if c in inside:
         yield "another matmul of the kernel reads its result"
@@ -180,12 +181,14 @@ def _objections(
     unknown = [a for a in (*c.axes - rows, *c.bound) if not isinstance(a.size, int)]
     if unknown:
         yield f"the size {unknown[0].size} is not known at compile time"
-    yield from _prologue_objections(c) if is_computed(c) else _weight_objections(c)
+    yield from _prologue_objections(c, limits) if is_computed(c) else _weight_objections(c)
 
 
-def _prologue_objections(c: IndexedExpr) -> Iterator[str]:
+def _prologue_objections(c: IndexedExpr, limits: Limits) -> Iterator[str]:
     """Yield why the right operand of a contraction is not computed in registers."""
-    items = list(walk(right for _, right in c.pairs))
+    roots = [right for _, right in c.pairs]
+    found = tables(roots, c.bound[-1], limits.table_entries)
+    items = [*walk(roots, lambda i: i not in found), *walk(table.code for table in found.values())]
     computed = [i for i in items if i.kind not in ("load", "pointwise", "constant", "index")]
     if computed:
         yield f"a {computed[0].kind} is in the prologue of its right operand"

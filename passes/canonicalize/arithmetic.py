@@ -4,6 +4,7 @@ import math
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import TensorType
+from fusec.loops.intervals import Interval, interval
 from fusec.passes.canonicalize.numbers import number_of
 from fusec.rewriting.driver import simplifies
 
@@ -177,7 +178,7 @@ def exponential_of_logarithm(graph: Graph, node: Node) -> Value | None:
 def where_of_known_condition(graph: Graph, node: Node) -> Value | None:
     """A choice whose condition is a number, or whose branches are one value."""
     condition, a, b = node.operands
-    known = number_of(condition)
+    known = number_of(_spread(condition))
     if a is not b and known is None:
         return None
     return _same_type(a if a is b or known else b, node)
@@ -222,22 +223,29 @@ def neutral_bool(graph: Graph, node: Node) -> Value | None:
     return None
 
 
-@simplifies("lt", "le", "gt", "ge")
-def iota_out_of_range(graph: Graph, node: Node) -> Value | None:
-    """0, 1, … n-1 compared with a number less than all of them, or greater than all, is constant."""
-    places, c = node.operands
-    number, source = number_of(c), _spread(places).producer
-    if number is None or source is None or not source.is_op("iota"):
+@simplifies("lt", "le", "gt", "ge", "eq", "ne")
+def decided_comparison(graph: Graph, node: Node) -> Value | None:
+    """A comparison of integers that has one outcome for all they can be, as of 0, 1, … n-1 with n."""
+    a, b = (interval(v) for v in node.operands)
+    if a is None or b is None:
         return None
-    size, upward = source.attributes["size"], node.is_op("gt", "ge")
-    if number < 0 or (number == 0 and node.is_op("ge", "lt")):
-        known = upward
-    elif isinstance(size, int) and (number >= size or (number == size - 1 and node.is_op("gt", "le"))):
-        known = not upward
-    else:
+    known = _outcome(node.op.name, a, b)
+    if known is None:
         return None
     truth = graph.constant(known, node.result.dtype, node.result.tensor.device)
     return graph.add_node("expand", [truth], {"shape": node.result.shape}).result
+
+
+def _outcome(op: str, a: Interval, b: Interval) -> bool | None:
+    """Return the outcome of a comparison of any two numbers of two intervals; None where there are both."""
+    if op in ("gt", "ge"):
+        return _outcome("lt" if op == "gt" else "le", b, a)
+    if op in ("eq", "ne"):
+        apart = a[1] < b[0] or b[1] < a[0]
+        return (op == "ne") if apart else (op == "eq") if a == b and a[0] == a[1] else None
+    always = a[1] < b[0] if op == "lt" else a[1] <= b[0]
+    never = a[0] >= b[1] if op == "lt" else a[0] > b[1]
+    return True if always else False if never else None
 
 
 def _spread(value: Value) -> Value:
@@ -267,5 +275,5 @@ RULES = (
     where_of_negation,
     comparison_of_bools,
     neutral_bool,
-    iota_out_of_range,
+    decided_comparison,
 )

@@ -6,7 +6,16 @@ import pytest
 
 from fusec.codegen.cpp.printer import _Printer as CppPrinter
 from fusec.codegen.cpp.statements import Statements as CppStatements
-from fusec.codegen.tile.kernel import Accumulation, Assign, ComputedDot, Definition, Dot, DotTiles, Statement
+from fusec.codegen.tile.kernel import (
+    Accumulation,
+    Assign,
+    ComputedDot,
+    Definition,
+    Dot,
+    DotTiles,
+    Statement,
+    TableLookup,
+)
 from fusec.codegen.triton.printer import _Printer as TritonPrinter
 from fusec.codegen.triton.statements import Statements as TritonStatements
 
@@ -32,7 +41,7 @@ def test_printers_have_methods() -> None:
     every = set(STATEMENTS)
     cpp = registered(CppStatements, "straight") | registered(CppPrinter, "_statement")
     triton = registered(TritonStatements, "line") | registered(TritonPrinter, "_statement")
-    assert every - cpp == {Assign, DotTiles} and every - triton == {Dot, ComputedDot}
+    assert every - cpp == {Assign, DotTiles} and every - triton == {Dot, ComputedDot, TableLookup}
 
 
 def registered(printer: type, method: str) -> set[type]:

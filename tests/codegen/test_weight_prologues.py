@@ -71,6 +71,19 @@ FORMS = {
         ),
         lambda: (torch.randint(0, 256, (COLUMNS, DEPTH // 4), dtype=torch.uint8), scales(COLUMNS)),
     ),
+    "a codebook": Packed(
+        lambda p, s, code, t: (
+            code[torch.stack([p >> 4, p & 15], -1).long()].reshape(COLUMNS, DEPTH).to(t) * s.to(t)[:, None]
+        ),
+        lambda: (nibbles(), scales(COLUMNS), torch.randn(16)),
+    ),
+    "a codebook of eight, scales with scales": Packed(
+        lambda p, s, t, code, dtype: (
+            code.index_select(0, (p & 7).reshape(-1).int()).to(dtype).reshape(COLUMNS, -1, GROUP)
+            * (s.to(dtype) * t.to(dtype))[..., None]
+        ).reshape(COLUMNS, DEPTH),
+        lambda: (int8().view(torch.uint8), groups()[0], scales(COLUMNS, 1), torch.randn(8)),
+    ),
     "blocks of columns and depth": Packed(
         lambda q, s, t: q.to(t) * s.to(t).repeat_interleave(8, 0).repeat_interleave(GROUP, 1),
         lambda: (int8(), scales(COLUMNS // 8, DEPTH // GROUP)),

@@ -15,7 +15,7 @@ from itertools import pairwise
 import sympy
 
 from fusec.codegen.tile.emitter import Emitter, block_range, static_size
-from fusec.codegen.tile.kernel import PARTS, ComputedDot, Dot, Loop, Matrix, Statement, index_symbol
+from fusec.codegen.tile.kernel import PARTS, ComputedDot, Dot, Loop, Matrix, Statement, TableLookup, index_symbol
 from fusec.codegen.tile.products import Products
 from fusec.codegen.tile.rows import Rows, Tiling
 from fusec.errors import ScheduleError
@@ -35,6 +35,7 @@ from fusec.ir.types import (
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride, walk
 from fusec.loops.kinds import FEW_ROWS, Shape, is_computed
+from fusec.loops.tables import Table, tables
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
 """Size limit of a block of rows and their sums, which stay in the second-level cache; and its fewest rows."""
@@ -340,7 +341,10 @@ class _Contraction:
                 steps = loops.enter_context(emitter.over(tuple(outer)))
                 loops.enter_context(emitter.loop(steps, "serial"))
             loops.enter_context(emitter.loop(inner, "tile", self.tiling.lanes))
-            values = tuple(str(emitter.emit(right)) for _, right in contraction.pairs)
+            rights = [right for _, right in contraction.pairs]
+            for item, table in tables(rights, inner, self.tiling.lanes).items():
+                emitter.define(item, self._look_up(table))
+            values = tuple(str(emitter.emit(right)) for right in rights)
         right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, None)
         assert isinstance(right, Loop)
         return ComputedDot(
@@ -350,6 +354,17 @@ class _Contraction:
             values,
             self._row_count(),
         )
+
+    def _look_up(self, table: Table) -> str:
+        """Append the look-up of a code in a table."""
+        emitter = self.emitter
+        index = str(emitter.emit(table.code))
+        with emitter.loop(table.entry, "tile", self.tiling.lanes):
+            value = str(emitter.emit(table.value))
+        entries = emitter.inner.pop()
+        assert isinstance(entries, Loop)
+        emitter.inner.append(TableLookup(found := emitter.fresh(), index, entries, value))
+        return found
 
     def _starts(self, bound: tuple[Axis, ...], columns: "_Block", block: "_Block | None") -> dict[sympy.Symbol, Size]:
         """Return the first index of a product's block along each of its axes."""

@@ -87,7 +87,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%a: bool[3, 4] = and(%m, %c)\n%r: bool[3, 4] = not(%a)",
         ["not"],
     ),
-    "iota-out-of-range": (
+    "decided-comparison": (
         "%m: bool[4], %x: f32[3, 4]",
         '%i: i64[3] = iota() {size=3, dtype=i64, device="cpu"}\n%p: i64[3, 1] = reshape(%i) {shape=(3, 1)}\n'
         "%g: bool[3, 1] = ge(%p, 0)\n%a: bool[3, 4] = and(%g, %m)\n%r: f32[3, 4] = where(%a, %x, 1.0)",

@@ -1,0 +1,126 @@
+"""Functions of a few integers, such as the weights of four-bit codes: a table in a register replaces them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import is_not
+
+from fusec.loops.affine import Affine, Axis
+from fusec.loops.indexing import IndexedExpr, walk
+from fusec.loops.intervals import interval
+
+_LEAST_OPERATIONS = 2
+"""Operations that a look-up has to replace: it costs about as much as one."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """An expression as a function of an integer."""
+
+    code: IndexedExpr
+    """The integer, from 0 to ``entry.size - 1``."""
+    entry: Axis
+    value: IndexedExpr
+    """The function at each entry."""
+
+
+def tables(roots: Iterable[IndexedExpr], axis: Axis, most: int) -> dict[IndexedExpr, Table]:
+    """Return the largest expressions below ``roots`` that vary along ``axis`` only with an integer below ``most``."""
+    found: dict[IndexedExpr, Table] = {}
+    stack, seen = list(roots), set[IndexedExpr]()
+    while stack:
+        item = stack.pop()
+        if item in seen or axis not in item.axes:
+            continue
+        seen.add(item)
+        table = _table(item, axis, most)
+        if table is None:
+            stack.extend(item.operands)
+        else:
+            found[item] = table
+    return found
+
+
+def _table(item: IndexedExpr, axis: Axis, most: int) -> Table | None:
+    if item.kind not in ("pointwise", "lookup"):
+        return None
+    for code in reversed(list(walk([item]))):
+        values = interval(code.value) if axis in code.axes and code is not item else None
+        if values is None or values[0] < 0 or not 0 < values[1] < most:
+            continue
+        replaced = [i for i in walk([item], partial(is_not, code)) if axis in i.axes]
+        if any(i.kind not in ("pointwise", "lookup") for i in replaced):
+            continue  # it varies with more
+        if len(replaced) >= _LEAST_OPERATIONS or any(i.kind == "lookup" for i in replaced):
+            code, entry = _narrowest(code), Axis(values[1] + 1, "entry")
+            return Table(code, entry, _at_entry(item, code, axis, entry, {}))
+    return None
+
+
+def _narrowest(code: IndexedExpr) -> IndexedExpr:
+    """Return the code before casts, as far as these change no number."""
+    while _is_cast(code) and interval(code.value) == interval(code.operands[0].value):
+        (code,) = code.operands
+    return code
+
+
+def _is_cast(item: IndexedExpr) -> bool:
+    """Return whether an expression is a cast to numbers."""
+    return item.kind == "pointwise" and item.node.is_op("cast") and item.dtype.kind != "bool"
+
+
+def _at_entry(
+    item: IndexedExpr, code: IndexedExpr, axis: Axis, entry: Axis, made: dict[IndexedExpr, IndexedExpr]
+) -> IndexedExpr:
+    """Return an expression with the number of the entry in place of the code."""
+    if axis not in item.axes:
+        return item
+    if item not in made:
+        made[item] = _replaced(item, code, axis, entry, made)
+    return made[item]
+
+
+def _replaced(
+    item: IndexedExpr, code: IndexedExpr, axis: Axis, entry: Axis, made: dict[IndexedExpr, IndexedExpr]
+) -> IndexedExpr:
+    if item is code:
+        return _number(item, Affine.of([(entry, 1)]))
+    operands = tuple(_at_entry(o, code, axis, entry, made) for o in item.operands)
+    if (number := _sum(item, operands)) is not None:
+        return _number(item, number)
+    axes = frozenset[Axis]().union(*(o.axes for o in operands))
+    if item.dynamic_index is None:
+        return replace(item, operands=operands, axes=axes)
+    (row,) = item.bound
+    axes |= {a for part in item.index for a in part.axes} - {row}
+    if operands[0].kind == "index":
+        (number,) = operands[0].index
+        index = tuple(_at(part, row, number) for part in item.index)
+        return IndexedExpr("load", item.value, index, axes=axes)
+    return replace(item, operands=operands, axes=axes, dynamic_index=replace(item.dynamic_index, value=operands[0]))
+
+
+def _at(index: Affine, row: Axis, number: Affine) -> Affine:
+    """Return an index with a number in place of one axis."""
+    return Affine.of((t for t in index.terms if t[0] is not row), index.offset) + number.scaled(index.coefficient(row))
+
+
+def _number(item: IndexedExpr, number: Affine) -> IndexedExpr:
+    return IndexedExpr("index", item.value, (number,), axes=frozenset(number.axes))
+
+
+def _sum(item: IndexedExpr, operands: tuple[IndexedExpr, ...]) -> Affine | None:
+    """Return an expression as the number of the entry plus a constant, as far as it is that and does not wrap around.
+
+    A number as small is exact in every dtype.
+    """
+    if item.kind != "pointwise" or operands[0].kind != "index":
+        return None
+    (number,) = operands[0].index
+    if item.node.is_op("add", "sub") and item.dtype.kind == "int" and operands[1].kind == "constant":
+        value = operands[1].node.attributes["value"]
+        number = number + Affine(offset=value if item.node.is_op("add") else -value)
+    elif not _is_cast(item):
+        return None
+    exact = item.dtype.is_float or interval(item.value) == (number.offset, number.maximum())
+    return number if exact else None

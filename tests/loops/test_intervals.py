@@ -1,0 +1,85 @@
+"""Intervals of integers hold what is computed, and tables are functions of the code alone."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from fusec.ir.graph import Graph, Value
+from fusec.ir.types import F32, I8, I16, I32, I64, U8, DType, TensorType, contiguous_strides
+from fusec.loops.indexing import lower_to_loops
+from fusec.loops.intervals import interval
+from fusec.loops.tables import tables
+from fusec.reference.interpreter import evaluate
+
+BINARY = ("add", "sub", "mul", "maximum", "minimum", "and", "or", "xor")
+BY_CONSTANT = ("shift_right", "shift_left", "floor_divide", "remainder")
+NUMBERS = {torch.int8: (-128, -1, 0, 3, 127), torch.uint8: (0, 1, 15, 200, 255)}
+
+
+def tensor(body: Graph, dtype: DType, *shape: int) -> Value:
+    return body.add_input(TensorType(dtype, shape, contiguous_strides(shape)))
+
+
+@st.composite
+def expressions(draw: st.DrawFn) -> Graph:
+    body = Graph()
+    values = [tensor(body, dtype, 5) for dtype in (I8, U8)]
+    for _ in range(draw(st.integers(1, 6))):
+        a = draw(st.sampled_from(values))
+        kind = draw(st.sampled_from(("binary", "constant", "cast", "where")))
+        others = [v for v in values if v.dtype == a.dtype]
+        if kind == "binary":
+            found = body.add_node(draw(st.sampled_from(BINARY)), [a, draw(st.sampled_from(others))])
+        elif kind == "constant":
+            by = body.constant(draw(st.integers(1, 7)), a.dtype, "cpu")
+            found = body.add_node(draw(st.sampled_from(BY_CONSTANT)), [a, by])
+        elif kind == "cast":
+            found = body.add_node("cast", [a], {"dtype": draw(st.sampled_from((I8, U8, I16, I32, I64)))})
+        else:
+            condition = body.add_node("lt", [a, draw(st.sampled_from(others))]).result
+            found = body.add_node("where", [condition, a, draw(st.sampled_from(others))])
+        values.append(found.result)
+    body.set_outputs(values[2:])
+    return body
+
+
+@given(expressions())
+def test_every_element_is_inside(body: Graph) -> None:
+    inputs = [torch.tensor(numbers, dtype=dtype) for dtype, numbers in NUMBERS.items()]
+    for value, result in zip(body.outputs, evaluate(body, inputs), strict=True):
+        low, high = interval(value) or (0, 0)
+        assert low <= int(result.min()) <= int(result.max()) <= high
+
+
+def test_a_nibble() -> None:
+    body = Graph()
+    x = tensor(body, U8, 4)
+    four, fifteen = body.constant(4, U8, "cpu"), body.constant(15, U8, "cpu")
+    assert interval(body.add_node("shift_right", [x, four]).result) == (0, 15)
+    low = body.add_node("and", [x, fifteen]).result
+    assert interval(low) == (0, 15)
+    assert interval(body.add_node("cast", [low], {"dtype": F32}).result) is None
+    assert interval(body.add_node("sub", [low, body.constant(8, U8, "cpu")]).result) == (0, 255)  # wraps around
+
+
+@pytest.mark.parametrize(("mask", "most", "found"), [(15, 16, 16), (15, 8, 0), (7, 8, 8), (0, 16, 0)])
+def test_codes_that_a_register_holds(mask: int, most: int, found: int) -> None:
+    body = Graph()
+    x, s = tensor(body, U8, 3, 32), tensor(body, F32, 3, 1)
+    code = body.add_node("and", [x, body.constant(mask, U8, "cpu")]).result
+    weight = body.add_node("mul", [body.add_node("cast", [code], {"dtype": F32}).result, s]).result
+    body.set_outputs([weight])
+    ((output,), (_, (columns,), *_)) = (nest := lower_to_loops(body)).outputs, nest.axes
+    result = tables([output.root], columns, most)
+    assert [table.entry.size for table in result.values()] == ([found] if found else [])
+
+
+def test_what_varies_with_more_is_no_table() -> None:
+    body = Graph()
+    x, s = tensor(body, U8, 3, 32), tensor(body, F32, 3, 32)
+    code = body.add_node("and", [x, body.constant(15, U8, "cpu")]).result
+    scaled = body.add_node("mul", [body.add_node("cast", [code], {"dtype": F32}).result, s]).result
+    body.set_outputs([scaled])
+    ((output,), (_, (columns,), *_)) = (nest := lower_to_loops(body)).outputs, nest.axes
+    assert tables([output.root], columns, 16) == {}
