@@ -16,7 +16,7 @@ FAST := $(addprefix tests/,analysis ir loops passes rewriting test_documentation
 # Each process has its half of the tests, in order, so that neighbours share what they build; who is done first helps.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test lint check verify fix golden clean
+.PHONY: help demo quantized test lint check verify fix golden clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## compile a sentence-embedding BERT with its real weights, and compare it with eager and Inductor
 	$(BIN)/python examples/embed.py
+
+quantized: $(READY) ## quantize the model of the demo, and compare embeddings of sentences that it has not seen
+	$(BIN)/python examples/quantized_embed.py
 
 test: $(READY) ## every test
 	$(PYTEST)

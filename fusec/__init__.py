@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from fusec.debug.explain import explain
     from fusec.debug.optimize import opt
     from fusec.dynamo import backend
+    from fusec.quantization.quantize import quantize
     from fusec.rewriting.fusion import Dims, fusion
     from fusec.rewriting.rule import rewrite
     from fusec.viz.html import view
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Dims", "backend", "bisect", "capture", "explain", "fusion", "opt", "rewrite", "view"]
+__all__ = ["Config", "Dims", "backend", "bisect", "capture", "explain", "fusion", "opt", "quantize", "rewrite", "view"]
 
 _HOMES = {
     "Config": "fusec.config",
@@ -31,6 +32,7 @@ _HOMES = {
     "explain": "fusec.debug.explain",
     "fusion": "fusec.rewriting.fusion",
     "opt": "fusec.debug.optimize",
+    "quantize": "fusec.quantization.quantize",
     "rewrite": "fusec.rewriting.rule",
     "view": "fusec.viz.html",
 }

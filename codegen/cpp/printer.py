@@ -244,7 +244,7 @@ class _Printer(Statements):
             self.line(f"__builtin_prefetch({pointer_to(load.buffer, load.offset)}, 0, 2);")
         self._close("};")
         lanes, length = int(tile.step), int(tile.stop)
-        line = 64 // max(self.buffers[load.buffer].dtype.bytes for load in streams)
+        line = 64 // max((self.buffers[load.buffer].dtype.bytes for load in streams), default=4)
         line = max(min(line, length // lanes * lanes), lanes)
         lefts = ", ".join(f"{{{matrix(left, left.row_stride)}}}" for left in s.lefts)
         self.line(f"const Left<{MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]}> lefts[] = {{{lefts}}};")

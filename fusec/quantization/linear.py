@@ -1,0 +1,46 @@
+"""A linear layer whose weight is codes and scales."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusec.quantization.formats import Format, Parts
+
+
+class QuantizedLinear(nn.Module):
+    """``x · weightᵀ + bias`` with a weight that is computed from codes; they are buffers, and the bias a parameter.
+
+    In eager each call computes the whole weight; compiled by fusec, registers do, as the codes are read.
+    """
+
+    def __init__(self, linear: nn.Linear, format: Format, parts: Parts) -> None:
+        """A layer in the place of another.
+
+        Args:
+            linear: gives sizes and bias.
+            format: the number format.
+            parts: the parts of the weight.
+        """
+        super().__init__()
+        self.format = format
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        for name, part in parts.items():
+            self.register_buffer(name, part)
+        self.bias = linear.bias
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(part.nbytes for part in self.buffers())
+
+    def weight(self, dtype: torch.dtype) -> Tensor:
+        """Return the [out_features, in_features] weight in a dtype."""
+        return self.format.unpack(dict(self.named_buffers()), dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [*, out_features] for x of [*, in_features], in its dtype."""
+        return F.linear(x, self.weight(x.dtype), self.bias)
+
+    def extra_repr(self) -> str:
+        """Return sizes and format, for print."""
+        return f"{self.in_features}, {self.out_features}, format={self.format.name}"

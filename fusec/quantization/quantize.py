@@ -1,0 +1,186 @@
+"""Conversion of a model's linear layers to quantized weights, in place, with a report of size and accuracy."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from statistics import fmean
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fusec.errors import OptionError
+from fusec.quantization.formats import Format, format_named
+from fusec.quantization.linear import QuantizedLinear
+from fusec.quantization.report import QuantizationReport, QuantizedLayer
+from fusec.quantization.rounding import round_for_inputs, round_to_nearest
+
+Inputs: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
+Sample: TypeAlias = Inputs | list[Any]
+"""Inputs of a model, or a list of several."""
+Layers: TypeAlias = Mapping[str, nn.Linear]
+
+
+def quantize(
+    model: nn.Module,
+    format: str = "int8",
+    *,
+    layers: Mapping[str, str | None] | None = None,
+    sample: Sample | None = None,
+    progress: bool = True,
+) -> QuantizationReport:
+    """Replace the linear layers of a model by ones with quantized weights, in place.
+
+    The new layers are plain PyTorch: they run in eager, keep gradients of their inputs, and their codes and scales are
+    in the ``state_dict``. A model that is built and quantized the same way loads it.
+
+    Args:
+        model: the model; a linear layer itself has no parent to be replaced in.
+        format: ``int8`` (groups of 128 columns), ``int4`` (groups of 64, with zero points), ``nf4`` (groups of 64), or
+            one with other groups: ``int8-row`` (one for each row), ``int4-g32``.
+        layers: formats of layers by patterns of their names, as ``{"*.down_proj": "int8", "lm_head": None}``; the first
+            that fits decides, and None leaves a layer as it is.
+        sample: inputs of the model, a tuple or a dict of keywords, or a list of several; without padding, which would
+            count as text. Weights are then rounded so that the results of their layers on it change least, and the
+            report compares layers and model with what they were.
+        progress: show a bar on a terminal.
+
+    Returns:
+        The report.
+
+    Raises:
+        OptionError: for an unknown format, or a pattern that fits no linear layer.
+    """
+    linears = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and name}
+    chosen, skipped = _choose(model, linears, format_named(format), layers or {})
+    squares, before = _observe(model, {name: linears[name] for name in chosen}, sample)
+    made: dict[str, QuantizedLinear] = {}
+    for name in _shown([*chosen], progress):
+        weight, found = linears[name].weight.detach(), chosen[name]
+        try:
+            observed = squares.pop(name, None)
+            parts = round_to_nearest(weight, found) if observed is None else round_for_inputs(weight, found, observed)
+        except OptionError as error:
+            skipped[name] = error.reason
+            continue
+        made[name] = QuantizedLinear(linears[name], found, parts)
+    cosines = _cosines(model, linears, made, sample)
+    for name, layer in made.items():
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, layer)
+    after = _run(model, sample)
+    return QuantizationReport(
+        tuple(_row(name, linears[name], layer, cosines.get(name)) for name, layer in made.items()),
+        tuple(skipped.items()),
+        min((_cosine(_first(b), _first(a)) for b, a in zip(before, after, strict=True)), default=None),
+        _losses(before, after),
+    )
+
+
+def _choose(
+    model: nn.Module, linears: Layers, usual: Format, given: Mapping[str, str | None]
+) -> tuple[dict[str, Format], dict[str, str]]:
+    """Return the format of each layer, and for the others why they have none."""
+    for pattern in given:
+        if not any(fnmatchcase(name, pattern) for name in linears):
+            raise OptionError(f"no linear layer fits {pattern!r}", fix=f"there are {', '.join([*linears][:6])}, …")
+    formats = {pattern: name and format_named(name) for pattern, name in given.items()}
+    shared = _shared_weights(model)
+    chosen: dict[str, Format] = {}
+    skipped: dict[str, str] = {}
+    for name, linear in linears.items():
+        patterns = [p for p in given if fnmatchcase(name, p)]
+        found = formats[patterns[0]] if patterns else usual
+        if not found:
+            skipped[name] = f"left out by {patterns[0]!r}"
+        elif id(linear.weight) in shared:
+            skipped[name] = f"shares its weight with {shared[id(linear.weight)]}"
+        else:
+            chosen[name] = found
+    return chosen, skipped
+
+
+def _shared_weights(model: nn.Module) -> dict[int, str]:
+    """Return the parameters that modules share, by identity, each with the name of one owner."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    return {key: names[0] for key, names in owners.items() if len(names) > 1}
+
+
+def _shown(names: list[str], shown: bool) -> Iterator[str]:
+    from rich.progress import track
+
+    yield from track(names, "Quantizing", transient=True, disable=not shown)
+
+
+def _observe(model: nn.Module, linears: Layers, sample: Sample | None) -> tuple[dict[str, Tensor], list[Any]]:
+    """Run a model on a sample; return Σ xᵀ·x of the inputs of each layer, and the model's results."""
+    squares: dict[str, Tensor] = {}
+
+    def add(name: str, x: Tensor, output: Tensor) -> None:
+        rows = x.reshape(-1, x.shape[-1]).float()
+        squares[name] = squares.get(name, 0) + rows.T @ rows
+
+    with _watching(linears, add):
+        return squares, _run(model, sample)
+
+
+def _cosines(
+    model: nn.Module, linears: Layers, made: Mapping[str, QuantizedLinear], sample: Sample | None
+) -> dict[str, float]:
+    """Return the least cosine between rows of the results of each layer on a sample, dense and quantized."""
+    cosines: dict[str, float] = {}
+
+    def compare(name: str, x: Tensor, output: Tensor) -> None:
+        cosines[name] = min(cosines.get(name, 1.0), _cosine(output, made[name](x)))
+
+    with _watching({name: linears[name] for name in made}, compare):
+        _run(model, sample)
+    return cosines
+
+
+@contextmanager
+def _watching(linears: Layers, see: Callable[[str, Tensor, Tensor], None]) -> Iterator[None]:
+    """Call a function with the name, the input and the output of each layer when it runs."""
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda module, inputs, output: see(name, inputs[0].detach(), output.detach())
+
+    with ExitStack() as hooks:
+        for name, linear in linears.items():
+            hooks.callback(linear.register_forward_hook(hook(name)).remove)
+        yield
+
+
+def _run(model: nn.Module, sample: Sample | None) -> list[Any]:
+    """Return the results of a model on each of the inputs of a sample."""
+    several = sample if isinstance(sample, list) else [] if sample is None else [sample]
+    with torch.no_grad():
+        return [model(**inputs) if isinstance(inputs, Mapping) else model(*inputs) for inputs in several]
+
+
+def _row(name: str, linear: nn.Linear, layer: QuantizedLinear, cosine: float | None) -> QuantizedLayer:
+    weight = linear.weight.detach().float()
+    error = float((layer.weight(torch.float32) - weight).norm() / weight.norm().clamp(min=1e-30))
+    return QuantizedLayer(name, layer.format.name, layer.nbytes, linear.weight.nbytes, error, cosine)
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """Return the least cosine between two rows."""
+    a, b = (x.double().reshape(-1, x.shape[-1]) for x in (a, b))
+    return float(torch.cosine_similarity(a, b, dim=-1).min())
+
+
+def _first(output: Any) -> Tensor:
+    """Return the first floating-point tensor of a result that has rows."""
+    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    return next(t for t in tensors if t.is_floating_point() and t.ndim)
+
+
+def _losses(before: list[Any], after: list[Any]) -> tuple[float, float] | None:
+    """Return the mean of the losses that a model returns, before and after; None where it returns none."""
+    losses = [[float(out.loss) for out in some if getattr(out, "loss", None) is not None] for some in (before, after)]
+    return (fmean(losses[0]), fmean(losses[1])) if all(losses) else None

@@ -1,0 +1,135 @@
+"""Quantization in place: numbers within the format's error, reports, skipped layers, and one kernel for each layer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fusec
+from fusec.errors import OptionError
+from fusec.quantization.formats import format_named
+from fusec.quantization.linear import QuantizedLinear
+from fusec.quantization.rounding import round_for_inputs, round_to_nearest
+
+FORMATS = ("int8", "int8-row", "int8-g32", "int4", "int4-g32", "nf4")
+ERROR = {"int8": 0.01, "int8-row": 0.012, "int8-g32": 0.008, "int4": 0.11, "int4-g32": 0.1, "nf4": 0.11}
+"""Root mean square of the error over that of normal weights."""
+
+
+class Block(nn.Module):
+    """A gated block of a transformer."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 128)
+        self.norm = nn.RMSNorm(128)
+        self.gate, self.up = nn.Linear(128, 256, bias=False), nn.Linear(128, 256)
+        self.down, self.head = nn.Linear(256, 128), nn.Linear(128, 40, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        n = self.norm(x)
+        return self.head(x + self.down(F.silu(self.gate(n)) * self.up(n)))
+
+
+def block(tied: bool = False) -> Block:
+    torch.manual_seed(0)
+    return Block(tied).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_error_of_a_format(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight, format = torch.randn(48, 256).to(dtype), format_named(name)
+    parts = round_to_nearest(weight, format)
+    found = format.unpack(parts, torch.float64)
+    assert (found - weight.double()).norm() / weight.double().norm() < ERROR[name]
+    assert parts["codes"].nbytes * 8 == weight.numel() * format.bits
+
+
+def test_zeros_and_constant_rows_stay_what_they_are() -> None:
+    weight = torch.stack([torch.zeros(64), torch.full((64,), 3.0), torch.full((64,), -0.25)])
+    for name in FORMATS:
+        if name != "int8":
+            format = format_named(name)
+            found = format.unpack(round_to_nearest(weight, format), torch.float32)
+            torch.testing.assert_close(found, weight, atol=0, rtol=0.01)
+
+
+def test_a_sample_decides_the_rounding() -> None:
+    """Results on inputs that are alike are nearer than if each weight is rounded to the nearest."""
+    torch.manual_seed(0)
+    weight, format = torch.randn(32, 128), format_named("int4-g32")
+    x = torch.randn(400, 16) @ torch.randn(16, 128) + 0.1 * torch.randn(400, 128)
+    parts = round_for_inputs(weight, format, x.T @ x), round_to_nearest(weight, format)
+    errors = [(F.linear(x, format.unpack(p, torch.float32)) - F.linear(x, weight)).norm() for p in parts]
+    assert errors[0] < 0.6 * errors[1]
+
+
+def test_the_report() -> None:
+    model, tokens = block(), torch.randint(0, 40, (2, 9))
+    with torch.no_grad():
+        dense = model(tokens)
+    report = fusec.quantize(model, "int4", layers={"d*": "int8", "head": None}, sample=(tokens,), progress=False)
+    assert {layer.name: layer.format for layer in report.layers} == {"gate": "int4", "up": "int4", "down": "int8"}
+    assert report.skipped == (("head", "left out by 'head'"),)
+    assert isinstance(model.gate, QuantizedLinear) and type(model.head) is nn.Linear
+    assert report.nbytes < 0.2 * report.dense_nbytes
+    with torch.no_grad():
+        cosine = torch.cosine_similarity(model(tokens), dense, dim=-1).min()
+    assert report.cosine == pytest.approx(float(cosine), abs=1e-6) and 0.98 < report.cosine < 1
+    assert all(layer.cosine is not None and 0.97 < layer.cosine < 1 for layer in report.layers)
+    text = str(report)
+    assert "gate" in text and "left out" in text and report.summary() in text
+
+
+def test_shared_and_odd_layers_are_skipped() -> None:
+    model = block(tied=True)
+    model.down = nn.Linear(256, 128)
+    report = fusec.quantize(model, "int8-g256", progress=False)
+    assert dict(report.skipped).keys() == {"gate", "up", "head"}
+    assert "shares its weight with embed" in dict(report.skipped)["head"]
+    assert "whole groups of 256" in dict(report.skipped)["gate"]
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(OptionError, match="int4"):
+        fusec.quantize(block(), "int5")
+    with pytest.raises(OptionError, match="q_proj"):
+        fusec.quantize(block(), layers={"*.q_proj": "int8"})
+
+
+def test_a_state_dict_by_safetensors(tmp_path: Path) -> None:
+    model, other, tokens = block(), Block().eval(), torch.randint(0, 40, (1, 5))
+    for each in (model, other):
+        fusec.quantize(each, "nf4", progress=False)
+    save_model(model, str(tmp_path / "model.safetensors"))
+    load_model(other, str(tmp_path / "model.safetensors"))
+    assert torch.equal(model(tokens), other(tokens))
+
+
+def test_inputs_have_gradients() -> None:
+    layer, x = nn.Sequential(nn.Linear(64, 8)), torch.randn(3, 64, requires_grad=True)
+    fusec.quantize(layer, "int4", progress=False)
+    layer(x).sum().backward()
+    assert x.grad is not None and torch.isfinite(x.grad).all()
+    assert layer[0].bias.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["int8", "int8-row", "int4-g32", "nf4"])
+def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: torch.dtype) -> None:
+    model, tokens = block().to(dtype), torch.randint(0, 40, (1, 1))
+    with torch.no_grad():
+        kernels = len(fusec.explain(model, tokens).kernels)
+        fusec.quantize(model, name, progress=False)
+        torch._dynamo.reset()
+        found = torch.compile(model, backend="fusec", options={"strict": True})(tokens)
+        assert len(fusec.explain(model, tokens).kernels) == kernels
+        torch.testing.assert_close(found, model(tokens), atol=0.03 if dtype == torch.bfloat16 else 1e-5, rtol=0.02)
