@@ -187,10 +187,10 @@ FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_
     dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
 }
 
-// Rows of a left operand that lie along k.
+// Rows of a left operand, so far apart, and their elements. Those of few rows are neighbours.
 template <class L> struct Left {
   const L* data;
-  int64_t step;
+  int64_t step, step_k;
 };
 
 // The right operand is computed: values(column, o, k, lanes, tiles) fills a tile of each segment of k, which has its own
@@ -235,7 +235,7 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
   if constexpr (ROWS > 8) {
     constexpr int half = (ROWS + 1) / 2;
     Left<L> below[SEGMENTS];
-    for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step};
+    for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step, 1};
     dot_computed<half, N, SEGMENTS, LINE>(target, target_step, lefts, values, fetch, first, last, outer, inner);
     dot_computed<ROWS - half, N, SEGMENTS, LINE>(target + half * target_step, target_step, (const Left<L>*)below, values,
                                                  fetch, first, last, outer, inner);
@@ -589,6 +589,42 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
       for (int64_t r = 0; r < rows; r++)
         dot_tile_k<1, 1, N>(target + r * target_step + c, target_step, left + r * left_step, left_step,
                             right + c * right_step, right_step, depth);
+  }
+}
+
+// As many rows as it takes beside a right operand that is computed: blocks of it are computed along k, where what they
+// are computed from lies, and transposed.
+template <int N, int SEGMENTS, class A, class L, class Values>
+FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, int64_t rows,
+                          int64_t first, int64_t last, int64_t outer, int64_t inner) {
+  constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
+  alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some];
+  for (int64_t c = first; c < last; c += wide) {
+    const int64_t width = last - c < wide ? last - c : wide;
+    for (int64_t k = 0, far; k < outer * inner; k += far) {
+      far = outer * inner - k < some ? outer * inner - k : some;
+      for (int64_t j = 0, run; j < far; j += run) {
+        const int64_t o = (k + j) / inner, at = (k + j) % inner;
+        run = inner - at < far - j ? inner - at : far - j;
+        const auto fill = [&](int64_t i, int64_t t, auto lanes) LANEWISE {
+          Vec<A, N> tiles[SEGMENTS];
+          values(c + i, o, at + t, lanes, tiles);
+          for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j + t, tiles[s], lanes);
+        };
+        for (int64_t i = 0; i < width; i++) {
+          int64_t t = 0;
+          for (; t + N <= run; t += N) fill(i, t, All{});
+          if (t < run) fill(i, t, Part{run - t});
+        }
+      }
+      for (int s = 0; s < SEGMENTS; s++) {
+        const Left<L> left = lefts[s];
+        turn<N>(transposed, wide, (const A*)block[s], some, width, far);
+        const auto from = [&](int64_t r, int64_t) LANEWISE { return left.data + r * left.step + k * left.step_k; };
+        const Panel<A, L, A> panel{target_step, left.step, left.step_k, transposed, wide, width, far, k || s};
+        dot_panel_n<N>(panel, target + c - first, rows, from);
+      }
+    }
   }
 }
 

@@ -6,8 +6,8 @@ from fusec.analysis.machine import Machine
 from fusec.config import Config
 from fusec.ir.types import BF16, F16, F32
 from fusec.loops.affine import Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride
-from fusec.loops.kinds import Limits
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
+from fusec.loops.kinds import Limits, is_computed
 from fusec.loops.updates import Move
 
 MULTIPLIED = frozenset({F32, BF16, F16})
@@ -32,11 +32,17 @@ def limits(config: Config, machine: Machine, lanes: int) -> Limits:
 
 def _illegal_layouts(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
     """Yield what keeps vector loads from filling the registers of a large-M GEMM."""
-    left, right = contraction.operands
-    if len(contraction.bound) != 1 or stride(left, contraction.bound[0]) != 1:
+    bound = contraction.bound
+    if any(not is_even(left, bound) for left, _ in contraction.pairs):
+        yield "the summed dims of its left operand are not contiguous"
+    left, right = contraction.operands[:2]
+    if is_computed(contraction):
+        if left.dtype != F32:
+            yield f"a weight of {left.dtype.name} is computed in the same kernel"
+    elif stride(left, bound[-1]) != 1:
         yield "the summed dim is not contiguous"
-    elif stride(right, contraction.bound[0]) != 1:
-        columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in contraction.bound]
+    elif stride(right, bound[-1]) != 1:
+        columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in bound]
         if left.dtype != F32 or not columns or stride(right, columns[-1]) != 1:
             yield "its weight is not contiguous along the summed dim"
 

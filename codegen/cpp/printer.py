@@ -28,6 +28,7 @@ from fusec.errors import BuildError
 from fusec.ir import types as t
 from fusec.ir.ops import OPS
 from fusec.ir.types import Size, simplify
+from fusec.loops.kinds import FEW_ROWS
 
 PARALLEL_WORK = 65536
 """Scalar operations below which waking the threads (a few µs) costs more than they save."""
@@ -224,7 +225,7 @@ class _Printer(Statements):
 
     @_statement.register
     def _computed_dot(self, s: ComputedDot) -> None:
-        """Print the right operand and the prefetch of its loads as lambdas, then the call that multiplies."""
+        """Print the right operand as a lambda, then the call that multiplies."""
         column, *outer, tile = loops = _nested(s.right)
         axes = [loop.axis for loop in (column, *outer, tile)] if outer else [column.axis, "step", tile.axis]
         at = ", ".join(f"const int64_t {identifier(axis)}" for axis in axes)
@@ -237,6 +238,27 @@ class _Printer(Statements):
         for i, value in enumerate(s.values):
             self.line(f"values[{i}] = {identifier(value)};")
         self._close("};")
+        self.tiles.pop()
+        left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
+        lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
+        self.line(f"const Left<{left}> lefts[] = {{{lefts}}};")
+        lanes, length = int(tile.step), int(tile.stop)
+        extent = [column.start, column.stop, _count(outer[0]) if outer else 1, length]
+        arguments = [matrix(s.target, s.target.row_stride), "lefts", "values"]
+        if isinstance(s.rows, int) and s.rows <= FEW_ROWS:
+            line = self._fetch(tile, at)
+            options, arguments = f"{s.rows}, {lanes}, {len(s.values)}, {line}", [*arguments, "fetch"]
+        else:
+            options, extent = f"{lanes}, {len(s.values)}", [s.rows, *extent]
+            sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
+            self.linked.add(f"fusec::RowTiles<{lanes}, {sums}, {left}, {sums}>")
+        name = "dot_computed" if "fetch" in arguments else "dot_many_computed"
+        self.line(f"{name}<{options}>({', '.join([*arguments, *map(CPP.print, extent)])});")
+        self._close()
+
+    def _fetch(self, tile: Loop, at: str) -> int:
+        """Print the prefetch of a tile's loads as a lambda; return the elements that one prefetch serves."""
+        self.tiles.append(tile)
         streams = [load for load in tile.body if isinstance(load, Load) and self.strides_one(load)]
         self.tiles.pop()
         self._open(f"const auto fetch = [&]({at}) LANEWISE {{")
@@ -245,14 +267,7 @@ class _Printer(Statements):
         self._close("};")
         lanes, length = int(tile.step), int(tile.stop)
         line = 64 // max((self.buffers[load.buffer].dtype.bytes for load in streams), default=4)
-        line = max(min(line, length // lanes * lanes), lanes)
-        lefts = ", ".join(f"{{{matrix(left, left.row_stride)}}}" for left in s.lefts)
-        self.line(f"const Left<{MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]}> lefts[] = {{{lefts}}};")
-        extent = (column.start, column.stop, _count(outer[0]) if outer else 1, length)
-        arguments = [matrix(s.target, s.target.row_stride), "lefts", "values", "fetch", *map(CPP.print, extent)]
-        options = f"{s.rows}, {lanes}, {len(s.values)}, {line}"
-        self.line(f"dot_computed<{options}>({', '.join(arguments)});")
-        self._close()
+        return max(min(line, length // lanes * lanes), lanes)
 
     @_statement.register
     def _table_lookup(self, s: TableLookup) -> None:

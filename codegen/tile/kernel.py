@@ -330,13 +330,13 @@ class ComputedDot(Statement):
     OPERANDS, LOADED, STORED, BODY = ("values",), ("lefts",), ("target",), ("right",)
     target: Matrix
     lefts: tuple[Matrix, ...]
-    """One for each segment of k, contiguous along it."""
+    """One for each segment of k; of few rows contiguous along it."""
     right: Loop
     """The loop over the columns of the block; in it one over the outer steps of k, if there are any, and a tile loop
     over the inner ones."""
     values: tuple[str, ...]
     """Tiles of the right operand, one for each segment."""
-    rows: int
+    rows: Size
 
 
 @dataclass(frozen=True)

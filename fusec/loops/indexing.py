@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from itertools import product as combinations
 
 from fusec.errors import ScheduleError
@@ -441,6 +442,11 @@ def stride(item: IndexedExpr, axis: Axis) -> Size:
     for part, step in zip(item.index, item.value.tensor.strides, strict=True):
         out = out + part.coefficient(axis) * step
     return out
+
+
+def is_even(item: IndexedExpr, axes: tuple[Axis, ...]) -> bool:
+    """Return whether these axes of a load, the last innermost, have the strides of one axis."""
+    return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))
 
 
 def _merged(source: tuple[Size, ...], shape: tuple[Size, ...]) -> list[list[int]]:

@@ -152,11 +152,9 @@ def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
         yield "an output does not depend on a matmul"
     for c in contractions:
         left = c.operands[0]
-        if is_computed(c):
-            yield "its right operand is computed in the same kernel"
         if left.dtype not in limits.many:  # both operands have one type
             yield f"the vendor's GEMM of {left.dtype.name} is faster on this machine"
-        if left.kind != "load":
+        if any(left.kind != "load" for left, _ in c.pairs):
             yield "its left operand is computed in the same kernel"
         else:
             yield from limits.layouts(nest, c)

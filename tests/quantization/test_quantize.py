@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fusec
+from fusec.dynamo import backend_for, compiled_graphs
 from fusec.errors import OptionError
 from fusec.quantization.formats import format_named
 from fusec.quantization.linear import QuantizedLinear
 from fusec.quantization.rounding import round_for_inputs, round_to_nearest
+from tests.machines import profile
 
 FORMATS = ("int8", "int8-row", "int8-g32", "int4", "int4-g32", "nf4")
 ERROR = {"int8": 0.01, "int8-row": 0.012, "int8-g32": 0.008, "int4": 0.11, "int4-g32": 0.1, "nf4": 0.11}
@@ -133,3 +135,21 @@ def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: to
         found = torch.compile(model, backend="fusec", options={"strict": True})(tokens)
         assert len(fusec.explain(model, tokens).kernels) == kernels
         torch.testing.assert_close(found, model(tokens), atol=0.03 if dtype == torch.bfloat16 else 1e-5, rtol=0.02)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4-g32", "nf4"])
+def test_a_number_of_rows_that_changes(name: str) -> None:
+    """The dense weight is in no kernel's memory."""
+    model = block()
+    fusec.quantize(model, name, progress=False)
+    compiled, before = (
+        torch.compile(model, backend=backend_for(profile(f32=100.0)), dynamic=True),
+        len(compiled_graphs()),
+    )
+    with torch.no_grad():
+        for length in (20, 33, 170):
+            tokens = torch.randint(0, 40, (2, length))
+            torch.testing.assert_close(compiled(tokens), model(tokens), atol=1e-5, rtol=1e-4)
+    (found,) = compiled_graphs()[before:]
+    stored = [v.shape for node in found.graph for v in node.results if v.tensor.rank == 2]
+    assert all(not isinstance(rows, int) for rows, _ in stored)

@@ -10,7 +10,6 @@ A large-M GEMM has no prologue; its rows are processed in blocks, each with a bl
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import sympy
 
@@ -29,11 +28,10 @@ from fusec.ir.types import (
     contiguous_strides,
     estimate,
     product,
-    same_size,
     simplify,
 )
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride, walk
 from fusec.loops.kinds import FEW_ROWS, Shape, is_computed
 from fusec.loops.tables import Table, tables
 
@@ -57,6 +55,7 @@ class _Left:
     offset: sympy.Expr
     """Over the row axes and the contracted axes as one."""
     row_stride: Size
+    column_stride: Size = 1
 
 
 def schedule_contraction(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
@@ -85,7 +84,7 @@ class _Contraction:
         """
         count = len(self.rows)
         runs = [self.rows[i:j] for i in range(count) for j in range(i + 1, count + 1)]
-        even = [run for run in runs if all(_is_even(c.operands[0], run) for c in self.shape.contractions)]
+        even = [run for run in runs if all(is_even(c.operands[0], run) for c in self.shape.contractions)]
         return max(reversed(even), key=lambda run: estimate(product(tuple(axis.size for axis in run))))
 
     def run(self) -> tuple[Statement, ...]:
@@ -130,7 +129,8 @@ class _Contraction:
                 loaded = left.kind == "load" and left.dtype == dtype and self._is_dense(left, bound)
                 if self.blocked_rows or loaded:
                     offset = self._joined(self.emitter.offset(left.index, left.value.tensor), bound)
-                    lefts[left] = _Left(self.emitter.buffers[left.value].name, offset, self._row_stride(left))
+                    buffer, step = self.emitter.buffers[left.value].name, stride(left, bound[-1])
+                    lefts[left] = _Left(buffer, offset, self._row_stride(left), step)
                     continue
                 output, lefts[left] = self._left_output(left, bound, dtype)
                 pending.append(output)
@@ -179,7 +179,7 @@ class _Contraction:
 
     def _is_dense(self, left: IndexedExpr, bound: tuple[Axis, ...]) -> bool:
         """Return whether a loaded left operand is a matrix in memory: one row stride, and contiguous rows."""
-        return _is_even(left, self.rows) and _is_even(left, bound) and stride(left, bound[-1]) == 1
+        return is_even(left, self.rows) and is_even(left, bound) and stride(left, bound[-1]) == 1
 
     def _joined(self, offset: sympy.Expr, bound: tuple[Axis, ...]) -> sympy.Expr:
         """Return an offset over contiguous contracted axes as one over a single axis."""
@@ -304,7 +304,7 @@ class _Contraction:
                 loops.enter_context(emitter.loop(a, "serial"))
             result = Matrix(target.name, offset, row_stride, 1)
             if is_computed(contraction):
-                emitter.inner.append(self._computed_dot(contraction, lefts, result, columns))
+                emitter.inner.append(self._computed_dot(contraction, lefts, result, columns, block))
             else:
                 emitter.inner.append(self._dot(contraction, lefts[0], result, columns, block))
 
@@ -331,7 +331,12 @@ class _Contraction:
         )
 
     def _computed_dot(
-        self, contraction: IndexedExpr, lefts: list[_Left], target: Matrix, columns: "_Block"
+        self,
+        contraction: IndexedExpr,
+        lefts: list[_Left],
+        target: Matrix,
+        columns: "_Block",
+        block: "_Block | None",
     ) -> ComputedDot:
         """Return the product with a right operand that is computed."""
         emitter, (*outer, inner) = self.emitter, contraction.bound
@@ -345,14 +350,15 @@ class _Contraction:
             for item, table in tables(rights, inner, self.tiling.lanes).items():
                 emitter.define(item, self._look_up(table))
             values = tuple(str(emitter.emit(right)) for right in rights)
-        right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, None)
+        right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, block)
         assert isinstance(right, Loop)
+        matrices = (Matrix(left.buffer, left.offset, left.row_stride, left.column_stride) for left in lefts)
         return ComputedDot(
             _at(target, starts),
-            tuple(_at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts) for left in lefts),
+            tuple(_at(matrix, starts) for matrix in matrices),
             right,
             values,
-            self._row_count(),
+            block.length if block else self._row_count(),
         )
 
     def _look_up(self, table: Table) -> str:
@@ -425,8 +431,3 @@ def _weight(contraction: IndexedExpr) -> IndexedExpr:
     """Return the largest load that the right operand of a contraction is, or is computed from."""
     loads = [i for i in walk(right for _, right in contraction.pairs) if i.kind == "load"]
     return max(loads, key=lambda i: (stride(i, contraction.bound[-1]) == 1, len(i.axes)))
-
-
-def _is_even(item: IndexedExpr, axes: tuple[Axis, ...]) -> bool:
-    """Return whether these axes of a load, the last innermost, have the strides of one axis."""
-    return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))
