@@ -14,10 +14,12 @@ from fusec.codegen.tile.kernel import Kernel
 from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
-from fusec.ir.types import TensorType, estimate
+from fusec.ir.types import I8, I16, I32, U8, TensorType, estimate
 from fusec.pipeline import Context
 
 PASS_NAME = "freeze"
+_PACKED = (I8, U8, I16, I32)
+"""Dtypes of packed weights; indices are I64."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class ConstantFolding:
         for node in graph.nodes if values else ():
             alone = not values.isdisjoint(node.operands) and values.union(known).issuperset(node.operands)
             if alone and not (node.has_effect or _symbolic(node) or written.intersection(map(storage, node.results))):
+                if _expands(node):
+                    continue
                 values.update(node.results)
                 nodes.add(node)
         read = set(graph.outputs)
@@ -106,6 +110,16 @@ class FoldedValues:
         figures: dict[str, float | int | str] = {"bytes": nbytes, "prepacked": packed, "steps": steps}
         sources = tuple(dict.fromkeys(str(s) for n in graph.nodes if n in self.nodes for s in n.sources))
         context.remarks.add("analysis", PASS_NAME, message, sources=sources[:8], figures=figures)
+
+
+def _expands(node: Node) -> bool:
+    """Return whether a node makes more bytes of packed integers: memory, and not time, is what they were packed for."""
+    packed = any(v.dtype in _PACKED for v in node.operands)
+    return packed and not node.is_alias and _bytes(node.results) > _bytes(node.operands)
+
+
+def _bytes(values: Iterable[Value]) -> int:
+    return sum(estimate(v.tensor.nbytes) for v in values)
 
 
 def prepack(weight: Tensor, rows: int) -> Tensor:

@@ -385,3 +385,23 @@ def test_prepacked_blocks_are_transposed_and_contiguous(shape: tuple[int, int], 
     blocks = [b.view(len(b), -1, pair).transpose(0, 1).flatten() for b in weight.split(rows)]
     found = prepack(weight, rows)
     assert found.shape == weight.shape and torch.equal(found.flatten(), torch.cat(blocks))
+
+
+def test_packed_weights_are_not_expanded() -> None:
+    """A dense copy would take the memory that they were packed to save."""
+    codes, scale = torch.randint(-127, 128, (96, 64), dtype=torch.int8), torch.rand(96, 1)
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codes", codes)
+            self.register_buffer("scale", scale)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.codes.to(x.dtype) * self.scale.to(x.dtype))
+
+    model, x = Packed(), torch.randn(40, 64, dtype=torch.bfloat16)
+    found = frozen(model, profile())(x)  # the library multiplies
+    torch.testing.assert_close(found, model(x), atol=0.1, rtol=0.02)
+    assert [step.kind for step in only().program.steps] == ["kernel", "vendor"]
+    assert figures()["bytes"] == 0
