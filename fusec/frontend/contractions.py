@@ -27,6 +27,15 @@ def _linear(low: Lowering, call: Call) -> Value:
     return out if bias is None else low.pointwise("add", out, bias, dtype=call.out.dtype)
 
 
+@lowers("aten._weight_int8pack_mm.default")
+def _int8_linear(low: Lowering, call: Call) -> Value:
+    """``x · (codes · scale)ᵀ`` with a scale for each row of the codes."""
+    codes, scales = call["mat2"], low.cast(call["scales"], call.out.dtype)
+    scales = low.reshape(scales, (codes.shape[0], 1))
+    weight = low.pointwise("mul", low.cast(codes, call.out.dtype), scales, dtype=call.out.dtype)
+    return product(low, call, "az,bz->ab", call["self"], weight)
+
+
 @lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default", "aten.matmul.default",
         "aten.vdot.default")  # fmt: skip
 def _matmul(low: Lowering, call: Call) -> Value:

@@ -197,6 +197,23 @@ def test_special_values_of_scales() -> None:
     torch.testing.assert_close(y, layer(x, q, s), equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_the_packed_matmul_of_torch(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, q, s = torch.randn(rows, 64).to(dtype), int8()[:, :64].contiguous(), scales(COLUMNS).to(dtype)
+
+    def layer(x: Tensor, q: Tensor, s: Tensor) -> Tensor:
+        return torch.relu(torch.ops.aten._weight_int8pack_mm(x, q, s))
+
+    found = compile_graph(trace(layer, (x, q, s), symbolic=False), profile(f32=100.0))
+    reference = torch.relu(x.double() @ (q.double() * s.double()[:, None]).T)
+    comparison = compare_outputs([layer(x, q, s)], found.program([x, q, s]), [reference], dtype)
+    assert comparison.passed, comparison
+    kinds = [step.kind for step in found.program.steps]
+    assert kinds == ["kernel"] if rows < 17 or dtype == torch.float32 else kinds == ["kernel", "vendor", "kernel"]
+
+
 def test_parts_of_different_lengths_are_refused() -> None:
     """A weight in two parts of 16 and 24 columns is dense memory first."""
     q, p = torch.randint(-8, 8, (32, 16), dtype=torch.int8), torch.randint(-8, 8, (32, 24), dtype=torch.int8)
