@@ -28,7 +28,7 @@ from fusec.ir.types import (
     symbol,
 )
 from tests.campaigns.fuzz.draws import Draws, Program
-from tests.campaigns.fuzz.moves import Moves
+from tests.campaigns.fuzz.packed import Packed
 
 FLOATS = (F32, BF16, F16, F64)
 _INTS = (I64, I32, I16, I8, U8)
@@ -50,7 +50,7 @@ def wide_graph(program: Program) -> Graph:
     return _Wide(program).graph
 
 
-class _Wide(Moves):
+class _Wide(Packed):
     def __init__(self, program: Program) -> None:
         head, steps = program
         super().__init__(Draws(head))
@@ -101,7 +101,7 @@ class _Wide(Moves):
         kinds = (
             self.binary, self.unary, self.reduce, self.view, self.view, self.cast, self.compare, self.choose,
             self.contract, self.concat, self.integer, self.divide, self.look_up, self.write, self.write_rows,
-            self.source, self.hard, self.opaque, self.binary, self.convolve,
+            self.source, self.hard, self.opaque, self.binary, self.convolve, self.packed,
         )  # fmt: skip
         try:
             self.draws.choice(kinds)()
