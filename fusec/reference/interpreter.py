@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
+from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import DType, TensorType, accumulation, evaluate_size, evaluate_sizes
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.opaque import call_opaque
@@ -133,8 +133,16 @@ class Machine:
         return apply_view(node, operands, self.symbols)
 
     def contract(self, node: Node, a: Datum, b: Datum) -> Datum:
-        """An einsum, which accumulates half types in float32."""
-        return torch.einsum(node.attributes["spec"], a, b)
+        """An einsum, which accumulates half types in float32; of one row and one column a dot product.
+
+        Libraries may sum a matmul with a single result in one chain, which is less exact than eager's dot product.
+        """
+        result = torch.einsum(node.attributes["spec"], a, b)
+        terms, out = split_spec(node.attributes["spec"])
+        left, right = ([letter for letter in term if letter not in out] for term in terms)
+        if result.numel() != 1 or left != right or a.dtype not in (torch.float32, torch.float64):
+            return result
+        return torch.dot(a.reshape(-1), b.reshape(-1)).reshape(result.shape)
 
     def convolve(self, node: Node, x: Datum, weight: Datum) -> Datum:
         """Torch's convolution."""

@@ -168,6 +168,7 @@ def test_a_matmul_without_a_kernel_has_a_reason(
 
 
 SUMMED, ALONG = "the summed dim is not contiguous", "its weight is not contiguous along the summed dim"
+APART = "the summed dims of its left operand are not contiguous"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,8 @@ SUMMED, ALONG = "the summed dim is not contiguous", "its weight is not contiguou
         ((40, 64), (24, 64), "az,bz->ab", ""),
         ((40, 64), (64, 24), "az,zb->ab", ""),
         ((64, 40), (24, 64), "za,bz->ab", SUMMED),
-        ((40, 4, 6), (24, 4, 6), "ayz,byz->ab", SUMMED),
+        ((40, 4, 6), (24, 4, 6), "ayz,byz->ab", ""),
+        ((4, 40, 6), (24, 4, 6), "yaz,byz->ab", APART),
         ((40, 64), (24, 64, 3), "az,bzc->abc", ""),
         ((40, 64), (24, 64, 3), "az,bzc->acb", ALONG),
     ],
