@@ -24,7 +24,7 @@ def limits(config: Config, machine: Machine, lanes: int) -> Limits:
         many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)),
         some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)),
         weight_prologues=True,
-        table_entries=lanes,
+        table_lanes=lanes,
         layouts=_illegal_layouts,
         moves=_moves_in_order,
     )

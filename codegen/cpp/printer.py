@@ -271,18 +271,19 @@ class _Printer(Statements):
 
     @_statement.register
     def _table_lookup(self, s: TableLookup) -> None:
-        """Print the table as a lambda that is called in place: it does not depend on the loop around."""
+        """Print the table as a lambda over its registers: it does not depend on the loop around."""
         loop, table = s.entries, f"table_{identifier(s.dst)}"
         self._open(f"const auto {table} = [&](const int64_t {identifier(loop.axis)}, const auto lanes) LANEWISE {{")
         self.tiles.append(loop)
         self._run(loop.body)
         self.tiles.pop()
         self.line(f"return {identifier(s.value)};")
-        full = loop.stop == loop.step
-        self._close(f"}}(0, {'All{}' if full else f'Part{{{loop.stop}}}'});")
-        kind = self.kinds[s.value]
-        index = f"cast<int32_t>({identifier(s.index)})"
-        self.line(f"const {self._define(s.dst, kind.dtype, kind.lanes)} = permute({table}, {index});")
+        self._close("};")
+        kind, count, lanes = self.kinds[s.value], int(loop.stop), int(loop.step)
+        left = {start: count - start for start in range(0, count, lanes)}
+        registers = [f"{table}({i}, {'All{}' if n >= lanes else f'Part{{{n}}}'})" for i, n in left.items()]
+        arguments = ", ".join([*registers, f"cast<int32_t>({identifier(s.index)})"])
+        self.line(f"const {self._define(s.dst, kind.dtype, kind.lanes)} = permute({arguments});")
 
     def _carried(self, loop: Loop) -> dict[str, str]:
         """Return the tile accumulators declared outside the loop that it updates, with their operation."""

@@ -341,15 +341,15 @@ class ComputedDot(Statement):
 
 @dataclass(frozen=True)
 class TableLookup(Definition):
-    """``dst = values[index]`` for ``0 <= index < entries``: a look-up in a table that one register holds (C++)."""
+    """``dst = values[index]`` for ``0 <= index < entries``: a look-up in a table that registers hold (C++)."""
 
     OPERANDS, BODY = ("index", "value"), ("entries",)
     index: str
     """A tile of integers of the enclosing loop."""
     entries: Loop
-    """A tile loop over the entries: one tile."""
+    """A tile loop over the entries: one tile, or two."""
     value: str
-    """The tile of its body that is the table."""
+    """The tile of its body that is the table, or one half of it."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ class Limits:
     """Rows of half types that one block of a small-M GEMM holds; ``FEW_ROWS`` of other types."""
     weight_prologues: bool = False
     """Right operands of GEMMs may be computed from what is loaded, such as packed weights from their integers."""
-    table_entries: int = 0
-    """Entries of a table in a register that the prologue of a right operand may look up."""
+    table_lanes: int = 0
+    """Entries of a table that one register holds, for look-ups in the prologue of a right operand; 0 allows none."""
     layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = anything
     """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
@@ -185,7 +185,7 @@ def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr],
 def _prologue_objections(c: IndexedExpr, limits: Limits) -> Iterator[str]:
     """Yield why the right operand of a contraction is not computed in registers."""
     roots = [right for _, right in c.pairs]
-    found = tables(roots, c.bound[-1], limits.table_entries)
+    found = tables(roots, c.bound[-1], limits.table_lanes) if limits.table_lanes else {}
     items = [*walk(roots, lambda i: i not in found), *walk(table.code for table in found.values())]
     computed = [i for i in items if i.kind not in ("load", "pointwise", "constant", "index")]
     if computed:

@@ -1,4 +1,4 @@
-"""Functions of a few integers, such as the weights of four-bit codes: a table in a register replaces them."""
+"""Functions of a few integers, such as the weights of four-bit codes: a table in registers replaces them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,8 +9,10 @@ from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, walk
 from fusec.loops.intervals import interval
 
-_LEAST_OPERATIONS = 2
-"""Operations that a look-up has to replace: it costs about as much as one."""
+REGISTERS = 2
+"""The most registers of a table."""
+_LEAST_OPERATIONS = (2, 4)
+"""Operations that a look-up has to replace, by the registers of its table: it costs about one, or three."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,14 @@ class Table:
     """The function at each entry."""
 
 
-def tables(roots: Iterable[IndexedExpr], axis: Axis, most: int) -> dict[IndexedExpr, Table]:
-    """Return the largest expressions below ``roots`` that vary along ``axis`` only with an integer below ``most``."""
+def tables(roots: Iterable[IndexedExpr], axis: Axis, lanes: int) -> dict[IndexedExpr, Table]:
+    """Return the largest expressions below ``roots`` that vary along ``axis`` only with an integer of few values.
+
+    Args:
+        roots: the expressions.
+        axis: of the lanes.
+        lanes: entries that one register holds.
+    """
     found: dict[IndexedExpr, Table] = {}
     stack, seen = list(roots), set[IndexedExpr]()
     while stack:
@@ -33,7 +41,7 @@ def tables(roots: Iterable[IndexedExpr], axis: Axis, most: int) -> dict[IndexedE
         if item in seen or axis not in item.axes:
             continue
         seen.add(item)
-        table = _table(item, axis, most)
+        table = _table(item, axis, lanes)
         if table is None:
             stack.extend(item.operands)
         else:
@@ -41,17 +49,18 @@ def tables(roots: Iterable[IndexedExpr], axis: Axis, most: int) -> dict[IndexedE
     return found
 
 
-def _table(item: IndexedExpr, axis: Axis, most: int) -> Table | None:
+def _table(item: IndexedExpr, axis: Axis, lanes: int) -> Table | None:
     if item.kind not in ("pointwise", "lookup"):
         return None
     for code in reversed(list(walk([item]))):
         values = interval(code.value) if axis in code.axes and code is not item else None
-        if values is None or values[0] < 0 or not 0 < values[1] < most:
+        if values is None or values[0] < 0 or not 0 < values[1] < REGISTERS * lanes:
             continue
         replaced = [i for i in walk([item], partial(is_not, code)) if axis in i.axes]
         if any(i.kind not in ("pointwise", "lookup") for i in replaced):
             continue  # it varies with more
-        if len(replaced) >= _LEAST_OPERATIONS or any(i.kind == "lookup" for i in replaced):
+        least = _LEAST_OPERATIONS[values[1] // lanes]
+        if len(replaced) >= least or any(i.kind == "lookup" for i in replaced):
             code, entry = _narrowest(code), Axis(values[1] + 1, "entry")
             return Table(code, entry, _at_entry(item, code, axis, entry, {}))
     return None
