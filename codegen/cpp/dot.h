@@ -601,8 +601,8 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
   alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some];
   for (int64_t c = first; c < last; c += wide) {
     const int64_t width = last - c < wide ? last - c : wide;
-    for (int64_t k = 0, far; k < outer * inner; k += far) {
-      far = outer * inner - k < some ? outer * inner - k : some;
+    for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {  // without anything to sum the result is 0
+      const int64_t far = outer * inner - k < some ? outer * inner - k : some;
       for (int64_t j = 0, run; j < far; j += run) {
         const int64_t o = (k + j) / inner, at = (k + j) % inner;
         run = inner - at < far - j ? inner - at : far - j;

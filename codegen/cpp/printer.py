@@ -244,16 +244,15 @@ class _Printer(Statements):
         self.line(f"const Left<{left}> lefts[] = {{{lefts}}};")
         lanes, length = int(tile.step), int(tile.stop)
         extent = [column.start, column.stop, _count(outer[0]) if outer else 1, length]
-        arguments = [matrix(s.target, s.target.row_stride), "lefts", "values"]
+        columns = ", ".join(map(CPP.print, extent))
+        operands = f"{matrix(s.target, s.target.row_stride)}, lefts, values"
         if isinstance(s.rows, int) and s.rows <= FEW_ROWS:
-            line = self._fetch(tile, at)
-            options, arguments = f"{s.rows}, {lanes}, {len(s.values)}, {line}", [*arguments, "fetch"]
+            options = f"{s.rows}, {lanes}, {len(s.values)}, {self._fetch(tile, at)}"
+            self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
-            options, extent = f"{lanes}, {len(s.values)}", [s.rows, *extent]
             sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
             self.linked.add(f"fusec::RowTiles<{lanes}, {sums}, {left}, {sums}>")
-        name = "dot_computed" if "fetch" in arguments else "dot_many_computed"
-        self.line(f"{name}<{options}>({', '.join([*arguments, *map(CPP.print, extent)])});")
+            self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({operands}, {CPP.print(s.rows)}, {columns});")
         self._close()
 
     def _fetch(self, tile: Loop, at: str) -> int:

@@ -33,14 +33,13 @@ def _interval(value: Value, known: dict[Value, Interval | None], depth: int) -> 
     if value not in known:
         low, high = _of_dtype(value.dtype)
         node = value.producer
-        operands = [_interval(v, known, depth - 1) for v in node.operands] if node is not None and depth else []
-        found = _result(node, operands) if node is not None and depth else None
+        found = _result(node, lambda v: _interval(v, known, depth - 1)) if node is not None and depth else None
         # What leaves the range of the dtype wraps around.
         known[value] = found if found is not None and low <= found[0] <= found[1] <= high else (low, high)
     return known[value]
 
 
-def _result(node: Node, operands: list[Interval | None]) -> Interval | None:
+def _result(node: Node, interval_of: Callable[[Value], Interval | None]) -> Interval | None:
     """Return the interval of a result before it wraps around; None where it is not known."""
     if node.is_op("constant"):
         number = int(node.attributes["value"])
@@ -48,17 +47,16 @@ def _result(node: Node, operands: list[Interval | None]) -> Interval | None:
     if node.is_op("iota"):
         size = node.attributes["size"]
         return (0, max(size - 1, 0)) if isinstance(size, int) else (0, _of_dtype(node.result.dtype)[1])
-    if node.has(Trait.LOOKUP):
-        return operands[0]
-    if node.is_op("where"):
-        operands = operands[1:]
-    if any(o is None for o in operands):
+    rule = _union if node.has(Trait.VIEW | Trait.LOOKUP) or node.is_op("where", "cast") else _RULES.get(node.op.name)
+    if rule is None:
         return None
-    sides = [o for o in operands if o is not None]
-    if node.has(Trait.VIEW) or node.is_op("where", "cast"):
-        return min(low for low, _ in sides), max(high for _, high in sides)
-    rule = _RULES.get(node.op.name)
-    return rule(*sides) if rule is not None else None
+    read = node.operands[1:] if node.is_op("where") else node.operands[:1] if node.has(Trait.LOOKUP) else node.operands
+    sides = [side for side in map(interval_of, read) if side is not None]
+    return rule(*sides) if len(sides) == len(read) else None
+
+
+def _union(*sides: Interval) -> Interval:
+    return min(low for low, _ in sides), max(high for _, high in sides)
 
 
 def _monotonic(f: Callable[..., int]) -> Callable[..., Interval]:

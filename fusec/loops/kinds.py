@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusec.errors import ScheduleError
-from fusec.ir.types import BF16, F16, DType, product
+from fusec.ir.types import BF16, F16, DType, estimate, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
-from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, ordered, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, is_even, ordered, stride, walk
 from fusec.loops.tables import tables
 from fusec.loops.updates import Move, check_updates
 
@@ -145,6 +145,12 @@ def is_computed(contraction: IndexedExpr) -> bool:
     return len(contraction.pairs) > 1 or contraction.operands[1].kind != "load"
 
 
+def weight_of(contraction: IndexedExpr) -> IndexedExpr:
+    """Return the largest load that the right operand of a matmul is, or is computed from."""
+    loads = [i for i in walk(right for _, right in contraction.pairs) if i.kind == "load"]
+    return max(loads, key=lambda i: estimate(product(tuple(a.size for a in i.axes))))
+
+
 def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], limits: Limits) -> Iterator[str]:
     """Yield why a nest is no large-M GEMM."""
     dependent = above(nest, contractions)
@@ -190,9 +196,11 @@ def _prologue_objections(c: IndexedExpr, limits: Limits) -> Iterator[str]:
     computed = [i for i in items if i.kind not in ("load", "pointwise", "constant", "index")]
     if computed:
         yield f"a {computed[0].kind} is in the prologue of its right operand"
-    loads = [i for i in items if i.kind == "load"]
-    # A dense weight beside one whose neighbours share a byte is read in segments as well.
-    if not any(stride(i, c.bound[-1]) in range(1, len(roots) + 1) for i in loads):
+    if not any(i.kind == "load" for i in items):
+        yield "its right operand is computed from indices alone"
+    # Stride 0: one word has several elements. A dense weight beside one whose neighbours share a byte is read in
+    # segments as well.
+    elif stride(weight_of(c), c.bound[-1]) not in range(len(roots) + 1):
         yield "its weight is not contiguous along the summed dim"
 
 
@@ -202,5 +210,5 @@ def _weight_objections(c: IndexedExpr) -> Iterator[str]:
     columns = [a for a in right.axes if a not in c.bound]
     if not any(stride(right, a) == 1 for a in (*c.bound[-1:], *columns)):
         yield "its weight is not contiguous"
-    if any(stride(right, a) != stride(right, b) * b.size for a, b in zip(c.bound, c.bound[1:], strict=False)):
+    if not is_even(right, c.bound):
         yield "the summed dims of its weight are not contiguous"

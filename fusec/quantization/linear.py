@@ -33,13 +33,13 @@ class QuantizedLinear(nn.Module):
         """Bytes of codes and scales."""
         return sum(part.nbytes for part in self.buffers())
 
-    def weight(self, dtype: torch.dtype) -> Tensor:
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the [out_features, in_features] weight in a dtype."""
         return self.format.unpack(dict(self.named_buffers()), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [*, out_features] for x of [*, in_features], in its dtype."""
-        return F.linear(x, self.weight(x.dtype), self.bias)
+        return F.linear(x, self.dequantized(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
         """Return sizes and format, for print."""

@@ -164,7 +164,7 @@ def _run(model: nn.Module, sample: Sample | None) -> list[Any]:
 
 def _row(name: str, linear: nn.Linear, layer: QuantizedLinear, cosine: float | None) -> QuantizedLayer:
     weight = linear.weight.detach().float()
-    error = float((layer.weight(torch.float32) - weight).norm() / weight.norm().clamp(min=1e-30))
+    error = float((layer.dequantized(torch.float32) - weight).norm() / weight.norm().clamp(min=1e-30))
     return QuantizedLayer(name, layer.format.name, layer.nbytes, linear.weight.nbytes, error, cosine)
 
 

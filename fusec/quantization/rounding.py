@@ -42,7 +42,7 @@ def round_for_inputs(weight: Tensor, format: Format, squares: Tensor) -> Parts:
     scales: list[Parts] = []
     for start in range(0, columns, _BLOCK):
         stop = min(start + _BLOCK, columns)
-        errors = torch.zeros(rows, stop - start)
+        errors = torch.zeros(rows, stop - start, device=rest.device)
         for column in range(start, stop):
             if column % length == 0:
                 # Of a group that begins in this block: errors of earlier blocks are in it already.

@@ -85,6 +85,31 @@ FORMS = {
         ).reshape(COLUMNS, DEPTH),
         lambda: (int8().view(torch.uint8), groups()[0], scales(COLUMNS, 1), torch.randn(8)),
     ),
+    "words of eight along the depth, columns contiguous": Packed(
+        lambda q, s, t: (
+            (
+                ((q.unsqueeze(1) >> torch.arange(0, 32, 4, dtype=torch.int32)[None, :, None]) & 15)
+                .reshape(DEPTH // GROUP, GROUP, COLUMNS)
+                .to(t)
+                - 8
+            )
+            .mul(s.to(t)[:, None])
+            .reshape(DEPTH, COLUMNS)
+            .T
+        ),
+        lambda: (
+            torch.randint(-(2**31), 2**31 - 1, (DEPTH // 8, COLUMNS), dtype=torch.int32),
+            scales(DEPTH // GROUP, COLUMNS),
+        ),
+    ),
+    "halves of the rows in a byte": Packed(
+        lambda p, z, s, t: per_group(torch.cat([p >> 4, p & 15], 0), z, s, t),
+        lambda: (torch.randint(0, 256, (COLUMNS // 2, DEPTH), dtype=torch.uint8), *groups()),
+    ),
+    "booleans": Packed(
+        lambda q, s, t: (q.to(t) - 0.5) * s.to(t)[:, None],
+        lambda: (torch.rand(COLUMNS, DEPTH) > 0.5, scales(COLUMNS)),
+    ),
     "blocks of columns and depth": Packed(
         lambda q, s, t: q.to(t) * s.to(t).repeat_interleave(8, 0).repeat_interleave(GROUP, 1),
         lambda: (int8(), scales(COLUMNS // 8, DEPTH // GROUP)),
@@ -214,6 +239,20 @@ def test_the_packed_matmul_of_torch(rows: int, dtype: torch.dtype) -> None:
     assert comparison.passed, comparison
     kinds = [step.kind for step in found.program.steps]
     assert kinds == ["kernel"] if rows < 17 or dtype == torch.float32 else kinds == ["kernel", "vendor", "kernel"]
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_nothing_to_sum(rows: int) -> None:
+    """The result is 0, and not what memory held."""
+    x, q, s = torch.randn(rows, 0), torch.zeros(24, 0, dtype=torch.int8), torch.rand(24)
+
+    def layer(x: Tensor, q: Tensor, s: Tensor) -> Tensor:
+        return F.linear(x, q.to(x.dtype) * s[:, None])
+
+    found = compile_graph(trace(layer, (x, q, s), symbolic=False), profile(f32=100.0))
+    for _ in range(3):
+        torch.rand(rows, 24).mul_(1e30)  # memory that is freed, and given again
+        assert torch.equal(found.program([x, q, s])[0], torch.zeros(rows, 24))
 
 
 def test_parts_of_different_lengths_are_refused() -> None:

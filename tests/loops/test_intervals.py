@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 
 from fusec.ir.graph import Graph, Value
-from fusec.ir.types import F32, I8, I16, I32, I64, U8, DType, TensorType, contiguous_strides
+from fusec.ir.types import F32, I8, I16, I32, I64, U8, DType, ScalarType, TensorType, contiguous_strides, symbol
 from fusec.loops.indexing import lower_to_loops
 from fusec.loops.intervals import interval
 from fusec.loops.tables import tables
@@ -84,3 +84,13 @@ def test_what_varies_with_more_is_no_table() -> None:
     body.set_outputs([scaled])
     ((output,), (_, (columns,), *_)) = (nest := lower_to_loops(body)).outputs, nest.axes
     assert tables([output.root], columns, 16) == {}
+
+
+def test_operations_of_other_values() -> None:
+    """A size is no tensor, and an operation without a rule may be any number."""
+    body = Graph()
+    size = body.add_input(ScalarType("int", symbol("s0")), "n")
+    x = tensor(body, I64, 4)
+    attributes = {"target": "aten.roll.default", "args": (("%", 0), ("%", 1)), "kwargs": (), "operand_types": ()}
+    found = body.add_node("opaque", [x, size], attributes, types=[x.type]).result
+    assert interval(found) == (-(2**63), 2**63 - 1)

@@ -31,8 +31,8 @@ from fusec.ir.types import (
     simplify,
 )
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride, walk
-from fusec.loops.kinds import FEW_ROWS, Shape, is_computed
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
+from fusec.loops.kinds import FEW_ROWS, Shape, is_computed, weight_of
 from fusec.loops.tables import Table, tables
 
 BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
@@ -217,7 +217,7 @@ class _Contraction:
 
     def _by_stride(self, axes: list[Axis], products: list[IndexedExpr]) -> list[Axis]:
         """Sort axes by their stride in the weights of products, largest first."""
-        return sorted(axes, key=lambda a: max(estimate(stride(_weight(c), a)) for c in products), reverse=True)
+        return sorted(axes, key=lambda a: max(estimate(stride(weight_of(c), a)) for c in products), reverse=True)
 
     def _row_blocks(self, loops: ExitStack) -> "_Block | None":
         """Open loops over blocks of rows and return the block; None where all rows are processed at once."""
@@ -246,7 +246,7 @@ class _Contraction:
         """Emit the loop over blocks of the only column axis."""
         n = static_size(axis)
         size = max(8, min(self.most_columns, n // 64 * 8))
-        weights = ((_weight(c), c.bound[-1]) for c in self.products.of(results))
+        weights = ((weight_of(c), c.bound[-1]) for c in self.products.of(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
         start, stop = block_range(index_symbol("block") * size, size, n)
@@ -425,9 +425,3 @@ def even_blocks(n: int, most: int, step: int = 6) -> int:
 def _at(matrix: Matrix, starts: dict[sympy.Symbol, Size]) -> Matrix:
     """Return a matrix that begins at these indices."""
     return replace(matrix, offset=sympy.expand(matrix.offset.subs(starts)))
-
-
-def _weight(contraction: IndexedExpr) -> IndexedExpr:
-    """Return the largest load that the right operand of a contraction is, or is computed from."""
-    loads = [i for i in walk(right for _, right in contraction.pairs) if i.kind == "load"]
-    return max(loads, key=lambda i: (stride(i, contraction.bound[-1]) == 1, len(i.axes)))
