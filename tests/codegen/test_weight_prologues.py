@@ -106,6 +106,10 @@ FORMS = {
         lambda p, z, s, t: per_group(torch.cat([p >> 4, p & 15], 0), z, s, t),
         lambda: (torch.randint(0, 256, (COLUMNS // 2, DEPTH), dtype=torch.uint8), *groups()),
     ),
+    "bytes that wrap around": Packed(
+        lambda p, s, t: ((torch.cat([p & 15, p >> 4], -1) - 8).to(t) - 100) * s.to(t)[:, None],
+        lambda: (nibbles(), scales(COLUMNS)),
+    ),
     "booleans": Packed(
         lambda q, s, t: (q.to(t) - 0.5) * s.to(t)[:, None],
         lambda: (torch.rand(COLUMNS, DEPTH) > 0.5, scales(COLUMNS)),

@@ -67,11 +67,11 @@ def test_zeros_and_constant_rows_stay_what_they_are() -> None:
 def test_a_sample_decides_the_rounding() -> None:
     """Results on inputs that are alike are nearer than if each weight is rounded to the nearest."""
     torch.manual_seed(0)
-    weight, format = torch.randn(32, 128), format_named("int4-g32")
-    x = torch.randn(400, 16) @ torch.randn(16, 128) + 0.1 * torch.randn(400, 128)
+    weight, format = torch.randn(32, 320), format_named("int4-g32")  # in three blocks of columns
+    x = torch.randn(600, 16) @ torch.randn(16, 320) + 0.1 * torch.randn(600, 320)
     parts = round_for_inputs(weight, format, x.T @ x), round_to_nearest(weight, format)
     errors = [(F.linear(x, format.unpack(p, torch.float32)) - F.linear(x, weight)).norm() for p in parts]
-    assert errors[0] < 0.6 * errors[1]
+    assert errors[0] < 0.3 * errors[1]
 
 
 def test_the_report() -> None:
