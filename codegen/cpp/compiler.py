@@ -37,8 +37,12 @@ LINK_FLAGS = ("-shared", "-fPIC", "-nostartfiles", "-nodefaultlibs", "-Wl,-z,rel
 Without start files: one of them, crtfastmath.o, makes the processor flush denormals to zero.
 """
 _SECONDS = 120
-_HALF_PRODUCTS = {"bf16": ("AVXNECONVERT", "AMX_BF16"), "f16": ("AVXNECONVERT", "AVX512FP16", "AMX_FP16")}
-"""Extensions of x86 for matmuls of a half type that the vendor's library (oneDNN) uses."""
+_MATMULS = {
+    "bf16": ("AVXNECONVERT", "AMX_BF16"),
+    "f16": ("AVXNECONVERT", "AVX512FP16", "AMX_FP16"),
+    "i8": ("AMX_INT8",),
+}
+"""Extensions of x86 for matmuls of a type that the vendor's library (oneDNN) uses, and fusec does not."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,13 @@ class Compiler:
         """True if one fast instruction multiplies pairs of bfloat16 and adds them to floats; see ``dot.h``."""
         return self._has("AVX512BF16") and not self._has("AVX512FP16") and "__clang__" not in self.identity
 
-    def vendor_is_faster(self, half: str) -> bool:
-        """Return whether the vendor's library has instructions for matmuls of a half type that fusec does not use.
+    def vendor_is_faster(self, dtype: str) -> bool:
+        """Return whether the vendor's library has instructions for matmuls of a narrow type that fusec does not use.
 
         On untested machines it is assumed to have.
         """
-        pairs = half == "bf16" and self._has("AVX512BF16") and "__clang__" in self.identity
-        return not self._has("AVX2") or pairs or any(map(self._has, _HALF_PRODUCTS[half]))
+        pairs = dtype == "bf16" and self._has("AVX512BF16") and "__clang__" in self.identity
+        return not self._has("AVX2") or pairs or any(map(self._has, _MATMULS[dtype]))
 
     def _has(self, feature: str) -> bool:
         return f"#define __{feature}__ 1" in self.identity

@@ -6,7 +6,7 @@
 // compiling them takes several times as long as all else.
 #pragma once
 
-#include "vec.h"
+#include "dot_step.h"
 
 namespace fusec {
 
@@ -87,29 +87,6 @@ FN void fold_tile(typename Raw<A, N>::type (&sums)[ROWS][COLUMNS], A* found) {
   }
 }
 
-// Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it and is quick at it:
-// Intel's processors with AVX512-FP16 take two cycles for one, half the speed of their two FMAs a cycle.
-#if defined(__AVX512BF16__) && !defined(__AVX512FP16__) && defined(__GNUC__) && !defined(__clang__)
-#define IN_PAIRS
-typedef int16_t Pairs __attribute__((vector_size(64)));
-template <class A, class L, class R, int N>
-constexpr bool in_pairs =
-    N == 16 && same_type<A, float>::value && same_type<L, bf16>::value && same_type<R, bf16>::value;
-FN Pairs load_pairs(const void* p) {
-  Pairs x;
-  __builtin_memcpy(&x, p, sizeof x);
-  return x;
-}
-FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
-#if __GNUC__ >= 13
-  typedef __bf16 Halves __attribute__((vector_size(64)));
-  return __builtin_ia32_dpbf16ps_v16sf(sum, (Halves)a, (Halves)b);
-#else
-  return __builtin_ia32_dpbf16ps_v16sf(sum, a, b);
-#endif
-}
-#endif
-
 // The right operand lies along k: lanes along k, COLUMNS of its columns at once, folded at the end. What the next
 // columns need is asked for meanwhile, a line at a time: memory that is left to guess starts anew with every column.
 // It goes to the second-level cache, which waits for more lines at once than the first.
@@ -124,26 +101,32 @@ DOT_FUNCTION dot_tile_k(A* target, int64_t target_step, const L* left, int64_t l
   };
   const auto add = [&](int64_t k) LANEWISE {
     raw rows[ROWS];
-    for (int r = 0; r < ROWS; r++) rows[r] = load<N>(left + r * left_step + k, All{}).v;
+    for (int r = 0; r < ROWS; r++) rows[r] = cast<A>(load<N>(left + r * left_step + k, All{})).v;
     for (int c = 0; c < COLUMNS; c++) {
-      const raw column = load<N>(right + c * right_step + k, All{}).v;
+      const raw column = cast<A>(load<N>(right + c * right_step + k, All{})).v;
       for (int r = 0; r < ROWS; r++) sums[r][c] += rows[r] * column;
     }
   };
   int64_t k = 0;
-#ifdef IN_PAIRS
-  if constexpr (in_pairs<A, L, R, N>) {
-    for (; k + 2 * N <= depth; k += 2 * N) {
-      Pairs columns[COLUMNS];
-      for (int c = 0; c < COLUMNS; c++) columns[c] = load_pairs(right + c * right_step + k);
-      ask_for_next(k);
+  typedef typename StepOf<A, L, R, N>::type step;
+  if constexpr (step::count > 1) {
+    raw totals[ROWS] = {};
+    for (; k + step::count * N <= depth; k += step::count * N) {
+      decltype(step::left(left)) rows[ROWS];
       for (int r = 0; r < ROWS; r++) {
-        const Pairs row = load_pairs(left + r * left_step + k);
-        for (int c = 0; c < COLUMNS; c++) sums[r][c] = add_pairs(sums[r][c], row, columns[c]);
+        rows[r] = step::left(left + r * left_step + k);
+        if constexpr (step::excess) totals[r] = step::total(totals[r], rows[r]);
+      }
+      ask_for_next(k);
+      for (int c = 0; c < COLUMNS; c++) {
+        const auto column = step::right(right + c * right_step + k);
+        for (int r = 0; r < ROWS; r++) sums[r][c] = step::add(sums[r][c], rows[r], column);
       }
     }
+    if constexpr (step::excess)
+      for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COLUMNS; c++) sums[r][c] -= totals[r] * step::excess;
   }
-#endif
   constexpr int line = 64 / sizeof(R) < N ? N : 64 / sizeof(R);
   for (; k + line <= depth; k += line) {
     ask_for_next(k);
@@ -271,6 +254,19 @@ template <> struct Lanes<float, word, 16> {
 };
 #endif
 
+// Four bytes that are neighbours along k, of a left operand of type L, or to be multiplied with one.
+template <class L> struct __attribute__((packed, aligned(1))) Quad { int32_t bits; };
+#ifdef IN_QUADS
+template <class L> struct Lanes<int32_t, Quad<L>, QUAD_LANES> {
+  typedef typename Raw<int32_t, QUAD_LANES>::type row;
+  template <class Count> static LANEWISE row of(const Quad<L>* p, Count count) {
+    return load<QUAD_LANES>((const int32_t*)p, count).v;
+  }
+  static LANEWISE row factor(const Quad<L>* p) { return row{} + p->bits; }
+  static LANEWISE row add(row sum, row x, row y) { return QuadStep<L, L, QUAD_LANES>::add(sum, x, y); }
+};
+#endif
+
 // Lanes of one tile that count, where so many of a row of tiles do.
 template <int N> FN All of_tile(All, int) { return {}; }
 template <int N> FN Part of_tile(Part all, int tile) {
@@ -382,6 +378,9 @@ void RowTiles<N, A, L, R>::dot(const Panel<A, L, R>& panel, int64_t rows, A* tar
 #ifndef IN_PAIRS
 template <class A> struct RowTiles<16, A, word, word> {};  // nobody multiplies words
 #endif
+#ifndef IN_QUADS
+template <int N, class L> struct RowTiles<N, int32_t, Quad<L>, Quad<L>> {};
+#endif
 
 // As many rows as it takes, beside one panel. lefts() gives where the rows of the left operand lie from one up to
 // another. The first of them ask for the rows from ``next`` on, if there are any, while they compute: the more rows,
@@ -401,8 +400,6 @@ FN void dot_panel_n(const Panel<A, L, R>& panel, A* target, int64_t rows, const 
 // Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower.
 constexpr int64_t CHAIN = 128;
 
-template <bool, class X, class Y> struct Chosen { typedef X type; };
-template <class X, class Y> struct Chosen<false, X, Y> { typedef Y type; };
 template <class T>
 constexpr bool is_narrow = same_type<T, float>::value || same_type<T, bf16>::value || same_type<T, f16>::value;
 
@@ -521,9 +518,9 @@ DOT_FUNCTION turn(W* transposed, int64_t turned_step, const R* right, int64_t ri
 }
 
 // W is what the block is transposed as: what lies there, or floats that are made of halves on the way, as the left
-// operand's rows are, group by group.
-template <int N, class W, class L, class R>
-FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+// operand's rows are, group by group. Of bytes, those of the block may have to be flipped.
+template <int N, class W, bool ADDS = false, bool FLIPS = false, class A, class L, class R>
+FN void dot_turned(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
   constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
@@ -535,6 +532,8 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
     for (int64_t k = 0; k == 0 || k < depth; k += some) {  // without anything to sum the result is 0
       const int64_t far = depth - k < some ? depth - k : some;
       turn<N>(transposed, wide, right + c * right_step + k, right_step, width, far);
+      if constexpr (FLIPS)
+        for (int64_t i = 0; i < wide * far; i++) transposed[i].bits ^= FLIP;
       // Memory fetches the block that follows meanwhile, so many of its columns with each group of rows, and the left
       // operand's next rows.
       const R* const next = right + (k + some < depth ? c * right_step + k + some : (c + width) * right_step);
@@ -550,7 +549,7 @@ FN void dot_turned(float* target, int64_t target_step, const L* left, int64_t le
         }
       };
       const int64_t step = widened ? some : left_step;
-      dot_panel_n<N>(Panel<float, Factor, W>{target_step, step, 1, transposed, wide, width, far, k != 0}, target + c, rows,
+      dot_panel_n<N>(Panel<A, Factor, W>{target_step, step, 1, transposed, wide, width, far, ADDS || k}, target + c, rows,
                      lefts);
     }
   }
@@ -570,6 +569,23 @@ FN void dot_packed(A* target, int64_t target_step, const L* left, int64_t left_s
   dot_many_along_n<N, false>(target, target_step, left, left_step, 1, right, columns, rows, columns, depth);
 }
 
+#ifdef IN_QUADS
+// What sums of products with flipped bytes start from.
+template <int N, class R, class L>
+FN void begin_flipped(int32_t* target, int64_t target_step, const L* left, int64_t left_step, int64_t rows,
+                      int64_t columns, int64_t depth) {
+  typedef QuadStep<L, R, N> step;
+  for (int64_t r = 0; r < rows; r++) {
+    typename step::raw total{};
+    int64_t k = 0;
+    for (; k + 4 * N <= depth; k += 4 * N) total = step::total(total, step::left(left + r * left_step + k));
+    int32_t sum = sum_of<int32_t, N>(total);
+    for (; k < depth; k++) sum += left[r * left_step + k];
+    for (int64_t c = 0; c < columns; c++) target[r * target_step + c] = -step::excess * sum;
+  }
+}
+#endif
+
 template <int N, class A, class L, class R>
 FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                          int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
@@ -582,13 +598,28 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
     }
   }
 #endif
+#ifdef IN_QUADS
+  if constexpr (in_bytes<A, L, R> && N == QUAD_LANES) {
+    if (depth % 4 == 0 && left_step % 4 == 0 && right_step % 4 == 0) {
+      typedef Quad<L> quad;
+      constexpr bool flips = flipped<L, R> != 0;
+      if (flips) begin_flipped<N, R>(target, target_step, left, left_step, rows, columns, depth);
+      dot_turned<N, quad, flips, flips>(target, target_step, (const quad*)left, left_step / 4, (const quad*)right,
+                                        right_step / 4, rows, columns, depth / 4);
+      return;
+    }
+  }
+#endif
   if constexpr (same_type<A, float>::value && is_narrow<L> && is_narrow<R>) {
     dot_turned<N, float>(target, target_step, left, left_step, right, right_step, rows, columns, depth);
   } else {
-    for (int64_t c = 0; c < columns; c++)
-      for (int64_t r = 0; r < rows; r++)
-        dot_tile_k<1, 1, N>(target + r * target_step + c, target_step, left + r * left_step, left_step,
-                            right + c * right_step, right_step, depth);
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4)
+      dot_along_k<4, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, right_step,
+                        columns, depth);
+    for (; r < rows; r++)
+      dot_along_k<1, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, right_step,
+                        columns, depth);
   }
 }
 

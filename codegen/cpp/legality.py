@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from fusec.analysis.machine import Machine
 from fusec.config import Config
-from fusec.ir.types import BF16, F16, F32
+from fusec.ir.types import BF16, F16, F32, I8, U8
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
 from fusec.loops.kinds import Limits, is_computed
 from fusec.loops.updates import Move
 
-MULTIPLIED = frozenset({F32, BF16, F16})
+MULTIPLIED = frozenset({F32, BF16, F16, I8})
 """Dtypes of which a large-M GEMM has a schedule."""
 SHARE_FOR_SOME_ROWS = 0.75
 """The share of the vendor's speed on large matrices from which generated GEMMs of up to ``SOME_ROWS`` rows were
@@ -19,10 +19,12 @@ measured to be faster than a vendor call and the kernel after it."""
 
 def limits(config: Config, machine: Machine, lanes: int) -> Limits:
     """Return what is generated for a machine: large-M GEMMs of the types that its profile says are fast enough."""
+    always = {U8}  # no library multiplies them by one another
     return Limits(
         small_m=config.small_m,
-        many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)),
-        some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)),
+        many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)) | always,
+        some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)) | always,
+        byte_products=True,
         weight_prologues=True,
         table_lanes=lanes,
         layouts=_illegal_layouts,

@@ -282,8 +282,10 @@ class Statements:
         sums, left, right = (MEMORY_TYPES[self.buffers[m.buffer].dtype] for m in (s.target, s.left, s.right))
         paired = lanes == _PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")
         words = [("word", "word")] if paired else []
+        quads = [(f"Quad<{left}>",) * 2] if sums == "int32_t" else []
         operands = {
-            "along_k": [("float", "float"), *words] if sums == "float" else [],  # transposed, and widened or in pairs
+            # transposed, and widened, in pairs or in groups of four bytes
+            "along_k": [("float", "float"), *words] if sums == "float" else quads,
             "along_n": [("float" if sums == "float" else left, right)],
             "packed": words or [(left, right)],
         }

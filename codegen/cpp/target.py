@@ -62,7 +62,8 @@ class CppTarget:
         if machine.source != ASSUMED:
             return machine
         compiler = _compiler()
-        slow = {f"product {half}": compiler is not None and compiler.vendor_is_faster(half) for half in ("bf16", "f16")}
+        narrow = ("bf16", "f16", "i8")
+        slow = {f"product {dtype}": compiler is not None and compiler.vendor_is_faster(dtype) for dtype in narrow}
         slow["product f32"] = self.lanes < _USUAL_LANES
         peaks = {unit: rate for unit, rate in machine.peaks.items() if not slow.get(unit)}
         if "product f32" in peaks and "intel" in cpu_name().lower():

@@ -9,7 +9,7 @@ from fusec.codegen.program.function_builder import FunctionBuilder
 from fusec.codegen.tile.sizes import sizes_text
 from fusec.ir.graph import Node, Value
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import Size, contiguous_strides, product, same_size, simplify
+from fusec.ir.types import I8, Size, contiguous_strides, product, same_size, simplify
 
 
 def lower_contraction(code: FunctionBuilder, node: Node) -> None:
@@ -17,6 +17,8 @@ def lower_contraction(code: FunctionBuilder, node: Node) -> None:
     (a_term, b_term), out_term = split_spec(node.attributes["spec"])
     if not _is_matmul(node, a_term, b_term, out_term):
         _call_einsum(code, node)
+    elif "dtype" in node.attributes:
+        _call_matmul(code, node, a_term, b_term, out_term)
     elif _is_linear(node, a_term, b_term, out_term):
         # One call, as in eager, without the views that the general form needs.
         code.step("vendor", "linear", node.sources)
@@ -31,11 +33,15 @@ def lower_contraction(code: FunctionBuilder, node: Node) -> None:
 
 
 def _is_matmul(node: Node, a_term: str, b_term: str, out_term: str) -> bool:
-    """Return whether a contraction is a float matmul: each label of an operand is batch, kept or summed, once."""
+    """Return whether a library has a contraction as a matmul: each label is batch, kept or summed, once.
+
+    Of integers, signed bytes alone, without a batch.
+    """
     labels = {*a_term, *b_term}
     shared, summed = {*a_term} & {*b_term}, labels - {*out_term}
     once = len({*a_term}) == len(a_term) and len({*b_term}) == len(b_term)
-    return once and bool(summed) and summed <= shared and node.result.dtype.is_float
+    of_bytes = shared == summed and all(v.dtype == I8 for v in node.operands)
+    return once and bool(summed) and summed <= shared and (node.result.dtype.is_float or of_bytes)
 
 
 def _call_matmul(code: FunctionBuilder, node: Node, a_term: str, b_term: str, out_term: str) -> None:
@@ -66,7 +72,8 @@ def _call_matmul(code: FunctionBuilder, node: Node, a_term: str, b_term: str, ou
         target = code.fresh()
         code.line(f"{target} = {_view(name, merged, batch)}")
     code.step("vendor", "bmm" if batch else "mm", node.sources)
-    function = code.constant(torch.bmm if batch else torch.mm, "matmul")
+    of_bytes = "dtype" in node.attributes
+    function = code.constant(torch._int_mm if of_bytes else torch.bmm if batch else torch.mm, "matmul")
     code.line(f"{function}({a}, {b}, out={target})")
 
 
@@ -113,6 +120,8 @@ def _call_einsum(code: FunctionBuilder, node: Node) -> None:
     a, b = (code.names[v] for v in node.operands)
     code.step("vendor", "einsum", node.sources)
     name = code.define(node.result, None)
+    if "dtype" in node.attributes:
+        a, b = (f"{x}.int()" for x in (a, b))
     code.line(f"{name} = {function}({node.attributes['spec']!r}, {a}, {b})")
 
 

@@ -152,7 +152,7 @@ def assumed_cpu(threads: int = 1) -> Machine:
 
     Generated large-M GEMMs are assumed to be as fast as the vendor's.
     """
-    per_thread = {"vector f32": 24.0, "matrix f32": 48.0}
+    per_thread = {"vector f32": 24.0, "matrix f32": 48.0, "matrix i8": 192.0, "product i8": 192.0}
     per_thread |= dict.fromkeys(("product f32", "product bf16", "product f16"), 48.0)
     peaks = {unit: rate * threads for unit, rate in per_thread.items()}
     read = min(10.0 * threads, 80.0)

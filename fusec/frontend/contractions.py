@@ -3,7 +3,7 @@
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Argument, Call, Lowering, lowers, wide
 from fusec.ir.graph import Value
-from fusec.ir.types import broadcast
+from fusec.ir.types import I32, broadcast
 
 LETTERS = "abcdefghijklmnopqrstuvw"
 
@@ -11,8 +11,8 @@ LETTERS = "abcdefghijklmnopqrstuvw"
 def product(low: Lowering, call: Call, spec: str, a: Value, b: Value) -> Value:
     """Add a contraction in the dtype of the result."""
     dtype = call.out.dtype
-    if not dtype.is_float:
-        raise ImportFailure(f"a matrix product of {dtype}", why="contractions are of floats")
+    if not dtype.is_float and dtype != I32:
+        raise ImportFailure(f"a matrix product of {dtype}", why="contractions are of floats, and of 32-bit integers")
     if a.dtype != b.dtype:
         raise ImportFailure(f"a matrix product of {a.dtype} and {b.dtype}", why="eager raises", fix="cast one of them")
     return low.emit("contraction", low.cast(a, dtype), low.cast(b, dtype), spec=spec)
@@ -34,6 +34,12 @@ def _int8_linear(low: Lowering, call: Call) -> Value:
     scales = low.reshape(scales, (codes.shape[0], 1))
     weight = low.pointwise("mul", low.cast(codes, call.out.dtype), scales, dtype=call.out.dtype)
     return product(low, call, "az,bz->ab", call["self"], weight)
+
+
+@lowers("aten._int_mm.default")
+def _byte_matmul(low: Lowering, call: Call) -> Value:
+    """A matmul of bytes, summed in 32 bits that wrap around."""
+    return low.emit("contraction", call["self"], call["mat2"], spec="az,zb->ab", dtype=I32)
 
 
 @lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default", "aten.matmul.default",

@@ -72,8 +72,11 @@ def _tensors(types: tuple[Type, ...]) -> list[TensorType]:
 
 def _pointwise(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     tensors = _tensors(types)
-    if len({x.dtype for x in tensors}) != 1:
+    dtype = attributes.get("dtype", tensors[0].dtype)
+    if "dtype" not in attributes and len({x.dtype for x in tensors}) != 1:
         raise TypeError(f"operands have different dtypes: {', '.join(map(str, tensors))}")
+    if "dtype" in attributes and (dtype != t.I32 or not all(x.dtype in (t.I8, t.U8) for x in tensors)):
+        raise TypeError(f"{', '.join(map(str, tensors))}: bytes, whose products are summed in i32, are expected")
     shape = t.broadcast(*(x.shape for x in tensors))
     for x in tensors:
         if t.same_shape(x.shape, shape):
@@ -127,15 +130,18 @@ def _contraction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type,
     sizes: dict[str, t.Size] = {}
     if len(terms) != len(tensors):
         raise ValueError(f"spec {attributes['spec']} names {len(terms)} operands, not {len(tensors)}")
-    if len({x.dtype for x in tensors}) != 1:
+    dtype = attributes.get("dtype", tensors[0].dtype)
+    if "dtype" not in attributes and len({x.dtype for x in tensors}) != 1:
         raise TypeError(f"operands have different dtypes: {', '.join(map(str, tensors))}")
+    if "dtype" in attributes and (dtype != t.I32 or not all(x.dtype in (t.I8, t.U8) for x in tensors)):
+        raise TypeError(f"{', '.join(map(str, tensors))}: bytes, whose products are summed in i32, are expected")
     for term, x in zip(terms, tensors, strict=True):
         if len(term) != x.rank:
             raise ValueError(f"term {term} of spec {attributes['spec']} does not fit {x}")
         for label, n in zip(term, x.shape, strict=True):
             if not t.same_size(sizes.setdefault(label, n), n):
                 raise ValueError(f"label {label} of spec {attributes['spec']} is {sizes[label]} and {n}")
-    return (tensors[0].with_shape(tuple(sizes[label] for label in out)),)
+    return (tensors[0].with_dtype(dtype).with_shape(tuple(sizes[label] for label in out)),)
 
 
 def split_spec(spec: str) -> tuple[list[str], str]:

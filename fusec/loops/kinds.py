@@ -39,6 +39,8 @@ class Limits:
     """Dtypes of large-M GEMMs with up to ``SOME_ROWS`` rows, or a symbolic number of them."""
     few_halves: int = FEW_ROWS
     """Rows of half types that one block of a small-M GEMM holds; ``FEW_ROWS`` of other types."""
+    byte_products: bool = False
+    """Matmuls may be of bytes, which are summed in 32 bits."""
     weight_prologues: bool = False
     """Right operands of GEMMs may be computed from what is loaded, such as packed weights from their integers."""
     table_lanes: int = 0
@@ -158,7 +160,7 @@ def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
         yield "an output does not depend on a matmul"
     for c in contractions:
         left = c.operands[0]
-        if left.dtype not in limits.many:  # both operands have one type
+        if left.dtype not in limits.many:  # both operands have one type, or are bytes
             yield f"the vendor's GEMM of {left.dtype.name} is faster on this machine"
         if any(left.kind != "load" for left, _ in c.pairs):
             yield "its left operand is computed in the same kernel"
@@ -168,6 +170,8 @@ def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
 
 def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr], limits: Limits) -> Iterator[str]:
     """Yield why a contraction has no generated GEMM."""
+    if c.dtype != c.operands[0].dtype and not limits.byte_products:
+        yield "it is of bytes"
     if is_computed(c) and not limits.weight_prologues:
         yield "its right operand is computed in the same kernel"
     if c in inside:

@@ -133,10 +133,12 @@ class Machine:
         return apply_view(node, operands, self.symbols)
 
     def contract(self, node: Node, a: Datum, b: Datum) -> Datum:
-        """An einsum, which accumulates half types in float32; of one row and one column a dot product.
+        """An einsum, which accumulates half types in float32 and bytes in int32; of one row and column a dot product.
 
         Libraries may sum a matmul with a single result in one chain, which is less exact than eager's dot product.
         """
+        if "dtype" in node.attributes:
+            a, b = (x.to(torch_dtype(node.attributes["dtype"])) for x in (a, b))
         result = torch.einsum(node.attributes["spec"], a, b)
         terms, out = split_spec(node.attributes["spec"])
         left, right = ([letter for letter in term if letter not in out] for term in terms)

@@ -175,7 +175,8 @@ class Grouping:
     def _is_generated(self, node: Node) -> bool:
         (left, right), out = split_spec(node.attributes["spec"])
         is_batch = set(left) & set(right) & set(out)
-        plain = not is_batch and node.operands[0].dtype.is_float and node.result.tensor.numel != 0
+        summed = node.operands[0].dtype.is_float or "dtype" in node.attributes  # a library sums other integers
+        plain = not is_batch and summed and node.result.tensor.numel != 0
         return plain and (not self.candidates.refusal({node}) or self._materialize_views(node))
 
     def _is_copied(self, view: Node) -> bool:
@@ -277,7 +278,7 @@ class Grouping:
             return Refusal(f"the kernel would have more than {_MAX_NODES} operations")
         inside = first | second
         shared = any(not inside.issuperset(self.uses.readers(n)) for n in first)
-        if shared and not self._same_range(producer, second):
+        if shared and not self._same_range(producer, second) and not self._reads_what_is_reduced(first, second):
             return Refusal("several kernels read its result")
         if self.partition.closes_cycle(first, second):
             return Refusal("another kernel reads the one and is read by the other")
@@ -291,6 +292,12 @@ class Grouping:
             seen += [r for user in value.users if user in self.uses.inlined for r in user.results]
         wanted = [loops(v) for v in seen if v.tensor.numel == producer.result.tensor.numel]
         return any(loops(v) in wanted for n in second for v in ranges(n))
+
+    def _reads_what_is_reduced(self, first: set[Node], second: set[Node]) -> bool:
+        """Return whether a group reads the rows that another reduces, as a quantisation does after their maximum."""
+        reduced = [loops(n.operands[0]) for n in first if n.has(Trait.REDUCTION)]
+        one, other = ({v for n in group for v in self.uses.inputs(n)} for group in (first, second))
+        return any(loops(v) in reduced for v in one & other)
 
     def _fuse_stores(self) -> None:
         """Fuse stores at the same dynamic rows, such as keys and values into a cache, and the producer of the index."""

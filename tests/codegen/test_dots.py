@@ -15,11 +15,12 @@ from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.program.constant_folding import prepack
 from fusec.codegen.tile.kernel import Buffer, Dot, Kernel, Load, Loop, Matrix, Store
 from fusec.config import Config
-from fusec.ir.types import BF16, F32, F64, DType, Size, symbol
+from fusec.ir.types import BF16, F32, F64, I8, I32, U8, DType, Size, symbol
 
 M, N, K, STEP = (symbol(name) for name in ("m", "n", "k", "step"))
 j = sympy.Symbol("j", integer=True, nonnegative=True)
 THEIRS = {F32: torch.float32, F64: torch.float64, BF16: torch.bfloat16}
+RANGES = {I8: (torch.int8, -128, 127), U8: (torch.uint8, 0, 255)}
 ROWS, COLUMNS, DEPTHS = (1, 8, 17, 70), (1, 16, 37, 150), ((1, 4), (24, 28), (24, 29), (25, 28), (300, 304))
 """Depths, and how far rows of the left operand lie apart: pairs of bfloat16 have to be even in both."""
 EMULATED = """
@@ -42,16 +43,17 @@ static inline Floats16 emulated_pairs(Floats16 sums, Halves32 a, Halves32 b) {
 """The instruction for pairs of bfloat16 on a machine without it."""
 
 
-def dot(name: str, dtype: DType, along: str, rows: Size, adds: bool) -> Kernel:
+def dot(name: str, dtype: DType, along: str, rows: Size, adds: bool, other: DType | None = None) -> Kernel:
     """One block in the middle of larger matrices; its first row is read again, a tile at a time."""
-    sums = F32 if dtype == BF16 else dtype
+    other = other or dtype
+    sums = {BF16: F32, I8: I32, U8: I32}.get(dtype, dtype)
     right = Matrix("w", K + 4, 1, K + 4) if along == "k" else Matrix("w", N + 3, N + 3, 1)
     if along == "packed":
         right = Matrix("w", sympy.Integer(0), 1, K)
     left = Matrix("x", STEP, 1, STEP) if along == "across" else Matrix("x", STEP, STEP, 1)
     block = Dot(Matrix("y", N + 3, N + 3, 1), left, right, rows, N, K, adds)
     again = Loop("j", 0, N, target_named("cpp").lanes, "tile", (Load("v", "y", N + 3 + j), Store("first", j, "v")))
-    weight = Buffer("w", dtype, (K + 4) * (N + 4), "input", packed=int(along == "packed"))
+    weight = Buffer("w", other, (K + 4) * (N + 4), "input", packed=int(along == "packed"))
     buffers = (Buffer("x", dtype, (M + K + 4) * STEP, "input"), weight,
                Buffer("y", sums, (M + 2) * (N + 3), "output"), Buffer("first", sums, N, "output"))  # fmt: skip
     once = Loop("part", 0, 1, 1, "grid", (block, again))
@@ -100,6 +102,34 @@ def test_a_block_is_right_and_alone(along: str, adds: bool, dtype: DType, head: 
                 expected = (x.double() @ w.double().t() + (before if adds else 0)).to(before)
                 torch.testing.assert_close(y, framed(expected, n + 3, 7.0), atol=1e-4, rtol=1e-4)
                 assert torch.equal(first, y[1, :n])
+
+
+@pytest.mark.parametrize("rows", [1, 6, M], ids=["one", "few", "many"])
+@pytest.mark.parametrize("right", RANGES, ids=str)
+@pytest.mark.parametrize("left", RANGES, ids=str)
+def test_bytes_are_summed_exactly(left: DType, right: DType, rows: Size) -> None:
+    """Extreme values included, where instructions may saturate; nothing is written beside the result."""
+    (kernel,) = build([("block", print_kernel(dot("block", left, "k", rows, False, right)))], Config())
+    assert not isinstance(kernel, BuildError), kernel
+    for m in (1, 3, 17, 70) if rows == M else (int(rows),):
+        for n in (1, 5, 16, 37, 150):
+            for k, step in ((1, 4), (60, 64), (64, 64), (132, 136), (200, 201), (259, 264), (600, 600)):
+                x, w = _bytes(left, m, k), _bytes(right, n, k)
+                y, first = torch.full((m + 2, n + 3), 7, dtype=torch.int32), torch.empty(n, dtype=torch.int32)
+                kernel((framed(x, step, 77), framed(w, k + 4, 77), y, first), (m, n, k, step))
+                expected = framed(x.int() @ w.int().t(), n + 3, 7)
+                assert torch.equal(y, expected), (m, n, k, step)
+                assert torch.equal(first, y[1, :n])
+
+
+def _bytes(dtype: DType, rows: int, columns: int) -> Tensor:
+    """Random numbers, of which many are the least and the largest; the last row is of these alone."""
+    own, least, largest = RANGES[dtype]
+    x = torch.randint(least, largest + 1, (rows, columns), dtype=own)
+    x = torch.where(torch.rand(rows, columns) < 0.3, torch.tensor(least, dtype=own), x)
+    x = torch.where(torch.rand(rows, columns) < 0.3, torch.tensor(largest, dtype=own), x)
+    x[-1] = least or largest
+    return x
 
 
 def test_panels_are_built_once_for_all_kernels(tmp_path: Path) -> None:

@@ -14,15 +14,18 @@ MACHINES = pytest.mark.parametrize(("machine", "lanes"), AVX.values(), ids=AVX)
 
 
 @MACHINES
-@pytest.mark.parametrize(("left", "right"), [("float", "float"), ("bf16", "bf16"), ("float", "bf16"), ("float", "f16")])
+@pytest.mark.parametrize(
+    ("left", "right"), [("float", "float"), ("bf16", "bf16"), ("float", "bf16"), ("float", "f16"), ("int8_t",) * 2]
+)
 def test_of_few_rows(left: str, right: str, machine: str, lanes: int) -> None:
     calls = [f"dot_along_k<{rows}, {lanes}>(out, 64, x, 512, w, 512, 64, 512)" for rows in (1, 2, 3, 4, 7, 8)]
-    calls += [f"dot_along_n<{rows}, {lanes}, false>(out, 64, x, 512, 1, w, 64, 64, 512)" for rows in (1, 3, 8)]
-    head = f"(float* out, const {left}* x, const {right}* w)"
+    if left != "int8_t":
+        calls += [f"dot_along_n<{rows}, {lanes}, false>(out, 64, x, 512, 1, w, 64, 64, 512)" for rows in (1, 3, 8)]
+    head = f"({'int32_t' if left == 'int8_t' else 'float'}* out, const {left}* x, const {right}* w)"
     loops = products(
         "\n".join(f'extern "C" EXPORT void entry{i}{head} {{ {c}; }}' for i, c in enumerate(calls)), machine
     )
-    assert len(loops) >= len(calls)
+    assert len(loops) >= (4 if left == "int8_t" else len(calls))  # tiles of 1 to 4 rows
     assert spilled(loops, r"[(]%r[sb]p[,)]") == []
 
 
@@ -32,10 +35,12 @@ def test_of_few_rows(left: str, right: str, machine: str, lanes: int) -> None:
         *((*machine, "float", right) for machine in AVX.values() for right in ("float", "bf16")),
         *((*machine, "bf16", "bf16") for machine in AVX.values()),
         (*AVX["AVX-512"], "word", "word"),
+        (*AVX["AVX-512"], "Quad<int8_t>", "Quad<int8_t>"),
     ],
 )
 def test_of_panels(left: str, right: str, machine: str, lanes: int) -> None:
-    loops = products(f"template struct fusec::RowTiles<{lanes}, float, {left}, {right}>;", machine)
+    sums = "int32_t" if "int8_t" in left else "float"
+    loops = products(f"template struct fusec::RowTiles<{lanes}, {sums}, {left}, {right}>;", machine)
     assert len(loops) == {16: 24, 8: 7}[lanes]  # ends are not masked in a loop of AVX2
     assert spilled(loops, r"[xyz]mm.*[(]%r[sb]p[,)]|[(]%r[sb]p[,)].*[xyz]mm") == []  # where a matrix lies may
 
@@ -61,6 +66,7 @@ def products(text: str, machine: str) -> list[list[str]]:
             start = labels[jump[1]] + 1
             inner = any(start <= first and last <= i for first, last in found)
             ends = any(re.search("vpinsr|vinsertps|vmaskmov|vpmaskmov", each) for each in lines[start:i])
-            if not inner and not ends and sum("vfmadd" in each or "vdpbf16ps" in each for each in lines[start:i]) > 2:
+            products = sum(bool(re.search("vfmadd|vdpbf16ps|vpdpbusd|vpmaddwd", each)) for each in lines[start:i])
+            if not inner and not ends and products > 2:
                 found.append((start, i))
     return [lines[first:last] for first, last in found]

@@ -231,6 +231,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         '%r: f32[2, 3, 1] = contraction(%x, %y) {spec="abz,acz->abc"}',
         ["mul", "sum"],
     ),
+    "byte-products": (
+        "%x: i8[3, 4], %w: u8[5, 4]",
+        "%a: f32[3, 4] = cast(%x) {dtype=f32}\n%b: f32[5, 4] = cast(%w) {dtype=f32}\n"
+        '%r: f32[3, 5] = contraction(%a, %b) {spec="az,bz->ab"}',
+        ["contraction", "cast"],
+    ),
     "permuted-operand": (
         "%x: f32[3, 4], %w: f32[4, 5]",
         '%a: f32[5, 4] @(1, 5) = permute(%w) {dims=(1, 0)}\n%r: f32[3, 5] = contraction(%x, %a) {spec="az,bz->ab"}',

@@ -41,7 +41,7 @@ def test_the_results_are_bitwise_those_of_before(name: str) -> None:
 
 
 def _sample(ty: Any) -> torch.Tensor:
-    kinds = {"f32": torch.float32, "bf16": torch.bfloat16, "bool": torch.bool}
+    kinds = {"f32": torch.float32, "bf16": torch.bfloat16, "i8": torch.int8, "u8": torch.uint8}
     x = torch.randn([int(n) for n in ty.shape], generator=torch.Generator().manual_seed(1)).abs() + 0.5
     return x > 1 if ty.dtype.name == "bool" else x.to(kinds[ty.dtype.name])
 

@@ -1,0 +1,124 @@
+// Dot-product instructions: what one of them multiplies and adds up in each lane of a register of sums.
+#pragma once
+
+#include "vec.h"
+
+namespace fusec {
+
+template <bool, class X, class Y> struct Chosen { typedef X type; };
+template <class X, class Y> struct Chosen<false, X, Y> { typedef Y type; };
+
+// One element along k in each lane: no such instruction.
+struct OneStep { static constexpr int count = 1; };
+
+// Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it and is quick at it:
+// Intel's processors with AVX512-FP16 take two cycles for one, half the speed of their two FMAs a cycle.
+#if defined(__AVX512BF16__) && !defined(__AVX512FP16__) && defined(__GNUC__) && !defined(__clang__)
+#define IN_PAIRS
+typedef int16_t Pairs __attribute__((vector_size(64)));
+FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
+#if __GNUC__ >= 13
+  typedef __bf16 Halves __attribute__((vector_size(64)));
+  return __builtin_ia32_dpbf16ps_v16sf(sum, (Halves)a, (Halves)b);
+#else
+  return __builtin_ia32_dpbf16ps_v16sf(sum, a, b);
+#endif
+}
+struct PairStep {
+  static constexpr int count = 2, excess = 0;
+  static LANEWISE Pairs left(const bf16* p) { return right(p); }
+  static LANEWISE Pairs right(const bf16* p) {
+    Pairs x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
+  }
+  static LANEWISE Raw<float, 16>::type add(Raw<float, 16>::type sum, Pairs l, Pairs r) { return add_pairs(sum, l, r); }
+};
+template <class A, class L, class R, int N>
+constexpr bool in_pairs =
+    N == 16 && same_type<A, float>::value && same_type<L, bf16>::value && same_type<R, bf16>::value;
+#else
+typedef OneStep PairStep;
+template <class A, class L, class R, int N> constexpr bool in_pairs = false;
+#endif
+
+// Bytes, signed or not, are multiplied exactly and added into lanes of int32_t, which wrap around.
+template <class A, class L, class R>
+constexpr bool in_bytes = same_type<A, int32_t>::value && sizeof(L) == 1 && sizeof(R) == 1 &&
+                          !same_type<L, bool>::value && !same_type<R, bool>::value;
+
+// VNNI multiplies four unsigned bytes of a lane by four signed ones. Where both operands are signed, 128 is added to the
+// right one, and where both are unsigned, 128 is subtracted: the results differ by 128 times the left one's sum.
+#if defined(__AVX512VNNI__) && defined(__GNUC__) && !defined(__clang__)
+#define IN_QUADS
+constexpr int QUAD_LANES = 16;
+FN Raw<int32_t, 16>::type add_quads(Raw<int32_t, 16>::type sum, Raw<int32_t, 16>::type u, Raw<int32_t, 16>::type s) {
+  return __builtin_ia32_vpdpbusd_v16si(sum, u, s);
+}
+#elif defined(__AVXVNNI__) && defined(__GNUC__) && !defined(__clang__)
+#define IN_QUADS
+constexpr int QUAD_LANES = 8;
+FN Raw<int32_t, 8>::type add_quads(Raw<int32_t, 8>::type sum, Raw<int32_t, 8>::type u, Raw<int32_t, 8>::type s) {
+  return __builtin_ia32_vpdpbusd_v8si(sum, u, s);
+}
+#else
+constexpr int QUAD_LANES = 0;
+#endif
+constexpr int32_t FLIP = int32_t(0x80808080u);
+template <class L, class R> constexpr int flipped = !same_type<L, R>::value ? 0 : same_type<L, int8_t>::value ? 128 : -128;
+
+#if defined(IN_QUADS)
+template <class L, class R, int N> struct QuadStep {
+  typedef typename Raw<int32_t, N>::type raw;
+  static constexpr int count = 4, excess = flipped<L, R>;
+  template <class T> static LANEWISE raw load(const T* p) {
+    raw x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
+  }
+  static LANEWISE raw left(const L* p) { return load(p); }
+  static LANEWISE raw right(const R* p) { return excess ? load(p) ^ FLIP : load(p); }
+  static LANEWISE raw add(raw sum, raw l, raw r) {
+    if constexpr (same_type<L, int8_t>::value) return add_quads(sum, r, l);
+    else return add_quads(sum, l, r);
+  }
+  // The left operand's sum.
+  static LANEWISE raw total(raw sum, raw l) { return add(sum, l, raw{} + 0x01010101); }
+};
+#endif
+
+// Without VNNI they are widened to 16 bits, of which pairs are multiplied and added up without rounding.
+#if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
+template <int N> constexpr bool in_words = N == 8;
+typedef Raw<int16_t, 16>::type Words;
+template <class T> FN Words widened(const T* p) {
+  Raw<char, 16>::type x;
+  __builtin_memcpy(&x, p, sizeof x);
+  if constexpr (same_type<T, int8_t>::value) return __builtin_ia32_pmovsxbw256(x);
+  else return __builtin_ia32_pmovzxbw256(x);
+}
+template <class L, class R> struct WordStep {
+  static constexpr int count = 2, excess = 0;
+  static LANEWISE Words left(const L* p) { return widened(p); }
+  static LANEWISE Words right(const R* p) { return widened(p); }
+  static LANEWISE Raw<int32_t, 8>::type add(Raw<int32_t, 8>::type sum, Words l, Words r) {
+    return sum + (Raw<int32_t, 8>::type)__builtin_ia32_pmaddwd256(l, r);
+  }
+};
+#else
+template <int N> constexpr bool in_words = false;
+template <class L, class R> struct WordStep : OneStep {};
+#endif
+#if !defined(IN_QUADS)
+template <class L, class R, int N> struct QuadStep : OneStep {};
+#endif
+
+template <class A, class L, class R, int N> struct StepOf {
+  static constexpr bool bytes = in_bytes<A, L, R>;
+  typedef typename Chosen<in_words<N>, WordStep<L, R>, OneStep>::type words;
+  typedef typename Chosen<N == QUAD_LANES, QuadStep<L, R, N>, words>::type exact;
+  typedef typename Chosen<in_pairs<A, L, R, N>, PairStep, OneStep>::type pairs;
+  typedef typename Chosen<bytes, exact, pairs>::type type;
+};
+
+}  // namespace fusec

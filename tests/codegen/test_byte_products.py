@@ -1,0 +1,114 @@
+"""Linear layers of bytes: quantised in the kernel of the norm before them, multiplied exactly, dequantised after."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.compiler import Compiled, compile_graph
+from fusec.config import Config
+from fusec.frontend import trace
+from fusec.reference.contract import compare_outputs
+from tests.machines import profile
+
+COLUMNS, DEPTH = 72, 192
+SPELLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "_int_mm": lambda x, w: torch._int_mm(x, w.t()).float(),
+    "int32": lambda x, w: (x.int() @ w.int().t()).float(),
+    "float32": lambda x, w: F.linear(x.float(), w.float()),
+    "float64": lambda x, w: F.linear(x.double(), w.double()).float(),
+}
+
+
+def quantized(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+    """Per row, symmetric; of unsigned bytes around 128."""
+    scale = x.abs().amax(-1, keepdim=True).float() / 127
+    codes = torch.clamp(torch.round(x.float() / scale), -128, 127)
+    return (codes if dtype == torch.int8 else codes + 128).to(dtype), scale
+
+
+def layer(spelling: str) -> Callable[..., Tensor]:
+    def run(x: Tensor, residual: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+        codes, scale = quantized(F.rms_norm(x, (DEPTH,)))
+        return (SPELLINGS[spelling](codes, weight) * scale * scales).to(x.dtype) + residual
+
+    return run
+
+
+def parts(rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(rows)
+    weight = torch.randint(-128, 128, (COLUMNS, DEPTH), dtype=torch.int8)
+    return torch.randn(rows, DEPTH).to(dtype), torch.randn(rows, COLUMNS).to(dtype), weight, torch.rand(COLUMNS) * 0.01
+
+
+def built(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], config: Config | None = None) -> Compiled:
+    return compile_graph(trace(function, inputs, symbolic=False), replace(config or Config(), strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_few_rows_are_one_kernel(spelling: str, rows: int) -> None:
+    inputs = parts(rows, torch.float32)
+    found = built(layer(spelling), inputs)
+    assert [step.kind for step in found.program.steps] == ["kernel"]
+    torch.testing.assert_close(found.program(list(inputs))[0], layer(spelling)(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fast", [True, False], ids=["generated", "vendor"])
+def test_many_rows_are_a_kernel_ahead_of_the_matmul_and_its_own_or_the_librarys(fast: bool, dtype: torch.dtype) -> None:
+    inputs = parts(40, dtype)
+    found = built(layer("_int_mm"), inputs, profile(i8=100.0 if fast else 1.0))
+    kinds = [step.kind for step in found.program.steps]
+    assert kinds == (["kernel", "kernel"] if fast else ["kernel", "vendor", "kernel"])
+    double = [x.double() if x.is_floating_point() else x for x in inputs]
+    got, eager = found.program(list(inputs))[0], layer("_int_mm")(*inputs)
+    comparison = compare_outputs([eager], [got], [layer("_int_mm")(*double)], dtype)
+    assert comparison.passed, comparison
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_unsigned_bytes_with_a_zero_point(rows: int) -> None:
+    x, _, weight, scales = parts(rows, torch.float32)
+
+    def run(x: Tensor, weight: Tensor, scales: Tensor, sums: Tensor) -> Tensor:
+        codes, scale = quantized(x, torch.uint8)
+        return ((codes.int() @ weight.int().t()) - 128 * sums).float() * scale * scales
+
+    inputs = (x, weight, scales, weight.sum(1, dtype=torch.int32))
+    found = built(run, inputs, profile(i8=100.0))
+    assert [step.kind for step in found.program.steps] == ["kernel"] * (1 if rows < 17 else 2)
+    torch.testing.assert_close(found.program(list(inputs))[0], run(*inputs))
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(3, 1, 64), (1, 1, 64), (5, 7, 1), (0, 4, 8), (4, 3, 0)])
+@pytest.mark.parametrize("dtypes", [(torch.int8, torch.int8), (torch.uint8, torch.int8), (torch.uint8,) * 2], ids=str)
+def test_the_smallest_shapes(dtypes: tuple[torch.dtype, torch.dtype], rows: int, columns: int, depth: int) -> None:
+    x, w = (torch.full(shape, 255).to(t) for shape, t in zip(((rows, depth), (columns, depth)), dtypes, strict=True))
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        return (x.int() @ w.int().t()) + 1
+
+    found = compile_graph(trace(run, (x, w), symbolic=False), replace(Config(), strict=True))
+    assert torch.equal(found.program([x, w])[0], run(x, w))
+
+
+def test_long_sums_of_floats_are_left_alone() -> None:
+    """Of more elements than 32 bits can hold sums of."""
+    x, w = torch.ones(2, 40_000, dtype=torch.uint8), torch.ones(8, 40_000, dtype=torch.uint8)
+    graph = trace(lambda x, w: F.linear(x.float(), w.float()), (x, w), symbolic=False)
+    found = compile_graph(graph, replace(Config(), strict=True))
+    assert torch.equal(found.program([x, w])[0], torch.full((2, 8), 40_000.0))
+    assert all("dtype" not in n.attributes for n in found.graph.nodes if n.is_op("contraction"))
+
+
+@pytest.mark.parametrize("mistake", [lambda x: x.clamp(-100, 100), lambda x: x.roll(1, 1), lambda x: -x])
+def test_planted_mistakes_are_found(mistake: Callable[[Tensor], Tensor]) -> None:
+    x, residual, weight, scales = parts(2, torch.float32)
+    right, wrong = (layer("int32")(x, residual, w, scales) for w in (weight, mistake(weight)))
+    reference = layer("int32")(x.double(), residual.double(), weight, scales.double())
+    assert compare_outputs([right], [right], [reference]).passed
+    assert not compare_outputs([right], [wrong], [reference]).passed
