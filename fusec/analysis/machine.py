@@ -19,7 +19,7 @@ from fusec.ownership import make_private, open_own
 from fusec.scratch import scratch_folder
 
 MEASURED, DATASHEET, ASSUMED = "measured", "datasheet", "assumed"
-FORM = 4
+FORM = 5
 """Version of stored profiles, raised when a field is added or changes its meaning; part of the file's name."""
 
 

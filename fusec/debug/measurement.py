@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from fusec.analysis.machine import MEASURED, Machine, cpu_name
+from fusec.analysis.machine import MEASURED, Machine, assumed_cpu, cpu_name
 from fusec.config import Config
 from fusec.ir.graph import Graph, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import BF16, F16, F32, DType, TensorType, contiguous_strides
+from fusec.ir.types import BF16, F16, F32, I8, I32, DType, TensorType, contiguous_strides
 
-TYPES = (F32, BF16, F16)
+TYPES = (F32, BF16, F16, I8)
 """Dtypes whose matmuls are measured: the library's, and generated ones."""
 STEPS = (
     "memory", "cache", *(f"{unit} {element.name}" for unit in ("matrix", "product") for element in TYPES),
@@ -37,7 +38,8 @@ def measure_machine(
 
     def product(element: DType) -> float:
         a, b = (torch.randn(size, size).to(torch_dtype(element)) for _ in range(2))
-        return 2 * size**3 / _best(lambda: torch.nn.functional.linear(a, b), seconds) / 1e9
+        matmul = torch._int_mm if element == I8 else torch.mm
+        return 2 * size**3 / _best(lambda: matmul(a, b.t()), seconds) / 1e9
 
     with torch.no_grad():
         step("memory")
@@ -86,7 +88,8 @@ def _product_gflop_s(dtype: DType, size: int, seconds: float) -> float:
 
     def linear(body: Graph, x: Value) -> Value:
         weight = body.add_input(x.tensor)
-        return body.add_node("contraction", (x, weight), {"spec": "mk,nk->mn"}).result
+        sums = {"dtype": I32} if dtype == I8 else {}
+        return body.add_node("contraction", (x, weight), {"spec": "mk,nk->mn", **sums}).result
 
     x = torch.randn(size, size).to(torch_dtype(dtype))
     return 2 * size**3 / _best(_program(linear, dtype, (size, size), 1, x, x.clone()), seconds) / 1e9
@@ -125,7 +128,7 @@ def _program(
     """A call of a program of so many equal kernels, one after another; further inputs go to each of them."""
     from fusec.codegen import target_named
     from fusec.codegen.program.build import build_program
-    from fusec.pipeline import Context
+    from fusec.compiler import context_for
 
     type = TensorType(dtype, shape, contiguous_strides(shape))
     graph = Graph("measurement")
@@ -134,9 +137,11 @@ def _program(
         body = Graph()
         body.set_outputs([build(body, body.add_input(type))])
         attributes = {"kind": "kernel", "label": "measurement", "fusions": (), "body": body}
-        value = graph.add_node("region", (value, *others), attributes, types=[type]).result
+        value = graph.add_node("region", (value, *others), attributes, types=[body.outputs[0].type]).result
     graph.set_outputs([value])
-    program = build_program(graph, target_named("cpp"), Context(Config.from_environment()))
+    target, config = target_named("cpp"), replace(Config.from_environment(), strict=True)
+    context, _ = context_for(target, config, assumed_cpu())  # which generates every matmul
+    program = build_program(graph, target, context)
     return lambda: program(list(inputs))
 
 

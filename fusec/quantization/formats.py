@@ -31,6 +31,8 @@ class Format(ABC):
     name: str
     group: int = 0
     """Columns that share a scale; 0 for the whole row."""
+    activations: bool = False
+    """Whether inputs are quantized too: to int8, with a scale for each row, so that products are of integers."""
     bits: ClassVar[int] = 4
     """Length of one code. Two codes of four bits are a byte: neighbours of a row, the first in the low half."""
 
@@ -138,6 +140,13 @@ class NormalFloat4(Format):
         return scales["numbers"][codes.int()].to(dtype) * scales["scale"].to(dtype)[..., None]
 
 
+def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the int8 codes of rows [*, columns], and their scales [*, 1] in float32, with which codes reach ±127."""
+    rows = x.float()
+    scale = (rows.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (rows / scale).round().to(torch.int8), scale
+
+
 _FAMILIES: dict[str, tuple[type[Format], int]] = {"int8": (Int8, 128), "int4": (Int4, 64), "nf4": (NormalFloat4, 64)}
 """By the first part of a name: the class, and the group where the name has none."""
 
@@ -145,9 +154,13 @@ _FAMILIES: dict[str, tuple[type[Format], int]] = {"int8": (Int8, 128), "int4": (
 def format_named(name: str) -> Format:
     """Return the format of a name: ``int8``, ``int4`` or ``nf4``, with a group as in ``int4-g128``, or ``int8-row``.
 
+    ``w8a8`` is ``int8-row`` with inputs in int8.
+
     Raises:
         OptionError: for any other name.
     """
+    if name == "w8a8":
+        return Int8(name, activations=True)
     family, _, group = name.partition("-")
     if family in _FAMILIES:
         kind, usual = _FAMILIES[family]
@@ -155,5 +168,5 @@ def format_named(name: str) -> Format:
             return kind(name, 0 if group else usual)
         if group[0] == "g" and group[1:].isdecimal() and int(group[1:]):
             return kind(name, int(group[1:]))
-    known = [*_FAMILIES, *(f"{f}-{g}" for f in _FAMILIES for g in ("g32", "g64", "g128", "row"))]
+    known = [*_FAMILIES, "w8a8", *(f"{f}-{g}" for f in _FAMILIES for g in ("g32", "g64", "g128", "row"))]
     raise OptionError(f"no format is called {name!r}", fix=suggestion(name, known))

@@ -4,11 +4,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusec.quantization.formats import Format, Parts
+from fusec.quantization.formats import Format, Parts, quantized_rows
 
 
 class QuantizedLinear(nn.Module):
     """``x · weightᵀ + bias`` with a weight that is computed from codes; they are buffers, and the bias a parameter.
+
+    Where the format has quantized activations, inputs are rounded to int8 first, and have no gradients.
 
     In eager each call computes the whole weight; compiled by fusec, registers do, as the codes are read.
     """
@@ -39,7 +41,13 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [*, out_features] for x of [*, in_features], in its dtype."""
-        return F.linear(x, self.dequantized(x.dtype), self.bias)
+        if not self.format.activations:
+            return F.linear(x, self.dequantized(x.dtype), self.bias)
+        codes, scale = quantized_rows(x)
+        sums = torch._int_mm(codes.reshape(-1, self.in_features), self.codes.t())
+        sums = sums.reshape(*x.shape[:-1], self.out_features)
+        out = (sums.float() * scale * self.scale.float().reshape(-1)).to(x.dtype)
+        return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
         """Return sizes and format, for print."""

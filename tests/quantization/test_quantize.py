@@ -124,8 +124,24 @@ def test_inputs_have_gradients() -> None:
     assert layer[0].bias.grad is not None
 
 
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64), (0, 64)], ids=str)
+def test_quantized_inputs(shape: tuple[int, ...]) -> None:
+    """A row of zeros, one of huge and one of tiny numbers are as exact as others."""
+    torch.manual_seed(0)
+    layer, x = nn.Sequential(nn.Linear(64, 8)), torch.randn(shape)
+    if len(shape) == 2 and shape[0]:
+        x[0], x[1], x[2] = 0, x[1] * 1e30, x[2] * 1e-30
+    with torch.no_grad():
+        dense = F.linear(x, layer[0].weight)
+        fusec.quantize(layer, "w8a8", progress=False)
+        assert not layer[0].codes.is_floating_point()
+        error = layer(x) - layer[0].bias - dense
+    assert layer(x).shape == (*shape[:-1], 8)
+    assert (error.abs() <= 0.02 * x.abs().amax(-1, keepdim=True)).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["int8", "int8-row", "int4-g32", "nf4"])
+@pytest.mark.parametrize("name", ["int8", "int8-row", "int4-g32", "nf4", "w8a8"])
 def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: torch.dtype) -> None:
     model, tokens = block().to(dtype), torch.randint(0, 40, (1, 1))
     with torch.no_grad():
@@ -137,13 +153,13 @@ def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: to
         torch.testing.assert_close(found, model(tokens), atol=0.03 if dtype == torch.bfloat16 else 1e-5, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4-g32", "nf4"])
+@pytest.mark.parametrize("name", ["int8", "int4-g32", "nf4", "w8a8"])
 def test_a_number_of_rows_that_changes(name: str) -> None:
     """The dense weight is in no kernel's memory."""
     model = block()
     fusec.quantize(model, name, progress=False)
     compiled, before = (
-        torch.compile(model, backend=backend_for(profile(f32=100.0)), dynamic=True),
+        torch.compile(model, backend=backend_for(profile(f32=100.0, i8=100.0)), dynamic=True),
         len(compiled_graphs()),
     )
     with torch.no_grad():
