@@ -15,6 +15,9 @@ class QuantizedLinear(nn.Module):
     In eager each call computes the whole weight; compiled by fusec, registers do, as the codes are read.
     """
 
+    codes: Tensor
+    scale: Tensor
+
     def __init__(self, linear: nn.Linear, format: Format, parts: Parts) -> None:
         """A layer in the place of another.
 
