@@ -400,14 +400,19 @@ FN void dot_panel_n(const Panel<A, L, R>& panel, A* target, int64_t rows, const 
 // Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower.
 constexpr int64_t CHAIN = 128;
 
-template <class T>
-constexpr bool is_narrow = same_type<T, float>::value || same_type<T, bf16>::value || same_type<T, f16>::value;
+template <class T> constexpr bool is_half = same_type<T, bf16>::value || same_type<T, f16>::value;
+template <class T> constexpr bool is_narrow = same_type<T, float>::value || is_half<T>;
 
 // Rows of halves, so far apart, as rows of floats.
 template <int N, class L>
-FN void widen_rows(float* to, int64_t to_step, const L* from, int64_t from_step, int64_t rows, int64_t length) {
+FN void widen_rows(float* to, int64_t to_step, const L* from, int64_t from_step, int64_t rows, int64_t length,
+                   int64_t step_k = 1) {
   for (int64_t r = 0; r < rows; r++, to += to_step, from += from_step) {
     int64_t i = 0;
+    if (step_k != 1) {
+      for (; i < length; i++) to[i] = load(from + i * step_k);
+      continue;
+    }
     for (; i + N <= length; i += N) store(to + i, load<N>(from + i, All{}), All{});
     if (i < length) store(to + i, load<N>(from + i, Part{length - i}), Part{length - i});
   }
@@ -624,12 +629,14 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
 }
 
 // As many rows as it takes beside a right operand that is computed: blocks of it are computed along k, where what they
-// are computed from lies, and transposed.
+// are computed from lies, and transposed. Rows of halves are widened, group by group.
 template <int N, int SEGMENTS, class A, class L, class Values>
 FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, int64_t rows,
                           int64_t first, int64_t last, int64_t outer, int64_t inner) {
   constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
-  alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some];
+  constexpr bool widened = is_half<L>;
+  typedef typename Chosen<widened, A, L>::type Factor;
+  alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some], group[widened ? 6 * some : 1];
   for (int64_t c = first; c < last; c += wide) {
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {  // without anything to sum the result is 0
@@ -651,8 +658,17 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
       for (int s = 0; s < SEGMENTS; s++) {
         const Left<L> left = lefts[s];
         turn<N>(transposed, wide, (const A*)block[s], some, width, far);
-        const auto from = [&](int64_t r, int64_t) LANEWISE { return left.data + r * left.step + k * left.step_k; };
-        const Panel<A, L, A> panel{target_step, left.step, left.step_k, transposed, wide, width, far, k || s};
+        const auto from = [&](int64_t r, int64_t to) LANEWISE {
+          const L* const there = left.data + r * left.step + k * left.step_k;
+          if constexpr (widened) {
+            widen_rows<N>(group, some, there, left.step, to - r, far, left.step_k);
+            return (const A*)group;
+          } else {
+            return there;
+          }
+        };
+        const int64_t step = widened ? some : left.step, step_k = widened ? 1 : left.step_k;
+        const Panel<A, Factor, A> panel{target_step, step, step_k, transposed, wide, width, far, k || s};
         dot_panel_n<N>(panel, target + c - first, rows, from);
       }
     }

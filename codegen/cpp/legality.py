@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from fusec.analysis.machine import Machine
 from fusec.config import Config
-from fusec.ir.types import BF16, F16, F32, I8, U8
+from fusec.ir.types import BF16, F16, F32, I8, U8, estimate, product
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
-from fusec.loops.kinds import Limits, is_computed
+from fusec.loops.kinds import Limits, is_computed, weight_of
 from fusec.loops.updates import Move
 
 MULTIPLIED = frozenset({F32, BF16, F16, I8})
@@ -15,6 +15,10 @@ MULTIPLIED = frozenset({F32, BF16, F16, I8})
 SHARE_FOR_SOME_ROWS = 0.75
 """The share of the vendor's speed on large matrices from which generated GEMMs of up to ``SOME_ROWS`` rows were
 measured to be faster than a vendor call and the kernel after it."""
+
+UNPACKED_ROWS = 48
+"""Rows of half types up to which a weight of fewer than eight bits is unpacked in its matmul even where the vendor's
+GEMM is faster; measured with 4 bits on a processor with AMX. There int8 is better unpacked to memory."""
 
 
 def limits(config: Config, machine: Machine, lanes: int) -> Limits:
@@ -26,10 +30,19 @@ def limits(config: Config, machine: Machine, lanes: int) -> Limits:
         some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)) | always,
         byte_products=True,
         weight_prologues=True,
+        unpacked_rows=_unpacked_rows,
         table_lanes=lanes,
         layouts=_illegal_layouts,
         moves=_moves_in_order,
     )
+
+
+def _unpacked_rows(contraction: IndexedExpr) -> int:
+    """Return the rows up to which a weight is unpacked in its matmul: narrow codes take longer to unpack to memory."""
+    weight = weight_of(contraction)
+    stored = 8 * weight.dtype.bytes * estimate(product(tuple(a.size for a in weight.axes)))
+    elements = sum(estimate(product(tuple(a.size for a in right.axes))) for _, right in contraction.pairs)
+    return UNPACKED_ROWS if stored < 8 * elements else 0
 
 
 def _illegal_layouts(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
@@ -39,9 +52,8 @@ def _illegal_layouts(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
         yield "the summed dims of its left operand are not contiguous"
     left, right = contraction.operands[:2]
     if is_computed(contraction):
-        if left.dtype != F32:
-            yield f"a weight of {left.dtype.name} is computed in the same kernel"
-    elif stride(left, bound[-1]) != 1:
+        return  # of any layout
+    if stride(left, bound[-1]) != 1:
         yield "the summed dim is not contiguous"
     elif stride(right, bound[-1]) != 1:
         columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in bound]

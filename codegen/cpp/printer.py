@@ -251,7 +251,7 @@ class _Printer(Statements):
             self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
             sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
-            self.linked.add(f"fusec::RowTiles<{lanes}, {sums}, {left}, {sums}>")
+            self.linked.add(f"fusec::RowTiles<{lanes}, {sums}, {sums}, {sums}>")
             self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({operands}, {CPP.print(s.rows)}, {columns});")
         self._close()
 

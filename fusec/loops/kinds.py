@@ -43,6 +43,8 @@ class Limits:
     """Matmuls may be of bytes, which are summed in 32 bits."""
     weight_prologues: bool = False
     """Right operands of GEMMs may be computed from what is loaded, such as packed weights from their integers."""
+    unpacked_rows: Callable[[IndexedExpr], int] = lambda contraction: 0
+    """Returns the rows of a large-M GEMM up to which it computes its weight even if the vendor's GEMM is faster."""
     table_lanes: int = 0
     """Entries of a table that one register holds, for look-ups in the prologue of a right operand; 0 allows none."""
     layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = anything
@@ -160,7 +162,9 @@ def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
         yield "an output does not depend on a matmul"
     for c in contractions:
         left = c.operands[0]
-        if left.dtype not in limits.many:  # both operands have one type, or are bytes
+        rows = product(tuple(a.size for a in left.axes if a not in c.bound))
+        unpacked = is_computed(c) and isinstance(rows, int) and rows <= limits.unpacked_rows(c)
+        if left.dtype not in limits.many and not unpacked:  # both operands have one type, or are bytes
             yield f"the vendor's GEMM of {left.dtype.name} is faster on this machine"
         if any(left.kind != "load" for left, _ in c.pairs):
             yield "its left operand is computed in the same kernel"

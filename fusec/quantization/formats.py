@@ -32,7 +32,7 @@ class Format(ABC):
     group: int = 0
     """Columns that share a scale; 0 for the whole row."""
     activations: bool = False
-    """Whether inputs are quantized too: to int8, with a scale for each row, so that products are of integers."""
+    """True if inputs are quantized too: to int8, with a scale for each row, so that products are of integers."""
     bits: ClassVar[int] = 4
     """Length of one code. Two codes of four bits are a byte: neighbours of a row, the first in the low half."""
 

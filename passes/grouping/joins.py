@@ -61,6 +61,7 @@ class Grouping:
         for node in graph.nodes:
             if node.has(Trait.CONTRACTION):
                 self._make_contiguous(node.operands[0])
+        self.to_vendor = to_vendor
         self.matmuls = {
             n for n in graph.nodes if n.has(Trait.CONTRACTION) and n not in to_vendor and self._is_generated(n)
         }
@@ -74,6 +75,7 @@ class Grouping:
         nodes = self.graph.nodes
         for node in nodes:
             self._fuse_attention(node)
+            self._fuse_weight(node)
         for node in nodes:
             is_inlined = node.has(Trait.POINTWISE) and node in self.uses.inlined
             if node not in self.partition.group_of and not is_inlined and self._computes(node):
@@ -235,6 +237,24 @@ class Grouping:
             self.matmuls |= {n for n in found if n.has(Trait.CONTRACTION)}
             self.partition.put(found)
             self.labels |= dict.fromkeys(found, "attention")
+
+    def _fuse_weight(self, node: Node) -> None:
+        """Fuse a matmul with all that computes its weight, where only that is legal, such as one with few bits."""
+        if not node.has(Trait.CONTRACTION) or node in self.matmuls or node in self.to_vendor:
+            return
+        group = {node}
+        stack = [node.operands[1].producer]
+        while stack:
+            n = stack.pop()
+            if n is None or not n.has(_ARITHMETIC | _INLINED | Trait.LOOKUP):
+                continue
+            if n not in self.uses.inlined and group.issuperset(self.uses.readers(n)):
+                group.add(n)
+            if n in group or n in self.uses.inlined:
+                stack += [v.producer for v in n.operands]
+        if len(group) > 1 and all(map(self._computes, group - {node})) and not self.candidates.refusal(group):
+            self.matmuls.add(node)
+            self.partition.put(group)
 
     def _sweep(self, nodes: list[Node], wanted: Callable[[set[Node], set[Node]], bool]) -> None:
         """Fuse each producer's group with its reader's, in the order of the graph, where that is wanted and legal."""
