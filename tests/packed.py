@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-COLUMNS, DEPTH, GROUP = 72, 192, 24
+COLUMNS, DEPTH, GROUP = 72, 768, 24
 
 
 @dataclass(frozen=True)

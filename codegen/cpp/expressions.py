@@ -9,7 +9,7 @@ from fusec.ir.types import DType
 
 MEMORY_TYPES = {
     t.F64: "double", t.F32: "float", t.BF16: "bf16", t.F16: "f16", t.I64: "int64_t", t.I32: "int32_t",
-    t.I16: "int16_t", t.I8: "int8_t", t.U8: "uint8_t", t.BOOL: "bool",
+    t.I16: "int16_t", t.I8: "int8_t", t.U8: "uint8_t", t.BOOL: "bool", t.E4M3: "uint8_t", t.E5M2: "uint8_t",
 }  # fmt: skip
 """C++ type of one element in memory."""
 

@@ -189,6 +189,12 @@ class Statements:
             text = _print_cast(self._operand(s.operands[0], s.dtype), source, s)
             self.line(f"const {self._define(s.dst, s.dtype, lanes)} = {text};")
             return
+        if s.op == "bitcast":
+            text = self._operand(s.operands[0], s.dtype)
+            if s.rounds_to != t.U8:  # float8 lies in registers as its bits
+                text = f"bitcast<{MEMORY_TYPES[s.rounds_to or s.dtype]}>({text})"
+            self.line(f"const {self._define(s.dst, s.dtype, lanes)} = {text};")
+            return
         dtypes = [t.BOOL, s.dtype, s.dtype] if s.op == "where" else [s.dtype] * len(s.operands)
         operands = [self._operand(o, d) for o, d in zip(s.operands, dtypes, strict=True)]
         if lanes and s.op not in _BROADCASTING:

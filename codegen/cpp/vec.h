@@ -517,6 +517,21 @@ template <int N> FN Mask<N> to_bool(Mask<N> a) { return a; }
 FN bool to_bool(bool a) { return a; }
 template <class U> FN bool to_bool(U a) { return a != U(0); }
 
+// The float of these bits.
+template <class T, int N> FN Vec<float, N> bitcast(Vec<int16_t, N> a) {
+  return widen(Vec<uint16_t, N>((typename Raw<uint16_t, N>::type)a.v), T{});
+}
+template <class T, int N> FN Vec<T, N> bitcast(Vec<int32_t, N> a) { return from_bits<T, N>(a.v); }
+template <class T> FN float bitcast(int16_t a) {
+  T half{uint16_t(a)};
+  return load(&half);
+}
+template <class T> FN T bitcast(int32_t a) {
+  T x;
+  __builtin_memcpy(&x, &a, sizeof x);
+  return x;
+}
+
 // To the nearest half, and back: what an explicit cast to a half type leaves of a float.
 template <class H, int N> FN Vec<float, N> round_to(Vec<float, N> x) { return widen(narrow(x, H{}), H{}); }
 template <class H> FN float round_to(float x) { return round_to<H>(Vec<float, 4>(x)).v[0]; }

@@ -391,6 +391,9 @@ class Emitter:
         target = item.dtype
         if node.is_op("cast"):
             return self._cast(item, operands, source, target)
+        if node.is_op("bitcast"):
+            compute = Compute(self.fresh(), "bitcast", operands, accumulation(target), target)
+            return self._define(item, compute, self._level(item, operands))
         level = self._level(item, operands)
         if node.is_op(*_COMPARISONS):
             operands = tuple(self._rounded(o, name) for o, name in zip(item.operands, operands, strict=True))

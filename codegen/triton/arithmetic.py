@@ -196,6 +196,10 @@ class _Expression:
             raise self._missing()
         return f"{'power' if self.dtype.is_float else 'power_int'}({self.typed(x)}, {self.typed(y)})"
 
+    def _bitcast(self, x: Operand) -> str:
+        out = f"{self.typed(x)}.to({NAMES[(self.rounds_to or self.dtype).name]}, bitcast=True)"
+        return out if self.rounds_to in (None, self.dtype) else f"{out}.to({NAMES[self.dtype.name]})"
+
     def _cast(self, x: Operand) -> str:
         to = self.rounds_to or self.dtype
         if isinstance(x, Constant):

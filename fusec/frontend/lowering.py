@@ -85,7 +85,7 @@ class Lowering:
 
     def emit(self, op: str, *operands: Value, **attributes: Any) -> Value:
         """Append a node with one result."""
-        computes = not OPS[op].has(Trait.VIEW | Trait.WRITE)
+        computes = not OPS[op].has(Trait.VIEW | Trait.WRITE) and op != "bitcast"
         made = [attributes["dtype"]] if "dtype" in attributes else []
         for dtype in (*(v.dtype for v in operands), *made) if computes else ():
             if dtype.kind == "other":

@@ -6,9 +6,10 @@ import sympy
 import torch
 
 from fusec.errors import ImportFailure
+from fusec.frontend.bits import from_float8
 from fusec.frontend.lowering import Argument, Call, Lowering, common_dtype, converted, lowers, rounded, wide
 from fusec.ir.graph import Value
-from fusec.ir.types import BOOL, F64, I64, DType
+from fusec.ir.types import BOOL, E4M3, E5M2, F64, I64, DType
 from fusec.loops.affine import at_least
 
 UNARY = {
@@ -256,6 +257,8 @@ def _addcmul(low: Lowering, call: Call) -> Value:
 def _to_copy(low: Lowering, call: Call) -> Value:
     x: Any = call.get("self", call.get("a"))
     _require_device(x, call.out.device)
+    if x.dtype in (E4M3, E5M2) and call.out.dtype.is_float:
+        return from_float8(low, x, call.out.dtype)
     return low.cast(x, call.out.dtype)
 
 

@@ -116,6 +116,15 @@ def _cast(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     return (replace(x, dtype=attributes["dtype"], strides=_dense_like(x)),)
 
 
+def _bitcast(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    source, dtype = x.dtype, attributes["dtype"]
+    to_float = (source, dtype) in ((t.I32, t.F32), (t.I16, t.F16), (t.I16, t.BF16))
+    if not to_float and not (source.kind == "other" and source.bytes == 1 and dtype == t.U8):
+        raise TypeError(f"the bits of {source} as {dtype}: a float of as many bits, or u8 for float8, is expected")
+    return _cast(types, attributes)
+
+
 def _reduction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     (x,) = _tensors(types)
     dims = attributes["dims"]
@@ -320,6 +329,7 @@ _define(Trait.POINTWISE | Trait.COMMUTATIVE, _compare, 2, {"eq": "x=y", "ne": "x
 _define(Trait.POINTWISE, _compare, 2, {"lt": "x<y", "le": "x≤y", "gt": "x>y", "ge": "x≥y"})
 _define(Trait.POINTWISE, _where, 3, {"where": "x if c else y"})
 _define(Trait.POINTWISE, _cast, 1, {"cast": "x as dtype, rounded to nearest even"})
+_define(Trait.POINTWISE, _bitcast, 1, {"bitcast": "the bits of x as dtype"})
 _define(Trait.REDUCTION, _reduction, 1, {
     "sum": "Σ x", "prod": "Π x", "max": "max x, NaN if any is", "min": "min x, NaN if any is",
 })  # fmt: skip

@@ -39,6 +39,8 @@ F64, F32 = DType("f64", "float", 8), DType("f32", "float", 4)
 BF16, F16 = DType("bf16", "float", 2), DType("f16", "float", 2)
 I64, I32, I16, I8 = DType("i64", "int", 8), DType("i32", "int", 4), DType("i16", "int", 2), DType("i8", "int", 1)
 U8, BOOL = DType("u8", "int", 1), DType("bool", "bool", 1)
+E4M3, E5M2 = DType("float8_e4m3fn", "other", 1), DType("float8_e5m2", "other", 1)
+"""Without arithmetic, but for casts, which the frontend imports as arithmetic on their bits."""
 DTYPES = {d.name: d for d in (F64, F32, BF16, F16, I64, I32, I16, I8, U8, BOOL)}
 
 

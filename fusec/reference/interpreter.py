@@ -113,6 +113,8 @@ class Machine:
             return [self.look_up(node, *self.tensors(node, operands))]
         if node.is_op("cast"):
             return [self.cast(operands[0], node.operands[0].tensor, result)]
+        if node.is_op("bitcast"):
+            return [self.tensors(node, operands)[0].view(torch_dtype(result.dtype)).to(self.dtype(result.dtype))]
         if node.has(Trait.POINTWISE):
             return [self.pointwise(node, operands, result)]
         tensors = self.tensors(node, operands)

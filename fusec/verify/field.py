@@ -207,6 +207,8 @@ class FieldMachine(Machine):
     def pointwise(self, node: Node, operands: list[Any], result: TensorType) -> Any:
         """Floats by the table below, integers as torch has them."""
         name = node.op.name
+        if name == "bitcast":
+            raise _Inexpressible("the bits of a number")
         if not any(v.tensor.dtype.is_float for v in node.operands):
             return super().pointwise(node, operands, result)
         if name == "pow" and isinstance(operands[1], (int, float)) and float(2 * operands[1]).is_integer():

@@ -153,7 +153,7 @@ class Grouping:
     def _computes(self, node: Node) -> bool:
         if not {kind(device) for device in devices((*node.operands, *node.results))} <= {self.device}:
             return False
-        types = (v.type for v in (*node.operands, *node.results))
+        types = (v.type for v in (*(() if node.is_op("bitcast") else node.operands), *node.results))
         if not all(isinstance(t, TensorType) and t.dtype.kind != "other" for t in types):
             return False
         if node.is_op("concat"):

@@ -14,7 +14,7 @@ from tests.packed import COLUMNS, DEPTH, FORMS, Packed, int8, nibbles, scales
 
 BLOCK = 256
 """Elements of one block of the K formats of GGUF."""
-SHAPE = 192, 96
+SHAPE = 768, 96
 """Depth and columns of a library's layers."""
 FP4 = (0.0, 0.0052, 0.6667, 1.0, 0.3333, 0.5, 0.1667, 0.25, -0.0, -0.0052, -0.6667, -1.0, -0.3333, -0.5, -0.1667, -0.25)
 
@@ -108,6 +108,17 @@ def _q6_k(b: Tensor, t: torch.dtype) -> Tensor:
     return (q * (scale * _halves(b, 208).to(t))[..., None]).reshape(COLUMNS, -1)
 
 
+def _q4_k(b: Tensor, t: torch.dtype) -> Tensor:
+    """Eight groups of 32, each with a scale and a minimum of six bits, packed in twelve bytes."""
+    n, s = b.shape[0], b[:, 4:16].reshape(-1, 3, 4)
+    low, high, rest = s[:, 0], s[:, 1], s[:, 2]
+    scale = torch.cat([low & 63, (rest & 15) | (low >> 6) << 4], -1).to(t) * _halves(b, 0).to(t)
+    least = torch.cat([high & 63, rest >> 4 | (high >> 6) << 4], -1).to(t) * _halves(b, 2).to(t)
+    q = b[:, 16:].reshape(n, 4, 1, 32)
+    q = torch.cat([q & 15, q >> 4], 2).reshape(n, 8, 32).to(t)
+    return (q * scale[..., None] - least[..., None]).reshape(COLUMNS, DEPTH)
+
+
 _MORE = {
     "NF4, scales in int8 with a mean": Packed(
         lambda p, a, b, m, code, t: (
@@ -142,6 +153,7 @@ _MORE = {
     ),
     "GGUF Q8_0": Packed(_q8_0, _blocks(32, 34, 0)),
     "GGUF Q4_0": Packed(_q4_0, _blocks(32, 18, 0)),
+    "GGUF Q4_K": Packed(_q4_k, _blocks(BLOCK, 144, 0, 2)),
     "GGUF Q6_K": Packed(_q6_k, _blocks(BLOCK, 210, 208)),
 }
 

@@ -42,7 +42,7 @@ def test_the_override_computes_in_float64() -> None:
 
 def test_every_pointwise_operation_has_a_meaning() -> None:
     named = {o.name for o in OPS.values() if o.has(Trait.POINTWISE)}
-    assert named == {*POINTWISE, "cast", "constant"}
+    assert named == {*POINTWISE, "cast", "bitcast", "constant"}
 
 
 @given(graphs(size=15))
