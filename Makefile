@@ -34,7 +34,7 @@ demo: $(READY) ## compile a sentence-embedding BERT with its real weights, and c
 quantized: $(READY) ## quantize the model of the demo, and compare embeddings of sentences that it has not seen
 	$(BIN)/python examples/quantized_embed.py
 
-test: $(READY) ## every test
+test: $(READY) ## the tests, all but those marked thorough
 	$(PYTEST)
 
 lint: $(READY) ## format, lint, types and layering
@@ -44,12 +44,12 @@ lint: $(READY) ## format, lint, types and layering
 	$(BIN)/lint-imports
 
 check: lint ## format, lint, types, layering and the fast tests, in under a minute
-	$(PYTEST) -q -m "not slow" $(FAST)
+	$(PYTEST) -q -m "not slow and not thorough" $(FAST)
 
 verify: $(READY) ## what is too long for CI, each to its end; results with commit, seed and versions go to bench/results and tests/campaigns/results
 	@failed=; \
 	for module in \
-		"pytest -n $(WORKERS) --dist worksteal" \
+		"pytest -n $(WORKERS) --dist worksteal --override-ini=addopts=--import-mode=importlib" \
 		"tests.campaigns.models --check --faults" \
 		tests.campaigns.verification \
 		tests.campaigns.architectures \

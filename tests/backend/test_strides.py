@@ -136,7 +136,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_are_eagers_where_torch_predicts_others(layout: str, dynamic: bool) -> None:
     """Of results, of what is computed from them, and as ``as_strided`` sees them; for floats and for integers."""
@@ -157,6 +157,11 @@ def test_strides_are_eagers_where_torch_predicts_others(layout: str, dynamic: bo
         for (name, values), ours in zip(zip(names, wanted, strict=True), found, strict=True):
             assert list(map(significant_strides, ours)) == list(map(significant_strides, values)), (name, dtype)
             torch.testing.assert_close(ours, values, equal_nan=True)
+
+
+def test_they_are_with_dynamic_shapes_too() -> None:
+    """As the test above, which tries all layouts in `make verify`."""
+    test_strides_are_eagers_where_torch_predicts_others("reversed", True)
 
 
 def _accepts(call: Any, x: Tensor, y: Tensor) -> bool:

@@ -34,7 +34,7 @@ def run(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads(file.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_all_stages_run_to_their_end_without_a_gpu(tmp_path: Path) -> None:
     status, found = run(tmp_path)
     assert (status, found["failures"]) == (0, []) and found["toy"]

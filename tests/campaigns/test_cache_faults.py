@@ -24,6 +24,7 @@ def run(tmp_path: Path, *words: str, before: str = "") -> tuple[int, dict[str, d
     return done.returncode, json.loads(file.read_text())["faults"]
 
 
+@pytest.mark.thorough
 def test_a_small_run_finds_nothing(tmp_path: Path) -> None:
     names = ["kill -9", "many at once", "full disks", "truncated", "stale", "forged", "FIFO", "writable directory"]
     code, found = run(tmp_path, "--faults", ",".join(names), "--kills", "3", "--processes", "3")

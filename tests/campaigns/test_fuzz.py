@@ -104,6 +104,7 @@ def test_a_planted_fault_is_found_and_shrunk(name: str) -> None:
     assert judge_graph(smallest, "interpreter").outcome == "right"
 
 
+@pytest.mark.thorough
 def test_a_campaign_writes_what_it_finds(tmp_path: Path) -> None:
     words = ["--target", "interpreter", "--count", "3", "--seed", "4", "--json", str(tmp_path / "out.json")]
     assert main(words) == 0

@@ -10,6 +10,7 @@ from tests.campaigns.sanitize.__main__ import TESTS, main
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the sanitizers are GCC's")
 def test_planted_faults_are_reported_and_nothing_else() -> None:
     assert main(["--graphs", "2", "--tests", "", "--json", "none"]) == 0
