@@ -1,0 +1,143 @@
+"""How fast is a Llama with quantized weights, against its own bfloat16 and against the memory that it has to read?
+
+``python -m bench.quantized``
+
+All formats of a workload run in one interleaved run, in bfloat16. A peer is what a user of another library would run:
+torchao's int8 weights under Inductor, where torchao is installed.
+"""
+
+import argparse
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+
+import fusec
+from bench.harness import Measurement, console, measure, report
+from bench.machine import wait_until_idle
+from bench.peers import peer
+from bench.pictures import Line, draw_ratios, say_drawn
+from bench.record import write_result
+from bench.workloads import Call, Prepared, decode, described, prefill
+from fusec.quantization.linear import QuantizedLinear
+
+DENSE = "bfloat16"
+FORMATS = ("int8-row", "int8", "int4", "nf4", "w8a8")
+TORCHAO = "torchao int8, inductor"
+WORKLOADS: dict[str, Callable[[int], Prepared]] = {
+    "decode 1": partial(decode, torch.bfloat16),
+    "decode 8": partial(decode, torch.bfloat16, batch=8),
+    "prefill 128": partial(prefill, torch.bfloat16, length=128),
+}
+READ_MB = 512
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a workload."""
+
+    call: Call
+    weight_bytes: int
+    """Bytes of its linear layers' weights as stored."""
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure every workload in every format."""
+    parser = argparse.ArgumentParser(prog="bench.quantized", description=__doc__)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", default="", help="by default bench/results/quantized.json")
+    parser.add_argument("--allow-busy", action="store_true")
+    parser.add_argument("--width", type=int)
+    options = parser.parse_args(words)
+    warnings.filterwarnings("ignore")
+    found: dict[str, dict[str, Any]] = {}
+    for title in options.workloads.split(","):
+        candidates, failed = _candidates(WORKLOADS[title], options.formats.split(","), options.seed)
+        wait_until_idle(options.allow_busy)
+        data = torch.ones((READ_MB << 20) // 4)
+        calls = {name: c.call for name, c in candidates.items()} | {"read": lambda data=data: torch.amax(data)}
+        found[title] = _rows(candidates, measure(calls, options.rounds, baseline=DENSE)) | {"failed": failed}
+    report(options.width).print(_table(found))
+    file = write_result("quantized", options.seed, {"workloads": found}, options.json)
+    lines = [
+        Line(f"{title}, {row['name']}", {"time": row["ratio"]}, {"time": 1.0})
+        for title, content in found.items()
+        for row in content["rows"]
+    ]
+    say_drawn(draw_ratios(file.with_suffix(".svg"), "Time over that of bfloat16; below 1 is faster", lines))
+    return 0
+
+
+def _candidates(prepare: Callable[[int], Prepared], formats: list[str], seed: int) -> tuple[dict[str, Candidate], Any]:
+    """Return each format that runs, and why the others do not."""
+    ways: dict[str, Callable[[nn.Module], None]] = {DENSE: lambda model: None}
+    ways |= {name: partial(_quantize, format=name) for name in formats}
+    if find_spec("torchao") is not None:
+        ways[TORCHAO] = _quantize_by_torchao
+    candidates, failed = dict[str, Candidate](), dict[str, str]()
+    for name, quantize in ways.items():
+        console.print(f"  compile {name}", style="dim", highlight=False)
+        torch._dynamo.reset()
+        try:
+            prepared = prepare(seed)
+            quantize(prepared.model)
+            with torch.no_grad():
+                call = prepared.call(peer("inductor" if name == TORCHAO else "fusec", prepared.model, False))
+                call()
+            candidates[name] = Candidate(call, _stored(prepared.model))
+        except Exception as problem:
+            if name == DENSE:
+                raise
+            failed[name] = described(problem)
+    return candidates, failed
+
+
+def _quantize(model: nn.Module, format: str) -> None:
+    fusec.quantize(model, format, progress=False)
+
+
+def _quantize_by_torchao(model: nn.Module) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+
+
+def _stored(model: nn.Module) -> int:
+    linears = (m for m in model.modules() if isinstance(m, (nn.Linear, QuantizedLinear)))
+    return sum(m.nbytes if isinstance(m, QuantizedLinear) else m.weight.nbytes for m in linears)
+
+
+def _rows(candidates: dict[str, Candidate], measurement: Measurement) -> dict[str, Any]:
+    """Return time, its ratio to that of bfloat16, and the share of the bandwidth at which weights are read."""
+    read = (READ_MB << 20) / measurement.row("read").milliseconds
+    rows = []
+    for name, candidate in candidates.items():
+        row = measurement.row(name)
+        share = candidate.weight_bytes / row.milliseconds / read
+        rows.append({"name": name, "ms": row.milliseconds, "ratio": row.ratio, "bytes": candidate.weight_bytes,
+                     "bandwidth": share})  # fmt: skip
+    return {"rows": rows, "noise": measurement.noise, "read_gb_s": read / 1e6, "busy": bool(measurement.disturbed)}
+
+
+def _table(found: dict[str, dict[str, Any]]) -> Table:
+    table = Table("workload", "weights", "ms", "over bfloat16", "of the read bandwidth", "noise")
+    for title, content in found.items():
+        for row in content["rows"]:
+            table.add_row(title, row["name"], f"{row['ms']:.3g}", f"{row['ratio']:.2f}", f"{row['bandwidth']:.0%}",
+                          f"{content['noise']:.1%}")  # fmt: skip
+        for name, why in content["failed"].items():
+            table.add_row(title, name, "", why[:60], "", "")
+    return table
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
