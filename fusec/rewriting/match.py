@@ -159,6 +159,8 @@ class MatchFailure:
     expected: str
     found: str
     sources: tuple[Source, ...] = ()
+    change: str = ""
+    """The edit, where it does not follow from the clause."""
 
     @property
     def edit(self) -> str:
@@ -166,6 +168,8 @@ class MatchFailure:
 
         Most operations of a pattern are the result of canonicalization, so no model could be written with them.
         """
+        if self.change:
+            return self.change + self._place
         if self.clause == "operation":
             if not {self.expected, self.found} <= _FUNCTIONS:
                 return ""
