@@ -57,7 +57,10 @@ class Config:
     verify: bool = _option(
         False, "run both sides of every rewrite and pass on sampled inputs and reject those that differ"
     )
-    record: bool = _option(False, "keep the text of the graph before and after every pass")
+    record: bool = _option(
+        False,
+        "keep the text of the graph before and after every pass, and look for the closest pattern of what none matched",
+    )
     strict: bool = _option(False, "raise where fusec would otherwise fall back to ATen")
     small_m: int = _option(
         16,

@@ -40,7 +40,9 @@ class ApplyDeclared:
         if not self.is_last:
             return
         declared = [d for d in self.library.order() if context.enabled(d.name)]
-        context.report_near_misses(graph, closest(graph, declared, self.library))
+        # As slow as the passes of a small graph, so only for a tool that shows it.
+        aligned = closest(graph, declared, self.library) if context.config.record else ()
+        context.report_near_misses(graph, aligned)
         for (name, spelling), reason in self.library.broken.items():
             message = f"spelling {spelling} of {name} is no pattern"
             context.remarks.add("failure", self.name, message, subject=name, reason=reason)

@@ -14,6 +14,10 @@ NO_ATTENTION = "no generated attention"
 """The beginning of each reason why a matmul and another that reads its result are not one attention kernel."""
 FEW_QUERIES = 16
 """Up to this many queries of one key head, keys and values are read once for all of them."""
+_NORMALIZING = ("sigmoid", "tanh", "maximum", "sum")
+"""Functions that models compute weights of values with, instead of a softmax."""
+_HEADS_RANK = 4
+"""Rank of queries, keys and values: batch, heads, rows and columns."""
 _FUSIBLE = Trait.POINTWISE | Trait.REDUCTION | Trait.VIEW
 _MAX_NODES = 60
 
@@ -279,6 +283,31 @@ def attention_groups(second: Node) -> list[set[Node]]:
         if softmax and sum(v.producer in found for v in second.operands) == 1:
             groups.append({second, *found})
     return groups
+
+
+def instead_of_softmax(second: Node) -> Node | None:
+    """Return the function between two batched matmuls without a softmax, such as a sigmoid; None where there is none.
+
+    Experts multiply by weights twice, with an activation in between, so weights are distinguished from keys and values.
+    """
+    if not _is_batched(second) or any(map(_is_stack_of_weights, second.operands)):
+        return None
+    above = _producers(second)
+    for first in [n for n in above if n.has(Trait.CONTRACTION) and _is_batched(n)]:
+        between = [first]
+        for node in between:
+            between += [u for u in node.users if u in above and u not in between and _is_fusible(u)]
+        is_read_once = sum(v.producer in between for v in second.operands) == 1
+        if is_read_once and not any(map(_is_stack_of_weights, first.operands)):
+            functions = [n for n in between if n.is_op("exp", *_NORMALIZING)]
+            if functions and not any(n.is_op("exp") for n in functions):
+                return functions[0]
+    return None
+
+
+def _is_stack_of_weights(value: Value) -> bool:
+    """Return whether a value is an input with one batch dim, as weights of experts are; keys have heads too."""
+    return _is_input(value) and len(value.shape) < _HEADS_RANK
 
 
 def _producers(matmul: Node) -> dict[Node, None]:

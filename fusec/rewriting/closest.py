@@ -234,18 +234,31 @@ class _Found:
         """Return the alignment as a failed match."""
         pattern, moved = self.pattern, sorted(self.state.moved, key=lambda e: e.kind, reverse=True)
         edits = [e for e in self.state.edits if e not in moved]
-        said = [*([_moved(moved[0], moved[1], pattern)] if moved else ()), *(_said(e, pattern) for e in edits)]
+        said = [*([_moved(moved[0], moved[1], pattern)] if moved else ()), *(self.said(e) for e in edits)]
         (clause, expected, found, change), *further = said
         for _, expected_too, found_too, _ in further:
-            found, change = f"{found}, and expected {expected_too}, found {found_too}", ""
+            clause, found, change = "operation", f"{found}, and expected {expected_too}, found {found_too}", ""
         root = self.root.producer
         assert root is not None
         nodes = (n for edit in (*moved[1:], *edits) for n in (edit.node, self.reader(edit)))
         node = next((n for n in nodes if n is not None and n.sources), root)
         return MatchFailure(
             pattern.name, pattern.spelling, self.depth, self.size, root, anchor, node, clause, expected, found,
-            node.sources, change,
+            node.sources, change, pattern.place,
         )  # fmt: skip
+
+    def said(self, edit: Edit) -> tuple[str, str, str, str]:
+        """Return an edit as a clause, what is expected and found, and the change of a number or of an order."""
+        pattern = self.pattern
+        found = _shown(edit.node, pattern) if edit.node else "a graph input"
+        if edit.kind == "constant":
+            assert edit.node is not None
+            expected, found = _number(edit.number), _number(_constant(edit.node))
+            return "constant", expected, found, f"write {expected} instead of {found}"
+        if edit.wanted is None:
+            is_factor = edit.node is not None and _is_factor(edit.node, self.root)
+            return "operation", f"no {found}", "one", f"move {found} out of {pattern.name}" if is_factor else ""
+        return "operation", _shown(edit.wanted, pattern), "none" if edit.kind == "missing" else found, ""
 
 
 def _aligned(pattern: Pattern, anchor: Node, roots: list[Value], most: int) -> _Found | None:
@@ -261,23 +274,18 @@ def _aligned(pattern: Pattern, anchor: Node, roots: list[Value], most: int) -> _
     return max(found, key=lambda f: (not f.state.edits, f.depth, -len(f.state.edits)), default=None)
 
 
-def _said(edit: Edit, pattern: Pattern) -> tuple[str, str, str, str]:
-    """Return an edit as a clause, what is expected and found, and the change of the model."""
-    found = _shown(edit.node, pattern) if edit.node else "a graph input"
-    if edit.kind == "constant":
-        assert edit.node is not None
-        expected, found = _number(edit.number), _number(_constant(edit.node))
-        return "constant", expected, found, f"write {expected} instead of {found}"
-    if edit.wanted is None:
-        return "operation", f"no {found}", "one", f"move {found} out of {pattern.name}"
-    expected = _shown(edit.wanted, pattern)
-    if edit.kind == "missing":
-        return "operation", expected, "none", f"insert {expected}"
-    return "operation", expected, found, f"compute {expected} instead of {found}"
+def _is_factor(node: Node, root: Value) -> bool:
+    """Return whether an operation scales the result of the root, so that it may as well follow it."""
+    while node.is_op("mul", "div") and node.result is not root and len(node.users) == 1:
+        (user,) = node.users
+        if user.is_op("div") and user.operands[1] is node.result:
+            return False
+        node = user
+    return node.is_op("mul", "div") and node.result is root
 
 
 def _moved(missing: Edit, extra: Edit, pattern: Pattern) -> tuple[str, str, str, str]:
-    """Return two edits that move an operation as one."""
+    """Return two edits that move an operation as one; the model may move its eps."""
     assert missing.wanted is not None and extra.node is not None
     what, before = _shown(missing.wanted, pattern), next(iter(missing.wanted.users), None)
     function = before.op.name if before and len(before.operands) == 1 else ""
@@ -288,7 +296,7 @@ def _moved(missing: Edit, extra: Edit, pattern: Pattern) -> tuple[str, str, str,
         after = next(iter(extra.node.users), None)
         place = f"before `{before.op.name}`" if before else "at the end"
         found = f"it before `{word(after)}`" if after else "it at the end"
-    return "operation", f"{what} {place}", found, f"move {what} {place}"
+    return "operation", f"{what} {place}", found, f"move {what} {place}" if _has_scalar(missing.wanted, pattern) else ""
 
 
 def _shown(node: Node, pattern: Pattern) -> str:
@@ -364,6 +372,12 @@ def _same(a: Value, b: Value, depth: int = 6) -> bool:
 
 def _has_number(node: Node) -> bool:
     return any(v.producer is not None and v.producer.has(Trait.SOURCE) for v in node.operands)
+
+
+def _has_scalar(node: Node, pattern: Pattern) -> bool:
+    """Return whether an operation takes a scalar parameter, such as eps."""
+    numbers = [v.producer.attributes["value"] for v in node.operands if v.producer and v.producer.is_op("constant")]
+    return any(isinstance(number, float) and abs(number) in pattern.scalars for number in numbers)
 
 
 def _roots(anchor: Node) -> list[Value]:

@@ -1,7 +1,7 @@
 """Patterns, matches, and matches that failed."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -35,6 +35,8 @@ class Pattern:
     any_rank: bool
     """True where the pattern fits any number of starred dims, as nothing in it depends on that."""
     clauses: Sequence[Clause] = ()
+    place: str = ""
+    """File and line of the spelling."""
 
     def __post_init__(self) -> None:
         self.computing = [n for n in self.graph.nodes if not n.has(Trait.SOURCE)]
@@ -124,18 +126,14 @@ class Match:
 
 SAME_TENSOR = "both uses to read the same tensor"
 """Expected of two operands that a pattern reads from one value."""
-_FUNCTIONS = {"exp", "sqrt", "rsqrt", "erf", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "gelu_quick", "sum", "max"}
-"""Operations and fusions that have the same names in models."""
 _EDITS = {
-    "operand": "read the same tensor twice",
-    "attribute": "use {expected} instead of {found}",
+    "operand": "both uses must read the same tensor: {found}",
+    "dim": "use {expected} instead of {found}",
     "constant": "write {expected} instead of {found}",
-    "type": "cast to {expected}; it is {found}",
     "shape": "use the shape of {expected}; it is {found}",
-    "users": "do not read it elsewhere ({expected}); it is {found}",
     "convex": "compute the nodes in between before or after it; there is {found}",
 }
-"""For each clause of a match, how a model is changed to fulfil it."""
+"""For each clause of a match, how a model is changed to fulfil it, if that keeps its operations."""
 
 
 @dataclass(frozen=True)
@@ -154,38 +152,43 @@ class MatchFailure:
     node: Node | None
     """The node at fault."""
     clause: str
-    """``operation``, ``operand``, ``attribute``, ``constant``, ``type``, ``shape``, ``users``, ``convex``, or one that
-    is declared."""
+    """``operation``, ``operand``, ``attribute``, ``dim``, ``constant``, ``type``, ``shape``, ``users``, ``convex``, or
+    one that is declared."""
     expected: str
     found: str
     sources: tuple[Source, ...] = ()
     change: str = ""
     """The edit, where it does not follow from the clause."""
+    pattern_place: str = ""
+    """File and line of the spelling."""
 
     @property
     def edit(self) -> str:
         """The change of the model that would let the match continue; empty where none is known.
 
-        Most operations of a pattern are the result of canonicalization, so no model could be written with them.
+        Most operations of a pattern are the result of canonicalization, so no model could be written with them; and
+        an edit to other operations would change what the model computes.
         """
-        if self.change:
-            return self.change + self._place
-        if self.clause == "operation":
-            if not {self.expected, self.found} <= _FUNCTIONS:
-                return ""
-            return f"compute {self.expected} instead of {self.found}{self._place}"
-        words = _EDITS.get(self.clause, "make it so that {expected}; it is {found}")
-        return words.format(expected=self.expected, found=self.found) + self._place
+        edit = self.change or _EDITS.get(self.clause, "").format(expected=self.expected, found=self.found)
+        place = place_of(self.sources)
+        return f"{edit} at {place}" if edit and place else edit
 
     @property
-    def _place(self) -> str:
-        return next((f" at {s.file.rpartition('/')[2]}:{s.line}" for s in self.sources if s.file), "")
+    def places(self) -> tuple[str, ...]:
+        """Source locations of the root, the anchor and the node at fault."""
+        nodes = (n for n in (self.root, self.anchor, self.node) if n is not None)
+        return tuple(dict.fromkeys(place for n in nodes for s in n.sources if (place := str(s))))
 
     def __str__(self) -> str:
-        return (
-            f"{self.depth} of {self.size} operations fit (spelling {self.spelling}), then {self.clause}: "
-            f"expected {self.expected}, found {self.found}"
+        matched = "all" if self.depth == self.size else f"{self.depth} of"
+        # Without an edit, the reader compares two lines.
+        spelling = f"spelling {self.spelling}" + (f", {self.pattern_place}" if self.pattern_place else "")
+        differs = (
+            f"constant {self.found} should be {self.expected}"
+            if self.clause == "constant"
+            else f"expected {self.expected}, found {self.found}"
         )
+        return f"{matched} {self.size} operations match{'' if self.edit else f' ({spelling})'}; {differs}"
 
 
 def word(node: Node) -> str:
@@ -193,9 +196,23 @@ def word(node: Node) -> str:
     return str(node.attributes.get("target" if node.has(Trait.OPAQUE) else "fusion", node.op.name))
 
 
+def place_of(sources: Iterable[Source]) -> str:
+    """Return the name of the file and the line of the first source that has them."""
+    return next((f"{s.file.rpartition('/')[2]}:{s.line}" for s in sources if s.file), "")
+
+
+def described(node: Node) -> str:
+    """Return what the model calls where a node is computed, with the module and line."""
+    called = next((s.op.split(".")[1].strip("_") for s in node.sources if s.op.count(".")), "")
+    name = word(node) if node.has(Trait.REGION) or not called else called
+    module = next((s.module.rpartition(".")[2] for s in node.sources if s.file), "")
+    where = ", ".join(part for part in (module, place_of(node.sources)) if part)
+    return f"`{name}`" + (f" ({where})" if where else "")
+
+
 def shown(value: Value) -> str:
-    """Return the display name of a value: the word for its producer, or the name of the graph input."""
-    return word(value.producer) if value.producer else f"input {value.name}"
+    """Return the description of a value: of its producer, or the name of the graph input."""
+    return described(value.producer) if value.producer else f"input {value.name}"
 
 
 def same_number(a: Number, b: Number, dtype: DType) -> bool:

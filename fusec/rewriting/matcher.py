@@ -9,7 +9,7 @@ import sympy
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import Size, TensorType, same_size, simplify
-from fusec.rewriting.match import SAME_TENSOR, Match, MatchFailure, Number, Pattern, same_number, shown, word
+from fusec.rewriting.match import SAME_TENSOR, Match, MatchFailure, Number, Pattern, described, same_number, shown, word
 
 
 @dataclass
@@ -19,6 +19,7 @@ class _Attempt:
     clause: str = ""
     expected: str = ""
     found: str = ""
+    change: str = ""
     anchor: Node | None = None
 
 
@@ -52,15 +53,18 @@ class Matcher:
         sources = (at.node or root.producer).sources or root.producer.sources
         return MatchFailure(
             self.pattern.name, self.pattern.spelling, at.depth, self.pattern.size, root.producer, at.anchor, at.node,
-            at.clause, at.expected, at.found, sources,
+            at.clause, at.expected, at.found, sources, at.change, self.pattern.place,
         )  # fmt: skip
 
-    def fail(self, node: Node | None, clause: str, expected: object, found: object) -> bool:
-        """Record the attempt if it is the best so far, and return False."""
+    def fail(self, node: Node | None, clause: str, expected: object, found: object, change: str = "") -> bool:
+        """Record the attempt if it is the best so far, and return False.
+
+        The best has most operations of those that reached the anchor, if any did.
+        """
         depth = sum(1 for n in self.nodes if not n.has(Trait.SOURCE))
-        if depth > self.best.depth:
-            anchor = self.nodes.get(self.pattern.anchor) if self.pattern.anchor else None
-            self.best = _Attempt(depth, node, clause, str(expected), str(found), anchor)
+        anchor = self.nodes.get(self.pattern.anchor) if self.pattern.anchor else None
+        if (anchor is not None, depth) > (self.best.anchor is not None, self.best.depth):
+            self.best = _Attempt(depth, node, clause, str(expected), _text(found), change, anchor)
         return False
 
     # Each step below binds, continues with the remaining goals, and undoes its bindings if they fail.
@@ -72,15 +76,15 @@ class Matcher:
         (pattern, value), rest = goals
         bound = self.values.get(pattern)
         if bound is not None:
-            found = f"{shown(bound)} and {shown(value)}"
-            return self.solve(rest) if bound is value else self.fail(value.producer, "operand", SAME_TENSOR, found)
+            both = (bound, value)
+            return self.solve(rest) if bound is value else self.fail(value.producer, "operand", SAME_TENSOR, both)
         if pattern in self.pattern.tensors:
             return self.bind(pattern, value, rest)
         assert pattern.producer is not None
         if pattern.producer.is_op("constant", "size"):
             return self.match_number(pattern, value, rest)
         if value.producer is None:
-            return self.fail(None, "operation", pattern.producer.op.name, f"graph input {value.name}")
+            return self.fail(None, "operation", word(pattern.producer), value)
         return self.match_node(pattern, value, rest)
 
     def bind(self, pattern: Value, value: Value, rest: Any) -> bool:
@@ -152,7 +156,7 @@ class Matcher:
         node = value.producer
         constant = node is not None and node.is_op("constant")
         if not constant and (name is None or not isinstance(value.type, TensorType) or value.shape != ()):
-            return self.fail(node, "constant", name or number, word(node) if node else f"input {value.name}")
+            return self.fail(node, "operation", f"the number {name or number}", value)
         found: Number | Value = node.attributes["value"] if constant and node else value
         if name is None:
             if not same_number(number, found, pattern.dtype):  # type: ignore[arg-type]
@@ -164,7 +168,7 @@ class Matcher:
         """Bind a scalar parameter, then go on."""
         producer, node, pattern, value, rest = then
         if negative and isinstance(found, Value):
-            return self.fail(node, "constant", f"-{name}", "a value")
+            return self.fail(node, "operation", f"the number -{name}", found)
         number = -found if negative and not isinstance(found, Value) else found
         bound = self.scalars.get(name)
         if bound is not None:
@@ -192,7 +196,7 @@ class Matcher:
         """A size of the pattern, as a size or as the number it has here."""
         node = value.producer
         if node is None or not node.is_op("constant", "size"):
-            return self.fail(node, "constant", f"size {producer.attributes['expr']}", shown(value))
+            return self.fail(node, "operation", f"the size {producer.attributes['expr']}", value)
         found = node.attributes["value"] if node.is_op("constant") else node.attributes["expr"]
         if isinstance(found, float) and found.is_integer():
             found = int(found)
@@ -210,7 +214,7 @@ class Matcher:
         wanted, node = pattern.producer, value.producer
         assert wanted is not None and node is not None
         if wanted.op is not node.op:
-            return self.fail(node, "operation", wanted.op.name, word(node))
+            return self.fail(node, "operation", word(wanted), node)
         same_count = len(wanted.operands) == len(node.operands) or wanted.is_op("region")
         if node in self.taken or not same_count:
             return self.fail(node, "operation", f"{len(wanted.operands)} operands", f"{len(node.operands)}")
@@ -240,7 +244,7 @@ class Matcher:
         for key, value in wanted.attributes.items():
             found = node.attributes.get(key)
             if not self.fit_attribute(value, found, node):
-                self.fail(node, "attribute", f"{key}={value}", found)
+                self.fail(node, "dim" if key in ("dim", "dims") else "attribute", f"{key}={value}", found)
                 return None
         return dict(zip(wanted.results, node.results, strict=True))
 
@@ -324,8 +328,9 @@ class Matcher:
                     continue
                 other = next((u for u in result.users if u not in self.taken), None)
                 if other is not None or result in self.outputs:
-                    where = f"also read by {word(other)}" if other else "a graph output"
-                    return self.fail(node, "users", f"{word(node)} read only inside", where)
+                    where = f"it also read by {described(other)}" if other else "it also returned"
+                    name = word(node)
+                    return self.fail(node, "users", f"{name} read only inside", where, f"read {name} only inside")
         return True
 
     def may_repeat(self, node: Node) -> bool:
@@ -395,3 +400,12 @@ def _reached(start: Value, node: Node, pattern: Value) -> Iterator[Value]:
         seen.update(following)
         yield from (r for r in following if r.producer is not None and r.producer.op is wanted.op)
         frontier = following
+
+
+def _text(found: object) -> str:
+    """Return what was found as text; only of the best attempt, as most fail."""
+    if isinstance(found, tuple) and found and all(isinstance(v, Value) for v in found):
+        return " and ".join(map(shown, found))
+    if isinstance(found, Value):
+        return shown(found)
+    return word(found) if isinstance(found, Node) else str(found)

@@ -160,8 +160,9 @@ class PatternLibrary:
         _check_scalars(declared, spelling, graph, scalars)
         free = bool(leading) and _is_rank_free(graph, leading)
         return Pattern(
-            declared.name, spelling, graph, tensors, leading, scalars, returns, free, tuple(declared.clauses)
-        )
+            declared.name, spelling, graph, tensors, leading, scalars, returns, free, tuple(declared.clauses),
+            _line_of(spellings(declared)[spelling]),
+        )  # fmt: skip
 
 
 def spellings(declared: Declaration) -> dict[str, Callable[..., Any]]:
@@ -169,6 +170,12 @@ def spellings(declared: Declaration) -> dict[str, Callable[..., Any]]:
     if isinstance(declared, Rewrite):
         return {"before": declared.before}
     return declared.spellings
+
+
+def _line_of(function: Callable[..., Any]) -> str:
+    """Return the name of the file and the first line of a function."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code else ""
 
 
 def _of_users() -> list[Declaration]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Node
 from fusec.ir.ops import Trait
-from fusec.loops.attention import attention_groups, has_linear_layer
+from fusec.loops.attention import NO_ATTENTION, attention_groups, has_linear_layer, instead_of_softmax
 from fusec.passes.grouping.candidates import Candidates
 from fusec.refusal import Refusal
 
@@ -17,9 +17,14 @@ class AttentionGroups:
         self.uses, self.candidates, self.labels = uses, candidates, labels
 
     def group_ending_at(self, node: Node) -> set[Node] | Refusal | None:
-        """Return the group whose second matmul is ``node``, or why none is legal; None where there is no softmax."""
+        """Return the group whose second matmul is ``node``, or why none is legal; None where there is no attention."""
+        if not self.candidates.limits.small_m or not node.has(Trait.CONTRACTION):
+            return None
+        if (function := instead_of_softmax(node)) is not None:
+            what = f"{self._described(function)} is between its matmuls, where attention has a softmax"
+            return Refusal(f"{NO_ATTENTION}: {what}")
         refusals: dict[Refusal, None] = {}
-        for found in attention_groups(node) if self.candidates.limits.small_m and node.has(Trait.CONTRACTION) else ():
+        for found in attention_groups(node):
             group = {n for n in found if n not in self.uses.inlined}
             group |= self._decomposed_with(group)
             refusal = self._refusal(group, node)
