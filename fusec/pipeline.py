@@ -151,6 +151,7 @@ class Context:
                     "depth": failure.depth, "size": failure.size, "node": word(failure.node) if failure.node else "",
                     "clause": failure.clause, "expected": failure.expected, "found": failure.found,
                     "text": failure.sources[0].text if failure.sources else "",
+                    "around": "; ".join(failure.places),
                 },
             )  # fmt: skip
         self.failures.clear()

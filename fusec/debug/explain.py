@@ -9,6 +9,7 @@ from fusec.analysis.machine import assumed_cpu
 from fusec.analysis.memory import flops, moved_bytes
 from fusec.config import Config
 from fusec.debug.explanation import Explanation, Fallback, KernelRow
+from fusec.debug.near_misses import near_misses
 from fusec.debug.roofline import Roofline, Rooflines, mean
 from fusec.debug.site_status import site_statuses
 from fusec.debug.subject import (
@@ -86,7 +87,7 @@ def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = 
         sorted(rows, key=lambda r: (-r.bytes, r.name)),
         _fallbacks(subjects, sizes, remarks),
         dict(Counter(name for s in subjects for name in recognised(s)).most_common()),
-        _gathered([r for r in remarks if r.kind == "missed"]),
+        _gathered(r for s in subjects for r in near_misses(s)),
         remarks,
         sum(len(s.imported or s.final) for s in subjects),
         sum(len(s.final) for s in subjects),
@@ -119,7 +120,7 @@ def _gathered(remarks: Iterable[Remark]) -> list[Remark]:
     """Merge remarks that differ in source location only, most frequent first."""
     equal: defaultdict[tuple[str, ...], list[Remark]] = defaultdict(list)
     for r in remarks:
-        equal[r.pass_name, r.message, r.reason].append(r)
+        equal[r.pass_name, r.message, r.reason, str(r.figures.get("kernel", ""))].append(r)
     out = []
     for same in sorted(equal.values(), key=len, reverse=True):
         places = tuple(dict.fromkeys(place for r in same for place in r.sources))

@@ -99,7 +99,10 @@ class _Classifier:
         meanings = tuple(dict.fromkeys(m for h in homes for m in h.attributes.get("fusions", ())))
         fused = SiteStatus(site, True, kernels, meanings, recognised=self.is_recognised(site, meanings))
         fault = self.fault(site, work)
-        return fused if fault is None else self.missed(fused, *fault)
+        if fault is not None:
+            return self.missed(fused, *fault)
+        nearest = self.nearest(site) if fused.recognised is False else None
+        return fused if nearest is None else _as_attempted(fused, nearest)
 
     def is_recognised(self, site: Site, meanings: tuple[str, ...]) -> bool | None:
         """Return whether a declared fusion of its kind was matched at a site; None where the kind has no name."""

@@ -177,6 +177,7 @@ def _remark_table(title: str, remarks: list[Remark], most: int) -> Table:
     table = _table(title, "pass", "what", "why", "where")
     for r in remarks[:most]:
         why = r.reason + (f"\n→ {r.suggestion}" if r.suggestion else "")
+        why += f"\n  runs in kernel {r.figures['kernel']} all the same" if "kernel" in r.figures else ""
         times = f" ×{r.figures['count']}" if r.figures.get("count", 1) != 1 else ""
         table.add_row(
             r.pass_name, escape(r.message) + times, escape(why), Text(shorten_sources(r.sources), style="dim")
@@ -195,6 +196,9 @@ def site_view(e: Explanation) -> RenderableType:
         known = [v.recognised for v in mine]
         named = "" if None in known else f"{sum(map(bool, known))}/{len(mine)}"
         counts.add_row(kind, share, named, Text(", ".join(names), style="magenta"))
+    if not e.sites:
+        return Group(headline(e), Text(_no_sites(e), style="yellow"))
+    unnamed = [site for site in e.sites if site.fused and site.recognised is False]
     missed: dict[tuple[str, str], list[SiteStatus]] = {}
     for site in e.sites:
         if not site.fused:
@@ -205,7 +209,32 @@ def site_view(e: Explanation) -> RenderableType:
         why = f"{reason}\n→ {same[0].edit}" + (f"\n  nearest: {same[0].attempt}" if same[0].attempt else "")
         where = Text(same[0].place + (f"\n{same[0].text}" if same[0].text else ""), style="dim")
         reasons.add_row(kind + times, escape(why), where, amount(sum(v.bytes_lost for v in same), "B"))
-    return Group(headline(e), counts, *([reasons] if missed else [Text("Every site is fused.", style="green")]))
+    parts: list[RenderableType] = [reasons] if missed else []
+    parts += [_unnamed_table(unnamed)] if unnamed else []
+    return Group(headline(e), counts, *(parts or [Text("Every site is fused.", style="green")]))
+
+
+def _unnamed_table(sites: list[SiteStatus]) -> Table:
+    """Sites whose kernel is the one of no fusion, with the fusion that is closest; equal ones together."""
+    same: dict[tuple[str, ...], list[SiteStatus]] = {}
+    for site in sites:
+        same.setdefault((site.site.kind, *site.kernels, site.attempt, site.edit), []).append(site)
+    table = _table("Not recognised", "kind", "runs in", "nearest", "where")
+    for equal in same.values():
+        first, times = equal[0], f" ×{len(equal)}" if len(equal) > 1 else ""
+        nearest = first.attempt or "no fusion is like it"
+        nearest += f": expected {first.expected}, found {first.found}" if first.attempt else ""
+        nearest += f"\n→ {first.edit}" if first.edit else ""
+        where = shorten_sources(tuple(s.place or s.site.module for s in equal))
+        table.add_row(first.site.kind + times, ", ".join(first.kernels), escape(nearest), Text(where, style="dim"))
+    return table
+
+
+def _no_sites(e: Explanation) -> str:
+    """Return where sites come from, for a model that has none."""
+    misses = len(e.near_misses)
+    found = f"; `fusec explain` without --sites lists {misses} near miss{'es' if misses > 1 else ''}" if misses else ""
+    return f"No sites: they are found from the classes and names of modules, such as RMSNorm or q_proj{found}."
 
 
 def _table(title: str, *columns: str, numbers: tuple[int, ...] = ()) -> Table:

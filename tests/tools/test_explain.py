@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from torch import Tensor
 
 from fusec.debug.explain import explain
 from fusec.debug.report import activations_generated, left_to_aten, summarize, summary_line
@@ -36,6 +38,22 @@ def test_equal_misses_are_one_row() -> None:
     sample.remarks.extend([sample.remarks[-1]] * 3)
     (miss,) = explain(sample).near_misses
     assert miss.figures["count"] == 4 and miss.suggestion
+
+
+def test_a_miss_names_the_kernel_that_runs_its_operations() -> None:
+    def model(x: Tensor) -> Tensor:
+        root = torch.sqrt(x.pow(2).mean(-1, keepdim=True))
+        return x / (root + 1e-6)
+
+    found = explain(model, torch.randn(4, 256), options={"target": "cpp"})
+    (miss,), (kernel,) = found.near_misses, found.kernels
+    assert miss.figures["kernel"] == kernel.name
+    assert f"runs in kernel {kernel.name} all the same" in " ".join(str(found).split())
+
+
+def test_a_miss_in_several_kernels_names_none() -> None:
+    (miss,) = explain(compiled(1)).near_misses
+    assert "kernel" not in miss.figures
 
 
 def test_data_is_plain() -> None:

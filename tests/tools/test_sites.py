@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.debug.explain import explain_subjects
 from fusec.debug.site_status import SiteStatus, site_statuses
@@ -24,7 +25,7 @@ def subjects(model: nn.Module, *inputs: Tensor) -> list[Subject]:
     torch._dynamo.reset()
     found = []
     for graph in capture(model.eval(), *inputs):
-        context = context_of()
+        context = context_of(config=Config(record=True))
         default_pipeline(context.config).run(graph, context)
         found.append(Subject("model", graph, remarks=context.remarks))
     return found
@@ -124,6 +125,37 @@ def test_a_kernel_without_a_name_is_fused_but_not_recognised() -> None:
     found = {v.site.module: v for v in judged(model, torch.randn(40, 16))}
     assert found["0"].fused and found["1"].fused
     assert (found["0"].recognised, found["1"].recognised) == (False, True)
+    assert not found["0"].reason and found["0"].attempt.startswith("rms_norm")
+    assert found["0"].edit.startswith("move `add` with eps inside `sqrt` at test_sites.py:")
+
+
+def sites_shown(model: nn.Module, *inputs: Tensor) -> str:
+    return as_text(site_view(explain_subjects(subjects(model, *inputs), "shown", model)), 200)
+
+
+def test_a_site_without_a_name_is_listed() -> None:
+    text = sites_shown(nn.Sequential(RMSNorm(), nn.RMSNorm(16)), torch.randn(40, 16))
+    assert "Not recognised" in text and "move `add` with eps inside `sqrt`" in text
+    assert "Every site is fused" not in text
+
+
+def test_every_site_is_fused_where_each_is_recognised() -> None:
+    text = sites_shown(nn.Sequential(nn.RMSNorm(16)), torch.randn(40, 16))
+    assert "Every site is fused" in text and "Not recognised" not in text
+
+
+class Plain(nn.Module):
+    """A norm that no module is named for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm by hand."""
+        return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6)
+
+
+def test_a_model_without_sites_is_told_where_sites_come_from() -> None:
+    text = sites_shown(Plain(), torch.randn(40, 16))
+    assert "No sites" in text and "modules" in text and "lists 1 near miss." in text
+    assert "Every site is fused" not in text
 
 
 def test_sites_come_from_modules_alone() -> None:

@@ -1,0 +1,28 @@
+"""Near misses of one graph, each with the kernel that runs its operations if there is one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusec.debug.operations import Operation, operations_of
+from fusec.debug.subject import Subject, node_name
+from fusec.remarks import Remark
+
+
+def near_misses(subject: Subject) -> Iterator[Remark]:
+    """Yield the remarks on what was missed; those on patterns name the kernel that fused the operations regardless."""
+    remarks = [r for r in subject.remarks if r.kind == "missed"]
+    operations = operations_of(subject) if subject.is_grouped and any("around" in r.figures for r in remarks) else []
+    for remark in remarks:
+        kernel = _kernel_of(str(remark.figures.get("around", "")).split("; "), operations, subject)
+        yield replace(remark, figures={**remark.figures, "kernel": kernel}) if kernel else remark
+
+
+def _kernel_of(places: list[str], operations: list[Operation], subject: Subject) -> str:
+    """Return the name of the kernel that holds all operations of some source locations; "" where none does."""
+    inside = [o for o in operations if any(str(s) in places for s in o.node.sources)]
+    homes = {o.home for o in inside}
+    if len(homes) != 1 or len(inside) < 2 or any(o.kind != "generated" for o in inside):
+        return ""
+    (home,) = homes
+    step = subject.steps.get(home)
+    return step.name if step and step.name else node_name(home)
