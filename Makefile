@@ -63,6 +63,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		"tests.campaigns.fuzz --target cpp --count 2000 --json none" \
 		"tests.campaigns.fuzz --target triton --count 500 --json none" \
 		"tests.campaigns.fuzz --target backend --count 1000 --json none" \
+		tests.campaigns.quantized \
 		"tests.campaigns.triton_kernels --full" \
 		"tests.campaigns.triton_kernels --full --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16,float32" \
 		bench.triton_chips \
@@ -74,6 +75,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		bench.speed \
 		bench.cpu \
 		"bench.sweeps --dtypes float32,bfloat16" \
+		bench.quantized \
 		bench.sharing \
 		bench.memory \
 		bench.attention \

@@ -629,14 +629,16 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
 }
 
 // As many rows as it takes beside a right operand that is computed: blocks of it are computed along k, where what they
-// are computed from lies, and transposed. Rows of halves are widened, group by group.
-template <int N, int SEGMENTS, class A, class L, class Values>
+// are computed from lies, and transposed. Rows of halves, and those whose outer steps do not follow one another, are
+// copied, group by group: step(segment, o) gives where such a step begins.
+struct Contiguous {};
+template <int N, int SEGMENTS, class A, class L, class Values, class Step>
 FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, int64_t rows,
-                          int64_t first, int64_t last, int64_t outer, int64_t inner) {
+                          int64_t first, int64_t last, int64_t outer, int64_t inner, const Step& step) {
   constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
-  constexpr bool widened = is_half<L>;
-  typedef typename Chosen<widened, A, L>::type Factor;
-  alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some], group[widened ? 6 * some : 1];
+  constexpr bool contiguous = same_type<Step, Contiguous>::value, copied = is_half<L> || !contiguous;
+  typedef typename Chosen<copied, A, L>::type Factor;
+  alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some], group[copied ? 6 * some : 1];
   for (int64_t c = first; c < last; c += wide) {
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {  // without anything to sum the result is 0
@@ -659,16 +661,23 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
         const Left<L> left = lefts[s];
         turn<N>(transposed, wide, (const A*)block[s], some, width, far);
         const auto from = [&](int64_t r, int64_t to) LANEWISE {
-          const L* const there = left.data + r * left.step + k * left.step_k;
-          if constexpr (widened) {
-            widen_rows<N>(group, some, there, left.step, to - r, far, left.step_k);
+          const L* const there = left.data + r * left.step;
+          if constexpr (!copied) {
+            return there + k * left.step_k;
+          } else if constexpr (contiguous) {
+            widen_rows<N>(group, some, there + k * left.step_k, left.step, to - r, far, left.step_k);
             return (const A*)group;
           } else {
-            return there;
+            for (int64_t j = 0, run; j < far; j += run) {
+              const int64_t o = (k + j) / inner, at = (k + j) % inner;
+              run = inner - at < far - j ? inner - at : far - j;
+              widen_rows<N>(group + j, some, there + step(s, o) + at * left.step_k, left.step, to - r, run, left.step_k);
+            }
+            return (const A*)group;
           }
         };
-        const int64_t step = widened ? some : left.step, step_k = widened ? 1 : left.step_k;
-        const Panel<A, Factor, A> panel{target_step, step, step_k, transposed, wide, width, far, k || s};
+        const int64_t row_step = copied ? some : left.step, step_k = copied ? 1 : left.step_k;
+        const Panel<A, Factor, A> panel{target_step, row_step, step_k, transposed, wide, width, far, k || s};
         dot_panel_n<N>(panel, target + c - first, rows, from);
       }
     }

@@ -252,7 +252,15 @@ class _Printer(Statements):
         else:
             sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
             self.linked.add(f"fusec::RowTiles<{lanes}, {sums}, {sums}, {sums}>")
-            self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({operands}, {CPP.print(s.rows)}, {columns});")
+            step = "step" if s.steps else "Contiguous{}"
+            if s.steps:
+                offsets = ", ".join(map(CPP.print, s.steps))
+                self._open(f"const auto step = [&](int segment, const int64_t {identifier(axes[1])}) LANEWISE {{")
+                self.line(f"const int64_t steps[] = {{{offsets}}};")
+                self.line("return steps[segment];")
+                self._close("};")
+            arguments = f"{operands}, {CPP.print(s.rows)}, {columns}, {step}"
+            self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({arguments});")
         self._close()
 
     def _fetch(self, tile: Loop, at: str) -> int:

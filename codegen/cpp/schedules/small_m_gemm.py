@@ -128,7 +128,11 @@ class _Contraction:
             for left in dict.fromkeys(left for left, _ in contraction.pairs if left not in lefts):
                 loaded = left.kind == "load" and left.dtype == dtype and self._is_dense(left, bound)
                 if self.blocked_rows or loaded:
-                    offset = self._joined(self.emitter.offset(left.index, left.value.tensor), bound)
+                    offset = self.emitter.offset(left.index, left.value.tensor)
+                    if is_even(left, bound):
+                        offset = self._joined(offset, bound)
+                    else:
+                        offset = offset.subs({self.emitter.axis_symbol(a): 0 for a in bound})
                     buffer, step = self.emitter.buffers[left.value].name, stride(left, bound[-1])
                     lefts[left] = _Left(buffer, offset, self._row_stride(left), step)
                     continue
@@ -347,6 +351,9 @@ class _Contraction:
                 loops.enter_context(emitter.loop(steps, "serial"))
             loops.enter_context(emitter.loop(inner, "tile", self.tiling.lanes))
             rights = [right for _, right in contraction.pairs]
+            uneven = any(not is_even(left, contraction.bound) for left, _ in contraction.pairs)
+            apart = self.blocked_rows and uneven  # rows in scratch follow one another
+            offsets = [self._step(left, steps, inner) for left, _ in contraction.pairs] if apart else []
             for item, table in tables(rights, inner, self.tiling.lanes).items():
                 emitter.define(item, self._look_up(table))
             values = tuple(str(emitter.emit(right)) for right in rights)
@@ -359,7 +366,14 @@ class _Contraction:
             right,
             values,
             block.length if block else self._row_count(),
+            tuple(offsets),
         )
+
+    def _step(self, left: IndexedExpr, steps: Axis, inner: Axis) -> sympy.Expr:
+        """Return the distance of a left operand's elements at an outer step of k from those at the first."""
+        symbols = [self.emitter.axis_symbol(a) for a in (inner, *self.rows, self.emitter.joint(self.blocked_rows))]
+        offset = self.emitter.offset(left.index, left.value.tensor).subs(dict.fromkeys(symbols, 0))
+        return sympy.expand(offset - offset.subs(self.emitter.axis_symbol(steps), 0))
 
     def _look_up(self, table: Table) -> str:
         """Append the look-up of a code in a table."""
