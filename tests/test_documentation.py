@@ -207,8 +207,9 @@ def test_commands_exist(page: Path) -> None:
 
 def test_the_map_names_what_is_there() -> None:
     """Each name in a row of "Where to find things" stands in a file that the row links to."""
-    for row in section(README, "Where to find things").splitlines()[3:]:
-        links = [ROOT / link for link in re.findall(r"\]\(([^)]+)\)", row)]
+    tables = (section(page, "Where to find things") for page in (README, ROOT / "CONTRIBUTING.md"))
+    for row in (line for table in tables for line in table.splitlines()[3:] if line.startswith("|")):
+        links = [ROOT / link for link in re.findall(r"\]\(([^)#]+)\)", row)]
         texts = " ".join(link.read_text(encoding="utf-8") for link in links)
         names = [name for name in re.findall(r"`([A-Za-z_]+)`", row) if name != "group"]
         assert not [name for name in names if not re.search(rf"(def|class) {name}\b", texts)], row

@@ -50,6 +50,9 @@ BANNED = {
 _BANNED = re.compile("|".join(rf"\b(?:{phrase})\b" for phrase in BANNED), re.IGNORECASE)
 
 
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
 def files() -> list[Path]:
     return sorted(p for name in CLEAN for p in (ROOT / name).rglob("*.py"))
 
@@ -75,15 +78,26 @@ def faults(source: str) -> list[str]:
         first = flat.split(" ", 1)[0]
         if is_docstring and first in OPENINGS:
             found.append(f"{line}: a docstring begins with {first!r}")
-        for match in _BANNED.finditer(flat):
-            instead = next(v for k, v in BANNED.items() if re.fullmatch(k, match[0], re.IGNORECASE))
-            found.append(f"{line}: {match[0]!r}; write {instead}")
+        found += [f"{line}: {fault}" for fault in banned(flat)]
     return found
+
+
+def banned(text: str) -> Iterator[str]:
+    """Yield each banned phrase of a text, with what to write instead."""
+    for match in _BANNED.finditer(text):
+        instead = next(v for k, v in BANNED.items() if re.fullmatch(k, match[0], re.IGNORECASE))
+        yield f"{match[0]!r}; write {instead}"
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_texts_use_standard_words(path: Path) -> None:
     assert not faults(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_use_standard_words(page: Path) -> None:
+    paragraphs = page.read_text(encoding="utf-8").split("\n\n")
+    assert not [f"{fault} in {p[:60]!r}" for p in paragraphs for fault in banned(" ".join(p.split()))]
 
 
 def test_a_banned_phrase_is_found_in_docstrings_comments_and_messages() -> None:

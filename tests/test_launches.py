@@ -14,7 +14,7 @@ import transformers
 
 from fusec.analysis.machine import Machine, assumed_cpu, chip
 from fusec.codegen import target_named
-from fusec.codegen.program.build import build_program
+from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.kernel import Kernel
 from fusec.compiler import context_for
 from fusec.config import Config

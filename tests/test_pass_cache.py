@@ -55,7 +55,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
 @pytest.fixture
 def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles end behind the passes."""
-    monkeypatch.setattr("fusec.codegen.program.build.build_program", lambda *_: None)
+    monkeypatch.setattr("fusec.codegen.program.program.build_program", lambda *_: None)
 
 
 def a_graph(seed: int = 3) -> Graph:

@@ -176,25 +176,43 @@ template <class L> struct Left {
   int64_t step, step_k;
 };
 
-// The right operand is computed: values(column, o, k, lanes, tiles) fills a tile of each segment of k, which has its own
-// left operand; fetch(column, o, k) asks memory for what such a tile is computed from. k is outer * inner steps long,
-// and what is asked for at once serves LINE of them.
+// The right operand is computed: values(column, o) returns a function of (k, lanes, tiles), which fills a tile of each
+// segment of k, and holds whatever is the same for all k, such as scales and tables. Each segment has its own left
+// operand; fetch(column, o, k) asks memory for what a tile is computed from. k is outer * inner steps long, and what is
+// asked for at once serves LINE of them.
+template <class Tiles, int COLUMNS> struct ColumnTiles {
+  Tiles first;
+  ColumnTiles<Tiles, COLUMNS - 1> rest;
+  template <class Values>
+  LANEWISE ColumnTiles(const Values& values, int64_t column, int64_t o)
+      : first(values(column, o)), rest(values, column + 1, o) {}
+  template <class Use> LANEWISE void each(const Use& use, int c = 0) const {
+    use(c, first);
+    rest.each(use, c + 1);
+  }
+};
+template <class Tiles> struct ColumnTiles<Tiles, 0> {
+  template <class Values> LANEWISE ColumnTiles(const Values&, int64_t, int64_t) {}
+  template <class Use> LANEWISE void each(const Use&, int) const {}
+};
+
 template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
 DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
                                const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
   CONTRACT
   typename Raw<A, N>::type sums[ROWS][COLUMNS] = {};
   for (int64_t o = 0; o < outer; o++) {
+    const ColumnTiles<decltype(values(column, o)), COLUMNS> columns(values, column, o);
     const auto add = [&](int64_t k, auto lanes) LANEWISE {
-      for (int c = 0; c < COLUMNS; c++) {
+      columns.each([&](int c, const auto& fill) LANEWISE {
         Vec<A, N> tiles[SEGMENTS];
-        values(column + c, o, k, lanes, tiles);
+        fill(k, lanes, tiles);
         for (int s = 0; s < SEGMENTS; s++) {
           const auto x = keep(lanes, tiles[s], Vec<A, N>(A(0))).v;
           const L* const left = lefts[s].data + o * inner + k;
           for (int r = 0; r < ROWS; r++) sums[r][c] += load<N>(left + r * lefts[s].step, lanes).v * x;
         }
-      }
+      });
     };
     int64_t k = 0;
     for (; k + LINE <= inner; k += LINE) {
@@ -646,15 +664,16 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
       for (int64_t j = 0, run; j < far; j += run) {
         const int64_t o = (k + j) / inner, at = (k + j) % inner;
         run = inner - at < far - j ? inner - at : far - j;
-        const auto fill = [&](int64_t i, int64_t t, auto lanes) LANEWISE {
-          Vec<A, N> tiles[SEGMENTS];
-          values(c + i, o, at + t, lanes, tiles);
-          for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j + t, tiles[s], lanes);
-        };
         for (int64_t i = 0; i < width; i++) {
+          const auto fill = values(c + i, o);
+          const auto put = [&](int64_t t, auto lanes) LANEWISE {
+            Vec<A, N> tiles[SEGMENTS];
+            fill(at + t, lanes, tiles);
+            for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j + t, tiles[s], lanes);
+          };
           int64_t t = 0;
-          for (; t + N <= run; t += N) fill(i, t, All{});
-          if (t < run) fill(i, t, Part{run - t});
+          for (; t + N <= run; t += N) put(t, All{});
+          if (t < run) put(t, Part{run - t});
         }
       }
       for (int s = 0; s < SEGMENTS; s++) {

@@ -12,7 +12,7 @@ Interval: TypeAlias = tuple[int, int]
 """The least and the greatest integer, both included."""
 
 _MAX_DEPTH = 24
-"""Operations that are followed from a value; behind them it may be any number of its dtype."""
+"""Operations that are followed from a value; beyond them it has the full range of its dtype."""
 
 
 def interval(value: Value) -> Interval | None:

@@ -12,7 +12,7 @@ from fusec.loops.intervals import interval
 REGISTERS = 2
 """The most registers of a table."""
 _LEAST_OPERATIONS = (2, 4)
-"""Operations that a look-up has to replace, by the registers of its table: it costs about one, or three."""
+"""The fewest operations that a look-up has to replace, for tables of one and two registers."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _number(item: IndexedExpr, number: Affine) -> IndexedExpr:
 def _sum(item: IndexedExpr, operands: tuple[IndexedExpr, ...]) -> Affine | None:
     """Return an expression as the number of the entry plus a constant, as far as it is that and does not wrap around.
 
-    A number as small is exact in every dtype.
+    Small integers are exact in every dtype.
     """
     if item.kind != "pointwise" or operands[0].kind != "index":
         return None

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from bench.families import FAMILIES, Sizes
 from fusec import dynamo
 from fusec.codegen import target_named
-from fusec.codegen.cpp.schedules.small_m_gemm import LEAST_PACKED
+from fusec.codegen.cpp.schedules.gemm import LEAST_PACKED
 from fusec.codegen.program.constant_folding import prepack
 from fusec.compiler import Compiled
 from fusec.config import Config

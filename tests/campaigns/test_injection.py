@@ -19,7 +19,7 @@ CHOSEN = [
     "fusec.frontend.pointwise._where", "fusec.frontend.calling.Imported.callable", "fusec.pass_cache.PassCache.load",
     "fusec.passes.decompose_sdpa.DecomposeSDPA.apply", "fusec.codegen.program.kernels.build_kernels",
     "fusec.codegen.cpp.target.CppTarget.schedule", "fusec.codegen.cpp.build.build",
-    "fusec.codegen.program.build.build_program", "fusec.cache.Cache.read",
+    "fusec.codegen.program.program.build_program", "fusec.cache.Cache.read",
 ]  # fmt: skip
 
 

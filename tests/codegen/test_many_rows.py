@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fusec.codegen import target_named
 from fusec.codegen.cpp.compiler import find_compiler
 from fusec.codegen.cpp.legality import SHARE_FOR_SOME_ROWS
-from fusec.codegen.cpp.schedules.small_m_gemm import PARTS, even_blocks
+from fusec.codegen.cpp.schedules.gemm import PARTS, even_blocks
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import Dot, Loop, walk
 from fusec.compiler import compile_graph

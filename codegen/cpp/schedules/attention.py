@@ -113,7 +113,7 @@ class _AlongKeys(BlockedAttention):
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
 
     def _worthwhile_shares(self) -> int:
-        """Return the number of shares that keeps all cores equally busy, where the batch is too small for that."""
+        """Return the number of key splits that keeps all cores equally busy, where the batch is too small for that."""
         cores, keys, sizes = self.tiling.cores, self.parts.keys.size, [a.size for a in self.outer]
         known = [n for n in sizes if isinstance(n, int)]
         iterations = math.prod(known)

@@ -35,13 +35,15 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
 from fusec.loops.kinds import FEW_ROWS, Shape, is_computed, weight_of
 from fusec.loops.tables import Table, tables
 
-BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
-"""Size limit of a block of rows and their sums, which stay in the second-level cache; and its fewest rows."""
+BLOCK_BYTES = 896 << 10
+"""Size limit of a block of rows and their sums, which stay in the second-level cache."""
+LEAST_ROWS = 192
+"""The fewest rows of such a block."""
 PANEL_TILES = 4
 """The most tiles of columns of a block: ``dot.h`` keeps them in the first-level cache, contiguous if transposed."""
 LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
 """The fewest rows for which a frozen weight is prepacked transposed, by lanes of a register and type. With fewer,
-memory is the limit and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs, which are
+it is memory-bound and the horizontal sums are cheap; few rows of bfloat16 are multiplied in pairs, which are
 contiguous without prepacking."""
 _NEVER = 1 << 62
 _PART = index_symbol("part")
@@ -149,7 +151,7 @@ class _Contraction:
     def _shared_reductions(self) -> list[IndexedExpr]:
         """Return the reductions of the prologue that the epilogue reads as well, such as the mean of a norm."""
         if not self.rows:
-            return []  # of a single row they are in scope
+            return []  # a single row keeps them in scope
         return self.products.reductions((o.root for o in self.products.results), prologue=False)
 
     def _left_dtype(self, contraction: IndexedExpr) -> DType:
@@ -405,7 +407,7 @@ class _Contraction:
         if right.index[1] != Affine.of(summed) or self._left_dtype(contraction) != right.dtype:
             return False
         if right.dtype == BF16 and (k % 2 or not isinstance(left.row_stride, int) or left.row_stride % 2):
-            return False  # no pairs
+            return False  # pairs along k need even sizes
         rows, total = right.index[0], type.shape[0]
         if rows == Affine.of([(n, 1)]) and n.size == total:
             return True  # the last block may be shorter
