@@ -234,9 +234,9 @@ class _Printer(Statements):
         self._open(f"const auto values = [&]({first}, {second}) LANEWISE {{")
         for loop in (column, *outer):
             self._run(statement for statement in loop.body if not isinstance(statement, Loop))
-        for statement in tile.body:
-            if isinstance(statement, TableLookup):
-                self._table(statement)
+        lookups = [s for s in tile.body if isinstance(s, TableLookup)]
+        for lookup in {s.value: s for s in lookups}.values():
+            self._table(lookup)
         self._open(f"return [=]({inner}, const auto lanes, auto* values) LANEWISE {{")
         self.tiles.append(tile)
         self._run(tile.body)
@@ -284,7 +284,7 @@ class _Printer(Statements):
 
     def _table(self, s: TableLookup) -> None:
         """Print a table, as a lambda and the registers that it fills: equal for all tiles of the loop around it."""
-        loop, table = s.entries, f"table_{identifier(s.dst)}"
+        loop, table = s.entries, f"table_{identifier(s.value)}"
         self._open(f"const auto {table} = [&](const int64_t {identifier(loop.axis)}, const auto lanes) LANEWISE {{")
         self.tiles.append(loop)
         self._run(loop.body)
@@ -300,7 +300,7 @@ class _Printer(Statements):
     def _table_lookup(self, s: TableLookup) -> None:
         """Print a look-up in the registers of a table."""
         kind, registers = self.kinds[s.value], -(-int(s.entries.stop) // int(s.entries.step))
-        tables = [f"table_{identifier(s.dst)}_{i}" for i in range(registers)]
+        tables = [f"table_{identifier(s.value)}_{i}" for i in range(registers)]
         arguments = ", ".join([*tables, f"cast<int32_t>({identifier(s.index)})"])
         self.line(f"const {self._define(s.dst, kind.dtype, kind.lanes)} = permute({arguments});")
 

@@ -8,6 +8,7 @@ A large-M GEMM has no prologue; its rows are processed in blocks, each with a bl
 """
 
 import math
+from collections.abc import Hashable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -356,8 +357,9 @@ class _Contraction:
             uneven = any(not is_even(left, contraction.bound) for left, _ in contraction.pairs)
             apart = self.blocked_rows and uneven  # rows in scratch follow one another
             offsets = [self._step(left, steps, inner) for left, _ in contraction.pairs] if apart else []
+            made = dict[Hashable, TableLookup]()
             for item, table in tables(rights, inner, self.tiling.lanes).items():
-                emitter.define(item, self._look_up(table))
+                emitter.define(item, self._look_up(table, made))
             values = tuple(str(emitter.emit(right)) for right in rights)
         right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, block)
         assert isinstance(right, Loop)
@@ -377,16 +379,18 @@ class _Contraction:
         offset = self.emitter.offset(left.index, left.value.tensor).subs(dict.fromkeys(symbols, 0))
         return sympy.expand(offset - offset.subs(self.emitter.axis_symbol(steps), 0))
 
-    def _look_up(self, table: Table) -> str:
-        """Append the look-up of a code in a table."""
+    def _look_up(self, table: Table, made: dict[Hashable, TableLookup]) -> str:
+        """Append the look-up of a code in a table, perhaps one that another look-up has made."""
         emitter = self.emitter
-        index = str(emitter.emit(table.code))
-        with emitter.loop(table.entry, "tile", self.tiling.lanes):
-            value = str(emitter.emit(table.value))
-        entries = emitter.inner.pop()
-        assert isinstance(entries, Loop)
-        emitter.inner.append(TableLookup(found := emitter.fresh(), index, entries, value))
-        return found
+        index, dst = str(emitter.emit(table.code)), emitter.fresh()
+        if table.key not in made:
+            with emitter.loop(table.entry, "tile", self.tiling.lanes):
+                value = str(emitter.emit(table.value))
+            entries = emitter.inner.pop()
+            assert isinstance(entries, Loop)
+            made[table.key] = TableLookup(dst, index, entries, value)
+        emitter.inner.append(replace(made[table.key], dst=dst, index=index))
+        return dst
 
     def _starts(self, bound: tuple[Axis, ...], columns: "_Block", block: "_Block | None") -> dict[sympy.Symbol, Size]:
         """Return the first index of a product's block along each of its axes."""
