@@ -92,6 +92,12 @@ def test_the_tools_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert names["explanation"].launches("generated") and (tmp_path / "report.html").stat().st_size
 
 
+def test_the_page_on_quantization_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(block(ROOT / "docs" / "quantization.md", "Quantized weights and activations"), names)
+    assert "int4-g32" in capsys.readouterr().out and len(names["report"].layers) == 2
+
+
 def test_a_fusion_of_ones_own_is_declared() -> None:
     from fusec.rewriting.fusion import FUSIONS, Fusion
 
