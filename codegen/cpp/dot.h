@@ -253,7 +253,7 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
 }
 
 // What one lane multiplies in one step: a number, or a word of two bfloat16 that are neighbours along k.
-struct __attribute__((packed, aligned(2))) word { int32_t bits; };
+struct __attribute__((packed, aligned(2), may_alias)) word { int32_t bits; };
 template <class A, class R, int N> struct Lanes {
   typedef typename Raw<A, N>::type row;
   template <class Count> static LANEWISE row of(const R* p, Count count) { return load<N>(p, count).v; }
@@ -273,7 +273,7 @@ template <> struct Lanes<float, word, 16> {
 #endif
 
 // Four bytes that are neighbours along k, of a left operand of type L, or to be multiplied with one.
-template <class L> struct __attribute__((packed, aligned(1))) Quad { int32_t bits; };
+template <class L> struct __attribute__((packed, aligned(1), may_alias)) Quad { int32_t bits; };
 #ifdef IN_QUADS
 template <class L> struct Lanes<int32_t, Quad<L>, QUAD_LANES> {
   typedef typename Raw<int32_t, QUAD_LANES>::type row;
