@@ -131,10 +131,19 @@ class Context:
         if known is None or known.depth * failure.size < failure.depth * known.size:
             self.failures[failure.anchor] = failure
 
-    def report_near_misses(self, graph: Graph, limit: int = 40) -> None:
-        """Leave a ``missed`` remark for each recorded match whose anchor is still in the graph."""
-        remaining = [failure for node, failure in self.failures.items() if node in graph]
-        for failure in remaining[:limit]:
+    def report_near_misses(self, graph: Graph, aligned: Iterable[MatchFailure] = ()) -> None:
+        """Leave a ``missed`` remark for each recorded match whose anchor is still in the graph.
+
+        Args:
+            graph: after the last match.
+            aligned: patterns aligned with what is left; one is reported where no match came as far.
+        """
+        remaining = {node: failure for node, failure in self.failures.items() if node in graph}
+        for failure in aligned:
+            if failure.anchor is not None:
+                known = remaining.get(failure.anchor)
+                remaining[failure.anchor] = failure if known is None else _clearer(known, failure)
+        for failure in remaining.values():
             self.remarks.add(
                 "missed", self.pass_name, f"{failure.fusion} nearly matched", subject=failure.fusion,
                 reason=str(failure), suggestion=failure.edit, sources=tuple(map(str, failure.sources)),
@@ -171,6 +180,12 @@ class Context:
             message = f"{name} changes the result"
             self.remarks.add("failure", self.pass_name, message, subject=name, reason=reason, application=number)
         return passed
+
+
+def _clearer(failure: MatchFailure, aligned: MatchFailure) -> MatchFailure:
+    """Return a failed match, or an alignment of the same anchor if that says more."""
+    vague = failure.clause in ("operation", "operand")
+    return aligned if vague or aligned.depth * failure.size > failure.depth * aligned.size else failure
 
 
 @dataclass(frozen=True)

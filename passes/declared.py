@@ -6,6 +6,7 @@ from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context
 from fusec.rewriting.application import apply_declared
+from fusec.rewriting.closest import closest
 from fusec.rewriting.fusion import FUSIONS
 from fusec.rewriting.pattern import PatternLibrary
 from fusec.rewriting.rule import REWRITES, Declaration
@@ -38,7 +39,8 @@ class ApplyDeclared:
         apply_declared(chosen, graph, self.library, context)
         if not self.is_last:
             return
-        context.report_near_misses(graph)
+        declared = [d for d in self.library.order() if context.enabled(d.name)]
+        context.report_near_misses(graph, closest(graph, declared, self.library))
         for (name, spelling), reason in self.library.broken.items():
             message = f"spelling {spelling} of {name} is no pattern"
             context.remarks.add("failure", self.name, message, subject=name, reason=reason)

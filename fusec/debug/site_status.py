@@ -19,6 +19,8 @@ from fusec.rewriting.match import word
 _AFTER_PRODUCT = 4
 """Most operations between a matmul and the residual stream: a bias, a scale, a cast."""
 
+_UNSUPPORTED = "none in the model: fusec lacks support for it"
+
 
 @dataclass(frozen=True)
 class SiteStatus:
@@ -194,7 +196,8 @@ class _Classifier:
         nearest = self.nearest(fused.site)
         if nearest is not None:
             status = _as_attempted(status, nearest)
-        return status if status.edit else replace(status, edit="none in the model: fusec lacks support for it")
+        unknown = f"none known: no spelling of {nearest.subject} is like it" if nearest else _UNSUPPORTED
+        return status if status.edit else replace(status, edit=unknown)
 
     def remark_on(self, at: Operation) -> Remark | None:
         """Return the remark about the operation at fault, if there is one."""

@@ -122,8 +122,12 @@ class Match:
         return [self.values[v] for v in self.pattern.graph.outputs]
 
 
+SAME_TENSOR = "both uses to read the same tensor"
+"""Expected of two operands that a pattern reads from one value."""
+_FUNCTIONS = {"exp", "sqrt", "rsqrt", "erf", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "gelu_quick", "sum", "max"}
+"""Operations and fusions that have the same names in models."""
 _EDITS = {
-    "operation": "compute {expected} instead of {found}",
+    "operand": "read the same tensor twice",
     "attribute": "use {expected} instead of {found}",
     "constant": "write {expected} instead of {found}",
     "type": "cast to {expected}; it is {found}",
@@ -150,17 +154,32 @@ class MatchFailure:
     node: Node | None
     """The node at fault."""
     clause: str
-    """``operation``, ``attribute``, ``constant``, ``type``, ``shape``, ``users``, ``convex``, or a declared clause."""
+    """``operation``, ``operand``, ``attribute``, ``constant``, ``type``, ``shape``, ``users``, ``convex``, or one that
+    is declared."""
     expected: str
     found: str
     sources: tuple[Source, ...] = ()
+    change: str = ""
+    """The edit, where it does not follow from the clause."""
 
     @property
     def edit(self) -> str:
-        """The change of the model that would let the match continue."""
-        place = next((f" at {s.file.rpartition('/')[2]}:{s.line}" for s in self.sources if s.file), "")
+        """The change of the model that would let the match continue; empty where none is known.
+
+        Most operations of a pattern are the result of canonicalization, so no model could be written with them.
+        """
+        if self.change:
+            return self.change + self._place
+        if self.clause == "operation":
+            if not {self.expected, self.found} <= _FUNCTIONS:
+                return ""
+            return f"compute {self.expected} instead of {self.found}{self._place}"
         words = _EDITS.get(self.clause, "make it so that {expected}; it is {found}")
-        return words.format(expected=self.expected, found=self.found) + place
+        return words.format(expected=self.expected, found=self.found) + self._place
+
+    @property
+    def _place(self) -> str:
+        return next((f" at {s.file.rpartition('/')[2]}:{s.line}" for s in self.sources if s.file), "")
 
     def __str__(self) -> str:
         return (
@@ -172,6 +191,11 @@ class MatchFailure:
 def word(node: Node) -> str:
     """Return the display name of a node: its operation, its fusion, or the ATen operation it calls."""
     return str(node.attributes.get("target" if node.has(Trait.OPAQUE) else "fusion", node.op.name))
+
+
+def shown(value: Value) -> str:
+    """Return the display name of a value: the word for its producer, or the name of the graph input."""
+    return word(value.producer) if value.producer else f"input {value.name}"
 
 
 def same_number(a: Number, b: Number, dtype: DType) -> bool:

@@ -9,7 +9,7 @@ import sympy
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import Size, TensorType, same_size, simplify
-from fusec.rewriting.match import Match, MatchFailure, Number, Pattern, same_number, word
+from fusec.rewriting.match import SAME_TENSOR, Match, MatchFailure, Number, Pattern, same_number, shown, word
 
 
 @dataclass
@@ -72,7 +72,8 @@ class Matcher:
         (pattern, value), rest = goals
         bound = self.values.get(pattern)
         if bound is not None:
-            return self.solve(rest) if bound is value else self.fail(value.producer, "operation", "one value", "two")
+            found = f"{shown(bound)} and {shown(value)}"
+            return self.solve(rest) if bound is value else self.fail(value.producer, "operand", SAME_TENSOR, found)
         if pattern in self.pattern.tensors:
             return self.bind(pattern, value, rest)
         assert pattern.producer is not None
@@ -191,14 +192,14 @@ class Matcher:
         """A size of the pattern, as a size or as the number it has here."""
         node = value.producer
         if node is None or not node.is_op("constant", "size"):
-            return self.fail(node, "constant", f"size {producer.attributes['expr']}", word(node) if node else "input")
+            return self.fail(node, "constant", f"size {producer.attributes['expr']}", shown(value))
         found = node.attributes["value"] if node.is_op("constant") else node.attributes["expr"]
         if isinstance(found, float) and found.is_integer():
             found = int(found)
-        sizes, due = dict(self.sizes), len(self.deferred)
-        if self.unify(producer.attributes["expr"], found, node) and self.with_number(
-            producer, node, producer.result, value, rest
-        ):
+        sizes, due, expr = dict(self.sizes), len(self.deferred), producer.attributes["expr"]
+        if not self.unify(expr, found, node):
+            self.fail(node, "constant", f"{expr} ({sizes[expr]})" if expr in sizes else expr, found)
+        elif self.with_number(producer, node, producer.result, value, rest):
             return True
         self.sizes = sizes
         del self.deferred[due:]
@@ -324,7 +325,7 @@ class Matcher:
                 other = next((u for u in result.users if u not in self.taken), None)
                 if other is not None or result in self.outputs:
                     where = f"also read by {word(other)}" if other else "a graph output"
-                    return self.fail(node, "users", f"{node.op.name} read only inside", where)
+                    return self.fail(node, "users", f"{word(node)} read only inside", where)
         return True
 
     def may_repeat(self, node: Node) -> bool:

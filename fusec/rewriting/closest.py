@@ -1,0 +1,368 @@
+"""The closest pattern of an operation that no pattern matched: both aligned, but for an edit or two.
+
+The matcher starts at a root and stops at the first operation that differs, so it has nothing to say about a pattern
+whose last operations differ. Here those that differ are skipped, and so are casts between float types.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TypeAlias
+
+import sympy
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import TensorType, same_size
+from fusec.rewriting.application import Patterns
+from fusec.rewriting.index import Index, Kind
+from fusec.rewriting.match import MatchFailure, Pattern, same_number, word
+from fusec.rewriting.rule import Declaration
+
+RARE = ("exp", "sqrt", "reciprocal", "sigmoid", "tanh", "rsqrt", "erf")
+"""The operations around which patterns are aligned, if one is the anchor of the pattern."""
+_ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
+_MOST_STEPS = 4000
+"""Of one alignment."""
+_MOST_ROOTS = 12
+"""Values, read from an anchor on, that may be the root."""
+_LEAST_DEPTH = 3
+_ONE, _TWO = (1, 0.5), (2, 0.75)
+"""The edits that are allowed, and the share of the pattern that has to fit then."""
+
+Goals: TypeAlias = "tuple[tuple[Value, Value], Goals] | None"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One difference between a pattern and a graph."""
+
+    kind: str
+    """``missing`` or ``extra`` in the graph, another ``operation``, or another ``constant``."""
+    node: Node | None
+    """The node of the graph at fault."""
+    wanted: Node | None = None
+    """The node of the pattern, unless the one of the graph is extra."""
+    number: object = None
+    """The expected number."""
+
+    def moves(self, other: "Edit") -> bool:
+        """Return whether two edits are one operation that is elsewhere."""
+        missing, extra = sorted((self, other), key=lambda e: e.kind, reverse=True)
+        if (missing.kind, extra.kind) != ("missing", "extra") or missing.wanted is None or extra.node is None:
+            return False
+        return missing.wanted.op is extra.node.op and _has_number(missing.wanted) == _has_number(extra.node)
+
+
+@dataclass(frozen=True)
+class _State:
+    values: dict[Value, Value] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+
+    def bound(self, pattern: Value, value: Value) -> "_State":
+        return _State({**self.values, pattern: value}, self.edits)
+
+    @property
+    def moved(self) -> tuple[Edit, ...]:
+        """The two edits that move an operation; empty where none do."""
+        return next((pair for pair in combinations(self.edits, 2) if pair[0].moves(pair[1])), ())
+
+    @property
+    def cost(self) -> int:
+        return len(self.edits) - bool(self.moved)
+
+
+class _Alignment:
+    """One pattern, aligned with a graph below a root."""
+
+    def __init__(self, pattern: Pattern, anchor: Node, most: int) -> None:
+        self.pattern, self.anchor, self.most, self.steps = pattern, anchor, most, 0
+
+    def states(self, goals: Goals, state: _State) -> Iterator[_State]:
+        """Yield every way to meet all goals, a linked list of (pattern value, value)."""
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            return
+        if goals is None:
+            yield state
+            return
+        (pattern, value), rest = goals
+        pattern, value = _uncast(pattern), _uncast(value)
+        yield from self.exact(pattern, value, rest, state)
+        for edit, then in self.edits(pattern, value, rest, state):
+            edited = _State(state.values, (*state.edits, edit))
+            if edited.cost <= self.most:
+                yield from self.states(then, edited)
+
+    def exact(self, pattern: Value, value: Value, rest: Goals, state: _State) -> Iterator[_State]:
+        """Yield the alignments in which a value fits."""
+        bound, wanted, node = state.values.get(pattern), pattern.producer, value.producer
+        if wanted is not None and wanted.has(Trait.SOURCE):
+            if self.is_number(wanted, node, state):
+                yield from self.states(rest, state)
+        elif bound is not None:
+            if _same(bound, value):
+                yield from self.states(rest, state)
+        elif wanted is None:
+            if _fits(pattern, value, self.pattern):
+                yield from self.states(rest, state.bound(pattern, value))
+        elif node is not None and wanted.op is node.op and self.is_allowed(wanted, node):
+            for goals in _operands(wanted, node, rest):
+                yield from self.states(goals, state.bound(pattern, value))
+
+    def is_allowed(self, wanted: Node, node: Node) -> bool:
+        """Return whether the anchor is aligned with its node, and attributes without sizes are equal."""
+        if (wanted is self.pattern.anchor) != (node is self.anchor) or len(wanted.operands) != len(node.operands):
+            return False
+        known = [(a, node.attributes.get(k)) for k, a in wanted.attributes.items() if not isinstance(a, sympy.Expr)]
+        return wanted.has(_ARITHMETIC) and all(a == b for a, b in known)
+
+    def is_number(self, wanted: Node, node: Node | None, state: _State) -> bool:
+        """Return whether a constant or size of the pattern is equal to a node; a scalar parameter is to any."""
+        if node is None or not node.is_op("constant", "size"):
+            return self.is_scalar(wanted) and node is None
+        expected, found = self.number(wanted, state), node.attributes.get("value", node.attributes.get("expr"))
+        if expected is None or isinstance(expected, sympy.Expr) or isinstance(found, sympy.Expr):
+            return expected is None or bool(expected == found)
+        return same_number(expected, found, wanted.result.dtype)  # type: ignore[arg-type]
+
+    def is_scalar(self, wanted: Node) -> bool:
+        value = wanted.attributes.get("value")
+        return isinstance(value, float) and abs(value) in self.pattern.scalars
+
+    def number(self, wanted: Node, state: _State) -> object:
+        """Return the number that a constant or size of the pattern has; None where it may have any."""
+        if not wanted.is_op("size"):
+            return None if self.is_scalar(wanted) else wanted.attributes.get("value")
+        expr = wanted.attributes["expr"]
+        sizes = [
+            (a, b)
+            for p, v in state.values.items() if p.producer is None and p.shape and v.shape
+            for a, b in zip(p.shape[::-1], v.shape[::-1], strict=False)
+        ]  # fmt: skip
+        return next((b for a, b in sizes if isinstance(a, sympy.Expr) and same_size(a, expr)), None)
+
+    def edits(self, pattern: Value, value: Value, rest: Goals, state: _State) -> Iterator[tuple[Edit, Goals]]:
+        """Yield the edits at a goal, with the goals that remain after each."""
+        wanted, node = pattern.producer, value.producer
+        if wanted is not None and wanted.has(Trait.SOURCE):
+            if node is not None and node.is_op("constant") and not self.is_number(wanted, node, state):
+                yield Edit("constant", node, wanted, self.number(wanted, state)), rest
+            return
+        is_new = pattern not in state.values
+        if is_new and wanted is not None and wanted.has(Trait.POINTWISE) and wanted is not self.pattern.anchor:
+            for operand in wanted.operands:
+                if operand.producer is None or not operand.producer.has(Trait.SOURCE):
+                    yield Edit("missing", node, wanted), ((operand, value), rest)
+        if node is None or not node.has(Trait.POINTWISE) or node is self.anchor or node.has(Trait.SOURCE):
+            return
+        for at in dict.fromkeys(node.operands if state.values else ()):
+            if isinstance(at.type, TensorType) and at.shape == value.shape:
+                yield Edit("extra", node), ((pattern, at), rest)
+        if wanted is not None and is_new and wanted.op is not node.op and wanted is not self.pattern.anchor:
+            if wanted.has(Trait.POINTWISE) and len(wanted.operands) == len(node.operands):
+                yield from ((Edit("operation", node, wanted), goals) for goals in _operands(wanted, node, rest))
+
+
+def closest(graph: Graph, declarations: Iterable[Declaration], library: Patterns) -> Iterator[MatchFailure]:
+    """Yield the best alignment of each rare operation of a graph, with those patterns that have such an anchor."""
+    anchors = [n for n in graph.nodes if n.is_op(*RARE)]
+    if not anchors:
+        return
+    index = _Nearly(graph)
+    patterns: dict[str, list[Pattern]] = {}
+    for declared in declarations:
+        for dtype in index.float_types:
+            for pattern in library.patterns(declared, dtype, index):
+                if pattern.anchor is not None and pattern.size >= _LEAST_DEPTH:
+                    patterns.setdefault(pattern.anchor.op.name, []).append(pattern)
+    for anchor in anchors:
+        roots, candidates = _roots(anchor), patterns.get(anchor.op.name, ())
+        for most, share in (_ONE, _TWO):
+            found = [f for p in candidates if (f := _aligned(p, anchor, roots, most)) and f.fits >= share]
+            if found:
+                best = max(found, key=lambda f: (not f.state.edits, f.fits, f.depth))
+                if best.state.edits:
+                    yield best.failure(anchor)
+                break
+
+
+class _Nearly(Index):
+    """An index that lets a pattern pass if the graph has its rare operations and all but two of the rest."""
+
+    def holds_all(self, kinds: Iterable[Kind]) -> bool:
+        """Return whether the graph has nearly all of these operations."""
+        wanted = list(kinds)
+        missing = [kind for kind in wanted if not super(_Nearly, self).holds_all((kind,))]
+        rare = [kind for kind in wanted if kind[0] in RARE]
+        return bool(rare) and len(missing) <= 2 and not set(rare) & set(missing)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The alignment with most operations of a pattern."""
+
+    pattern: Pattern
+    root: Value
+    state: _State
+
+    @property
+    def depth(self) -> int:
+        """Number of operations that fit; casts do not count."""
+        return sum(1 for p in self.state.values if p.producer)
+
+    @property
+    def size(self) -> int:
+        """Number of operations of the pattern."""
+        return sum(1 for n in self.pattern.computing if not n.is_op("cast"))
+
+    @property
+    def fits(self) -> float:
+        """The share of operations that fit; 0 where they are too few to name."""
+        return self.depth / self.size if self.depth >= _LEAST_DEPTH else 0
+
+    def reader(self, edit: Edit) -> Node | None:
+        """Return the node that would read what is missing."""
+        users = edit.wanted.users if edit.wanted else ()
+        found = (self.state.values.get(r) for user in users for r in user.results)
+        return next((value.producer for value in found if value is not None), None)
+
+    def failure(self, anchor: Node) -> MatchFailure:
+        """Return the alignment as a failed match."""
+        pattern, moved = self.pattern, sorted(self.state.moved, key=lambda e: e.kind, reverse=True)
+        edits = [e for e in self.state.edits if e not in moved]
+        said = [*([_moved(moved[0], moved[1], pattern)] if moved else ()), *(_said(e, pattern) for e in edits)]
+        (clause, expected, found, change), *further = said
+        for _, expected_too, found_too, _ in further:
+            found, change = f"{found}, and expected {expected_too}, found {found_too}", ""
+        root = self.root.producer
+        assert root is not None
+        nodes = (n for edit in (*moved[1:], *edits) for n in (edit.node, self.reader(edit)))
+        node = next((n for n in nodes if n is not None and n.sources), root)
+        return MatchFailure(
+            pattern.name, pattern.spelling, self.depth, self.size, root, anchor, node, clause, expected, found,
+            node.sources, change,
+        )  # fmt: skip
+
+
+def _aligned(pattern: Pattern, anchor: Node, roots: list[Value], most: int) -> _Found | None:
+    """Return the best alignment of a pattern, below one of these roots; one without edits if there is one."""
+    alignment = _Alignment(pattern, anchor, most)
+    assert pattern.anchor is not None
+    found = [
+        _Found(pattern, root, state)
+        for root in roots
+        for state in alignment.states(((pattern.root, root), None), _State())
+        if pattern.anchor.results[0] in state.values
+    ]
+    return max(found, key=lambda f: (not f.state.edits, f.depth), default=None)
+
+
+def _said(edit: Edit, pattern: Pattern) -> tuple[str, str, str, str]:
+    """Return an edit as a clause, what is expected and found, and the change of the model."""
+    found = _shown(edit.node, pattern) if edit.node else "a graph input"
+    if edit.kind == "constant":
+        assert edit.node is not None
+        expected, found = _number(edit.number), _number(edit.node.attributes.get("value"))
+        return "constant", expected, found, f"write {expected} instead of {found}"
+    if edit.wanted is None:
+        return "operation", f"no {found}", "one", f"move {found} out of {pattern.name}"
+    expected = _shown(edit.wanted, pattern)
+    if edit.kind == "missing":
+        return "operation", expected, "none", f"insert {expected}"
+    return "operation", expected, found, f"compute {expected} instead of {found}"
+
+
+def _moved(missing: Edit, extra: Edit, pattern: Pattern) -> tuple[str, str, str, str]:
+    """Return two edits that move an operation as one."""
+    assert missing.wanted is not None and extra.node is not None
+    what, before = _shown(missing.wanted, pattern), next(iter(missing.wanted.users), None)
+    function = before.op.name if before and len(before.operands) == 1 else ""
+    read = [_uncast(v).producer for v in extra.node.operands]
+    if function and any(n is not None and n.is_op(function) for n in read):
+        place, found = f"inside `{function}`", "it outside"
+    else:
+        after = next(iter(extra.node.users), None)
+        place = f"before `{before.op.name}`" if before else "at the end"
+        found = f"it before `{word(after)}`" if after else "it at the end"
+    return "operation", f"{what} {place}", found, f"move {what} {place}"
+
+
+def _shown(node: Node, pattern: Pattern) -> str:
+    """Return the operation of a node, a number or another operation that it takes, and what the model calls there."""
+    text = f"`{word(node)}`"
+    if len(node.operands) == 2:
+        operand = max(node.operands, key=lambda v: v.producer is not None and v.producer.has(Trait.SOURCE))
+        text += f" with {_operand(node.operands[1] if not _has_number(node) else operand, pattern)}"
+    called = next((s.op.split(".")[1] for s in node.sources if s.op.count(".")), "")
+    own = pattern.name in called or called.rstrip("_") in (node.op.name, word(node))
+    return text if own or not called else f"{text}, as in `{called}`"
+
+
+def _number(number: object) -> str:
+    return str(int(number)) if isinstance(number, float) and number.is_integer() else str(number)
+
+
+def _operand(value: Value, pattern: Pattern) -> str:
+    node = value.producer
+    if node is None:
+        return value.name
+    if not node.has(Trait.SOURCE):
+        return f"`{word(node)}`"
+    number = node.attributes.get("value", node.attributes.get("expr"))
+    return pattern.scalars.get(abs(number), _number(number)) if isinstance(number, float) else str(number)
+
+
+def _operands(wanted: Node, node: Node, rest: Goals) -> Iterator[Goals]:
+    """Yield the goals for the operands of two nodes, in any order they may have."""
+    for operands in (node.operands, node.operands[::-1]) if wanted.has(Trait.COMMUTATIVE) else (node.operands,):
+        goals = rest
+        for goal in reversed(list(zip(wanted.operands, operands, strict=True))):
+            goals = (goal, goals)
+        yield goals
+
+
+def _fits(parameter: Value, value: Value, pattern: Pattern) -> bool:
+    """Return whether a value has the dtype of a parameter, and a rank that it may have."""
+    if not isinstance(value.type, TensorType) or value.dtype != parameter.dtype:
+        return False
+    name, count = pattern.leading.get(parameter, ("", 0))
+    rank = len(parameter.shape) - count
+    return len(value.shape) >= rank if name else len(value.shape) == rank
+
+
+def _uncast(value: Value) -> Value:
+    """Return a value without the casts between float types that it is the result of."""
+    while value.producer is not None and value.producer.is_op("cast"):
+        narrow = value.producer.operands[0]
+        if not (narrow.dtype.is_float and value.dtype.is_float):
+            break
+        value = narrow
+    return value
+
+
+def _same(a: Value, b: Value, depth: int = 6) -> bool:
+    """Return whether two values are computed alike, up to casts: the mean by hand and the mean inside a variance."""
+    a, b = _uncast(a), _uncast(b)
+    if a is b or a.producer is None or b.producer is None or depth == 0:
+        return a is b
+    one, other = a.producer, b.producer
+    if one.op is not other.op or len(one.operands) != len(other.operands) or not one.has(_ARITHMETIC):
+        return False
+    alike = all(v == other.attributes.get(k) for k, v in one.attributes.items() if k != "dtype")
+    return alike and all(_same(x, y, depth - 1) for x, y in zip(one.operands, other.operands, strict=True))
+
+
+def _has_number(node: Node) -> bool:
+    return any(v.producer is not None and v.producer.has(Trait.SOURCE) for v in node.operands)
+
+
+def _roots(anchor: Node) -> list[Value]:
+    """Return the values that are computed from an anchor, the nearest first."""
+    found: list[Value] = [anchor.results[0]]
+    for value in found:  # extended while it is read
+        users = [u for u in value.users if u.has(_ARITHMETIC)]
+        found += [r for u in users for r in u.results if r not in found]
+        if len(found) >= _MOST_ROOTS:
+            break
+    return found[:_MOST_ROOTS]

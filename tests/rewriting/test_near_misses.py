@@ -1,0 +1,132 @@
+"""What is nearly a fusion has one near miss, which names the fusion, the deviation and the line of the model."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.debug.capture import capture
+from fusec.passes import default_pipeline
+from fusec.remarks import Remark
+from tests.contexts import context_of
+
+ROWS = ((2, 16, 256),)
+
+
+def misses(model: Callable[..., Any], *shapes: tuple[int, ...]) -> list[Remark]:
+    """The remarks on what was missed in the model's graph; nothing is built."""
+    torch._dynamo.reset()
+    found: list[Remark] = []
+    for graph in capture(model, *map(torch.randn, shapes)):
+        context = context_of()
+        default_pipeline(context.config).run(graph, context)
+        found += context.remarks.of("missed")
+    return found
+
+
+def rms_with_eps_outside(x: Tensor) -> Tensor:
+    root = torch.sqrt(x.pow(2).mean(-1, keepdim=True))
+    return x / (root + 1e-6)
+
+
+def rms_with_eps_after_its_inverse(x: Tensor) -> Tensor:
+    root = torch.rsqrt(x.pow(2).mean(-1, keepdim=True))
+    return x * (root + 1e-6)
+
+
+def rms_of_at_least_eps(x: Tensor) -> Tensor:
+    mean = x.pow(2).mean(-1, keepdim=True)
+    return x * torch.rsqrt(mean.clamp(min=1e-6))
+
+
+def rms_without_eps(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))
+
+
+def rms_of_a_sum(x: Tensor) -> Tensor:
+    square = x.pow(2)
+    total = square.sum(-1, keepdim=True)
+    return x * torch.rsqrt(total + 1e-6)
+
+
+def rms_of_twice_the_mean(x: Tensor) -> Tensor:
+    mean = x.pow(2).mean(-1, keepdim=True)
+    twice = 2.0 * mean
+    return x * torch.rsqrt(twice + 1e-6)
+
+
+def layer_norm_over_the_deviation(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    deviation = x.std(-1, keepdim=True, unbiased=False)
+    return centred / (deviation + 1e-6)
+
+
+def layer_norm_over_the_unbiased_deviation(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (x.std(-1, keepdim=True) + 1e-6)
+
+
+def softmax_without_its_maximum(x: Tensor) -> Tensor:
+    powers = torch.exp(x)
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def gelu_of_a_square(h: Tensor) -> Tensor:
+    return 0.5 * h * (1 + torch.tanh(0.7978845608 * (h + 0.044715 * h**2)))
+
+
+def gelu_without_its_half(h: Tensor) -> Tensor:
+    bent = torch.erf(h / 2**0.5)
+    return h * (1 + bent)
+
+
+def rms_of_another_size(x: Tensor) -> Tensor:
+    square = x.pow(2).sum(-1, keepdim=True)
+    mean = square / 255
+    return x * torch.rsqrt(mean + 1e-6)
+
+
+def rms_of_a_scaled_row(x: Tensor) -> Tensor:
+    root = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return 1.5 * x * root
+
+
+def swiglu_with_its_gate(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    opened = F.silu(gate)
+    return opened * up, opened
+
+
+DEVIATIONS: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str, str, str]] = [
+    (rms_with_eps_outside, ROWS, "rms_norm", "`add` with eps inside `sqrt`, found it outside", "root + 1e-6"),
+    (rms_with_eps_after_its_inverse, ROWS, "rms_norm", "inside `rsqrt`, found it outside", "root + 1e-6"),
+    (rms_of_at_least_eps, ROWS, "rms_norm", "`add` with eps, found `maximum` with 1e-06, as in `clamp`", ".clamp"),
+    (rms_without_eps, ROWS, "rms_norm", "`add` with eps, found none", "rsqrt"),
+    (rms_of_a_sum, ROWS, "rms_norm", "`div` with cols, as in `mean`, found none", ".sum"),
+    (rms_of_twice_the_mean, ROWS, "rms_norm", "no `mul` with 2, found one", "2.0 * mean"),
+    (layer_norm_over_the_deviation, ROWS, "layer_norm", "`add` with eps inside `sqrt`", "deviation + 1e-6"),
+    (layer_norm_over_the_unbiased_deviation, ROWS, "layer_norm", "expected 256, found 255", "x.std"),
+    (softmax_without_its_maximum, ROWS, "softmax", "`sub` with `max`, found none", "torch.exp"),
+    (gelu_of_a_square, ROWS, "gelu_tanh", "expected `mul` with x, found none", "h**2"),
+    (gelu_without_its_half, ROWS, "gelu", "`mul` with 0.5, found none", "1 + bent"),
+    (rms_of_another_size, ROWS, "rms_norm", "expected cols (256), found 255", "/ 255"),
+    (rms_of_a_scaled_row, ROWS, "rms_norm", "no `mul` with 1.5, found one", "1.5 * x"),
+    (swiglu_with_its_gate, ROWS * 2, "swiglu", "silu read only inside", "F.silu"),
+]
+"""Models, shapes of their inputs, the fusion that is named, part of the reason, and part of the line at fault."""
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "fusion", "reason", "line"), DEVIATIONS, ids=lambda x: getattr(x, "__name__", "")
+)
+def test_a_deviation_is_named(
+    model: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], fusion: str, reason: str, line: str
+) -> None:
+    (miss,) = misses(model, *shapes)
+    assert miss.message == f"{fusion} nearly matched" and reason in miss.reason
+    lines, first = inspect.getsourcelines(model)
+    at = first + next(i for i, text in enumerate(lines) if line in text)
+    assert any(source.endswith(f"test_near_misses.py:{at}") for source in miss.sources), miss.sources
