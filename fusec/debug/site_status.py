@@ -48,6 +48,8 @@ class SiteStatus:
     """The nearest pattern, and how far it matched."""
     bytes_lost: int = 0
     """Traffic that a fused site would not have."""
+    recognised: bool | None = None
+    """True where a declared fusion of its kind was matched; None for a kind that has no name."""
 
     @property
     def reason(self) -> str:
@@ -95,9 +97,21 @@ class _Classifier:
         homes = dict.fromkeys(o.home for o in work)
         kernels = tuple(dict.fromkeys(self.name(home) for home in homes))
         meanings = tuple(dict.fromkeys(m for h in homes for m in h.attributes.get("fusions", ())))
-        fused = SiteStatus(site, True, kernels, meanings)
+        fused = SiteStatus(site, True, kernels, meanings, recognised=self.is_recognised(site, meanings))
         fault = self.fault(site, work)
         return fused if fault is None else self.missed(fused, *fault)
+
+    def is_recognised(self, site: Site, meanings: tuple[str, ...]) -> bool | None:
+        """Return whether a declared fusion of its kind was matched at a site; None where the kind has no name."""
+        named = RULE_OF[site.kind].fusions
+        if not named:
+            return None
+        matched = (
+            r for r in self.subject.remarks
+            if r.kind == "passed" and r.application is not None and re.search(named, r.subject)
+        )  # fmt: skip
+        places = {place.partition(", ")[0] for r in matched for place in r.sources}
+        return any(_within(place, site) for place in places) or (site.kind == "softmax" and "attention" in meanings)
 
     # The operations of a site.
 

@@ -186,13 +186,15 @@ def _remark_table(title: str, remarks: list[Remark], most: int) -> Table:
 
 def site_view(e: Explanation) -> RenderableType:
     """The sites by kind, then those that are not fused, equal ones together."""
-    counts = _table("Sites", "kind", "fused", "runs as", numbers=(1,))
+    counts = _table("Sites", "kind", "fused", "recognised", "runs as", numbers=(1, 2))
     for kind in dict.fromkeys(v.site.kind for v in e.sites):
         mine = [v for v in e.sites if v.site.kind == kind]
         fused = sum(v.fused for v in mine)
         names = dict.fromkeys(name for v in mine for name in v.meanings or v.kernels)
         share = Text(f"{fused}/{len(mine)}", style="green" if fused == len(mine) else "yellow")
-        counts.add_row(kind, share, Text(", ".join(names), style="magenta"))
+        known = [v.recognised for v in mine]
+        named = "" if None in known else f"{sum(map(bool, known))}/{len(mine)}"
+        counts.add_row(kind, share, named, Text(", ".join(names), style="magenta"))
     missed: dict[tuple[str, str], list[SiteStatus]] = {}
     for site in e.sites:
         if not site.fused:

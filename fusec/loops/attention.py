@@ -10,6 +10,8 @@ from fusec.ir.types import accumulation
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, below, ordered, stride
 
+NO_ATTENTION = "no generated attention"
+"""The beginning of each reason why a matmul and another that reads its result are not one attention kernel."""
 FEW_QUERIES = 16
 """Up to this many queries of one key head, keys and values are read once for all of them."""
 _FUSIBLE = Trait.POINTWISE | Trait.REDUCTION | Trait.VIEW
@@ -133,6 +135,9 @@ def _softmax(nest: LoopNest, product: IndexedExpr, weighted: IndexedExpr, weight
     if not all(_is_shifted(i.operands[0], scores, keys) for i in (*further, exponential)):
         raise _refused("its softmax does not subtract the maximum")
     totals = [r for r in reductions if not r.node.is_op("max")]
+    again = [r for r in totals if r.node.is_op("sum") and r.operands[0] is not exponential]
+    if 0 < len(again) < len(totals) and all(_is_linear(r.operands[0], exponential, keys) for r in again):
+        raise _refused("its weights are divided by their sum again after the softmax")
     if len(totals) > 1 or any(not r.node.is_op("sum") or r.operands[0] is not exponential for r in totals):
         raise _refused("its softmax does not divide by the sum of the exponentials")
     if not _is_linear(weights, exponential, keys):
@@ -257,7 +262,7 @@ def at_largest(item: IndexedExpr, scores: IndexedExpr, largest: IndexedExpr, key
 
 
 def _refused(why: str) -> ScheduleError:
-    return ScheduleError("no generated attention", why=why)
+    return ScheduleError(NO_ATTENTION, why=why)
 
 
 def attention_groups(second: Node) -> list[set[Node]]:

@@ -26,12 +26,15 @@ class AttentionGroups:
             if refusal is None:
                 return group
             refusals[refusal] = None
+        if len(refusals) == 1:
+            return next(iter(refusals))
         return Refusal("; or ".join(refusal.reason for refusal in refusals)) if refusals else None
 
     def _refusal(self, group: set[Node], last: Node) -> Refusal | None:
         """Return why a group from a first matmul to the last is not legal as attention in one kernel."""
-        if any(self.uses.escapes(n, group) for n in group - {last}):
-            return Refusal("a value between its matmuls has another use")
+        escaping = [n for n in group - {last} if self.uses.escapes(n, group)]
+        if escaping:
+            return self._other_use(self.uses.ordered(escaping)[-1], group)
         if has_linear_layer(group) and any(self.labels.get(n) != "attention" for n in group):
             return Refusal("its keys or values are weights")
         refusal = self.candidates.refusal(group)
@@ -45,6 +48,21 @@ class AttentionGroups:
             else:
                 self._inline_again(views, group)
         return refusal
+
+    def _other_use(self, node: Node, group: set[Node]) -> Refusal:
+        """Return the refusal that names a value between the matmuls, and what else reads it."""
+        readers = [n for n in self.uses.readers(node) if n not in group]
+        what = f"{self._described(node)} between its matmuls"
+        if not readers or any(n in self.uses.inlined for n in readers):
+            return Refusal(f"{what} is also returned", "return only the result of the second matmul")
+        return Refusal(f"{what} is also read by {self._described(readers[0])}")
+
+    def _described(self, node: Node) -> str:
+        """Return the operation of a node, the fusion that it comes from, and its line in the model."""
+        fusion = self.labels.get(node, "")
+        place = next((f"{s.file.rpartition('/')[2]}:{s.line}" for s in node.sources if s.file), "")
+        about = ", ".join(part for part in (f"of {fusion}" if fusion else "", place) if part)
+        return f"`{node.op.name}`" + (f" ({about})" if about else "")
 
     def _inline_again(self, views: list[Node], group: set[Node]) -> None:
         """Inline the views that need not be materialized, the nearest first: those may repeat keys and values."""

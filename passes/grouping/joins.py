@@ -12,6 +12,7 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.structure import spelling
 from fusec.ir.types import TensorType, contiguous_strides
+from fusec.loops.attention import NO_ATTENTION
 from fusec.loops.index_masks import is_index_mask
 from fusec.loops.plan import Plan
 from fusec.loops.ranges import loops, ranges
@@ -67,6 +68,8 @@ class Grouping:
         }
         """Those with a generated kernel."""
         self.attentions = AttentionGroups(self.uses, self.candidates, labels)
+        self.fused_attention: set[Node] = set()
+        """The nodes of attentions in one kernel."""
         self.unfused_attention: dict[Node, Refusal] = {}
         """Last matmuls of attentions that take several kernels, and why."""
 
@@ -236,6 +239,7 @@ class Grouping:
         elif found is not None:
             self.matmuls |= {n for n in found if n.has(Trait.CONTRACTION)}
             self.partition.put(found)
+            self.fused_attention |= found
             self.labels |= dict.fromkeys(found, "attention")
 
     def _fuse_weight(self, node: Node) -> None:
@@ -275,9 +279,19 @@ class Grouping:
             self._remark_missed(node, "attention takes several kernels", "attention", refusal)
         for node in nodes:
             for producer in self._producers(node):
-                if self.partition.group_of[producer] is not self.partition.group_of[node]:
+                first, second = self.partition.group_of[producer], self.partition.group_of[node]
+                if first is second:
+                    continue
+                refusal = self.refusals[producer, node]
+                if not self._is_no_attention(first | second, refusal):
                     message = f"{producer.op.name} and {node.op.name} are in two kernels"
-                    self._remark_missed(node, message, node.op.name, self.refusals[producer, node])
+                    self._remark_missed(node, message, node.op.name, refusal)
+
+    def _is_no_attention(self, group: set[Node], refusal: Refusal) -> bool:
+        """Return whether a refusal is about an attention where there is none, or one that is known already."""
+        known = self.fused_attention | self.unfused_attention.keys()
+        has_softmax = any(n.is_op("exp") for n in group) and any(n.is_op("sum") for n in group)
+        return refusal.reason.startswith(NO_ATTENTION) and not (has_softmax and known.isdisjoint(group))
 
     def _remark_missed(self, node: Node, message: str, subject: str, refusal: Refusal) -> None:
         self.context.remarks.add(

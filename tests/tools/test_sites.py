@@ -70,6 +70,7 @@ def test_every_site_is_found_and_fused(name: str) -> None:
     assert Counter(v.site.kind for v in found) == expected
     missed = [(v.site.kind, v.site.module, v.reason) for v in found if not v.fused and v.site.kind != "embedding"]
     assert not missed
+    assert not [(v.site.kind, v.site.module) for v in found if v.recognised is False]
 
 
 class MedianNorm(nn.Module):
@@ -108,6 +109,21 @@ def test_a_planted_miss_says_what_is_to_change() -> None:
     assert missed.place.endswith(f"test_sites.py:{line}") and "median" in missed.text
     assert missed.edit == "none known: no spelling of rms_norm is like it"
     assert missed.attempt.startswith("rms_norm") and missed.bytes_lost >= 40 * 16 * 4
+
+
+class RMSNorm(nn.Module):
+    """Rows over their root mean square, with eps outside of the root."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm by hand."""
+        return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6)
+
+
+def test_a_kernel_without_a_name_is_fused_but_not_recognised() -> None:
+    model = nn.Sequential(RMSNorm(), nn.RMSNorm(16))
+    found = {v.site.module: v for v in judged(model, torch.randn(40, 16))}
+    assert found["0"].fused and found["1"].fused
+    assert (found["0"].recognised, found["1"].recognised) == (False, True)
 
 
 def test_sites_come_from_modules_alone() -> None:
