@@ -7,7 +7,7 @@ whose last operations differ. Here those that differ are skipped, and so are cas
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 
@@ -121,7 +121,7 @@ class _Alignment:
         """Return whether a constant or size of the pattern is equal to a node; a scalar parameter is to any."""
         if node is None or not node.is_op("constant", "size"):
             return self.is_scalar(wanted) and node is None
-        expected, found = self.number(wanted, state), node.attributes.get("value", node.attributes.get("expr"))
+        expected, found = self.number(wanted, state), _constant(node)
         if expected is None or isinstance(expected, sympy.Expr) or isinstance(found, sympy.Expr):
             return expected is None or bool(expected == found)
         return same_number(expected, found, wanted.result.dtype)  # type: ignore[arg-type]
@@ -146,11 +146,14 @@ class _Alignment:
         """Yield the edits at a goal, with the goals that remain after each."""
         wanted, node = pattern.producer, value.producer
         if wanted is not None and wanted.has(Trait.SOURCE):
-            if node is not None and node.is_op("constant") and not self.is_number(wanted, node, state):
+            if node is not None and node.is_op("constant", "size") and not self.is_number(wanted, node, state):
                 yield Edit("constant", node, wanted, self.number(wanted, state)), rest
             return
-        is_new = pattern not in state.values
-        if is_new and wanted is not None and wanted.has(Trait.POINTWISE) and wanted is not self.pattern.anchor:
+        may_differ = (
+            wanted is not None and pattern not in state.values
+            and wanted.has(Trait.POINTWISE) and wanted is not self.pattern.anchor
+        )  # fmt: skip
+        if wanted is not None and may_differ and pattern is not _uncast(self.pattern.root):
             for operand in wanted.operands:
                 if operand.producer is None or not operand.producer.has(Trait.SOURCE):
                     yield Edit("missing", node, wanted), ((operand, value), rest)
@@ -159,8 +162,8 @@ class _Alignment:
         for at in dict.fromkeys(node.operands if state.values else ()):
             if isinstance(at.type, TensorType) and at.shape == value.shape:
                 yield Edit("extra", node), ((pattern, at), rest)
-        if wanted is not None and is_new and wanted.op is not node.op and wanted is not self.pattern.anchor:
-            if wanted.has(Trait.POINTWISE) and len(wanted.operands) == len(node.operands):
+        if wanted is not None and may_differ and wanted.op is not node.op:
+            if len(wanted.operands) == len(node.operands):
                 yield from ((Edit("operation", node, wanted), goals) for goals in _operands(wanted, node, rest))
 
 
@@ -181,7 +184,7 @@ def closest(graph: Graph, declarations: Iterable[Declaration], library: Patterns
         for most, share in (_ONE, _TWO):
             found = [f for p in candidates if (f := _aligned(p, anchor, roots, most)) and f.fits >= share]
             if found:
-                best = max(found, key=lambda f: (not f.state.edits, f.fits, f.depth))
+                best = max(found, key=lambda f: (not f.state.edits, f.fits, f.depth, -len(f.state.edits)))
                 if best.state.edits:
                     yield best.failure(anchor)
                 break
@@ -255,7 +258,7 @@ def _aligned(pattern: Pattern, anchor: Node, roots: list[Value], most: int) -> _
         for state in alignment.states(((pattern.root, root), None), _State())
         if pattern.anchor.results[0] in state.values
     ]
-    return max(found, key=lambda f: (not f.state.edits, f.depth), default=None)
+    return max(found, key=lambda f: (not f.state.edits, f.depth, -len(f.state.edits)), default=None)
 
 
 def _said(edit: Edit, pattern: Pattern) -> tuple[str, str, str, str]:
@@ -263,7 +266,7 @@ def _said(edit: Edit, pattern: Pattern) -> tuple[str, str, str, str]:
     found = _shown(edit.node, pattern) if edit.node else "a graph input"
     if edit.kind == "constant":
         assert edit.node is not None
-        expected, found = _number(edit.number), _number(edit.node.attributes.get("value"))
+        expected, found = _number(edit.number), _number(_constant(edit.node))
         return "constant", expected, found, f"write {expected} instead of {found}"
     if edit.wanted is None:
         return "operation", f"no {found}", "one", f"move {found} out of {pattern.name}"
@@ -299,8 +302,14 @@ def _shown(node: Node, pattern: Pattern) -> str:
     return text if own or not called else f"{text}, as in `{called}`"
 
 
+def _constant(node: Node) -> Any:
+    """Return the number of a constant, or the expression of a size."""
+    return node.attributes.get("value", node.attributes.get("expr"))
+
+
 def _number(number: object) -> str:
-    return str(int(number)) if isinstance(number, float) and number.is_integer() else str(number)
+    is_whole = isinstance(number, float) and number.is_integer() and abs(number) < 1e9
+    return str(int(number)) if is_whole else str(number)  # type: ignore[call-overload]
 
 
 def _operand(value: Value, pattern: Pattern) -> str:
@@ -309,7 +318,7 @@ def _operand(value: Value, pattern: Pattern) -> str:
         return value.name
     if not node.has(Trait.SOURCE):
         return f"`{word(node)}`"
-    number = node.attributes.get("value", node.attributes.get("expr"))
+    number = _constant(node)
     return pattern.scalars.get(abs(number), _number(number)) if isinstance(number, float) else str(number)
 
 
@@ -347,7 +356,7 @@ def _same(a: Value, b: Value, depth: int = 6) -> bool:
     if a is b or a.producer is None or b.producer is None or depth == 0:
         return a is b
     one, other = a.producer, b.producer
-    if one.op is not other.op or len(one.operands) != len(other.operands) or not one.has(_ARITHMETIC):
+    if one.op is not other.op or len(one.operands) != len(other.operands) or not one.has(_ARITHMETIC | Trait.SOURCE):
         return False
     alike = all(v == other.attributes.get(k) for k, v in one.attributes.items() if k != "dtype")
     return alike and all(_same(x, y, depth - 1) for x, y in zip(one.operands, other.operands, strict=True))

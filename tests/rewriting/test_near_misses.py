@@ -183,3 +183,11 @@ def test_a_deviation_is_named(
 )
 def test_no_attention_is_missed(model: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> None:
     assert not [miss for miss in misses(model, *shapes) if "attention" in miss.message + miss.reason]
+
+
+def test_what_is_no_fusion_is_no_near_miss() -> None:
+    def model(x: Tensor) -> tuple[Tensor, ...]:
+        lengths = x.pow(2).sum(-1, keepdim=True).sqrt() + 1e-6
+        return torch.logsumexp(x, -1), torch.log_softmax(x, -1), x / lengths, torch.tanh(x) * 30, F.softplus(x)
+
+    assert not [miss for miss in misses(model, *ROWS) if miss.pass_name == "fuse"]
