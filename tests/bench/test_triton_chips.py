@@ -44,7 +44,7 @@ def test_layers_compile_to_what_a_chip_should_run(
     assert "pass" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_heads_of_256_fit_the_registers_of_a_chip_whose_assembler_saves_them(tmp_path: Path) -> None:
     words = ("--models", "gemma3", "--rows", "4096", "--dtypes", "bfloat16", "--chips", "sm_120")
     status, content = found(tmp_path, *words)

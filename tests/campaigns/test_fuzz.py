@@ -115,6 +115,7 @@ def test_a_campaign_writes_what_it_finds(tmp_path: Path) -> None:
     assert result["programs"] == 6 and [run["first"] for run in result["runs"]] == [0, 3] and result["passed"]
 
 
+@pytest.mark.thorough
 def test_what_was_found_is_judged_again(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     words = ["--target", "interpreter", "--count", "1", "--seed", "4", "--json", str(path)]

@@ -43,9 +43,8 @@ def test_the_model_runs_and_the_reason_is_told(name: str, attempt: Trial, known:
     assert outcome.fired and outcome.passed, outcome
 
 
-@pytest.mark.parametrize(
-    "only", [pytest.param("analysis.machine", marks=pytest.mark.thorough), "projections.bias_residual"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("only", ["analysis.machine", "projections.bias_residual"])
 def test_a_function_that_runs_once_per_process_is_reached(only: str, tmp_path: Path) -> None:
     """The second is a declaration, which is traced by the names of its arguments."""
     file = tmp_path / "found.json"
