@@ -1,4 +1,4 @@
-"""Docstrings, comments and messages use the standard words of docs/glossary.md, in the folders that are clean."""
+"""Docstrings, comments, messages and pages use the standard words of docs/glossary.md, where they are checked."""
 
 import ast
 import io
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-CLEAN = ("fusec", "passes", "codegen", "models")
+CLEAN = ("fusec", "passes", "codegen", "models", "examples")
 """Folders that are checked."""
 
 OPENINGS = ("What", "Whether", "Who", "How", "Which", "Where", "Why", "When", "Of", "That")
@@ -49,8 +49,9 @@ BANNED = {
 """Regular expressions of phrases, each with what to write instead."""
 _BANNED = re.compile("|".join(rf"\b(?:{phrase})\b" for phrase in BANNED), re.IGNORECASE)
 
-
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "bench/README")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+"""Pages that are checked."""
 
 
 def files() -> list[Path]:

@@ -1,4 +1,4 @@
-"""Intervals of integers: what every element of a value is at least and at most, whatever the inputs are."""
+"""Intervals of integers: bounds of all elements of a value, for all inputs."""
 
 from collections.abc import Callable
 from itertools import product

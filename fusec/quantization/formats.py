@@ -95,7 +95,7 @@ class Int4(Format):
     """With zero points: ``(codes - zero) · scale``, with codes from 0 to 15."""
 
     def fit(self, weight: Tensor) -> Parts:
-        """Return ``scale`` and ``zero``, uint8: those with the least square error of some ranges."""
+        """Return ``scale`` and ``zero``, uint8: those with the least squared error among the clipping ratios."""
         x = weight.float()
         low, high = x.amin(-1).clamp(max=0), x.amax(-1).clamp(min=0)
         least, scale, zero = torch.full_like(low, torch.inf), low, low

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is codes and scales."""
+"""A linear layer whose weight is stored as codes and scales."""
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class QuantizedLinear(nn.Module):
         """Create the quantized replacement of a linear layer.
 
         Args:
-            linear: gives sizes and bias.
+            linear: the layer to replace; its sizes and bias are kept.
             format: the number format.
             parts: the parts of the weight.
         """

@@ -1,4 +1,4 @@
-"""Rounding of a weight to a format: each number to the nearest, or so that results on a sample change least."""
+"""Rounding of a weight to a format: to nearest, or calibrated on a sample (GPTQ)."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from fusec.quantization.formats import Format, Parts
 _DAMPING = 0.01
 """Hessian damping, as in GPTQ: the share of the mean square of the inputs that is added to the diagonal."""
 _BLOCK = 128
-"""Columns whose errors are spread to later columns at once."""
+"""Columns whose errors are applied to later columns at once."""
 
 
 def round_to_nearest(weight: Tensor, format: Format) -> Parts:

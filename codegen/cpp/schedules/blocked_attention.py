@@ -18,7 +18,7 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 from fusec.loops.visible import loaded_masks
 
 SHARE = index_symbol("share")
-"""Split index, from 0 to the number of splits."""
+"""Split index, from 0 to the number of splits - 1."""
 
 
 class BlockedAttention(ABC):
@@ -31,13 +31,13 @@ class BlockedAttention(ABC):
     outer: tuple[Axis, ...]
     """Axes of the grid."""
     share: sympy.Expr = SHARE
-    """Index of the current share."""
+    """Index of the current split."""
     shares: int = 1
-    """Number of key splits, block by block; their results are combined at the end."""
+    """Number of key splits; their results are merged at the end."""
 
     @abstractmethod
     def scratch(self, name: str, count: int, shares: int = 1) -> str:
-        """Add memory for ``count`` elements of each query; visible to all iterations, if each has a share of keys."""
+        """Add memory for ``count`` elements of each query; visible to all iterations if keys are split."""
 
     @abstractmethod
     def row(self) -> sympy.Expr:
