@@ -23,7 +23,7 @@ RARE = ("exp", "sqrt", "reciprocal", "sigmoid", "tanh", "rsqrt", "erf")
 """The operations around which patterns are aligned, if one is the anchor of the pattern."""
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 _MOST_STEPS, _STEPS_OF_ALL = 4000, 50_000
-"""Of one alignment, and of all alignments of a graph: some tenths of a second."""
+"""The most steps of one alignment, and of all alignments of a graph: some tenths of a second."""
 _MOST_ROOTS = 12
 """Values, read from an anchor on, that may be the root."""
 _LEAST_DEPTH = 3
