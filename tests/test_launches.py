@@ -24,7 +24,7 @@ from fusec.loops.kinds import Limits
 from fusec.loops.plan import Plan
 from fusec.passes import default_pipeline
 
-SIZES = [(64, 4), pytest.param(1024, 16, marks=pytest.mark.slow)]
+SIZES = [(64, 4), pytest.param(1024, 16, marks=pytest.mark.thorough)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
