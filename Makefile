@@ -34,7 +34,7 @@ demo: $(READY) ## compile a sentence-embedding BERT with its real weights, and c
 quantized: $(READY) ## quantize the model of the demo, and compare embeddings of sentences that it has not seen
 	$(BIN)/python examples/quantized_embed.py
 
-test: $(READY) ## the tests, all but those marked thorough
+test: $(READY) ## all tests except those marked thorough
 	$(PYTEST)
 
 lint: $(READY) ## format, lint, types and layering
@@ -46,7 +46,7 @@ lint: $(READY) ## format, lint, types and layering
 check: lint ## format, lint, types, layering and the fast tests, in under a minute
 	$(PYTEST) -q -m "not slow and not thorough" $(FAST)
 
-verify: $(READY) ## what is too long for CI, each to its end; results with commit, seed and versions go to bench/results and tests/campaigns/results
+verify: $(READY) ## everything that takes too long for CI; results with commit, seed and versions go to bench/results and tests/campaigns/results
 	@failed=; \
 	for module in \
 		"pytest -n $(WORKERS) --dist worksteal --override-ini=addopts=--import-mode=importlib" \
@@ -63,6 +63,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		"tests.campaigns.fuzz --target cpp --count 2000 --json none" \
 		"tests.campaigns.fuzz --target triton --count 500 --json none" \
 		"tests.campaigns.fuzz --target backend --count 1000 --json none" \
+		tests.campaigns.quantized \
 		"tests.campaigns.triton_kernels --full" \
 		"tests.campaigns.triton_kernels --full --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16,float32" \
 		bench.triton_chips \
@@ -74,6 +75,7 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 		bench.speed \
 		bench.cpu \
 		"bench.sweeps --dtypes float32,bfloat16" \
+		bench.quantized \
 		bench.sharing \
 		bench.memory \
 		bench.attention \
@@ -83,11 +85,11 @@ verify: $(READY) ## what is too long for CI, each to its end; results with commi
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
-fix: $(READY) ## format, and mend what the linter can mend
+fix: $(READY) ## format, and apply the linter's automatic fixes
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-golden: $(READY) ## write the expected texts, docs/golden and the pages' tables anew; read the difference before committing
+golden: $(READY) ## regenerate expected texts, docs/golden and the pages' tables; review the diff before committing
 	$(BIN)/python -m tests.golden_pages
 	$(BIN)/python -m pytest -q --update-golden tests
 

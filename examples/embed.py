@@ -183,7 +183,7 @@ def show_parity(workloads: list[Workload], sentences: list[str], names: list[str
 
 
 def show_compiles(page: Path) -> None:
-    """What became of each graph, all of it for the largest, and the report page."""
+    """Print fallbacks, a summary of each graph and the full report of the largest, and write the report page."""
     for reason in fallbacks():
         console.print(f"[red]A whole graph was left to ATen: {escape(reason)}[/red]")
     subjects = [subject_of(c, f"{NAME}, graph {i}") for i, c in enumerate(compiled_graphs())]

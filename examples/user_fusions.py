@@ -20,7 +20,7 @@ import fusec
 from fusec import Dims, fusion
 from fusec.reference.contract import compare_outputs
 
-# Dims say which shapes fit: *batch stands for any number of leading dims, equal names for equal sizes.
+# Dims constrain shapes: *batch is any number of leading dims, and equal names are equal sizes.
 Rows = Annotated[Tensor, Dims("*batch cols")]
 Inner = Annotated[Tensor, Dims("*batch inner")]
 Weight = Annotated[Tensor, Dims("cols inner")]
@@ -87,7 +87,7 @@ def inputs() -> Tensor:
 
 
 def main() -> None:
-    """Compile the block, hold it against eager, and show what became of it."""
+    """Compile the block, compare it with eager, and print how it was compiled."""
     block, x = model(), inputs()
     compiled = torch.compile(block, backend=fusec.backend)  # or "fusec", wherever it is installed
     with torch.no_grad():

@@ -13,8 +13,8 @@ from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
 
 if TYPE_CHECKING:
-    from fusec.codegen.program.build import Program
     from fusec.codegen.program.kernels import ScheduleCache
+    from fusec.codegen.program.program import Program
     from fusec.codegen.target import Target
 
 
@@ -39,9 +39,9 @@ def context_for(target: Target, config: Config, machine: Machine | None = None) 
     """Return the state that the passes of one compile share, and the cache of the kernels that they schedule.
 
     Args:
-        target: of the kernels.
+        target: the target to compile for.
         config: the user's options.
-        machine: whose times are predicted; by default the target's.
+        machine: the machine model for cost prediction; by default the target's.
     """
     from fusec.codegen.program.kernels import ScheduleCache
     from fusec.passes import vendor_pipeline
@@ -66,7 +66,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     """
     from fusec.analysis.devices import kernel_device
     from fusec.codegen import target_for
-    from fusec.codegen.program.build import build_program
+    from fusec.codegen.program.program import build_program
     from fusec.codegen.target import device_guard
     from fusec.pass_cache import PassCache
     from fusec.passes import default_pipeline, kept_traces

@@ -39,47 +39,48 @@ class Config:
     )
     cuda_graphs: bool = _option(
         False,
-        "on a GPU, record what a call launches as a CUDA graph and replay it; a remark says where that is not done",
+        "on a GPU, record the launches of a call as a CUDA graph and replay it; a remark says why if it cannot",
     )
     autotune: bool = _option(
         False,
-        "on a GPU, time each kernel's candidates when it first runs and keep the choice, products of many rows with "
-        "what follows them against the library's; not run on one yet",
+        "on a GPU, time each kernel's candidates when it first runs and keep the fastest; includes large-M matmuls "
+        "with their epilogues, against the vendor library; not run on a GPU yet",
     )
     dependent_launch: bool = _option(
         False,
-        "on NVIDIA's GPUs from Hopper on, set each generated kernel up while the one before it ends (programmatic "
+        "on NVIDIA GPUs from Hopper on, set up each generated kernel while the previous one ends (programmatic "
         "dependent launch); not timed yet",
     )
     target: str = _option("", "`cpp` or `triton`; by default chosen by the device of the inputs")
-    apply: str = _option("", "which applications of rewrites are made: `0..41,!17`; empty means all")
-    disable: str = _option("", "passes, fusions and rewrites left out, by name, separated by commas")
+    apply: str = _option("", "applications of rewrites to make, such as `0..41,!17`; empty means all")
+    disable: str = _option("", "names of passes, fusions and rewrites to disable, separated by commas")
     verify: bool = _option(
         False, "run both sides of every rewrite and pass on sampled inputs and reject those that differ"
     )
     record: bool = _option(
         False,
-        "keep the text of the graph before and after every pass, and look for the closest pattern of what none matched",
+        "keep the text of the graph before and after each pass, and the pattern closest to what none matched",
     )
     strict: bool = _option(False, "raise where fusec would otherwise fall back to ATen")
     small_m: int = _option(
         16,
-        "largest number of rows for which fusec generates its own matrix product; on a GPU twice as many of half types",
+        "largest number of rows of a generated small-M matmul; on a GPU twice that for half types",
     )
     freeze: bool = _option(
         False,
-        "keep what weights alone decide, and copies of weights laid out in blocks, until one is replaced or "
+        "keep values that depend only on weights, and prepacked copies of weights, until a weight is replaced or "
         "changed; a change through `.data` goes unnoticed",
     )
-    cache: bool = _option(True, "keep built kernels, and what passes made of graphs, on disk for the next process")
-    cache_dir: str = _option("", "where; by default the user's cache directory")
+    cache: bool = _option(True, "keep built kernels and optimized graphs on disk for later processes")
+    cache_dir: str = _option("", "directory of the cache; by default in the user's cache directory")
     cache_mb: int = _option(
-        1000, "megabytes that it may take; beyond them what was used longest ago is removed, and 0 is no limit"
+        1000,
+        "size limit of the cache in megabytes, beyond which least recently used entries are removed; 0 means no limit",
     )
     machine: str = _option(
         "",
-        f"GPU that times are predicted for, and by these what is joined: {', '.join(f'`{n}`' for n in CHIPS)}; "
-        "by default this machine, as `fusec machine measure` found it",
+        f"GPU for which times are predicted, and thereby fusion decided: {', '.join(f'`{n}`' for n in CHIPS)}; "
+        "by default this machine, as measured by `fusec machine measure`",
     )
 
     def __post_init__(self) -> None:

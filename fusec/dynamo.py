@@ -206,7 +206,7 @@ def _for_positive_numbers(program: Boxed, graph: Graph, gm: GraphModule, config:
 
 def _recorded(compiled: Any, gm: GraphModule, static: frozenset[int] | None) -> Boxed:
     """A program whose launches are recorded, where that can be and it is one of fusec's own."""
-    from fusec.codegen.program.build import Program
+    from fusec.codegen.program.program import Program
     from fusec.codegen.program.recordings import recorded
 
     program: Boxed = compiled.program

@@ -24,7 +24,7 @@ from fusec.rewriting.fusion import FUSIONS, declared_in
 from fusec.rewriting.pattern import PatternLibrary
 from fusec.rewriting.rule import REWRITES
 
-MEANINGS = tuple(f for family in raising.FAMILIES for f in declared_in(family))
+RAISED = tuple(f for family in raising.FAMILIES for f in declared_in(family))
 """Declarations that `raise` matches, after rewrites."""
 FUSED = tuple(f for family in fusion.FAMILIES for f in declared_in(family))
 """Declarations that `fuse` matches, before the user's own."""
@@ -35,7 +35,7 @@ _LIBRARIES: dict[frozenset[str], PatternLibrary] = {}
 def pattern_library(disabled: frozenset[str] = frozenset()) -> PatternLibrary:
     """Return the patterns of this process, one library for each set of disabled fusions."""
     if disabled not in _LIBRARIES:
-        _LIBRARIES[disabled] = PatternLibrary(_TRACES, normalize, disabled, MEANINGS + FUSED, kinds=_TRACES.kinds)
+        _LIBRARIES[disabled] = PatternLibrary(_TRACES, normalize, disabled, RAISED + FUSED, kinds=_TRACES.kinds)
     return _LIBRARIES[disabled]
 
 
@@ -79,7 +79,7 @@ def default_pipeline(config: Config) -> Pipeline:
     """Return the passes of a compile, in order."""
     known = known_passes(config)
     return Pipeline((
-        known["canonicalize"](),  # one form for equal computations, so that one pattern matches them
+        known["canonicalize"](),  # canonical form, so that one pattern matches equivalent computations
         known["raise"](),  # norms, softmax, activations and rotary embeddings become regions
         known["fuse"](),  # larger regions: residual and norm, gates, projections
         known["attention"](),  # calls of attention with a generated kernel are decomposed

@@ -8,6 +8,7 @@ from fusec.pipeline import Context
 from fusec.rewriting.application import apply_declared
 from fusec.rewriting.closest import closest
 from fusec.rewriting.fusion import FUSIONS
+from fusec.rewriting.match import MatchFailure
 from fusec.rewriting.pattern import PatternLibrary
 from fusec.rewriting.rule import REWRITES, Declaration
 
@@ -39,13 +40,23 @@ class ApplyDeclared:
         apply_declared(chosen, graph, self.library, context)
         if not self.is_last:
             return
-        declared = [d for d in self.library.order() if context.enabled(d.name)]
         # As slow as the passes of a small graph, so only for a tool that shows it.
-        aligned = closest(graph, declared, self.library) if context.config.record else ()
-        context.report_near_misses(graph, aligned)
+        context.report_near_misses(graph, self._closest(graph, context) if context.config.record else ())
         for (name, spelling), reason in self.library.broken.items():
             message = f"spelling {spelling} of {name} is no pattern"
             context.remarks.add("failure", self.name, message, subject=name, reason=reason)
+
+    def _closest(self, graph: Graph, context: Context) -> list[MatchFailure]:
+        """Return patterns aligned with what is left; what is fused does not depend on that."""
+        declared = [d for d in self.library.order() if context.enabled(d.name)]
+        try:
+            return list(closest(graph, declared, self.library))
+        except Exception as problem:
+            if context.config.strict:
+                raise
+            reason = f"{type(problem).__name__}: {problem}"
+            context.remarks.add("failure", self.name, "near misses could not be found", reason=reason)
+            return []
 
     @property
     def _wanted(self) -> list[str]:

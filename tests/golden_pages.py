@@ -63,12 +63,12 @@ def index() -> str:
 
 
 INTRODUCTION = """\
-Small models, with what each pass does to their graphs and the kernel that each schedule generates. A test holds every
-page against the compiler; `make golden` writes them anew.
+Small models, with the effect of each pass on their graphs and the kernel that each schedule generates. A test compares
+the pages with the compiler's output; `make golden` regenerates them.
 
 Graphs are in the textual IR: `%mul_1: f32[4, 64] = mul(%x, %add)` is a value, its type, and the operation with its
-operands; a `region` is a node with a graph of its own. Values keep the names of the operations that were imported, so
-that they can be followed through a pass. Each pass gets the graph that the passes before it have made.
+operands; a `region` is a node with a graph of its own. Values keep the names of the imported operations, so that they
+can be followed through a pass. The input of each pass is the output of the previous ones.
 
 The graph of a kernel is the body of its region; `in0`, `in1`, … and `out0`, … are its inputs and outputs, in order. C++
 is for a processor with AVX-512 (16 lanes of float32) and four cores, Triton for an H100."""

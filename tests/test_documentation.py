@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,12 @@ def test_the_tools_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert names["explanation"].launches("generated") and (tmp_path / "report.html").stat().st_size
 
 
+def test_the_page_on_quantization_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(block(ROOT / "docs" / "quantization.md", "Quantized weights and activations"), names)
+    assert "int4-g32" in capsys.readouterr().out and len(names["report"].layers) == 2
+
+
 def test_a_fusion_of_ones_own_is_declared() -> None:
     from fusec.rewriting.fusion import FUSIONS, Fusion
 
@@ -101,6 +108,13 @@ def test_a_fusion_of_ones_own_is_declared() -> None:
         assert isinstance(names["scaled_tanh_gate"], Fusion)
     finally:
         FUSIONS.pop("scaled_tanh_gate", None)
+
+
+def test_the_example_of_contributing_is_in_the_source() -> None:
+    shown = re.search(r"^ +```python\n(.*?)^ +```$", section(ROOT / "CONTRIBUTING.md", "Add a fusion"), re.M | re.S)
+    assert shown
+    source = (ROOT / "passes" / "fusion" / "norms.py").read_text(encoding="utf-8")
+    assert textwrap.dedent(shown[1]) in source
 
 
 def test_explain_prints_what_the_readme_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +221,14 @@ def test_commands_exist(page: Path) -> None:
 
 def test_the_map_names_what_is_there() -> None:
     """Each name in a row of "Where to find things" stands in a file that the row links to."""
-    for row in section(README, "Where to find things").splitlines()[3:]:
-        links = [ROOT / link for link in re.findall(r"\]\(([^)]+)\)", row)]
+    tables = (section(page, "Where to find things") for page in (README, ROOT / "CONTRIBUTING.md"))
+    for row in (line for table in tables for line in table.splitlines()[3:] if line.startswith("|")):
+        links = [ROOT / link for link in re.findall(r"\]\(([^)#]+)\)", row)]
         texts = " ".join(link.read_text(encoding="utf-8") for link in links)
         names = [name for name in re.findall(r"`([A-Za-z_]+)`", row) if name != "group"]
         assert not [name for name in names if not re.search(rf"(def|class) {name}\b", texts)], row
 
 
 def test_the_first_pages_are_short() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 130
     assert len((ROOT / "docs" / "design.md").read_text(encoding="utf-8").split()) < 2500

@@ -31,8 +31,12 @@ def line(family: str, graphs: list[Graph]) -> str:
     return "  ".join([f"{family:11}", *cells, f"together {sum(moved.values()):9,} B"])
 
 
+def _title(shape: tuple[int, int]) -> str:
+    return f"{shape[0]}x{shape[1]}"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 16), (3, 40)], ids=lambda shape: f"{shape[0]}x{shape[1]}")
+@pytest.mark.parametrize("shape", [(1, 16), pytest.param((3, 40), marks=pytest.mark.thorough)], ids=_title)
 def test_kernels_and_bytes(shape: tuple[int, int], golden: str) -> None:
     of, _, _ = golden.partition("\n")
     if golden and of != VERSION:

@@ -1,4 +1,4 @@
-"""Docstrings, comments and messages use the standard words of docs/glossary.md, in the folders that are clean."""
+"""Docstrings, comments, messages and pages use the standard words of docs/glossary.md, where they are checked."""
 
 import ast
 import io
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-CLEAN = ("fusec", "passes", "codegen", "models")
+CLEAN = ("fusec", "passes", "codegen", "models", "examples")
 """Folders that are checked."""
 
 OPENINGS = ("What", "Whether", "Who", "How", "Which", "Where", "Why", "When", "Of", "That")
@@ -49,6 +49,10 @@ BANNED = {
 """Regular expressions of phrases, each with what to write instead."""
 _BANNED = re.compile("|".join(rf"\b(?:{phrase})\b" for phrase in BANNED), re.IGNORECASE)
 
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "bench/README")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+"""Pages that are checked."""
+
 
 def files() -> list[Path]:
     return sorted(p for name in CLEAN for p in (ROOT / name).rglob("*.py"))
@@ -75,15 +79,26 @@ def faults(source: str) -> list[str]:
         first = flat.split(" ", 1)[0]
         if is_docstring and first in OPENINGS:
             found.append(f"{line}: a docstring begins with {first!r}")
-        for match in _BANNED.finditer(flat):
-            instead = next(v for k, v in BANNED.items() if re.fullmatch(k, match[0], re.IGNORECASE))
-            found.append(f"{line}: {match[0]!r}; write {instead}")
+        found += [f"{line}: {fault}" for fault in banned(flat)]
     return found
+
+
+def banned(text: str) -> Iterator[str]:
+    """Yield each banned phrase of a text, with what to write instead."""
+    for match in _BANNED.finditer(text):
+        instead = next(v for k, v in BANNED.items() if re.fullmatch(k, match[0], re.IGNORECASE))
+        yield f"{match[0]!r}; write {instead}"
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_texts_use_standard_words(path: Path) -> None:
     assert not faults(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_use_standard_words(page: Path) -> None:
+    paragraphs = page.read_text(encoding="utf-8").split("\n\n")
+    assert not [f"{fault} in {p[:60]!r}" for p in paragraphs for fault in banned(" ".join(p.split()))]
 
 
 def test_a_banned_phrase_is_found_in_docstrings_comments_and_messages() -> None:

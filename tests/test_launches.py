@@ -14,7 +14,7 @@ import transformers
 
 from fusec.analysis.machine import Machine, assumed_cpu, chip
 from fusec.codegen import target_named
-from fusec.codegen.program.build import build_program
+from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.kernel import Kernel
 from fusec.compiler import context_for
 from fusec.config import Config
@@ -24,7 +24,7 @@ from fusec.loops.kinds import Limits
 from fusec.loops.plan import Plan
 from fusec.passes import default_pipeline
 
-SIZES = [(64, 4), pytest.param(1024, 16, marks=pytest.mark.slow)]
+SIZES = [(64, 4), pytest.param(1024, 16, marks=pytest.mark.thorough)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 

@@ -70,8 +70,8 @@ class Compiler:
 
         On untested machines it is assumed to have.
         """
-        pairs = dtype == "bf16" and self._has("AVX512BF16") and "__clang__" in self.identity
-        return not self._has("AVX2") or pairs or any(map(self._has, _MATMULS[dtype]))
+        plain = "__clang__" in self.identity and (dtype == "i8" or (dtype == "bf16" and self._has("AVX512BF16")))
+        return not self._has("AVX2") or plain or any(map(self._has, _MATMULS[dtype]))
 
     def _has(self, feature: str) -> bool:
         return f"#define __{feature}__ 1" in self.identity

@@ -176,25 +176,43 @@ template <class L> struct Left {
   int64_t step, step_k;
 };
 
-// The right operand is computed: values(column, o, k, lanes, tiles) fills a tile of each segment of k, which has its own
-// left operand; fetch(column, o, k) asks memory for what such a tile is computed from. k is outer * inner steps long,
-// and what is asked for at once serves LINE of them.
+// The right operand is computed: values(column, o) returns a function of (k, lanes, tiles), which fills a tile of each
+// segment of k, and holds whatever is the same for all k, such as scales and tables. Each segment has its own left
+// operand; fetch(column, o, k) asks memory for what a tile is computed from. k is outer * inner steps long, and what is
+// asked for at once serves LINE of them.
+template <class Tiles, int COLUMNS> struct ColumnTiles {
+  Tiles first;
+  ColumnTiles<Tiles, COLUMNS - 1> rest;
+  template <class Values>
+  LANEWISE ColumnTiles(const Values& values, int64_t column, int64_t o)
+      : first(values(column, o)), rest(values, column + 1, o) {}
+  template <class Use> LANEWISE void each(const Use& use, int c = 0) const {
+    use(c, first);
+    rest.each(use, c + 1);
+  }
+};
+template <class Tiles> struct ColumnTiles<Tiles, 0> {
+  template <class Values> LANEWISE ColumnTiles(const Values&, int64_t, int64_t) {}
+  template <class Use> LANEWISE void each(const Use&, int) const {}
+};
+
 template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
 DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
                                const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
   CONTRACT
   typename Raw<A, N>::type sums[ROWS][COLUMNS] = {};
   for (int64_t o = 0; o < outer; o++) {
+    const ColumnTiles<decltype(values(column, o)), COLUMNS> columns(values, column, o);
     const auto add = [&](int64_t k, auto lanes) LANEWISE {
-      for (int c = 0; c < COLUMNS; c++) {
+      columns.each([&](int c, const auto& fill) LANEWISE {
         Vec<A, N> tiles[SEGMENTS];
-        values(column + c, o, k, lanes, tiles);
+        fill(k, lanes, tiles);
         for (int s = 0; s < SEGMENTS; s++) {
           const auto x = keep(lanes, tiles[s], Vec<A, N>(A(0))).v;
           const L* const left = lefts[s].data + o * inner + k;
           for (int r = 0; r < ROWS; r++) sums[r][c] += load<N>(left + r * lefts[s].step, lanes).v * x;
         }
-      }
+      });
     };
     int64_t k = 0;
     for (; k + LINE <= inner; k += LINE) {
@@ -235,7 +253,7 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
 }
 
 // What one lane multiplies in one step: a number, or a word of two bfloat16 that are neighbours along k.
-struct __attribute__((packed, aligned(2))) word { int32_t bits; };
+struct __attribute__((packed, aligned(2), may_alias)) word { int32_t bits; };
 template <class A, class R, int N> struct Lanes {
   typedef typename Raw<A, N>::type row;
   template <class Count> static LANEWISE row of(const R* p, Count count) { return load<N>(p, count).v; }
@@ -255,7 +273,7 @@ template <> struct Lanes<float, word, 16> {
 #endif
 
 // Four bytes that are neighbours along k, of a left operand of type L, or to be multiplied with one.
-template <class L> struct __attribute__((packed, aligned(1))) Quad { int32_t bits; };
+template <class L> struct __attribute__((packed, aligned(1), may_alias)) Quad { int32_t bits; };
 #ifdef IN_QUADS
 template <class L> struct Lanes<int32_t, Quad<L>, QUAD_LANES> {
   typedef typename Raw<int32_t, QUAD_LANES>::type row;
@@ -629,14 +647,16 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
 }
 
 // As many rows as it takes beside a right operand that is computed: blocks of it are computed along k, where what they
-// are computed from lies, and transposed. Rows of halves are widened, group by group.
-template <int N, int SEGMENTS, class A, class L, class Values>
+// are computed from lies, and transposed. Rows of halves, and those whose outer steps do not follow one another, are
+// copied, group by group: step(segment, o) gives where such a step begins.
+struct Contiguous {};
+template <int N, int SEGMENTS, class A, class L, class Values, class Step>
 FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, int64_t rows,
-                          int64_t first, int64_t last, int64_t outer, int64_t inner) {
+                          int64_t first, int64_t last, int64_t outer, int64_t inner, const Step& step) {
   constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
-  constexpr bool widened = is_half<L>;
-  typedef typename Chosen<widened, A, L>::type Factor;
-  alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some], group[widened ? 6 * some : 1];
+  constexpr bool contiguous = same_type<Step, Contiguous>::value, copied = is_half<L> || !contiguous;
+  typedef typename Chosen<copied, A, L>::type Factor;
+  alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some], group[copied ? 6 * some : 1];
   for (int64_t c = first; c < last; c += wide) {
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {  // without anything to sum the result is 0
@@ -644,31 +664,39 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
       for (int64_t j = 0, run; j < far; j += run) {
         const int64_t o = (k + j) / inner, at = (k + j) % inner;
         run = inner - at < far - j ? inner - at : far - j;
-        const auto fill = [&](int64_t i, int64_t t, auto lanes) LANEWISE {
-          Vec<A, N> tiles[SEGMENTS];
-          values(c + i, o, at + t, lanes, tiles);
-          for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j + t, tiles[s], lanes);
-        };
         for (int64_t i = 0; i < width; i++) {
+          const auto fill = values(c + i, o);
+          const auto put = [&](int64_t t, auto lanes) LANEWISE {
+            Vec<A, N> tiles[SEGMENTS];
+            fill(at + t, lanes, tiles);
+            for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j + t, tiles[s], lanes);
+          };
           int64_t t = 0;
-          for (; t + N <= run; t += N) fill(i, t, All{});
-          if (t < run) fill(i, t, Part{run - t});
+          for (; t + N <= run; t += N) put(t, All{});
+          if (t < run) put(t, Part{run - t});
         }
       }
       for (int s = 0; s < SEGMENTS; s++) {
         const Left<L> left = lefts[s];
         turn<N>(transposed, wide, (const A*)block[s], some, width, far);
         const auto from = [&](int64_t r, int64_t to) LANEWISE {
-          const L* const there = left.data + r * left.step + k * left.step_k;
-          if constexpr (widened) {
-            widen_rows<N>(group, some, there, left.step, to - r, far, left.step_k);
+          const L* const there = left.data + r * left.step;
+          if constexpr (!copied) {
+            return there + k * left.step_k;
+          } else if constexpr (contiguous) {
+            widen_rows<N>(group, some, there + k * left.step_k, left.step, to - r, far, left.step_k);
             return (const A*)group;
           } else {
-            return there;
+            for (int64_t j = 0, run; j < far; j += run) {
+              const int64_t o = (k + j) / inner, at = (k + j) % inner;
+              run = inner - at < far - j ? inner - at : far - j;
+              widen_rows<N>(group + j, some, there + step(s, o) + at * left.step_k, left.step, to - r, run, left.step_k);
+            }
+            return (const A*)group;
           }
         };
-        const int64_t step = widened ? some : left.step, step_k = widened ? 1 : left.step_k;
-        const Panel<A, Factor, A> panel{target_step, step, step_k, transposed, wide, width, far, k || s};
+        const int64_t row_step = copied ? some : left.step, step_k = copied ? 1 : left.step_k;
+        const Panel<A, Factor, A> panel{target_step, row_step, step_k, transposed, wide, width, far, k || s};
         dot_panel_n<N>(panel, target + c - first, rows, from);
       }
     }

@@ -48,12 +48,12 @@ def _unpacked_rows(contraction: IndexedExpr) -> int:
 def _illegal_layouts(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
     """Yield what keeps vector loads from filling the registers of a large-M GEMM."""
     bound = contraction.bound
-    if any(not is_even(left, bound) for left, _ in contraction.pairs):
-        yield "the summed dims of its left operand are not contiguous"
     left, right = contraction.operands[:2]
     if is_computed(contraction):
         return  # of any layout
-    if stride(left, bound[-1]) != 1:
+    if not is_even(left, bound):
+        yield "the summed dims of its left operand are not contiguous"
+    elif stride(left, bound[-1]) != 1:
         yield "the summed dim is not contiguous"
     elif stride(right, bound[-1]) != 1:
         columns = [a for dim in nest.axes for a in dim if a in right.axes and a not in bound]

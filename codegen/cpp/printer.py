@@ -48,7 +48,7 @@ def print_kernel(kernel: Kernel) -> str:
 class _Printer(Statements):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.pays = _threads_pay(kernel)
+        self.is_parallel = _is_parallel(kernel)
 
     def print(self) -> str:
         """Return the text."""
@@ -67,7 +67,7 @@ class _Printer(Statements):
         """Print statements outside the grid: all threads run those before it, the first thread runs those after it."""
         if not statements:
             return
-        if after_grid and self.pays != "false":
+        if after_grid and self.is_parallel != "false":
             self.line("team.wait();")
             self.line("if (team.thread) return 0;")
         scratch, declared = [b for b in self.kernel.buffers if b.role == "scratch"], set[str]()
@@ -75,7 +75,7 @@ class _Printer(Statements):
             self._declare([b for b in scratch if b.name in _touched([statement]) - declared])
             declared |= _touched([statement])
             self._statement(statement)
-        if not after_grid and self.pays != "false" and any(b.role == "update" for b in self.kernel.buffers):
+        if not after_grid and self.is_parallel != "false" and any(b.role == "update" for b in self.kernel.buffers):
             self.line("team.wait();")  # all checks have passed before anything is stored
 
     # ------------------------------------------------------------------ frame
@@ -89,8 +89,9 @@ class _Printer(Statements):
             lines.append(f"using {kind.text} = {form};")
         comment = [f"{self.kernel.name} ({self.kernel.kind})"]
         comment += self.kernel.formula.splitlines()
-        comment += [f"from {source}" for source in self.kernel.sources[:8]]
-        hidden = len(self.kernel.sources) - 8
+        sources = list(dict.fromkeys(map(str, self.kernel.sources)))
+        comment += [f"from {source}" for source in sources[:8]]
+        hidden = len(sources) - 8
         comment += [f"and {hidden} more locations"] if hidden > 0 else []
         return [*lines, "", *(f"// {_one_line(line)}" for line in comment)]
 
@@ -112,12 +113,12 @@ class _Printer(Statements):
         shared = [b for b in self.kernel.buffers if b.role == "shared"]
         for i, b in enumerate(shared):
             self.line(f"Shared<{MEMORY_TYPES[b.dtype]}, {i}> {identifier(b.name)}_memory(team, {CPP.print(b.numel)});")
-        self.line(f"if (!team.enter({self.pays})) return 0;")
+        self.line(f"if (!team.enter({self.is_parallel})) return 0;")
         for i, b in enumerate(shared):
             element = MEMORY_TYPES[b.dtype]
             self.line(f"{element}* const {identifier(b.name)} = static_cast<{element}*>(team.lent({i}));")
         if any(PARTS == s.stop for s in self.kernel.body if isinstance(s, Loop)):
-            self.line(f"const int64_t {PARTS} = {'1' if self.pays == 'false' else 'team.sharing'};")
+            self.line(f"const int64_t {PARTS} = {'1' if self.is_parallel == 'false' else 'team.sharing'};")
 
     # ------------------------------------------------------------------ loops
 
@@ -140,7 +141,7 @@ class _Printer(Statements):
             together = [loop]
             self._open("{")
             self.line(f"const int64_t {identifier(loop.axis)} = team.part();")
-        elif together := nest[: _rectangular(nest)] if self.pays != "false" else []:
+        elif together := nest[: _rectangular(nest)] if self.is_parallel != "false" else []:
             counts = ", ".join(CPP.print(_count(level)) for level in together)
             self._open(f"for (auto own = team.share({{{counts}}}); own; ++own) {{")
             for i, level in enumerate(together):
@@ -216,7 +217,7 @@ class _Printer(Statements):
         self.line(f"const int64_t end = {CPP.print(loop.stop)};")
         self.line(f"int64_t {axis} = {CPP.print(loop.start)};")
         same = "".join(f", {identifier(a)}" for a in carried)
-        partials = _partials_that_pay(loop, len(carried))
+        partials = _accumulator_count(loop, len(carried))
         if partials > 1:
             self._partials(axis, step, carried, partials)
         self.line(f"for (; {axis} + {step} <= end; {axis} += {step}) tile({axis}, All{{}}{same});")
@@ -225,20 +226,25 @@ class _Printer(Statements):
 
     @_statement.register
     def _computed_dot(self, s: ComputedDot) -> None:
-        """Print the right operand as a lambda, then the call that multiplies."""
-        column, *outer, tile = loops = _nested(s.right)
+        """Print the right operand as a lambda that returns one for its tiles, then the call that multiplies."""
+        column, *outer, tile = _nested(s.right)
         axes = [loop.axis for loop in (column, *outer, tile)] if outer else [column.axis, "step", tile.axis]
-        at = ", ".join(f"const int64_t {identifier(axis)}" for axis in axes)
+        first, second, inner = (f"const int64_t {identifier(axis)}" for axis in axes)
         self._open("{")
-        self._open(f"const auto values = [&]({at}, const auto lanes, auto* values) LANEWISE {{")
-        for loop in loops:
-            if loop is tile:
-                self.tiles.append(tile)
+        self._open(f"const auto values = [&]({first}, {second}) LANEWISE {{")
+        for loop in (column, *outer):
             self._run(statement for statement in loop.body if not isinstance(statement, Loop))
+        lookups = [s for s in tile.body if isinstance(s, TableLookup)]
+        for lookup in {s.value: s for s in lookups}.values():
+            self._table(lookup)
+        self._open(f"return [=]({inner}, const auto lanes, auto* values) LANEWISE {{")
+        self.tiles.append(tile)
+        self._run(tile.body)
         for i, value in enumerate(s.values):
             self.line(f"values[{i}] = {identifier(value)};")
-        self._close("};")
         self.tiles.pop()
+        self._close("};")
+        self._close("};")
         left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
         lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
         self.line(f"const Left<{left}> lefts[] = {{{lefts}}};")
@@ -247,12 +253,20 @@ class _Printer(Statements):
         columns = ", ".join(map(CPP.print, extent))
         operands = f"{matrix(s.target, s.target.row_stride)}, lefts, values"
         if isinstance(s.rows, int) and s.rows <= FEW_ROWS:
-            options = f"{s.rows}, {lanes}, {len(s.values)}, {self._fetch(tile, at)}"
+            options = f"{s.rows}, {lanes}, {len(s.values)}, {self._fetch(tile, f'{first}, {second}, {inner}')}"
             self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
             sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
             self.linked.add(f"fusec::RowTiles<{lanes}, {sums}, {sums}, {sums}>")
-            self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({operands}, {CPP.print(s.rows)}, {columns});")
+            step = "step" if s.steps else "Contiguous{}"
+            if s.steps:
+                offsets = ", ".join(map(CPP.print, s.steps))
+                self._open(f"const auto step = [&](int segment, const int64_t {identifier(axes[1])}) LANEWISE {{")
+                self.line(f"const int64_t steps[] = {{{offsets}}};")
+                self.line("return steps[segment];")
+                self._close("};")
+            arguments = f"{operands}, {CPP.print(s.rows)}, {columns}, {step}"
+            self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({arguments});")
         self._close()
 
     def _fetch(self, tile: Loop, at: str) -> int:
@@ -268,20 +282,26 @@ class _Printer(Statements):
         line = 64 // max((self.buffers[load.buffer].dtype.bytes for load in streams), default=4)
         return max(min(line, length // lanes * lanes), lanes)
 
-    @_statement.register
-    def _table_lookup(self, s: TableLookup) -> None:
-        """Print the table as a lambda over its registers: it does not depend on the loop around."""
-        loop, table = s.entries, f"table_{identifier(s.dst)}"
+    def _table(self, s: TableLookup) -> None:
+        """Print a table, as a lambda and the registers that it fills: equal for all tiles of the loop around it."""
+        loop, table = s.entries, f"table_{identifier(s.value)}"
         self._open(f"const auto {table} = [&](const int64_t {identifier(loop.axis)}, const auto lanes) LANEWISE {{")
         self.tiles.append(loop)
         self._run(loop.body)
         self.tiles.pop()
         self.line(f"return {identifier(s.value)};")
         self._close("};")
-        kind, count, lanes = self.kinds[s.value], int(loop.stop), int(loop.step)
-        left = {start: count - start for start in range(0, count, lanes)}
-        registers = [f"{table}({i}, {'All{}' if n >= lanes else f'Part{{{n}}}'})" for i, n in left.items()]
-        arguments = ", ".join([*registers, f"cast<int32_t>({identifier(s.index)})"])
+        for i, start in enumerate(range(0, count := int(loop.stop), int(loop.step))):
+            left = count - start
+            lanes = "All{}" if left >= loop.step else f"Part{{{left}}}"
+            self.line(f"const auto {table}_{i} = {table}({start}, {lanes});")
+
+    @_statement.register
+    def _table_lookup(self, s: TableLookup) -> None:
+        """Print a look-up in the registers of a table."""
+        kind, registers = self.kinds[s.value], -(-int(s.entries.stop) // int(s.entries.step))
+        tables = [f"table_{identifier(s.value)}_{i}" for i in range(registers)]
+        arguments = ", ".join([*tables, f"cast<int32_t>({identifier(s.index)})"])
         self.line(f"const {self._define(s.dst, kind.dtype, kind.lanes)} = permute({arguments});")
 
     def _carried(self, loop: Loop) -> dict[str, str]:
@@ -311,7 +331,7 @@ class _Printer(Statements):
         self._close()
 
 
-def _partials_that_pay(loop: Loop, carried: int) -> int:
+def _accumulator_count(loop: Loop, carried: int) -> int:
     """Return the number of copies of the accumulators: as many as fit into registers, where the body is light."""
     if any(isinstance(s, Loop) for s in loop.body):
         return 1
@@ -356,7 +376,7 @@ def _count(loop: Loop) -> Size:
     return simplify(sympy.floor((sympy.sympify(loop.stop) - loop.start + loop.step - 1) / sympy.sympify(loop.step)))
 
 
-def _threads_pay(kernel: Kernel) -> str:
+def _is_parallel(kernel: Kernel) -> str:
     """Return the condition to use threads: ``true``, ``false``, or an expression over symbols."""
     if not any(_is_grid(s) for s in kernel.body):
         return "false"

@@ -27,7 +27,7 @@ PASS_NAME = "program"
 
 
 class ScheduleCache:
-    """ScheduleCache planned kernels, each distinct one once: grouping schedules the kernels that are built later."""
+    """Schedules planned kernels, each distinct one once; grouping and the program share the results."""
 
     def __init__(self, target: Target, machine: Machine, limits: Limits) -> None:
         self.target, self.machine, self.limits = target, machine, limits

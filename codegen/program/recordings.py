@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from fusec.codegen.program.build import Program
 from fusec.codegen.program.cuda_graphs import cuda_graphs
+from fusec.codegen.program.program import Program
 from fusec.ir.graph import Graph, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, TensorType

@@ -30,7 +30,7 @@ def chained(nest: Sequence[tuple[Axis, int]], cuts: int = 4) -> list[Run]:
 
     Args:
         nest: axes, outer first, each with the number of elements in a step.
-        cuts: the most cuts of one axis; each needs one more set of accumulators.
+        cuts: maximum nesting of blocked summation along one axis; each level needs one more set of accumulators.
     """
     loops: list[Run] = []
     """Inner first."""

@@ -337,6 +337,8 @@ class ComputedDot(Statement):
     values: tuple[str, ...]
     """Tiles of the right operand, one for each segment."""
     rows: Size
+    steps: tuple[sympy.Expr, ...] = ()
+    """Offset of each left operand at an outer step of k, where these do not follow one another in memory."""
 
 
 @dataclass(frozen=True)

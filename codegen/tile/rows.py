@@ -18,7 +18,7 @@ from fusec.loops.kinds import Shape
 from fusec.loops.updates import loads_of
 
 # Above this cost, recomputing a value in a second loop over the row is slower than keeping it in the cache.
-_DEAR = 8
+_EXPENSIVE = 8
 _MAX_SCRATCH = 16384
 
 
@@ -33,13 +33,13 @@ class Tiling:
     longest_row: int | None = None
     """Elements of the longest row that one tile may hold; None where tiles are registers."""
     cuts: int = 4
-    """The most cuts of a long sum along one axis; see ``chained``."""
+    """Maximum nesting of blocked summation along one axis; see ``chained``."""
     has_scratch: bool = True
     """A grid iteration may have scratch memory."""
     bf16_products: bool = False
     """The machine multiplies bfloat16 and adds into float32 in one instruction."""
     cores: int = 1
-    """Iterations of a grid that run at once."""
+    """Number of cores."""
 
 
 def schedule_rows(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
@@ -60,7 +60,7 @@ class Rows:
         self.wanted: dict[IndexedExpr, tuple[sympy.Expr, int]] = {}
         """Values to be kept in scratch once computed: offset, and elements of a row."""
         self.in_columns = False
-        """Lanes run along an axis that is not reduced, and the reductions loop inside."""
+        """Column reduction: vectorized over a kept axis, with the reductions inside."""
 
     def run(self) -> tuple[Statement, ...]:
         """Return the statements of the nest."""
@@ -127,7 +127,7 @@ class Rows:
         pending = list(self.nest.outputs)
         phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]] = []
         for bound, level in reduction_levels(self.shape.reductions):
-            # Only all segments of an output may move: otherwise values that they share would be computed twice.
+            # Move all segments of an output together or none: otherwise values that they share would be computed twice.
             ready = [o for o in pending if o.root.depth < level[0].depth and o.axes - rows == frozenset(bound)]
             pending = [o for o in pending if o not in ready]
             phases.append((bound, level, ready))
@@ -283,9 +283,9 @@ class Rows:
             roots = [r.operands[0] for r in reductions] + [o.root for o in outputs]
             uses.update(walk(roots, lambda item: not item.axes <= rows and item.kind != "reduction"))
         for item, count in uses.items():
-            dear = item.kind == "pointwise" and item.node.op.cost >= _DEAR
+            expensive = item.kind == "pointwise" and item.node.op.cost >= _EXPENSIVE
             axes = tuple(a for dim in self.nest.axes for a in dim if a in item.axes - rows)
-            if not dear or count < 2 or len(axes) != len(item.axes - rows):
+            if not expensive or count < 2 or len(axes) != len(item.axes - rows):
                 continue
             numel, offset = 1, sympy.Integer(0)
             for axis in reversed(axes):

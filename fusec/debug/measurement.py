@@ -127,7 +127,7 @@ def _program(
 ) -> Callable[[], object]:
     """A call of a program of so many equal kernels, one after another; further inputs go to each of them."""
     from fusec.codegen import target_named
-    from fusec.codegen.program.build import build_program
+    from fusec.codegen.program.program import build_program
     from fusec.compiler import context_for
 
     type = TensorType(dtype, shape, contiguous_strides(shape))

@@ -12,7 +12,7 @@ from fusec.ir.graph import Graph, Node
 from fusec.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
-    from fusec.codegen.program.build import Program
+    from fusec.codegen.program.program import Program
     from fusec.compiler import Compiled
 
 _WARM_UP, _LEAST, _MOST = 3, 5, 1000

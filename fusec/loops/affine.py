@@ -109,7 +109,7 @@ def reindex(index: tuple[Affine, ...], shape: tuple[Size, ...], target: tuple[Si
         NotAffine: where no split makes the index affine.
     """
     if 0 in target:
-        # Never read. Every axis is kept, so that the mask of a tile without lanes covers the load.
+        # Dead load: all axes are kept, so that its mask still applies.
         return (*(Affine() for _ in target[1:]), sum(index, Affine()))
     linear = Affine()
     step: Size = 1

@@ -168,7 +168,7 @@ class _Lowering:
         self.contracted = 0
         self.made: dict[tuple[str, Size], Axis] = {}
         self.extra: dict[Axis, None] = {}
-        """Axes of outputs that are none of the widest one's."""
+        """Axes of outputs that are not in the widest one."""
         self.dims = [splits.segments_of(f"d{d}", n, self.made) for d, n in enumerate(shape)]
         self.axes = tuple(tuple(dict.fromkeys(a for p in parts for a in p.axes)) for parts in self.dims)
         for parts, n in zip(self.dims, shape, strict=True):
@@ -402,7 +402,7 @@ class _Lowering:
 def walk(
     roots: Iterable[IndexedExpr], where: Callable[[IndexedExpr], bool] = lambda item: True
 ) -> Iterator[IndexedExpr]:
-    """Yield expressions and all that they depend on, each once, operands first; those that are not ``where`` end it."""
+    """Yield expressions and their operands, each once, operands first, without those that fail the predicate."""
     seen: set[IndexedExpr] = set()
     for root in roots:
         stack = [(root, False)]

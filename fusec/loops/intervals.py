@@ -1,4 +1,4 @@
-"""Intervals of integers: what every element of a value is at least and at most, whatever the inputs are."""
+"""Intervals of integers: bounds of all elements of a value, for all inputs."""
 
 from collections.abc import Callable
 from itertools import product
@@ -12,7 +12,7 @@ Interval: TypeAlias = tuple[int, int]
 """The least and the greatest integer, both included."""
 
 _MAX_DEPTH = 24
-"""Operations that are followed from a value; behind them it may be any number of its dtype."""
+"""Operations that are followed from a value; beyond them it has the full range of its dtype."""
 
 
 def interval(value: Value) -> Interval | None:

@@ -22,7 +22,7 @@ HALVES = frozenset({BF16, F16})
 Kind = Literal["pointwise", "row", "contraction", "attention"]
 
 
-def anything(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
+def any_layout(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
     """Accept operands of a large-M GEMM in any layout."""
     return iter(())
 
@@ -47,12 +47,12 @@ class Limits:
     """Returns the rows of a large-M GEMM up to which it computes its weight even if the vendor's GEMM is faster."""
     table_lanes: int = 0
     """Entries of a table that one register holds, for look-ups in the prologue of a right operand; 0 allows none."""
-    layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = anything
+    layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = any_layout
     """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
     """Returns whether a loop nest may move elements within the storage that it writes; see ``check_updates``."""
     assumed_share: float | None = None
-    """The share of the vendor's speed that a large-M GEMM is assumed to reach where it will not be timed. A large-M
+    """The assumed fraction of the vendor's speed of a large-M GEMM without autotuning. A large-M
     GEMM must then save time by its fusion; None where ``many`` and ``some`` are measured, and decide."""
 
 
@@ -156,7 +156,7 @@ def weight_of(contraction: IndexedExpr) -> IndexedExpr:
 
 
 def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], limits: Limits) -> Iterator[str]:
-    """Yield why a nest is no large-M GEMM."""
+    """Yield why a nest cannot be a large-M GEMM."""
     dependent = above(nest, contractions)
     if any(o.root not in dependent for o in nest.outputs):
         yield "an output does not depend on a matmul"
@@ -206,8 +206,8 @@ def _prologue_objections(c: IndexedExpr, limits: Limits) -> Iterator[str]:
         yield f"a {computed[0].kind} is in the prologue of its right operand"
     if not any(i.kind == "load" for i in items):
         yield "its right operand is computed from indices alone"
-    # Stride 0: one word has several elements. A dense weight beside one whose neighbours share a byte is read in
-    # segments as well.
+    # Stride 0: several elements are packed in a word. A dense weight beside one whose neighbours share a byte is read
+    # in segments as well.
     elif stride(weight_of(c), c.bound[-1]) not in range(len(roots) + 1):
         yield "its weight is not contiguous along the summed dim"
 

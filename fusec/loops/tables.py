@@ -1,6 +1,6 @@
 """Functions of a few integers, such as the weights of four-bit codes: a table in registers replaces them."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_not
@@ -12,7 +12,7 @@ from fusec.loops.intervals import interval
 REGISTERS = 2
 """The most registers of a table."""
 _LEAST_OPERATIONS = (2, 4)
-"""Operations that a look-up has to replace, by the registers of its table: it costs about one, or three."""
+"""The fewest operations that a look-up has to replace, for tables of one and two registers."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,20 @@ class Table:
     entry: Axis
     value: IndexedExpr
     """The function at each entry."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for tables with equal entries, such as those of both halves of a byte."""
+        return self.entry.size, self._key(self.value)
+
+    def _key(self, item: IndexedExpr) -> Hashable:
+        if self.entry not in item.axes:
+            return item
+        index = tuple((part.coefficient(self.entry), _at(part, self.entry, Affine())) for part in item.index)
+        if item.kind == "index":
+            return item.dtype, index
+        index = index if item.kind in ("load", "lookup") else ()
+        return item.kind, item.value, index, tuple(map(self._key, item.operands))
 
 
 def tables(roots: Iterable[IndexedExpr], axis: Axis, lanes: int) -> dict[IndexedExpr, Table]:
@@ -121,7 +135,7 @@ def _number(item: IndexedExpr, number: Affine) -> IndexedExpr:
 def _sum(item: IndexedExpr, operands: tuple[IndexedExpr, ...]) -> Affine | None:
     """Return an expression as the number of the entry plus a constant, as far as it is that and does not wrap around.
 
-    A number as small is exact in every dtype.
+    Small integers are exact in every dtype.
     """
     if item.kind != "pointwise" or operands[0].kind != "index":
         return None

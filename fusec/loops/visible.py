@@ -1,6 +1,6 @@
 """Visible keys of attention: bounds from masks that are computed from indices, and masks that are loaded.
 
-Blocks of keys that no query of a block sees are skipped. What is not finite there has no effect then, as in torch's own
+Blocks of keys that no query of a block sees are skipped. NaN and infinities there are ignored then, as in torch's own
 causal attention.
 """
 

@@ -1,4 +1,4 @@
-"""Number formats of weights: how a matrix becomes codes and scales, and how these become a matrix again."""
+"""Number formats of weights: quantization to codes and scales, and dequantization."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Parts: TypeAlias = Mapping[str, Tensor]
 """The tensors that a weight is stored as, by name."""
 
 _CLIPS = tuple(1 - 0.02 * i for i in range(16))
-"""Shares of a group's range that are tried: the extremes may cost more than clipping them."""
+"""Clipping ratios of a group's range that are tried."""
 _LEAST_SCALE = torch.finfo(torch.float16).tiny
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -70,7 +70,7 @@ class Format(ABC):
 
     @abstractmethod
     def decode(self, codes: Tensor, scales: Parts, dtype: torch.dtype) -> Tensor:
-        """Return the numbers of [rows, groups, columns] codes, in a dtype."""
+        """Return the dequantized values of [rows, groups, columns] codes, in a dtype."""
 
 
 class Int8(Format):
@@ -87,7 +87,7 @@ class Int8(Format):
         return (weight.float() / scales["scale"].float()[..., None]).round().clamp(-127, 127).to(torch.int8)
 
     def decode(self, codes: Tensor, scales: Parts, dtype: torch.dtype) -> Tensor:
-        """Return the numbers."""
+        """Return the dequantized values."""
         return codes.to(dtype) * scales["scale"].to(dtype)[..., None]
 
 
@@ -95,7 +95,7 @@ class Int4(Format):
     """With zero points: ``(codes - zero) · scale``, with codes from 0 to 15."""
 
     def fit(self, weight: Tensor) -> Parts:
-        """Return ``scale`` and ``zero``, uint8: those with the least square error of some ranges."""
+        """Return ``scale`` and ``zero``, uint8: those with the least squared error among the clipping ratios."""
         x = weight.float()
         low, high = x.amin(-1).clamp(max=0), x.amax(-1).clamp(min=0)
         least, scale, zero = torch.full_like(low, torch.inf), low, low
@@ -116,7 +116,7 @@ class Int4(Format):
         return x.round().clamp(0, 15).to(torch.uint8)
 
     def decode(self, codes: Tensor, scales: Parts, dtype: torch.dtype) -> Tensor:
-        """Return the numbers."""
+        """Return the dequantized values."""
         return (codes.to(dtype) - scales["zero"].to(dtype)[..., None]) * scales["scale"].to(dtype)[..., None]
 
 
@@ -136,7 +136,7 @@ class NormalFloat4(Format):
         return torch.bucketize(weight.float() / scales["scale"].float()[..., None], between).to(torch.uint8)
 
     def decode(self, codes: Tensor, scales: Parts, dtype: torch.dtype) -> Tensor:
-        """Return the numbers."""
+        """Return the dequantized values."""
         return scales["numbers"][codes.int()].to(dtype) * scales["scale"].to(dtype)[..., None]
 
 

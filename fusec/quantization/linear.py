@@ -1,4 +1,4 @@
-"""A linear layer whose weight is codes and scales."""
+"""A linear layer whose weight is stored as codes and scales."""
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,17 @@ class QuantizedLinear(nn.Module):
 
     Where the format has quantized activations, inputs are rounded to int8 first, and have no gradients.
 
-    In eager each call computes the whole weight; compiled by fusec, registers do, as the codes are read.
+    Eager dequantizes the whole weight at each call; compiled kernels do it in registers, as they read the codes.
     """
 
     codes: Tensor
     scale: Tensor
 
     def __init__(self, linear: nn.Linear, format: Format, parts: Parts) -> None:
-        """A layer in the place of another.
+        """Create the quantized replacement of a linear layer.
 
         Args:
-            linear: gives sizes and bias.
+            linear: the layer to replace; its sizes and bias are kept.
             format: the number format.
             parts: the parts of the weight.
         """

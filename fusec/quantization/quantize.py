@@ -41,7 +41,7 @@ def quantize(
             one with other groups: ``int8-row`` (one for each row), ``int4-g32``; or ``w8a8``, which is ``int8-row``
             with inputs that are quantized to int8 as well, row by row.
         layers: formats of layers by patterns of their names, as ``{"*.down_proj": "int8", "lm_head": None}``; the first
-            that fits decides, and None leaves a layer as it is.
+            matching pattern wins, and None leaves a layer as it is.
         sample: inputs of the model, a tuple or a dict of keywords, or a list of several; without padding, which would
             count as text. Weights are then rounded so that the results of their layers on it change least, and the
             report compares layers and model with what they were.

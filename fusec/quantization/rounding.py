@@ -1,4 +1,4 @@
-"""Rounding of a weight to a format: each number to the nearest, or so that results on a sample change least."""
+"""Rounding of a weight to a format: to nearest, or calibrated on a sample (GPTQ)."""
 
 import torch
 from torch import Tensor
@@ -6,9 +6,9 @@ from torch import Tensor
 from fusec.quantization.formats import Format, Parts
 
 _DAMPING = 0.01
-"""Share of the mean square of the inputs that is added to each, so that the sample need not excite all of them."""
+"""Hessian damping, as in GPTQ: the share of the mean square of the inputs that is added to the diagonal."""
 _BLOCK = 128
-"""Columns whose errors are spread to later columns at once."""
+"""Columns whose errors are applied to later columns at once."""
 
 
 def round_to_nearest(weight: Tensor, format: Format) -> Parts:
@@ -45,7 +45,7 @@ def round_for_inputs(weight: Tensor, format: Format, squares: Tensor) -> Parts:
         errors = torch.zeros(rows, stop - start, device=rest.device)
         for column in range(start, stop):
             if column % length == 0:
-                # Of a group that begins in this block: errors of earlier blocks are in it already.
+                # Errors of earlier columns are already applied to this group.
                 group = rest[:, column : column + length].to(weight.dtype)
                 scales.append(format.fit(group[:, None]))
             numbers = rest[:, column, None, None]

@@ -22,8 +22,8 @@ from fusec.rewriting.rule import Declaration
 RARE = ("exp", "sqrt", "reciprocal", "sigmoid", "tanh", "rsqrt", "erf")
 """The operations around which patterns are aligned, if one is the anchor of the pattern."""
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
-_MOST_STEPS = 4000
-"""Goals that one alignment tries."""
+_MOST_STEPS, _STEPS_OF_ALL = 4000, 50_000
+"""The most steps of one alignment, and of all alignments of a graph: some tenths of a second."""
 _MOST_ROOTS = 12
 """Values, read from an anchor on, that may be the root."""
 _LEAST_DEPTH = 3
@@ -72,16 +72,22 @@ class _State:
         return len(self.edits) - bool(self.moved)
 
 
+@dataclass
+class _Budget:
+    steps: int = _STEPS_OF_ALL
+
+
 class _Alignment:
     """One pattern, aligned with a graph below a root."""
 
-    def __init__(self, pattern: Pattern, anchor: Node, most: int) -> None:
-        self.pattern, self.anchor, self.most, self.steps = pattern, anchor, most, 0
+    def __init__(self, pattern: Pattern, anchor: Node, most: int, budget: _Budget) -> None:
+        self.pattern, self.anchor, self.most, self.budget, self.steps = pattern, anchor, most, budget, 0
 
     def states(self, goals: Goals, state: _State) -> Iterator[_State]:
         """Yield every way to meet all goals, a linked list of (pattern value, value)."""
         self.steps += 1
-        if self.steps > _MOST_STEPS:
+        self.budget.steps -= 1
+        if self.steps > _MOST_STEPS or self.budget.steps < 0:
             return
         if goals is None:
             yield state
@@ -168,7 +174,10 @@ class _Alignment:
 
 
 def closest(graph: Graph, declarations: Iterable[Declaration], library: Patterns) -> Iterator[MatchFailure]:
-    """Yield the best alignment of each rare operation of a graph, with those patterns that have such an anchor."""
+    """Yield the best alignment of each rare operation of a graph, with those patterns that have such an anchor.
+
+    A graph with very many of them is aligned from its beginning, as far as a budget of steps lasts.
+    """
     anchors = [n for n in graph.nodes if n.is_op(*RARE)]
     if not anchors:
         return
@@ -179,10 +188,14 @@ def closest(graph: Graph, declarations: Iterable[Declaration], library: Patterns
             for pattern in library.patterns(declared, dtype, index):
                 if pattern.anchor is not None and pattern.size >= _LEAST_DEPTH:
                     patterns.setdefault(pattern.anchor.op.name, []).append(pattern)
+    budget = _Budget()
     for anchor in anchors:
         roots, candidates = _roots(anchor), patterns.get(anchor.op.name, ())
         for most, share in (_ONE, _TWO):
-            found = [f for p in candidates if (f := _aligned(p, anchor, roots, most)) and f.fits >= share]
+            alignments = [_Alignment(pattern, anchor, most, budget) for pattern in candidates]
+            found = [f for a in alignments if (f := _best(a, roots)) and f.fits >= share]
+            if budget.steps < 0:
+                return
             if found:
                 best = max(found, key=lambda f: (not f.state.edits, f.fits, f.depth, -len(f.state.edits)))
                 if best.state.edits:
@@ -261,9 +274,9 @@ class _Found:
         return "operation", _shown(edit.wanted, pattern), "none" if edit.kind == "missing" else found, ""
 
 
-def _aligned(pattern: Pattern, anchor: Node, roots: list[Value], most: int) -> _Found | None:
+def _best(alignment: _Alignment, roots: list[Value]) -> _Found | None:
     """Return the best alignment of a pattern, below one of these roots; one without edits if there is one."""
-    alignment = _Alignment(pattern, anchor, most)
+    pattern = alignment.pattern
     assert pattern.anchor is not None
     found = [
         _Found(pattern, root, state)

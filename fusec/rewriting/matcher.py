@@ -37,12 +37,12 @@ class Matcher:
     scalars: dict[str, "Number | Value"] = field(default_factory=dict)
     sizes: dict[sympy.Symbol, Size] = field(default_factory=dict)
     leading: dict[str, tuple[Size, ...]] = field(default_factory=dict)
-    due: list[tuple[sympy.Expr, "Size | Number", Node]] = field(default_factory=list)
+    deferred: list[tuple[sympy.Expr, "Size | Number", Node]] = field(default_factory=list)
     """Sizes to compare once all symbols are bound."""
 
     def match(self, root: Value) -> Match | MatchFailure:
         """Match with the pattern's root at ``root``."""
-        for state in (self.values, self.nodes, self.taken, self.scalars, self.sizes, self.leading, self.due):
+        for state in (self.values, self.nodes, self.taken, self.scalars, self.sizes, self.leading, self.deferred):
             state.clear()
         self.best, self.current = _Attempt(), root.producer
         self.start = root.producer
@@ -91,7 +91,7 @@ class Matcher:
         """Bind a parameter to a value."""
         if not isinstance(value.type, TensorType) or value.type.dtype != pattern.dtype:
             return self.fail(value.producer, "type", pattern.type, value.type)
-        sizes, leading, due = dict(self.sizes), dict(self.leading), len(self.due)
+        sizes, leading, due = dict(self.sizes), dict(self.leading), len(self.deferred)
         if not self.fit_shape(pattern, value):
             name = self.pattern.tensors[pattern]
             self.fail(value.producer, "shape", f"{name}: {pattern.type}", value.type)
@@ -101,7 +101,7 @@ class Matcher:
                 return True
             del self.values[pattern]
         self.sizes, self.leading = sizes, leading
-        del self.due[due:]
+        del self.deferred[due:]
         return False
 
     def fit_shape(self, pattern: Value, value: Value) -> bool:
@@ -142,7 +142,7 @@ class Matcher:
                 self.sizes[pattern] = size
                 return True
             return same_size(bound, size)
-        self.due.append((pattern, size, node))
+        self.deferred.append((pattern, size, node))
         return True
 
     def match_number(self, pattern: Value, value: Value, rest: Any) -> bool:
@@ -200,13 +200,13 @@ class Matcher:
         found = node.attributes["value"] if node.is_op("constant") else node.attributes["expr"]
         if isinstance(found, float) and found.is_integer():
             found = int(found)
-        sizes, due, expr = dict(self.sizes), len(self.due), producer.attributes["expr"]
+        sizes, due, expr = dict(self.sizes), len(self.deferred), producer.attributes["expr"]
         if not self.unify(expr, found, node):
             self.fail(node, "constant", f"{expr} ({sizes[expr]})" if expr in sizes else expr, found)
         elif self.with_number(producer, node, producer.result, value, rest):
             return True
         self.sizes = sizes
-        del self.due[due:]
+        del self.deferred[due:]
         return False
 
     def match_node(self, pattern: Value, value: Value, rest: Any) -> bool:
@@ -218,7 +218,7 @@ class Matcher:
         same_count = len(wanted.operands) == len(node.operands) or wanted.is_op("region")
         if node in self.taken or not same_count:
             return self.fail(node, "operation", f"{len(wanted.operands)} operands", f"{len(node.operands)}")
-        sizes, scalars, due = dict(self.sizes), dict(self.scalars), len(self.due)
+        sizes, scalars, due = dict(self.sizes), dict(self.scalars), len(self.deferred)
         results = self.fit_attributes(wanted, node)
         if results is not None and results.get(pattern) is value:
             self.nodes[wanted], self.taken[node] = node, wanted
@@ -234,7 +234,7 @@ class Matcher:
                 del self.values[p]
             del self.nodes[wanted], self.taken[node]
         self.sizes, self.scalars = sizes, scalars
-        del self.due[due:]
+        del self.deferred[due:]
         return False
 
     def fit_attributes(self, wanted: Node, node: Node) -> dict[Value, Value] | None:
@@ -290,7 +290,7 @@ class Matcher:
         return self.sizes_agree() and self.users_agree() and self.is_convex() and self.clauses_hold()
 
     def candidates(self, pattern: Value) -> Iterator[Value]:
-        """Yield values that a further output may match: those computed from what is bound."""
+        """Yield values that an additional output may match: those computed from what is bound."""
         assert pattern.producer is not None
         path, seen = [pattern.producer], {pattern.producer}
         while path:
@@ -306,7 +306,7 @@ class Matcher:
 
     def sizes_agree(self) -> bool:
         """Return whether the deferred sizes agree with the bound symbols."""
-        for expr, size, node in self.due:
+        for expr, size, node in self.deferred:
             if not expr.free_symbols <= self.sizes.keys():
                 return self.fail(node, "attribute", f"size {expr}", size)
             value = simplify(sympy.sympify(expr).subs(self.sizes))
@@ -341,12 +341,12 @@ class Matcher:
         """Return whether the match is convex: no path leaves it and comes back."""
         outputs = [self.values[v] for v in self.pattern.graph.outputs]
         leaving = {v.producer for v in outputs if v.producer and any(u not in self.taken for u in v.users)}
-        return len(outputs) == 1 or all(map(self.never_returns, leaving))
+        return len(outputs) == 1 or all(map(self.has_no_path_back, leaving))
 
-    def never_returns(self, way_out: Node) -> bool:
+    def has_no_path_back(self, exit_node: Node) -> bool:
         """Return whether no operand of the match is computed from one of its nodes."""
         # Nodes above that node do not depend on it; usually those are all that the match reads, so no search is needed.
-        above, stack = {way_out}, [way_out]
+        above, stack = {exit_node}, [exit_node]
         while stack:
             producers = {v.producer for v in stack.pop().operands if v.producer} - above
             above |= producers
@@ -355,7 +355,7 @@ class Matcher:
         stack = [v.producer for node in self.taken for v in node.operands if v.producer and v.producer not in seen]
         while stack:
             node = stack.pop()
-            if any(v.producer is way_out for v in node.operands):
+            if any(v.producer is exit_node for v in node.operands):
                 return self.fail(node, "convex", "no path out and back in", f"{word(node)} on such a path")
             producers = {v.producer for v in node.operands if v.producer} - above
             above |= producers
@@ -391,7 +391,7 @@ def _orders(wanted: Node, node: Node) -> Iterator[tuple[Value, ...]]:
 
 
 def _reached(start: Value, node: Node, pattern: Value) -> Iterator[Value]:
-    """Results of the root's operation, a few users down from a value."""
+    """Yield results of the root's operation within 8 users of a value."""
     frontier, seen = [start], {start}
     wanted = pattern.producer
     assert wanted is not None

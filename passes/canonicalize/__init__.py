@@ -1,4 +1,4 @@
-"""Canonicalization: equal computations get one form, so that one pattern finds it."""
+"""Canonicalization: equivalent computations get one form, so that one pattern finds them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -35,7 +35,7 @@ def normalize(graph: Graph, listener: RewriteListener | None = None) -> None:
 
 @dataclass(frozen=True)
 class Canonicalize:
-    """One spelling per meaning: algebra, casts, views, contractions, equal and dead computations."""
+    """Bring a graph to canonical form: algebra, casts, views, contractions, equal and dead computations."""
 
     name: ClassVar[str] = "canonicalize"
 

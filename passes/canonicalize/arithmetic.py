@@ -1,4 +1,4 @@
-"""One spelling per meaning for arithmetic: constants to the right, neutral elements gone, one form for inverses."""
+"""Canonical arithmetic: constants on the right, no neutral elements, one form for inverses."""
 
 import math
 

@@ -318,11 +318,14 @@ _LARGEST = {I8: 128, U8: 255}
 def byte_products(graph: Graph, node: Node) -> Value | None:
     """A matmul of bytes that were cast to a wider dtype is one of bytes, summed exactly in i32 where that suffices.
 
-    Sums of floats may round, so that eager's result may be the less exact one.
+    Sums of floats may round, so that eager's result may be the less exact one. On a GPU no library multiplies bytes in
+    all shapes.
     """
     casts = [v.producer for v in node.operands if v.producer is not None and v.producer.is_op("cast")]
     inner, dtype = [cast.operands[0] for cast in casts], node.result.dtype
-    if len(inner) != 2 or any(v.dtype not in _LARGEST for v in inner) or (dtype != I32 and not dtype.is_float):
+    if len(inner) != 2 or any(v.dtype not in _LARGEST for v in inner) or node.result.tensor.device != "cpu":
+        return None
+    if dtype != I32 and not dtype.is_float:
         return None
     (left, right), out = split_spec(node.attributes["spec"])
     count = product(tuple(n for label, n in zip(left, inner[0].shape, strict=True) if label not in out))

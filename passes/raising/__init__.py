@@ -1,4 +1,4 @@
-"""Meanings: norms, activations, softmax and rotary embeddings get their names back, however a model spells them."""
+"""Raises primitives to norms, activations, softmax and rotary embeddings, however a model spells them."""
 
 from fusec.passes.raising import activations, norms, rotary, softmax
 

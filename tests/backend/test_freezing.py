@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from bench.families import FAMILIES, Sizes
 from fusec import dynamo
 from fusec.codegen import target_named
-from fusec.codegen.cpp.schedules.small_m_gemm import LEAST_PACKED
+from fusec.codegen.cpp.schedules.gemm import LEAST_PACKED
 from fusec.codegen.program.constant_folding import prepack
 from fusec.compiler import Compiled
 from fusec.config import Config
@@ -114,8 +114,15 @@ def test_numbers_that_only_equal_each_other_are_not_the_same(plain: Config) -> N
         assert all(map(torch.equal, call(x), model(x)))
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("llama", torch.bfloat16), ("bert", torch.float32),
-                                               ("gemma3", torch.float32)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("llama", torch.bfloat16),
+        ("bert", torch.float32),
+        pytest.param("gemma3", torch.float32, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
 def test_models_give_the_same_bits(family: str, dtype: torch.dtype, plain: Config) -> None:
     model = FAMILIES[family].build(Sizes(hidden=64)).to(dtype)
     inputs = FAMILIES[family].sample(2, 24, "none")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fusec import dynamo
 from fusec.codegen import target_named
 from fusec.codegen.program import recordings
-from fusec.codegen.program.build import build_program
+from fusec.codegen.program.program import build_program
 from fusec.codegen.program.recordings import MAX_RECORDINGS, PASS_NAME
 from fusec.config import Config
 from fusec.debug.explain import explain

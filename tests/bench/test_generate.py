@@ -16,7 +16,7 @@ from fusec.ir.parser import parse_graph
 SIZES = Sizes(hidden=32, layers=2, heads=2)
 
 
-@pytest.mark.parametrize(("family", "caches"), [("llama", 4), ("gemma3", 2)])
+@pytest.mark.parametrize(("family", "caches"), [("llama", 4), pytest.param("gemma3", 2, marks=pytest.mark.thorough)])
 def test_a_static_cache_gives_the_tokens_of_eager(family: str, caches: int) -> None:
     """Of Gemma3's two layers one has a window, shorter than the prompt."""
     result = generated(FAMILIES[family], 5, backend, sizes=SIZES)

@@ -50,6 +50,7 @@ def test_threads_at_work_are_counted() -> None:
     assert sharing.at_work(lambda: matrix @ matrix, 1, 0.3) == 1
 
 
+@pytest.mark.thorough
 def test_sharing_runs_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "sharing.json"
     words = ["--peers", "", "--hidden", "64", "--layers", "1", "--rounds", "1", "--seconds", "0.05", "--allow-busy"]

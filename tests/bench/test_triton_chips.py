@@ -44,14 +44,14 @@ def test_layers_compile_to_what_a_chip_should_run(
     assert "pass" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_heads_of_256_fit_the_registers_of_a_chip_whose_assembler_saves_them(tmp_path: Path) -> None:
     words = ("--models", "gemma3", "--rows", "4096", "--dtypes", "bfloat16", "--chips", "sm_120")
     status, content = found(tmp_path, *words)
     assert status == 0 and any(row["kind"] == "attention" for row in content["kernels"])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_products_of_many_rows_are_there_under_max_autotune(tmp_path: Path) -> None:
     words = ("--models", "bert", "--rows", "512", "--dtypes", "bfloat16", "--chips", "sm_90")
     products = {}
@@ -81,7 +81,11 @@ def test_what_is_not_right_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("instructions", "status"), [({"wgmma": 1}, 0), ({}, 1)], ids=["does not fit", "is no product"]
+    ("instructions", "status"),
+    [
+        pytest.param({"wgmma": 1}, 0, id="does not fit"),
+        pytest.param({}, 1, id="is no product", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_candidate_that_does_not_fit_only_loses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instructions: dict[str, int], status: int

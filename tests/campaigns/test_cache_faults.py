@@ -32,6 +32,7 @@ def test_a_small_run_finds_nothing(tmp_path: Path) -> None:
     assert all(one["runs"] and not one["bad"] for one in found.values())
 
 
+@pytest.mark.thorough
 def test_a_cache_that_believes_everything_is_found_out(tmp_path: Path) -> None:
     code, found = run(
         tmp_path, "--faults", "stale", before="import fusec.cache\nfusec.cache._is_whole = lambda name, entry: True"

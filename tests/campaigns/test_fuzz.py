@@ -94,7 +94,7 @@ def test_a_suspect_is_judged_over_runs_that_differ(dtype: torch.dtype) -> None:
     assert wrong_values(call, [torch.full((1, 40), 1.5, dtype=dtype).conj().expand(2, 40)]) and len(seen) == DRAWS
 
 
-@pytest.mark.parametrize("name", ["max for min", "write lost"])
+@pytest.mark.parametrize("name", ["max for min", pytest.param("write lost", marks=pytest.mark.thorough)])
 def test_a_planted_fault_is_found_and_shrunk(name: str) -> None:
     with FAULTS[name].planted():
         index = next(i for i, p in enumerate(drawn(0, range(60))) if judge_graph(p, "interpreter").outcome == "wrong")
@@ -115,6 +115,7 @@ def test_a_campaign_writes_what_it_finds(tmp_path: Path) -> None:
     assert result["programs"] == 6 and [run["first"] for run in result["runs"]] == [0, 3] and result["passed"]
 
 
+@pytest.mark.thorough
 def test_what_was_found_is_judged_again(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     words = ["--target", "interpreter", "--count", "1", "--seed", "4", "--json", str(path)]

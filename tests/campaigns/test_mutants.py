@@ -101,7 +101,7 @@ def project(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_outcomes_and_nothing_is_left(tmp_path: Path) -> None:
     tree = project(tmp_path / "tree")
     (tmp_path / "work").mkdir()

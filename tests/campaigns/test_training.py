@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from tests.campaigns import training
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_training_runs_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "training.json"
     words = ["--models", "llama", "--dtypes", "float32", "--steps", "2", "--backend", "aot_eager"]

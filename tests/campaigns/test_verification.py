@@ -51,6 +51,7 @@ def test_what_eager_refuses_neither_passes_nor_fails() -> None:
     assert "refuses" in verification._figures([row])[0]
 
 
+@pytest.mark.thorough
 def test_command_takes_architectures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the other processes, which take their time to start.
     monkeypatch.setattr(verification, "_run", lambda cases, jobs: [verification.verify_named(*c) for c in cases])

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusec.analysis.memory import moved_bytes
 from fusec.codegen import target_named
 from fusec.codegen.cpp.printer import PARALLEL_WORK
-from fusec.codegen.program.build import Program, build_program
+from fusec.codegen.program.program import Program, build_program
 from fusec.codegen.program.runtime import raise_out_of_range
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import MAX_CHECKS, Check, ClampIndex, Kernel, Loop, Statement, When, walk

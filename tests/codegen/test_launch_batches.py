@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from fusec.codegen import target_named
 from fusec.codegen.program import launch_batch, runtime
-from fusec.codegen.program.build import build_program
 from fusec.codegen.program.launch_batch import MAX_LAUNCHES
 from fusec.codegen.program.memory_planning import LiveRange, plan, split_size
+from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.kernel import Check, Kernel, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config

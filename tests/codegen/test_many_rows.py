@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fusec.codegen import target_named
 from fusec.codegen.cpp.compiler import find_compiler
 from fusec.codegen.cpp.legality import SHARE_FOR_SOME_ROWS
-from fusec.codegen.cpp.schedules.small_m_gemm import PARTS, even_blocks
+from fusec.codegen.cpp.schedules.gemm import PARTS, even_blocks
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import Dot, Loop, walk
 from fusec.compiler import compile_graph
@@ -296,13 +296,13 @@ def test_sequences_are_taken_for_longer_than_batches(quick: Config) -> None:
 @pytest.mark.parametrize(
     ("macros", "generated"),
     [
-        ("AVX2 AVX512F", {"f32", "bf16", "f16"}),  # nobody multiplies half types as they are
-        ("AVX2 AVX512F AVX512BF16", {"f32", "bf16", "f16"}),
+        ("AVX2 AVX512F", {"f32", "bf16", "f16", "i8"}),  # nobody multiplies half types as they are
+        ("AVX2 AVX512F AVX512BF16", {"f32", "bf16", "f16", "i8"}),
         ("AVX2 AVX512F AVX512BF16 __clang__", {"f32", "f16"}),
-        ("AVX2 AVX512F AVX512BF16 AMX_BF16 AVX512FP16", {"f32"}),
-        ("AVX2 AVX512F AVX512BF16 AVX512FP16", {"f32", "bf16"}),  # AMX may be hidden: what is left is slow
-        ("AVX2", {"bf16", "f16"}),
-        ("AVX2 AVXNECONVERT", set()),
+        ("AVX2 AVX512F AVX512BF16 AMX_BF16 AMX_INT8 AVX512FP16", {"f32"}),
+        ("AVX2 AVX512F AVX512BF16 AVX512FP16", {"f32", "bf16", "i8"}),  # AMX may be hidden: what is left is slow
+        ("AVX2", {"bf16", "f16", "i8"}),
+        ("AVX2 AVXNECONVERT", {"i8"}),
         ("SSE2", set()),
     ],
 )

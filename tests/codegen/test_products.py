@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.program.build import build_program
+from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.kernel import Dot, walk
 from fusec.compiler import compile_graph
 from fusec.config import Config

@@ -13,7 +13,7 @@ import torch
 from fusec.analysis.machine import Machine
 from fusec.codegen import target_named
 from fusec.codegen.program import kernels
-from fusec.codegen.program.build import Program, build_program
+from fusec.codegen.program.program import Program, build_program
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError, FusecError, ScheduleError

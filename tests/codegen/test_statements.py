@@ -33,8 +33,9 @@ def test_fields_have_roles(statement: type[Statement]) -> None:
     assert roles <= types.keys()
     wanted = ("str", "Operand", "sympy", "Matrix", "Statement")
     held = {name for name, type in types.items() if any(word in type for word in wanted)} - NO_OPERANDS
-    # Sizes are numbers or expressions of symbols: neither loops nor lengths decide which lane is meant.
-    assert held - {"start", "stop", "step", "length", "rows", "columns", "depth"} <= roles
+    # Sizes are numbers or expressions of symbols: neither loops nor lengths decide which lane is meant. Steps are
+    # offsets along the statement's own loop.
+    assert held - {"start", "stop", "step", "steps", "length", "rows", "columns", "depth"} <= roles
 
 
 def test_printers_have_methods() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.codegen.cpp.schedules import small_m_gemm
+from fusec.codegen.cpp.schedules import gemm
 from fusec.codegen.tile.kernel import ComputedDot, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
@@ -78,13 +78,13 @@ def test_the_packed_integers_are_all_that_is_read(form: Packed) -> None:
 @pytest.mark.parametrize("form", ["int4, neighbours in a byte", "int4, halves in a byte", "two bits"])
 def test_exchanged_nibbles_are_found(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above fail if the schedule multiplies a part of the weight by the left operand of another."""
-    schedule = small_m_gemm._Contraction._computed_dot
+    schedule = gemm._Contraction._computed_dot
 
     def exchanged(*arguments: object) -> ComputedDot:
         dot = schedule(*arguments)  # type: ignore[arg-type]
         return replace(dot, values=(*dot.values[1:], dot.values[0]))
 
-    monkeypatch.setattr(small_m_gemm._Contraction, "_computed_dot", exchanged)
+    monkeypatch.setattr(gemm._Contraction, "_computed_dot", exchanged)
     _, compare = compiled(FORMS[form], 2, torch.float32)
     assert not compare().passed
 

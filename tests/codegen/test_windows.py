@@ -5,7 +5,7 @@ import torch
 
 from fusec.analysis.memory import moved_bytes
 from fusec.codegen import target_named
-from fusec.codegen.program.build import build_program
+from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.config import Config
 from fusec.ir.parser import parse_graph

@@ -32,7 +32,7 @@ from fusec.rewriting.rule import REWRITES, rewrite
 from fusec.rewriting.sampling import Sizes, sample
 
 ROOT = Path(__file__).parents[2]
-OWN = passes.MEANINGS + passes.FUSED
+OWN = passes.RAISED + passes.FUSED
 Rows = Annotated[Tensor, Dims("*batch cols")]
 
 

@@ -278,3 +278,15 @@ def test_what_is_no_fusion_is_no_near_miss() -> None:
         return torch.logsumexp(x, -1), torch.log_softmax(x, -1), x / lengths, torch.tanh(x) * 30, F.softplus(x)
 
     assert not [miss for miss in misses(model, *ROWS) if miss.pass_name == "fuse"]
+
+
+def test_fusions_stand_where_near_misses_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("fusec.passes.declared.closest", raises)
+    (graph,) = capture(lambda x: torch.rms_norm(x, (256,)) * torch.exp(x), torch.randn(4, 256))
+    context = context_of(config=Config(record=True))
+    default_pipeline(context.config).run(graph, context)
+    assert "rms_norm" in {r.subject for r in context.remarks.of("passed")}
+    assert any("planted" in r.reason for r in context.remarks.of("failure"))

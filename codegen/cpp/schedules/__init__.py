@@ -1,7 +1,7 @@
 """Schedules for CPUs: tiles are registers, threads have scratch, dynamic indices are checked ahead of the grid."""
 
 from fusec.codegen.cpp.schedules.attention import schedule_attention
-from fusec.codegen.cpp.schedules.small_m_gemm import schedule_contraction
+from fusec.codegen.cpp.schedules.gemm import schedule_contraction
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.tile.region import assemble

@@ -113,7 +113,7 @@ class _AlongKeys(BlockedAttention):
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
 
     def _worthwhile_shares(self) -> int:
-        """Return the number of shares that keeps all cores equally busy, where the batch is too small for that."""
+        """Return the number of key splits that occupies all cores equally; 1 if the batch suffices or is symbolic."""
         cores, keys, sizes = self.tiling.cores, self.parts.keys.size, [a.size for a in self.outer]
         known = [n for n in sizes if isinstance(n, int)]
         iterations = math.prod(known)
@@ -178,7 +178,7 @@ class _AlongKeys(BlockedAttention):
         return (*shared, *grid(self.emitter.take(), loops, "serial"))
 
     def _combine(self) -> None:
-        """Combine all shares into the first, in order; there is too little work for threads."""
+        """Merge the results of all splits into the first, in order; there is too little work for threads."""
         emitter, first = self.emitter, sympy.Integer(0)
         with self.rows(), emitter.repeat(str(SHARE), 1, self.shares, 1):
             kept, other = self.load(self.largest, self.state(first)), self.load(self.largest, self.state())
@@ -189,7 +189,7 @@ class _AlongKeys(BlockedAttention):
             emitter.inner.append(Store(self.largest, self.state(first), largest))
 
     def _add(self, buffer: str, places: tuple[sympy.Expr, sympy.Expr], factors: list[str]) -> None:
-        """Replace the first of two elements by their sum, each times its factor."""
+        """Store ``a · fa + b · fb`` in place of ``a``, for two elements and their factors."""
         total = self.softmax.combine_sums((self.load(buffer, place) for place in places), factors)
         self.emitter.inner.append(Store(buffer, places[0], total))
 

@@ -18,7 +18,7 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 from fusec.loops.visible import loaded_masks
 
 SHARE = index_symbol("share")
-"""Index of an iteration among those that the keys of one are split among."""
+"""Split index, from 0 to the number of splits - 1."""
 
 
 class BlockedAttention(ABC):
@@ -31,13 +31,13 @@ class BlockedAttention(ABC):
     outer: tuple[Axis, ...]
     """Axes of the grid."""
     share: sympy.Expr = SHARE
-    """Index of the current share."""
+    """Index of the current split."""
     shares: int = 1
-    """Iterations that the keys of one are split among, block by block; their results are combined at the end."""
+    """Number of key splits; their results are merged at the end."""
 
     @abstractmethod
     def scratch(self, name: str, count: int, shares: int = 1) -> str:
-        """Add memory for ``count`` elements of each query; visible to all iterations, if each has a share of keys."""
+        """Add memory for ``count`` elements of each query; visible to all iterations if keys are split."""
 
     @abstractmethod
     def row(self) -> sympy.Expr:
@@ -161,7 +161,7 @@ class BlockedAttention(ABC):
         return self.grid()
 
     def finish(self) -> None:
-        """Divide the sums once all keys are taken in, and store what follows."""
+        """Divide the sums after the last block of keys, and store what follows."""
         if not self.parts.is_plain:
             self._shift()
         with self.elements(self.parts.columns):
@@ -172,7 +172,7 @@ class BlockedAttention(ABC):
                 self.emitter.store(output)
 
     def _block(self, queries: str) -> None:
-        """Take in one block of keys: scores, softmax, weighted values."""
+        """Process one block of keys: scores, softmax, weighted values."""
         emitter = self.emitter
         emitter.inner.append(self.scoring(queries))
         with self.rows():
@@ -181,7 +181,7 @@ class BlockedAttention(ABC):
         emitter.inner.append(self.weighing())
 
     def _seen(self) -> str | None:
-        """Emit whether any query here sees any key of the block, as far as a loaded mask says; None without one."""
+        """Emit whether any query here sees any key of the block, according to the loaded mask; None without one."""
         emitter, masks = self.emitter, loaded_masks(self.parts.scores, self.parts.keys)
         if not masks:
             return None

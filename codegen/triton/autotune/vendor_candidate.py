@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fusec.codegen.program.build import build_program
 from fusec.codegen.program.fallback import as_typed
+from fusec.codegen.program.program import build_program
 from fusec.codegen.target import Target
 from fusec.ir.graph import Graph, is_written
 from fusec.pipeline import Context

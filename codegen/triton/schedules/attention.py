@@ -144,7 +144,7 @@ class _TiledAttention:
     # Blocks of keys.
 
     def _seen(self) -> str | None:
-        """Emit whether any of few queries sees any key of the block, as far as a loaded mask says; None for no test.
+        """Emit whether any of few queries sees any key of the block, according to the loaded mask; None for no test.
 
         With many queries the test would keep the chip from prefetching the next block.
         """
@@ -159,7 +159,7 @@ class _TiledAttention:
         return seen
 
     def _block(self, query: Operand) -> None:
-        """Take in one block of keys: scores, softmax, weighted values."""
+        """Process one block of keys: scores, softmax, weighted values."""
         emitter, parts, softmax = self.emitter, self.parts, self.softmax
         key = emitter.emit(parts.key)
         scores = emitter.accumulator("sum", self.dtype)

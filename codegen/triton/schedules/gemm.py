@@ -1,7 +1,7 @@
 """Schedule of GEMMs on tiles: each program computes a block of rows and columns.
 
 Every program computes the left operand with its prologue for itself, block by block along the summed axes: a few
-kilobytes, which a shared cache holds. One row is multiplied and summed lane by lane, as memory is the limit; several
+kilobytes, which a shared cache holds. One row is multiplied and summed lane by lane, as it is memory-bound; several
 use the matrix unit. Few rows are one block. With many, programs that run concurrently share few blocks of rows and of
 columns, so that both come from the cache.
 

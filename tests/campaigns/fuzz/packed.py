@@ -1,7 +1,22 @@
 """Steps of random graphs that multiply by weights computed from packed integers."""
 
 from fusec.ir.graph import Value
-from fusec.ir.types import BF16, F16, F32, I8, I64, U8, DType, TensorType, contiguous_strides, symbol
+from fusec.ir.types import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    DType,
+    Size,
+    TensorType,
+    contiguous_strides,
+    symbol,
+)
 from tests.campaigns.fuzz.moves import Moves
 
 _ROWS = (1, 2, 3, 17, symbol("s0"), 20)
@@ -25,7 +40,46 @@ class Packed(Moves):
         weight = self._scaled(weight, dtype, columns, depth)
         self.add("contraction", [x, weight], False, spec="az,bz->ab")
 
-    def _input(self, dtype: DType, *shape: int) -> Value:
+    def bytes(self) -> None:
+        """``x · weightᵀ`` of bytes, in one spelling or another, scaled after it."""
+        rows, depth, columns = (
+            self.draws.choice(_ROWS),
+            self.draws.choice((*_DEPTHS, 64, 132)),
+            self.draws.choice((5, 1, 19)),
+        )
+        x = self._bytes(rows, depth)
+        weight = self._input(self.draws.choice((I8, U8)), columns, depth)
+        dtype = self.draws.choice((None, I32, F32, F64))
+        if dtype is None:
+            product = self._node("contraction", x, weight, spec="az,bz->ab", dtype=I32)
+        else:
+            operands = (self._node("cast", v, dtype=dtype) for v in (x, weight))
+            product = self._node("contraction", *operands, spec="az,bz->ab")
+        product = self._node("cast", product, dtype=F32)
+        self.add("mul", [product, self._input(F32, columns)], False)
+
+    def _bytes(self, rows: Size, depth: int) -> Value:
+        """Given, or the whole parts of floats."""
+        if self.draws.chance(50):
+            return self._input(self.draws.choice((I8, U8)), rows, depth)
+        x = self._node("minimum", self._node("maximum", self._input(F32, rows, depth), self.number(-100.0, F32)),
+                       self.number(100.0, F32))  # fmt: skip
+        return self._node("cast", x, dtype=I8)
+
+    def bits(self) -> None:
+        """Pairs of bytes as half-precision floats."""
+        dtype, columns = self.draws.choice((F16, BF16)), self.draws.choice((5, 1, 19))
+        pairs = self._input(U8, columns, 8)
+        low, high = (
+            self._node("cast", self._node("slice", pairs, dim=-1, start=i, stop=8, step=2), dtype=I32) for i in (0, 1)
+        )
+        # Exponents stay in the middle: no numbers that overflow as soon as they are added.
+        high = self._node("or", self._node("and", high, self.number(0xBF, I32)), self.number(0x30, I32))
+        word = self._node("or", low, self._node("shift_left", high, self.number(8, I32)))
+        value = self._node("bitcast", self._node("cast", word, dtype=I16), dtype=dtype)
+        self.add("cast", [value], True, dtype=F32)
+
+    def _input(self, dtype: DType, *shape: Size) -> Value:
         value = self.graph.add_input(TensorType(dtype, shape, contiguous_strides(shape)), "packed")
         self.exact.add(value)
         return value

@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from fusec.codegen import target_named
-from fusec.codegen.program.build import build_program
 from fusec.codegen.program.constant_folding import ConstantFolding
 from fusec.codegen.program.kernels import ScheduleCache, build_kernels
+from fusec.codegen.program.program import build_program
 from fusec.codegen.tile.bounds import size_limits, unproven_accesses
 from fusec.codegen.tile.kernel import Kernel
 from fusec.compiler import context_for

@@ -102,6 +102,7 @@ class _Wide(Packed):
             self.binary, self.unary, self.reduce, self.view, self.view, self.cast, self.compare, self.choose,
             self.contract, self.concat, self.integer, self.divide, self.look_up, self.write, self.write_rows,
             self.source, self.hard, self.opaque, self.binary, self.convolve, self.packed,
+            self.bytes, self.bits,
         )  # fmt: skip
         try:
             self.draws.choice(kinds)()

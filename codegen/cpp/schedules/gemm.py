@@ -8,6 +8,7 @@ A large-M GEMM has no prologue; its rows are processed in blocks, each with a bl
 """
 
 import math
+from collections.abc import Hashable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -35,13 +36,15 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
 from fusec.loops.kinds import FEW_ROWS, Shape, is_computed, weight_of
 from fusec.loops.tables import Table, tables
 
-BLOCK_BYTES, LEAST_ROWS = 896 << 10, 192
-"""Size limit of a block of rows and their sums, which stay in the second-level cache; and its fewest rows."""
+BLOCK_BYTES = 896 << 10
+"""Size limit of a block of rows and their sums, which stay in the second-level cache."""
+LEAST_ROWS = 192
+"""The fewest rows of such a block."""
 PANEL_TILES = 4
 """The most tiles of columns of a block: ``dot.h`` keeps them in the first-level cache, contiguous if transposed."""
 LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
 """The fewest rows for which a frozen weight is prepacked transposed, by lanes of a register and type. With fewer,
-memory is the limit and folding few lanes costs little; few rows of bfloat16 are multiplied in pairs, which are
+it is memory-bound and the horizontal sums are cheap; few rows of bfloat16 are multiplied in pairs, which are
 contiguous without prepacking."""
 _NEVER = 1 << 62
 _PART = index_symbol("part")
@@ -128,7 +131,11 @@ class _Contraction:
             for left in dict.fromkeys(left for left, _ in contraction.pairs if left not in lefts):
                 loaded = left.kind == "load" and left.dtype == dtype and self._is_dense(left, bound)
                 if self.blocked_rows or loaded:
-                    offset = self._joined(self.emitter.offset(left.index, left.value.tensor), bound)
+                    offset = self.emitter.offset(left.index, left.value.tensor)
+                    if is_even(left, bound):
+                        offset = self._joined(offset, bound)
+                    else:
+                        offset = offset.subs({self.emitter.axis_symbol(a): 0 for a in bound})
                     buffer, step = self.emitter.buffers[left.value].name, stride(left, bound[-1])
                     lefts[left] = _Left(buffer, offset, self._row_stride(left), step)
                     continue
@@ -145,7 +152,7 @@ class _Contraction:
     def _shared_reductions(self) -> list[IndexedExpr]:
         """Return the reductions of the prologue that the epilogue reads as well, such as the mean of a norm."""
         if not self.rows:
-            return []  # of a single row they are in scope
+            return []  # a single row keeps them in scope
         return self.products.reductions((o.root for o in self.products.results), prologue=False)
 
     def _left_dtype(self, contraction: IndexedExpr) -> DType:
@@ -347,8 +354,12 @@ class _Contraction:
                 loops.enter_context(emitter.loop(steps, "serial"))
             loops.enter_context(emitter.loop(inner, "tile", self.tiling.lanes))
             rights = [right for _, right in contraction.pairs]
+            uneven = any(not is_even(left, contraction.bound) for left, _ in contraction.pairs)
+            apart = self.blocked_rows and uneven  # rows in scratch follow one another
+            offsets = [self._step(left, steps, inner) for left, _ in contraction.pairs] if apart else []
+            made = dict[Hashable, TableLookup]()
             for item, table in tables(rights, inner, self.tiling.lanes).items():
-                emitter.define(item, self._look_up(table))
+                emitter.define(item, self._look_up(table, made))
             values = tuple(str(emitter.emit(right)) for right in rights)
         right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, block)
         assert isinstance(right, Loop)
@@ -359,18 +370,27 @@ class _Contraction:
             right,
             values,
             block.length if block else self._row_count(),
+            tuple(offsets),
         )
 
-    def _look_up(self, table: Table) -> str:
-        """Append the look-up of a code in a table."""
+    def _step(self, left: IndexedExpr, steps: Axis, inner: Axis) -> sympy.Expr:
+        """Return the distance of a left operand's elements at an outer step of k from those at the first."""
+        symbols = [self.emitter.axis_symbol(a) for a in (inner, *self.rows, self.emitter.joint(self.blocked_rows))]
+        offset = self.emitter.offset(left.index, left.value.tensor).subs(dict.fromkeys(symbols, 0))
+        return sympy.expand(offset - offset.subs(self.emitter.axis_symbol(steps), 0))
+
+    def _look_up(self, table: Table, made: dict[Hashable, TableLookup]) -> str:
+        """Append the look-up of a code in a table, perhaps one that another look-up has made."""
         emitter = self.emitter
-        index = str(emitter.emit(table.code))
-        with emitter.loop(table.entry, "tile", self.tiling.lanes):
-            value = str(emitter.emit(table.value))
-        entries = emitter.inner.pop()
-        assert isinstance(entries, Loop)
-        emitter.inner.append(TableLookup(found := emitter.fresh(), index, entries, value))
-        return found
+        index, dst = str(emitter.emit(table.code)), emitter.fresh()
+        if table.key not in made:
+            with emitter.loop(table.entry, "tile", self.tiling.lanes):
+                value = str(emitter.emit(table.value))
+            entries = emitter.inner.pop()
+            assert isinstance(entries, Loop)
+            made[table.key] = TableLookup(dst, index, entries, value)
+        emitter.inner.append(replace(made[table.key], dst=dst, index=index))
+        return dst
 
     def _starts(self, bound: tuple[Axis, ...], columns: "_Block", block: "_Block | None") -> dict[sympy.Symbol, Size]:
         """Return the first index of a product's block along each of its axes."""
@@ -391,7 +411,7 @@ class _Contraction:
         if right.index[1] != Affine.of(summed) or self._left_dtype(contraction) != right.dtype:
             return False
         if right.dtype == BF16 and (k % 2 or not isinstance(left.row_stride, int) or left.row_stride % 2):
-            return False  # no pairs
+            return False  # pairs along k need even sizes
         rows, total = right.index[0], type.shape[0]
         if rows == Affine.of([(n, 1)]) and n.size == total:
             return True  # the last block may be shorter

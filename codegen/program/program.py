@@ -1,4 +1,4 @@
-"""Compilation of a grouped graph to a program: a Python function without control flow, and its kernels."""
+"""Compilation of a grouped graph to a program: a straight-line Python function, and its kernels."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
