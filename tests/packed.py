@@ -41,6 +41,19 @@ def groups() -> tuple[Tensor, Tensor]:
     return torch.randint(0, 16, shape, dtype=torch.uint8), scales(*shape)
 
 
+def half(blocks: Tensor, start: int) -> Tensor:
+    """The half-precision number in two bytes of each block."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16)
+
+
+def blocks(per: int, size: int, *starts: int) -> tuple[Tensor, ...]:
+    """Random blocks, each the bytes of so many elements, with small half-precision numbers from each start on."""
+    found = torch.randint(0, 256, (COLUMNS * DEPTH // per, size), dtype=torch.uint8)
+    for start in starts:
+        found[:, start : start + 2] = (torch.rand(found.shape[0], 1) * 0.01).half().view(torch.uint8)
+    return (found,)
+
+
 FORMS = {
     "int8 per channel": Packed(lambda q, s, t: q.to(t) * s.to(t)[:, None], lambda: (int8(), scales(COLUMNS))),
     "int8 per group": Packed(per_group, lambda: (int8(), *groups())),
@@ -99,6 +112,16 @@ FORMS = {
     "bytes that wrap around": Packed(
         lambda p, s, t: ((torch.cat([p & 15, p >> 4], -1) - 8).to(t) - 100) * s.to(t)[:, None],
         lambda: (nibbles(), scales(COLUMNS)),
+    ),
+    "GGUF Q4_0": Packed(  # halves of a block of 32 share bytes
+        lambda b, t: (
+            (torch.cat([b[:, 2:] & 15, b[:, 2:] >> 4], -1).to(torch.int8) - 8).to(t) * half(b, 0).to(t)
+        ).reshape(COLUMNS, DEPTH),
+        lambda: blocks(32, 18, 0),
+    ),
+    "float8 e4m3": Packed(
+        lambda q, s, t: q.to(t) * s.to(t)[:, None],
+        lambda: (torch.randn(COLUMNS, DEPTH).to(torch.float8_e4m3fn), scales(COLUMNS)),
     ),
     "booleans": Packed(
         lambda q, s, t: (q.to(t) - 0.5) * s.to(t)[:, None],

@@ -45,5 +45,9 @@ class Partition:
             pending |= before - second - seen
         return False
 
+    def is_convex(self, group: set[Node]) -> bool:
+        """Return whether no path leaves nodes that are to be a group and comes back, so that they may be one kernel."""
+        return not self.closes_cycle(group, group)
+
     def _predecessors(self, group: set[Node]) -> set[Node]:
         return set[Node]().union(*map(self.uses.predecessors, group))

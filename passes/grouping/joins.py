@@ -27,6 +27,7 @@ from fusec.refusal import Refusal
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 _INLINED = Trait.VIEW | Trait.SOURCE
+_CYCLE = Refusal("another kernel reads the one and is read by the other")
 TINY = 64
 """Elements up to which a kernel costs nothing but its launch."""
 
@@ -234,6 +235,8 @@ class Grouping:
     def _fuse_attention(self, node: Node) -> None:
         """Fuse the attention of which ``node`` is the last matmul, if it is one."""
         found = self.attentions.group_ending_at(node)
+        if isinstance(found, set) and not self.partition.is_convex(found):
+            found = _CYCLE
         if isinstance(found, Refusal):
             self.unfused_attention[node] = found
         elif found is not None:
@@ -256,7 +259,9 @@ class Grouping:
                 group.add(n)
             if n in group or n in self.uses.inlined:
                 stack += [v.producer for v in n.operands]
-        if len(group) > 1 and all(map(self._computes, group - {node})) and not self.candidates.refusal(group):
+        if len(group) == 1 or not all(map(self._computes, group - {node})):
+            return
+        if self.partition.is_convex(group) and not self.candidates.refusal(group):
             self.matmuls.add(node)
             self.partition.put(group)
 
@@ -315,7 +320,7 @@ class Grouping:
         if shared and not self._same_range(producer, second) and not self._reads_what_is_reduced(first, second):
             return Refusal("several kernels read its result")
         if self.partition.closes_cycle(first, second):
-            return Refusal("another kernel reads the one and is read by the other")
+            return _CYCLE
         together = self.candidates.estimate(inside)
         return together.refusal or self.candidates.loss(together, first, second)
 

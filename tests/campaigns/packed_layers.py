@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusec.quantization.formats import NF4
-from tests.packed import COLUMNS, DEPTH, FORMS, Packed, int8, nibbles, scales
+from tests.packed import COLUMNS, DEPTH, FORMS, Packed, blocks, half, int8, nibbles, scales
 
 BLOCK = 256
 """Elements of one block of the K formats of GGUF."""
@@ -73,30 +73,8 @@ def dense(dtype: torch.dtype) -> nn.Linear:
 # GGUF: blocks of bytes with their scales inside (ggml-common.h).
 
 
-def _halves(blocks: Tensor, start: int, count: int = 1) -> Tensor:
-    return blocks[:, start : start + 2 * count].contiguous().view(torch.float16)
-
-
-def _blocks(per: int, size: int, *starts: int) -> Callable[[], tuple[Tensor, ...]]:
-    """Random blocks of so many bytes, with small half-precision scales from each start on."""
-
-    def make() -> tuple[Tensor, ...]:
-        blocks = torch.randint(0, 256, (COLUMNS * DEPTH // per, size), dtype=torch.uint8)
-        for start in starts:
-            scale = (torch.rand(blocks.shape[0], 1) * 0.01).half()
-            blocks[:, start : start + 2] = scale.view(torch.uint8)
-        return (blocks,)
-
-    return make
-
-
 def _q8_0(b: Tensor, t: torch.dtype) -> Tensor:
-    return (b[:, 2:].view(torch.int8).to(t) * _halves(b, 0).to(t)).reshape(COLUMNS, DEPTH)
-
-
-def _q4_0(b: Tensor, t: torch.dtype) -> Tensor:
-    q = torch.cat([b[:, 2:] & 15, b[:, 2:] >> 4], -1).to(torch.int8) - 8
-    return (q.to(t) * _halves(b, 0).to(t)).reshape(COLUMNS, DEPTH)
+    return (b[:, 2:].view(torch.int8).to(t) * half(b, 0).to(t)).reshape(COLUMNS, DEPTH)
 
 
 def _q6_k(b: Tensor, t: torch.dtype) -> Tensor:
@@ -105,15 +83,15 @@ def _q6_k(b: Tensor, t: torch.dtype) -> Tensor:
     low = torch.stack([low.reshape(n, 2, 64) & 15, low.reshape(n, 2, 64) >> 4], 2).reshape(n, 2, 4, 32)
     high = torch.stack([high.reshape(n, 2, 32) >> i & 3 for i in (0, 2, 4, 6)], 2)
     q = ((low | high << 4).to(torch.int8) - 32).reshape(n, 16, 16).to(t)
-    return (q * (scale * _halves(b, 208).to(t))[..., None]).reshape(COLUMNS, -1)
+    return (q * (scale * half(b, 208).to(t))[..., None]).reshape(COLUMNS, -1)
 
 
 def _q4_k(b: Tensor, t: torch.dtype) -> Tensor:
     """Eight groups of 32, each with a scale and a minimum of six bits, packed in twelve bytes."""
     n, s = b.shape[0], b[:, 4:16].reshape(-1, 3, 4)
     low, high, rest = s[:, 0], s[:, 1], s[:, 2]
-    scale = torch.cat([low & 63, (rest & 15) | (low >> 6) << 4], -1).to(t) * _halves(b, 0).to(t)
-    least = torch.cat([high & 63, rest >> 4 | (high >> 6) << 4], -1).to(t) * _halves(b, 2).to(t)
+    scale = torch.cat([low & 63, (rest & 15) | (low >> 6) << 4], -1).to(t) * half(b, 0).to(t)
+    least = torch.cat([high & 63, rest >> 4 | (high >> 6) << 4], -1).to(t) * half(b, 2).to(t)
     q = b[:, 16:].reshape(n, 4, 1, 32)
     q = torch.cat([q & 15, q >> 4], 2).reshape(n, 8, 32).to(t)
     return (q * scale[..., None] - least[..., None]).reshape(COLUMNS, DEPTH)
@@ -143,18 +121,13 @@ _MORE = {
         ).reshape(COLUMNS, DEPTH),
         lambda: (nibbles(), scales(COLUMNS, DEPTH // 48), torch.tensor(FP4)),
     ),
-    "float8 e4m3, per channel": Packed(
-        lambda q, s, t: q.to(t) * s.to(t)[:, None],
-        lambda: (torch.randn(COLUMNS, DEPTH).to(torch.float8_e4m3fn), scales(COLUMNS)),
-    ),
     "float8 e5m2, per channel": Packed(
         lambda q, s, t: q.to(t) * s.to(t)[:, None],
         lambda: (torch.randn(COLUMNS, DEPTH).to(torch.float8_e5m2), scales(COLUMNS)),
     ),
-    "GGUF Q8_0": Packed(_q8_0, _blocks(32, 34, 0)),
-    "GGUF Q4_0": Packed(_q4_0, _blocks(32, 18, 0)),
-    "GGUF Q4_K": Packed(_q4_k, _blocks(BLOCK, 144, 0, 2)),
-    "GGUF Q6_K": Packed(_q6_k, _blocks(BLOCK, 210, 208)),
+    "GGUF Q8_0": Packed(_q8_0, lambda: blocks(32, 34, 0)),
+    "GGUF Q4_K": Packed(_q4_k, lambda: blocks(BLOCK, 144, 0, 2)),
+    "GGUF Q6_K": Packed(_q6_k, lambda: blocks(BLOCK, 210, 208)),
 }
 
 

@@ -30,8 +30,8 @@ def compiled(form: Packed, rows: int, dtype: torch.dtype) -> tuple[Compiled, Cal
     found = compile_graph(trace(layer, (x, residual, *parts), symbolic=False), replace(Config(), strict=True))
 
     def compare() -> Comparison:
-        rounded = [p.to(dtype) if p.is_floating_point() else p for p in parts]
-        dense = form.weight(*(p.double() if p.is_floating_point() else p for p in rounded), torch.float64)
+        rounded = [p.to(dtype) if p.dtype == torch.float32 else p for p in parts]
+        dense = form.weight(*(p.double() if p.dtype == dtype else p for p in rounded), torch.float64)
         reference = F.linear(F.rms_norm(x.double(), (DEPTH,)), dense) + residual.double()
         return compare_outputs([layer(x, residual, *parts)], found.program([x, residual, *parts]), [reference], dtype)
 
@@ -52,17 +52,45 @@ def test_a_packed_layer_is_one_kernel(form: Packed, rows: int, dtype: torch.dtyp
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_many_rows_of_a_packed_layer_are_one_kernel(form: Packed) -> None:
     """In float32, on a machine where generated products of many rows are as fast as the library's."""
+    many_rows(form, 70, torch.float32, profile(f32=100.0), ["kernel"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("form", ["int8 per group", "int4, neighbours in a byte", "GGUF Q4_0"])
+def test_many_rows_of_half_types(form: str, dtype: torch.dtype) -> None:
+    many_rows(FORMS[form], 70, dtype, profile(f32=100.0, bf16=100.0, f16=100.0), ["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "steps"),
+    [
+        ("int4, halves in a byte", 16, ["kernel"]),
+        ("int4, halves in a byte", 17, ["kernel", "vendor", "kernel"]),
+        ("int8 per channel", 6, ["kernel", "vendor", "kernel"]),
+    ],
+)
+def test_few_bits_are_unpacked_in_their_matmul_though_the_library_is_faster(
+    form: str, rows: int, steps: list[str]
+) -> None:
+    """Up to 48 rows; a weight of bytes is expanded for the library."""
+    many_rows(FORMS[form], rows, torch.bfloat16, profile(f32=100.0, bf16=1.0), steps)
+
+
+def many_rows(form: Packed, rows: int, dtype: torch.dtype, config: Config, steps: list[str]) -> None:
+    """Three times so many rows go through a layer, and a ReLU after it."""
     torch.manual_seed(0)
-    inputs = (torch.randn(3, 70, DEPTH), torch.randn(COLUMNS), *form.parts())
+    parts = tuple(p.to(dtype) if p.dtype == torch.float32 else p for p in form.parts())
+    inputs = (torch.randn(3, rows, DEPTH).to(dtype), torch.randn(COLUMNS).to(dtype), *parts)
 
     def layer(x: Tensor, bias: Tensor, *parts: Tensor) -> Tensor:
         return torch.relu(F.linear(x, form.weight(*parts, x.dtype), bias))
 
-    found = compile_graph(trace(layer, inputs, symbolic=False), profile(f32=100.0))
-    reference = layer(*(x.double() if x.is_floating_point() else x for x in inputs))
-    comparison = compare_outputs([layer(*inputs)], found.program(list(inputs)), [reference])
+    found = compile_graph(trace(layer, inputs, symbolic=False), config)
+    wide = torch.bfloat16, torch.float16, torch.float32
+    reference = layer(*(x.double() if x.dtype in wide else x for x in inputs))
+    comparison = compare_outputs([layer(*inputs)], found.program(list(inputs)), [reference], dtype)
     assert comparison.passed, comparison
-    assert [step.kind for step in found.program.steps] == ["kernel"]
+    assert [step.kind for step in found.program.steps] == steps
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

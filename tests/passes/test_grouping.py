@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import sympy
+import torch
 from hypothesis import given
+from torch import Tensor
+from torch.nn import functional as F
 
 from fusec.analysis.machine import CHIPS, Machine, assumed_cpu
 from fusec.config import Config
+from fusec.dynamo import backend_for
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import OPS, Trait
 from fusec.ir.types import BF16, BOOL, F32, F64, I64, Size, TensorType, contiguous_strides
@@ -22,7 +26,7 @@ from fusec.refusal import Refusal
 from fusec.remarks import Remark
 from tests.campaigns.fuzz.graphs import graphs
 from tests.contexts import context_of
-from tests.machines import cpu
+from tests.machines import cpu, profile
 
 
 class Model(Graph):
@@ -451,3 +455,27 @@ def test_overwriting_a_number_leaves_no_long_loop_to_one_thread(length: int, ker
     written = m.do("write", place, m.do("neg", place))
     regions = m.group(m.do("mul", x, written))
     assert len(regions) == kernels
+
+
+def packed_weight(x: Tensor, q: Tensor) -> Tensor:
+    weight = torch.stack([q & 15, q >> 4], -1).reshape(64, 128).to(x.dtype) - 8
+    q.add_(1)
+    return F.linear(x + q.float().mean().to(x.dtype), weight)
+
+
+def scores(x: Tensor, q: Tensor) -> Tensor:
+    weights = torch.softmax(x[None] @ q[None].to(x.dtype).repeat(1, 1, 2).mT, -1)
+    q.add_(1)
+    return weights @ (x[None, :1] + q[None].to(x.dtype).repeat(1, 1, 2))
+
+
+@pytest.mark.parametrize("model", [packed_weight, scores])
+def test_a_write_between_two_nodes_keeps_them_in_two_kernels(model: Callable[..., Tensor]) -> None:
+    """What is read before the write is needed after it: one kernel would have to run both before and after."""
+    torch.manual_seed(0)
+    x, q = torch.randn(20, 128).bfloat16(), torch.randint(0, 200, (64, 64), dtype=torch.uint8)
+    ours, changed = q.clone(), q.clone()
+    torch._dynamo.reset()
+    found = torch.compile(model, backend=backend_for(profile(f32=100.0, bf16=1.0)))(x, ours)
+    torch.testing.assert_close(found, model(x, changed), atol=0.05, rtol=0.05)
+    assert torch.equal(ours, changed)
