@@ -8,7 +8,7 @@ import torch
 from fusec.codegen.program.function_builder import FunctionBuilder
 from fusec.codegen.tile.sizes import sizes_text
 from fusec.ir.graph import Node, Value
-from fusec.ir.ops import Trait, split_spec
+from fusec.ir.ops import Trait, multiplies_bytes, split_spec
 from fusec.ir.types import I8, Size, contiguous_strides, product, same_size, simplify
 
 
@@ -17,7 +17,7 @@ def lower_contraction(code: FunctionBuilder, node: Node) -> None:
     (a_term, b_term), out_term = split_spec(node.attributes["spec"])
     if not _is_matmul(node, a_term, b_term, out_term):
         _call_einsum(code, node)
-    elif "dtype" in node.attributes:
+    elif multiplies_bytes(node.attributes):
         _call_matmul(code, node, a_term, b_term, out_term)
     elif _is_linear(node, a_term, b_term, out_term):
         # One call, as in eager, without the views that the general form needs.
@@ -72,9 +72,8 @@ def _call_matmul(code: FunctionBuilder, node: Node, a_term: str, b_term: str, ou
         target = code.fresh()
         code.line(f"{target} = {_view(name, merged, batch)}")
     code.step("vendor", "bmm" if batch else "mm", node.sources)
-    of_bytes = "dtype" in node.attributes
-    function = code.constant(torch._int_mm if of_bytes else torch.bmm if batch else torch.mm, "matmul")
-    code.line(f"{function}({a}, {b}, out={target})")
+    function = torch._int_mm if multiplies_bytes(node.attributes) else torch.bmm if batch else torch.mm
+    code.line(f"{code.constant(function, 'matmul')}({a}, {b}, out={target})")
 
 
 def lower_convolution(code: FunctionBuilder, node: Node) -> None:
@@ -120,7 +119,7 @@ def _call_einsum(code: FunctionBuilder, node: Node) -> None:
     a, b = (code.names[v] for v in node.operands)
     code.step("vendor", "einsum", node.sources)
     name = code.define(node.result, None)
-    if "dtype" in node.attributes:
+    if multiplies_bytes(node.attributes):
         a, b = (f"{x}.int()" for x in (a, b))
     code.line(f"{name} = {function}({node.attributes['spec']!r}, {a}, {b})")
 

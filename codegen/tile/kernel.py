@@ -161,7 +161,8 @@ class Compute(Definition):
     """``dst = op(operands)``, one pointwise operation of ``fusec.ir.ops``, computed in ``dtype``.
 
     Besides, there are ``fma`` and, on GPUs, ``exp_of_weight``: e^x for x at most 0, whose error grows with -x.
-    For ``cast``, ``dtype`` is the compute type of the result, and ``rounds_to`` the dtype it rounds to.
+    For ``cast``, ``dtype`` is the compute type of the result, and ``rounds_to`` the dtype it rounds to; for
+    ``bitcast``, ``rounds_to`` is the dtype whose bits are read.
     Comparisons carry the dtype of their operands and define a bool.
     """
 

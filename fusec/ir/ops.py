@@ -72,11 +72,8 @@ def _tensors(types: tuple[Type, ...]) -> list[TensorType]:
 
 def _pointwise(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     tensors = _tensors(types)
-    dtype = attributes.get("dtype", tensors[0].dtype)
-    if "dtype" not in attributes and len({x.dtype for x in tensors}) != 1:
+    if len({x.dtype for x in tensors}) != 1:
         raise TypeError(f"operands have different dtypes: {', '.join(map(str, tensors))}")
-    if "dtype" in attributes and (dtype != t.I32 or not all(x.dtype in (t.I8, t.U8) for x in tensors)):
-        raise TypeError(f"{', '.join(map(str, tensors))}: bytes, whose products are summed in i32, are expected")
     shape = t.broadcast(*(x.shape for x in tensors))
     for x in tensors:
         if t.same_shape(x.shape, shape):
@@ -140,9 +137,10 @@ def _contraction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type,
     if len(terms) != len(tensors):
         raise ValueError(f"spec {attributes['spec']} names {len(terms)} operands, not {len(tensors)}")
     dtype = attributes.get("dtype", tensors[0].dtype)
-    if "dtype" not in attributes and len({x.dtype for x in tensors}) != 1:
+    of_bytes = multiplies_bytes(attributes)
+    if not of_bytes and len({x.dtype for x in tensors}) != 1:
         raise TypeError(f"operands have different dtypes: {', '.join(map(str, tensors))}")
-    if "dtype" in attributes and (dtype != t.I32 or not all(x.dtype in (t.I8, t.U8) for x in tensors)):
+    if of_bytes and (dtype != t.I32 or not all(x.dtype in (t.I8, t.U8) for x in tensors)):
         raise TypeError(f"{', '.join(map(str, tensors))}: bytes, whose products are summed in i32, are expected")
     for term, x in zip(terms, tensors, strict=True):
         if len(term) != x.rank:
@@ -157,6 +155,11 @@ def split_spec(spec: str) -> tuple[list[str], str]:
     """Split a contraction's ``spec`` into operand terms and result term: ``ab,cb->ac`` into ``[ab, cb], ac``."""
     left, _, out = spec.partition("->")
     return left.split(","), out
+
+
+def multiplies_bytes(attributes: Attributes) -> bool:
+    """Return whether a contraction multiplies int8 or uint8 and sums in int32."""
+    return "dtype" in attributes
 
 
 def _convolution(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait, split_spec
+from fusec.ir.ops import Trait, multiplies_bytes, split_spec
 from fusec.ir.types import DType, TensorType, accumulation, evaluate_size, evaluate_sizes
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.opaque import call_opaque
@@ -139,7 +139,7 @@ class Machine:
 
         Libraries may sum a matmul with a single result in one chain, which is less exact than eager's dot product.
         """
-        if "dtype" in node.attributes:
+        if multiplies_bytes(node.attributes):
             a, b = (x.to(torch_dtype(node.attributes["dtype"])) for x in (a, b))
         result = torch.einsum(node.attributes["spec"], a, b)
         terms, out = split_spec(node.attributes["spec"])

@@ -9,7 +9,7 @@ from fusec.analysis.outline import outline
 from fusec.analysis.partition import Partition
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait, split_spec
+from fusec.ir.ops import Trait, multiplies_bytes, split_spec
 from fusec.ir.structure import spelling
 from fusec.ir.types import TensorType, contiguous_strides
 from fusec.loops.attention import NO_ATTENTION
@@ -181,7 +181,7 @@ class Grouping:
     def _is_generated(self, node: Node) -> bool:
         (left, right), out = split_spec(node.attributes["spec"])
         is_batch = set(left) & set(right) & set(out)
-        summed = node.operands[0].dtype.is_float or "dtype" in node.attributes  # a library sums other integers
+        summed = node.operands[0].dtype.is_float or multiplies_bytes(node.attributes)  # a library sums other integers
         plain = not is_batch and summed and node.result.tensor.numel != 0
         return plain and (not self.candidates.refusal({node}) or self._materialize_views(node))
 

@@ -96,13 +96,17 @@ def test_the_smallest_shapes(dtypes: tuple[torch.dtype, torch.dtype], rows: int,
     assert torch.equal(found.program([x, w])[0], run(x, w))
 
 
-def test_long_sums_of_floats_are_left_alone() -> None:
-    """Of more elements than 32 bits can hold sums of."""
-    x, w = torch.ones(2, 40_000, dtype=torch.uint8), torch.ones(8, 40_000, dtype=torch.uint8)
-    graph = trace(lambda x, w: F.linear(x.float(), w.float()), (x, w), symbolic=False)
-    found = compile_graph(graph, replace(Config(), strict=True))
-    assert torch.equal(found.program([x, w])[0], torch.full((2, 8), 40_000.0))
-    assert all("dtype" not in n.attributes for n in found.graph.nodes if n.is_op("contraction"))
+def test_products_of_single_bytes_are_summed_in_int32() -> None:
+    x, w = (torch.full((rows, 1), -128, dtype=torch.int8) for rows in (3, 5))
+    assert torch.equal(
+        built(lambda x, w: torch._int_mm(x, w.t()), (x, w)).program([x, w])[0], torch.full((3, 5), 1 << 14).int()
+    )
+
+
+def test_sums_of_floats_that_int32_cannot_hold_stay_floats() -> None:
+    x, w = (torch.full((rows, 40_000), 255, dtype=torch.uint8) for rows in (2, 8))
+    found = built(lambda x, w: F.linear(x.float(), w.float()), (x, w)).program([x, w])[0]
+    torch.testing.assert_close(found, torch.full((2, 8), 40_000.0 * 255 * 255), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("mistake", [lambda x: x.clamp(-100, 100), lambda x: x.roll(1, 1), lambda x: -x])

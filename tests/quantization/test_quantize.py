@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import fusec
 from fusec.dynamo import backend_for, compiled_graphs
 from fusec.errors import OptionError
-from fusec.quantization.formats import format_named
+from fusec.quantization.formats import format_named, quantized_rows
 from fusec.quantization.linear import QuantizedLinear
 from fusec.quantization.rounding import round_for_inputs, round_to_nearest
 from tests.machines import profile
@@ -137,6 +137,11 @@ def test_quantized_inputs(shape: tuple[int, ...]) -> None:
         error = layer(x) - dense
     assert error.shape == (*shape[:-1], 8)
     assert (error.abs() <= 0.02 * x.abs().amax(-1, keepdim=True)).all()
+
+
+def test_the_codes_of_a_row_reach_127_and_no_further() -> None:
+    codes, _ = quantized_rows(torch.randn(50, 64) * torch.logspace(-30, 30, 50)[:, None])
+    assert (codes.int().abs().amax(-1) == 127).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
