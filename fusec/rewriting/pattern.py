@@ -12,7 +12,7 @@ import sympy
 from fusec.errors import DeclarationError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import DType
+from fusec.ir.types import DTYPES, DType
 from fusec.rewriting.application import apply_declared
 from fusec.rewriting.fusion import FUSIONS, Fusion, Parameter
 from fusec.rewriting.index import Index, Kind
@@ -72,21 +72,46 @@ class PatternLibrary:
         seen: list[Any] = []
         for present in choices(declared.parameters):
             for spelling in spellings(declared):
-                title = self.title(declared, spelling, dtype, present)
-                if index is not None and title in self.kinds and not index.holds_all(self.kinds[title]):
+                known = () if index is None else self.known_kinds(declared, spelling, dtype, present)
+                if index is not None and known and not index.holds_all(known):
                     continue
-                try:
-                    pattern = self.pattern(declared, spelling, dtype, present, _FREE_RANK)
-                except DeclarationError as reason:
-                    self.broken[declared.name, spelling] = str(reason)
-                    continue
-                if title:
-                    self.kinds[title] = pattern.kinds if pattern is not None else _NEVER
+                pattern = self.pattern_or_none(declared, spelling, dtype, present)
                 if pattern is None or pattern.fingerprint in seen:
                     continue
                 if index is None or index.holds_all(pattern.kinds):
                     seen.append(pattern.fingerprint)
                     yield pattern
+
+    def known_kinds(
+        self, declared: Declaration, spelling: str, dtype: DType, present: tuple[str, ...]
+    ) -> tuple[Kind, ...]:
+        """Return the operations of a pattern as far as they are known without tracing it.
+
+        An optional operand only adds operations and a dtype only changes casts, in fusec's own declarations. So the
+        pattern that has only what is required is traced first, in one dtype, and bounds the others from below.
+        """
+        title = self.title(declared, spelling, dtype, present)
+        if not title or title in self.kinds:
+            return self.kinds.get(title, ())
+        *_, least = choices(declared.parameters)
+        others = (self.kinds.get(self.title(declared, spelling, d, least), _NEVER) for d in DTYPES.values())
+        known = next((kinds for kinds in others if kinds != _NEVER), None)
+        if known is None and self.pattern_or_none(declared, spelling, dtype, least):
+            known = self.kinds[self.title(declared, spelling, dtype, least)]
+        return tuple(kind for kind in known or () if kind[0] != "cast")
+
+    def pattern_or_none(
+        self, declared: Declaration, spelling: str, dtype: DType, present: tuple[str, ...]
+    ) -> Pattern | None:
+        """Return a pattern at the usual rank, and note its operations, or why there is none."""
+        try:
+            pattern = self.pattern(declared, spelling, dtype, present, _FREE_RANK)
+        except DeclarationError as reason:
+            self.broken[declared.name, spelling] = str(reason)
+            return None
+        if title := self.title(declared, spelling, dtype, present):
+            self.kinds[title] = pattern.kinds if pattern is not None else _NEVER
+        return pattern
 
     def title(self, declared: Declaration, spelling: str, dtype: DType, present: tuple[str, ...]) -> str:
         """Return the key in ``kinds`` of a pattern that fusec's sources alone determine; empty for any other."""

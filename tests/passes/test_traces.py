@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.ir.equality import equal_graphs
 from fusec.ir.graph import Graph
-from fusec.ir.types import BF16, F32, DType, TensorType
+from fusec.ir.types import BF16, F32, F64, DType, TensorType
 from fusec.passes.canonicalize import normalize
 from fusec.passes.patterns import trace_types
 from fusec.passes.raising.norms import rms_norm
@@ -232,6 +233,21 @@ def test_the_next_process_makes_only_patterns_whose_operations_a_graph_has(dtype
     everything = [p for d in OWN for p in patterns.patterns(d, dtype)]
     assert wanted[0] == wanted[1] == [p.fingerprint for p in everything if index.holds_all(p.kinds)] != []
     assert 3 * counts[1] < counts[0]
+
+
+def test_the_least_pattern_in_one_dtype_bounds_the_operations_of_all() -> None:
+    made, bounds = library(Traces(trace_types)), 0
+    for known_in, dtype in permutations((F32, BF16, F64), 2):
+        for declared, present in [(d, present) for d in OWN for present in choices(d.parameters)]:
+            *_, least = choices(declared.parameters)
+            for spelling in spellings(declared):
+                made.kinds.clear()
+                made.pattern_or_none(declared, spelling, known_in, least)
+                known = made.known_kinds(declared, spelling, dtype, present)
+                pattern = made.pattern_or_none(declared, spelling, dtype, present)
+                assert pattern is None or set(known) <= set(pattern.kinds), (declared, spelling, present, dtype)
+                bounds += bool(known)
+    assert bounds > 100
 
 
 def test_nothing_is_known_of_patterns_that_others_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
