@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import accumulation
+from fusec.ir.types import accumulation, estimate, product
 from fusec.loops.affine import Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, below, ordered, stride
+from fusec.loops.indexing import IndexedExpr, LoopNest, below, ordered, stride, walk
 
 NO_ATTENTION = "no generated attention"
 """The beginning of each reason why a matmul and another that reads its result are not one attention kernel."""
@@ -151,15 +151,21 @@ def _softmax(nest: LoopNest, product: IndexedExpr, weighted: IndexedExpr, weight
 
 
 def _operands(nest: LoopNest, softmax: Softmax, value: IndexedExpr) -> Attention:
-    """Return an attention with its operands and their axes; keys and values must be loaded, else ScheduleError."""
+    """Return an attention with its operands and their axes.
+
+    Raises:
+        ScheduleError: where keys or values are neither loaded nor unpacked.
+    """
     keys, depth = softmax.keys, softmax.depth
     query, key = softmax.product.operands
     if keys in query.axes:
         query, key = key, query
     key, factors = _without_factors(key)
-    value, value_factors = _without_factors(value)
-    loaded = value.kind == "load" and key.kind == "load" and not value_factors
-    if not loaded or keys in query.axes or keys not in key.axes:
+    plain, value_factors = _without_factors(value)
+    if not value_factors:
+        value = plain
+    readable = all(item.kind == "load" or is_unpacked(item) for item in (key, value))
+    if not readable or keys in query.axes or keys not in key.axes:
         raise _refused("its keys or values are computed in the same kernel")
     batch = key.axes - {keys, depth}
     queries = query.axes - batch - {depth}
@@ -189,8 +195,8 @@ def _check_axes(nest: LoopNest, attention: Attention) -> None:
 def _check_strides(attention: Attention) -> None:
     """Raise ScheduleError where the schedule for few queries cannot load vectors of keys or values."""
     key, value = attention.key, attention.value
-    contiguous = stride(value, attention.columns) == 1
-    contiguous &= 1 in (stride(key, attention.depth), stride(key, attention.keys))
+    contiguous = is_unpacked(value) or stride(value, attention.columns) == 1
+    contiguous &= is_unpacked(key) or 1 in (stride(key, attention.depth), stride(key, attention.keys))
     if attention.rows <= FEW_QUERIES and not contiguous:
         raise _refused("its keys or values are not contiguous")
 
@@ -205,6 +211,18 @@ def _without_factors(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, I
         inner, factors = _without_factors(item.operands[0])
         return inner, (*factors, (item.node.op.name, item.operands[1]))
     return item, ()
+
+
+def is_unpacked(item: IndexedExpr) -> bool:
+    """Return whether a kernel computes an operand, element by element, of fewer bytes than it has: of int8 and scales."""
+    items = list(walk([item]))
+    if item.kind != "pointwise" or any(i.kind not in ("load", "pointwise", "constant", "index") for i in items):
+        return False
+    return sum(_bytes(i) for i in items if i.kind == "load") < _bytes(item)
+
+
+def _bytes(item: IndexedExpr) -> int:
+    return item.dtype.bytes * estimate(product(tuple(axis.size for axis in item.axes)))
 
 
 def _is_shifted(item: IndexedExpr, scores: IndexedExpr, keys: Axis) -> bool:

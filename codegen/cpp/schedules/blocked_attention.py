@@ -131,6 +131,9 @@ class BlockedAttention(ABC):
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
         self.factor = self.scratch("factor", 1)
+        if any(item.kind != "load" for item in (self.parts.key, self.parts.value)):
+            size = self.keys * max(self.depth, self.columns)
+            self.unpacked = emitter.add_scratch(self.dtype, size, "unpacked").name
         self._start(queries)
         start, stop = VisibleKeys(emitter, self.parts, self.inner_range, self._at_run_time).range(self.keys)
         self.last_key = stop
@@ -173,12 +176,26 @@ class BlockedAttention(ABC):
 
     def _block(self, queries: str) -> None:
         """Process one block of keys: scores, softmax, weighted values."""
-        emitter = self.emitter
+        emitter, parts = self.emitter, self.parts
+        self._unpack(parts.key, parts.depth)
         emitter.inner.append(self.scoring(queries))
         with self.rows():
             self._softmax()
         self._rescale_sums()
+        self._unpack(parts.value, parts.columns)
         emitter.inner.append(self.weighing())
+
+    def _unpack(self, item: IndexedExpr, along: Axis) -> None:
+        """Store the block of keys or values, where they are computed, as rows in scratch."""
+        if item.kind == "load":
+            return
+        emitter, keys = self.emitter, self.parts.keys
+        place = (emitter.axis_symbol(keys) - self.first_key) * static_size(along) + emitter.axis_symbol(along)
+        with (
+            emitter.loop(keys, "serial", 1, *self.block_keys_range()),
+            emitter.loop(along, "tile", self.tiling.lanes),
+        ):
+            self._store(self.unpacked, sympy.expand(place), emitter.emit(item))
 
     def _seen(self) -> str | None:
         """Emit whether any query here sees any key of the block, according to the loaded mask; None without one."""
@@ -258,8 +275,11 @@ class BlockedAttention(ABC):
         self.emitter.inner.append(Store(buffer, offset, value))
 
     def matrix(self, item: IndexedExpr, down: Axis, right: Axis) -> Matrix:
-        """Return a loaded operand as a matrix, from the first key of the block on."""
+        """Return keys or values as a matrix, from the first key of the block on."""
         emitter, parts = self.emitter, self.parts
+        if item.kind != "load":
+            size = static_size(down if right is parts.keys else right)
+            return Matrix(self.unpacked, sympy.Integer(0), *(size if a is parts.keys else 1 for a in (down, right)))
         first = {emitter.axis_symbol(a): 0 for a in (parts.depth, parts.columns)}
         first[emitter.axis_symbol(parts.keys)] = self.first_key
         offset = sympy.expand(emitter.offset(item.index, item.value.tensor).subs(first))
