@@ -205,7 +205,7 @@ class _Classifier:
             fused, fused=False, node=word(at.node), clause=clause, expected=expected, found=found,
             place=str(place), text=place.text, bytes_lost=lost,
         )  # fmt: skip
-        remark = self.remark_on(at)
+        remark = self.remark_on(at, fused.site)
         if remark is not None:
             status = replace(status, found=f"{found}, since {remark.reason}", edit=remark.suggestion)
         elif at.kind == "opaque":
@@ -216,13 +216,16 @@ class _Classifier:
         unknown = f"none known: no spelling of {nearest.subject} is like it" if nearest else _UNSUPPORTED
         return status if status.edit else replace(status, edit=unknown)
 
-    def remark_on(self, at: Operation) -> Remark | None:
-        """Return the remark about the operation at fault, if there is one."""
+    def remark_on(self, at: Operation, site: Site) -> Remark | None:
+        """Return the remark about the operation at fault, or about the attention of the site, if there is one."""
         places = {str(s) for s in at.node.sources}
         names = {at.node.op.name, str(at.node.attributes.get("target", ""))}
-        about = [r for r in self.subject.remarks if r.kind != "passed" and r.reason and places & {*r.sources}]
+        reasons = [r for r in self.subject.remarks if r.kind != "passed" and r.reason]
+        about = [r for r in reasons if places & {*r.sources}]
         exact = [r for r in about if r.subject in names and "clause" not in r.figures]
-        return next(iter([*exact, *(r for r in about if r.subject == "attention")]), None)
+        attention = [r for r in reasons if r.subject == site.kind == "attention"]
+        inside = [r for r in attention if any(_within(place.partition(", ")[0], site) for place in r.sources)]
+        return next(iter([*exact, *inside, *(r for r in about if r.subject == "attention")]), None)
 
     def nearest(self, site: Site) -> Remark | None:
         """Return the remark of the pattern that matched furthest within a site."""
@@ -248,7 +251,7 @@ def _reaches(module: str, other: str) -> bool:
 
 
 def _within(module: str, site: Site) -> bool:
-    return any(module == part or module.startswith(f"{part}.") for part in (site.module, *site.parts))
+    return any(not part or module == part or module.startswith(f"{part}.") for part in (site.module, *site.parts))
 
 
 def _reach(start: list[Operation], within: dict[Operation, None], along: str) -> set[Operation]:

@@ -214,7 +214,7 @@ def _without_factors(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, I
 
 
 def is_unpacked(item: IndexedExpr) -> bool:
-    """Return whether a kernel computes an operand, element by element, of fewer bytes than it has: of int8 and scales."""
+    """Return whether a kernel computes an operand elementwise from fewer bytes than it has, as from int8 and scales."""
     items = list(walk([item]))
     if item.kind != "pointwise" or any(i.kind not in ("load", "pointwise", "constant", "index") for i in items):
         return False

@@ -133,6 +133,49 @@ def sites_shown(model: nn.Module, *inputs: Tensor) -> str:
     return as_text(site_view(explain_subjects(subjects(model, *inputs), "shown", model)), 200)
 
 
+class RootNorm(nn.Module):
+    """The root of a model is a site too, whose module path is empty."""
+
+    def __init__(self, eps_inside: bool) -> None:
+        super().__init__()
+        self.eps_inside = eps_inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = (x * x).mean(-1, keepdim=True)
+        return x / ((mean + 1e-6).sqrt() if self.eps_inside else mean.sqrt() + 1e-6)
+
+
+RootNorm.__name__ = "RMSNorm"
+
+
+@pytest.mark.parametrize("eps_inside", [True, False])
+def test_a_norm_that_is_the_whole_model(eps_inside: bool) -> None:
+    (status,) = judged(RootNorm(eps_inside), torch.randn(2, 4, 64))
+    assert status.fused and status.recognised is eps_inside
+    assert eps_inside or "move `add` with eps inside `sqrt`" in status.edit
+
+
+class ReturnsWeights(nn.Module):
+    """Attention that returns its probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (layer(x).unflatten(-1, (4, 8)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        weights = torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2)), weights
+
+
+ReturnsWeights.__name__ = "Attention"
+
+
+def test_an_attention_that_is_the_whole_model_has_the_edit_of_its_remark() -> None:
+    (status,) = [s for s in judged(ReturnsWeights(), torch.randn(2, 6, 32)) if s.site.kind == "attention"]
+    assert not status.fused and status.edit == "return only the result of the second matmul"
+
+
 def test_a_site_without_a_name_is_listed() -> None:
     text = sites_shown(nn.Sequential(RMSNorm(), nn.RMSNorm(16)), torch.randn(40, 16))
     assert "Not recognised" in text and "move `add` with eps inside `sqrt`" in text
