@@ -256,7 +256,7 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
 struct __attribute__((packed, aligned(2), may_alias)) word { int32_t bits; };
 template <class A, class R, int N> struct Lanes {
   typedef typename Raw<A, N>::type row;
-  template <class Count> static LANEWISE row of(const R* p, Count count) { return load<N>(p, count).v; }
+  template <class Count> static LANEWISE row of(const R* p, Count count) { return cast<A>(load<N>(p, count)).v; }
   template <class L> static LANEWISE A factor(const L* p) { return A(load(p)); }
   static LANEWISE row add(row sum, A x, row y) { return sum + x * y; }
 };

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import accumulation, estimate, product
+from fusec.ir.types import I8, U8, accumulation, estimate, product
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, below, ordered, stride, walk
 
@@ -219,6 +219,20 @@ def is_unpacked(item: IndexedExpr) -> bool:
     if item.kind != "pointwise" or any(i.kind not in ("load", "pointwise", "constant", "index") for i in items):
         return False
     return sum(_bytes(i) for i in items if i.kind == "load") < _bytes(item)
+
+
+def scale_behind(item: IndexedExpr, summed: Axis) -> tuple[IndexedExpr, IndexedExpr | None]:
+    """Return the codes of unpacked keys or values, as loaded, and the scale that may multiply the sum over an axis.
+
+    Without one, because it differs along the axis or the product is rounded, return the operand and None.
+    """
+    if item.kind == "pointwise" and item.node.is_op("mul"):
+        for codes, scale in (item.operands, item.operands[::-1]):
+            while codes.kind == "pointwise" and codes.node.is_op("cast"):
+                (codes,) = codes.operands
+            if codes.kind == "load" and codes.dtype in (I8, U8) and summed not in scale.axes:
+                return codes, scale
+    return item, None
 
 
 def _bytes(item: IndexedExpr) -> int:

@@ -17,7 +17,7 @@ from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbo
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size
 from fusec.loops.affine import Axis
-from fusec.loops.attention import FEW_QUERIES, Attention
+from fusec.loops.attention import FEW_QUERIES, Attention, scale_behind
 from fusec.loops.indexing import LoopNest
 
 _QUERIES = 64
@@ -83,11 +83,11 @@ class _AlongQueries(BlockedAttention):
         return accumulator  # lanes are rows
 
     def scoring(self, queries: str) -> Dot:
-        left = self.matrix(self.parts.key, self.parts.keys, self.parts.depth)
+        left = self.matrix(self.key, self.parts.keys, self.parts.depth)
         return Dot(_rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, self.count, self.depth)
 
     def weighing(self) -> Dot:
-        left = self.matrix(self.parts.value, self.parts.columns, self.parts.keys)
+        left = self.matrix(self.value, self.parts.columns, self.parts.keys)
         weights = _rows(self.scores, _QUERIES)
         return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, self.count, self.key_count, True)
 
@@ -105,6 +105,9 @@ class _AlongKeys(BlockedAttention):
 
     def __init__(self, emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> None:
         super().__init__(emitter, nest, attention, tiling)
+        # With so few queries, unpacking takes longer than the products.
+        self.key, self.key_scale = scale_behind(attention.key, attention.depth)
+        self.value, self.value_scale = scale_behind(attention.value, attention.columns)
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
         self.shares = self._worthwhile_shares()
@@ -153,12 +156,12 @@ class _AlongKeys(BlockedAttention):
         return self.emitter.fold(op, accumulator, self.dtype)
 
     def scoring(self, queries: str) -> Dot:
-        right = self.matrix(self.parts.key, self.parts.depth, self.parts.keys)
+        right = self.matrix(self.key, self.parts.depth, self.parts.keys)
         left = _rows(queries, self.depth)
         return Dot(_rows(self.scores, self.keys), left, right, self.row_count, self.key_count, self.depth)
 
     def weighing(self) -> Dot:
-        right = self.matrix(self.parts.value, self.parts.keys, self.parts.columns)
+        right = self.matrix(self.value, self.parts.keys, self.parts.columns)
         left = _rows(self.scores, self.keys)
         sums = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
         return Dot(sums, left, right, self.row_count, self.columns, self.key_count, True)

@@ -94,6 +94,10 @@ class BlockedAttention(ABC):
         self.softmax, self.load = OnlineSoftmax(emitter, attention), emitter.load
         self.dtype = self.softmax.dtype
         self.depth, self.columns = static_size(attention.depth), static_size(attention.columns)
+        self.key, self.value = attention.key, attention.value
+        self.key_scale: IndexedExpr | None = None
+        """Multiplies the products with the keys, where the keys are read without it."""
+        self.value_scale: IndexedExpr | None = None
         for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
             emitter.axis_name(axis)
         self.inner_range: dict[sympy.Symbol, tuple[Size, Size]] = {}
@@ -131,7 +135,7 @@ class BlockedAttention(ABC):
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
         self.factor = self.scratch("factor", 1)
-        if any(item.kind != "load" for item in (self.parts.key, self.parts.value)):
+        if any(item.kind != "load" for item in (self.key, self.value)):
             size = self.keys * max(self.depth, self.columns)
             self.unpacked = emitter.add_scratch(self.dtype, size, "unpacked").name
         self._start(queries)
@@ -177,12 +181,12 @@ class BlockedAttention(ABC):
     def _block(self, queries: str) -> None:
         """Process one block of keys: scores, softmax, weighted values."""
         emitter, parts = self.emitter, self.parts
-        self._unpack(parts.key, parts.depth)
+        self._unpack(self.key, parts.depth)
         emitter.inner.append(self.scoring(queries))
         with self.rows():
             self._softmax()
         self._rescale_sums()
-        self._unpack(parts.value, parts.columns)
+        self._unpack(self.value, parts.columns)
         emitter.inner.append(self.weighing())
 
     def _unpack(self, item: IndexedExpr, along: Axis) -> None:
@@ -226,8 +230,11 @@ class BlockedAttention(ABC):
         emitter.kept = {parts.product: (scores, place)}
         peak = emitter.accumulator("max", self.dtype, True)
         with self.block_keys():
+            if self.key_scale is not None:
+                found = self.load(self.scores, place)
+                emitter.define(parts.product, softmax.compute("mul", found, emitter.emit(self.key_scale)))
             score = emitter.emit(parts.scores)
-            if parts.scores is not parts.product:
+            if parts.scores is not parts.product or self.key_scale is not None:
                 self._store(self.scores, place, score)
             emitter.inner.append(Update(peak, "max", (score,)))
         emitter.kept = {parts.scores: (scores, place)}
@@ -237,7 +244,10 @@ class BlockedAttention(ABC):
         sums = emitter.accumulator("sum", self.dtype, True)
         with self.block_keys():
             weight = softmax.exponential(emitter.emit(parts.scores), base)
-            self._store(self.scores, place, weight)
+            scaled = weight
+            if self.value_scale is not None:
+                scaled = softmax.compute("mul", weight, emitter.emit(self.value_scale))
+            self._store(self.scores, place, scaled)
             emitter.inner.append(Update(sums, "sum", (weight,)))
         before = softmax.rescaled(self.load(self.total, self.state()), factor)
         total = softmax.compute("add", before, self.folded("sum", sums))
