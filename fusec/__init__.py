@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from fusec.debug.explain import explain
     from fusec.debug.optimize import opt
     from fusec.dynamo import backend
+    from fusec.quantization.cache import quantized_cache
     from fusec.quantization.quantize import quantize
     from fusec.rewriting.fusion import Dims, fusion
     from fusec.rewriting.rule import rewrite
     from fusec.viz.html import view
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Dims", "backend", "bisect", "capture", "explain", "fusion", "opt", "quantize", "rewrite", "view"]
+__all__ = [
+    "Config", "Dims", "backend", "bisect", "capture", "explain", "fusion", "opt", "quantize", "quantized_cache",
+    "rewrite", "view",
+]  # fmt: skip
 
 _HOMES = {
     "Config": "fusec.config",
@@ -33,6 +37,7 @@ _HOMES = {
     "fusion": "fusec.rewriting.fusion",
     "opt": "fusec.debug.optimize",
     "quantize": "fusec.quantization.quantize",
+    "quantized_cache": "fusec.quantization.cache",
     "rewrite": "fusec.rewriting.rule",
     "view": "fusec.viz.html",
 }
