@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import I8, U8, accumulation, estimate, product
+from fusec.ir.types import I8, U8, accumulation, estimate, holds_all, product
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, below, ordered, stride, walk
 
@@ -195,10 +195,15 @@ def _check_axes(nest: LoopNest, attention: Attention) -> None:
 def _check_strides(attention: Attention) -> None:
     """Raise ScheduleError where the schedule for few queries cannot load vectors of keys or values."""
     key, value = attention.key, attention.value
-    contiguous = is_unpacked(value) or stride(value, attention.columns) == 1
-    contiguous &= is_unpacked(key) or 1 in (stride(key, attention.depth), stride(key, attention.keys))
+    contiguous = is_unpacked(value) or has_rows(value, attention.columns)
+    contiguous &= is_unpacked(key) or has_rows(key, attention.depth, attention.keys)
     if attention.rows <= FEW_QUERIES and not contiguous:
         raise _refused("its keys or values are not contiguous")
+
+
+def has_rows(item: IndexedExpr, *axes: Axis) -> bool:
+    """Return whether a load is contiguous along one of these axes."""
+    return any(stride(item, axis) == 1 for axis in axes)
 
 
 def _without_factors(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, IndexedExpr], ...]]:
@@ -227,12 +232,21 @@ def scale_behind(item: IndexedExpr, summed: Axis) -> tuple[IndexedExpr, IndexedE
     Without one, because it differs along the axis or the product is rounded, return the operand and None.
     """
     if item.kind == "pointwise" and item.node.is_op("mul"):
-        for codes, scale in (item.operands, item.operands[::-1]):
-            while codes.kind == "pointwise" and codes.node.is_op("cast"):
-                (codes,) = codes.operands
-            if codes.kind == "load" and codes.dtype in (I8, U8) and summed not in scale.axes:
+        for factor, scale in (item.operands, item.operands[::-1]):
+            codes = _loaded_codes(factor)
+            if codes is not None and summed not in scale.axes:
                 return codes, scale
-    return item, None
+    return _loaded_codes(item) or item, None
+
+
+def _loaded_codes(item: IndexedExpr) -> IndexedExpr | None:
+    """Return the load of int8 or uint8 that an operand is, but for casts that keep its value."""
+    while item.kind == "pointwise" and item.node.is_op("cast"):
+        (narrow,) = item.operands
+        if not holds_all(item.dtype, narrow.dtype):
+            return None
+        item = narrow
+    return item if item.kind == "load" and item.dtype in (I8, U8) else None
 
 
 def _bytes(item: IndexedExpr) -> int:

@@ -52,6 +52,9 @@ FORMS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., Tensor]]
     "per token, rounded": (per_token, rounded),
     "per channel": (per_channel, rounded),
     "zero points": (unsigned, from_zero_point),
+    "one scale": (lambda x: (per_token(x)[0],), lambda dtype, codes: codes.to(dtype) * 0.03),
+    "unscaled": (lambda x: ((4 * x).to(torch.int8),), lambda dtype, codes: codes.to(dtype)),
+    "wrapped": (unsigned, lambda dtype, codes, scale, _: codes.to(torch.int8).to(dtype) * scale.to(dtype)),
     "float8": (lambda x: (x.to(torch.float8_e5m2),), lambda dtype, codes: codes.to(dtype)),
 }
 
@@ -129,6 +132,20 @@ def test_scales_of_tokens_are_applied_behind_the_sums() -> None:
         found = built(over(form, torch.bfloat16), sample(form, torch.bfloat16, 1))
         (kernel,) = found.program.kernels.values()
         assert any(buffer.name.startswith("unpacked") for buffer in kernel.buffers) is unpacks, form
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_values_that_lie_along_the_tokens(queries: int) -> None:
+    def run(query: Tensor, keys: Tensor, key_scales: Tensor, values: Tensor, value_scales: Tensor) -> Tensor:
+        keys, values = keys.to(query.dtype) * key_scales, values.to(query.dtype) * value_scales
+        return torch.softmax(query @ keys / 6, -1) @ values.transpose(-1, -2)
+
+    packed = [part.transpose(-1, -2).contiguous() for _ in range(2) for part in per_token(torch.randn(2, 50, 24))]
+    inputs = torch.randn(2, queries, 24), *packed
+    found = built(run, inputs)
+    fused = [kernel.kind for kernel in found.program.kernels.values()] == ["attention"]
+    assert fused is (queries == 40)  # the schedule for few queries needs dense values that are contiguous
+    assert agrees(run, inputs, found.program(list(inputs))[0])
 
 
 def test_caches_that_grow_have_one_program() -> None:

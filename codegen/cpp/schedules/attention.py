@@ -17,7 +17,7 @@ from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbo
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size
 from fusec.loops.affine import Axis
-from fusec.loops.attention import FEW_QUERIES, Attention, scale_behind
+from fusec.loops.attention import FEW_QUERIES, Attention, has_rows, scale_behind
 from fusec.loops.indexing import LoopNest
 
 _QUERIES = 64
@@ -106,8 +106,12 @@ class _AlongKeys(BlockedAttention):
     def __init__(self, emitter: Emitter, nest: LoopNest, attention: Attention, tiling: Tiling) -> None:
         super().__init__(emitter, nest, attention, tiling)
         # With so few queries, unpacking takes longer than the products.
-        self.key, self.key_scale = scale_behind(attention.key, attention.depth)
-        self.value, self.value_scale = scale_behind(attention.value, attention.columns)
+        key, scale = scale_behind(attention.key, attention.depth)
+        if key.kind == "load" and has_rows(key, attention.depth, attention.keys):
+            self.key, self.key_scale = key, scale
+        value, scale = scale_behind(attention.value, attention.columns)
+        if value.kind == "load" and has_rows(value, attention.columns):
+            self.value, self.value_scale = value, scale
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
         self.shares = self._worthwhile_shares()
