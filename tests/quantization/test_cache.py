@@ -29,7 +29,7 @@ def generated(model: Any, cache: Any, count: int = 20) -> Tensor:
 
 
 @pytest.mark.parametrize("capacity", [40, pytest.param(None, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["full", pytest.param("sliding", marks=pytest.mark.thorough)])
 def test_tokens_are_those_of_eager(name: str, capacity: int | None) -> None:
     architecture, config = MODELS[name]
     model = architecture(config).eval()
