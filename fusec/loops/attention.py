@@ -160,8 +160,8 @@ def _operands(nest: LoopNest, softmax: Softmax, value: IndexedExpr) -> Attention
     query, key = softmax.product.operands
     if keys in query.axes:
         query, key = key, query
-    key, factors = _without_factors(key)
-    plain, value_factors = _without_factors(value)
+    key, factors = _plain_operand(key)
+    plain, value_factors = _plain_operand(value)
     if not value_factors:
         value = plain
     readable = all(item.kind == "load" or is_unpacked(item) for item in (key, value))
@@ -204,6 +204,13 @@ def _check_strides(attention: Attention) -> None:
 def has_rows(item: IndexedExpr, *axes: Axis) -> bool:
     """Return whether a load is contiguous along one of these axes."""
     return any(stride(item, axis) == 1 for axis in axes)
+
+
+def _plain_operand(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, IndexedExpr], ...]]:
+    """Return an operand without casts and factors; one that is computed keeps the type that the matmul sums in."""
+    plain, factors = _without_factors(item)
+    same = plain.kind == "load" or accumulation(plain.dtype) == accumulation(item.dtype)
+    return (plain, factors) if same else (item, ())
 
 
 def _without_factors(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, IndexedExpr], ...]]:

@@ -112,6 +112,14 @@ def test_keys_and_values_are_unpacked_in_the_kernel(form: str, dtype: torch.dtyp
     assert agrees(function, inputs, found.program(list(inputs))[0])
 
 
+@pytest.mark.parametrize("form", ["per token", "per token, rounded", "zero points"])
+def test_scales_of_a_narrower_type_than_the_sums(form: str) -> None:
+    function, inputs = over(form, torch.float64), sample(form, torch.float64, 1)
+    found = built(function, inputs)
+    assert [kernel.kind for kernel in found.program.kernels.values()] == ["attention"]
+    torch.testing.assert_close(found.program(list(inputs))[0], function(*inputs), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("part", [2, 3, 4, 5])
 def test_planted_mistakes_are_found(part: int) -> None:
     function, inputs = over("per token", torch.float32), sample("per token", torch.float32, 1)
