@@ -407,8 +407,12 @@ template <class T, int N> FN Vec<T, N> shift_left(Vec<T, N> a, Vec<T, N> b) {
 template <class T, int N> FN Vec<T, N> shift_right(Vec<T, N> a, Vec<T, N> b) {
   typedef typename Vec<T, N>::raw raw;
   constexpr T last = T(8 * sizeof(T) - 1);
-  const auto inside = (b.v >= T(0)) & (b.v <= last);
-  const raw shifted = a.v >> (inside ? b.v : raw{} + last);
-  if constexpr (T(-1) < T(0)) return Vec<T, N>(shifted);
-  else return Vec<T, N>(inside ? shifted : raw{});
+  if constexpr (sizeof(raw) == 8 && N > 1) {  // GCC shifts half a register, and by unequal bits, element by element
+    return low_half(shift_right(in_register(a), in_register<true>(b)));
+  } else {
+    const auto inside = (b.v >= T(0)) & (b.v <= last);
+    const raw shifted = a.v >> (inside ? b.v : raw{} + last);
+    if constexpr (T(-1) < T(0)) return Vec<T, N>(shifted);
+    else return Vec<T, N>(inside ? shifted : raw{});
+  }
 }

@@ -464,6 +464,21 @@ template <class E> struct Scratch {
 
 // ---------------------------------------------------------------------------------------------- casts
 
+// Eight bytes in a register of sixteen, once or twice, and back. A load of sixteen bytes would wait for the store of
+// eight.
+template <bool TWICE = false, class T, int N> FN Vec<T, 2 * N> in_register(Vec<T, N> a) {
+  static_assert(sizeof(a) == 8, "half a register");
+  int64_t low;
+  __builtin_memcpy(&low, &a, 8);
+  return Vec<T, 2 * N>((typename Vec<T, 2 * N>::raw)Raw<int64_t, 2>::type{low, TWICE ? low : 0});
+}
+template <class T, int N> FN Vec<T, N / 2> low_half(Vec<T, N> a) {
+  const int64_t low = ((Raw<int64_t, 2>::type)a.v)[0];
+  Vec<T, N / 2> r;
+  __builtin_memcpy(&r, &low, 8);
+  return r;
+}
+
 // Bytes as numbers of 32 bits. By itself GCC 12 converts signed bytes one after another.
 template <class U, int N> FN typename Raw<int32_t, N>::type wide_bytes(Vec<U, N> a) {
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -475,8 +490,7 @@ template <class U, int N> FN typename Raw<int32_t, N>::type wide_bytes(Vec<U, N>
   } else
 #elif defined(__AVX2__) && !defined(__clang__)
   if constexpr (N == 8) {
-    Raw<char, 16>::type bytes{};
-    __builtin_memcpy(&bytes, &a.v, 8);
+    const auto bytes = (Raw<char, 16>::type)in_register(a).v;
     if constexpr (same_type<U, int8_t>::value) return __builtin_ia32_pmovsxbd256(bytes);
     else return __builtin_ia32_pmovzxbd256(bytes);
   } else

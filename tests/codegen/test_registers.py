@@ -45,19 +45,38 @@ def test_of_panels(left: str, right: str, machine: str, lanes: int) -> None:
     assert spilled(loops, r"[xyz]mm.*[(]%r[sb]p[,)]|[(]%r[sb]p[,)].*[xyz]mm") == []  # where a matrix lies may
 
 
+@MACHINES
+@pytest.mark.parametrize("codes", ["int8_t", "uint8_t"])
+@pytest.mark.parametrize("code", ["x", "x & {}(15)", "shift_right(x, {}(4))", "x - {}(8)"])
+def test_unpacked_bytes(code: str, codes: str, machine: str, lanes: int) -> None:
+    """GCC takes apart what is half a register, or goes by way of memory: seven times as long for a whole matmul."""
+    body = f"store(out + k, cast<float>({code.format(f'Vec<{codes}, {lanes}>')}), All{{}});"
+    text = assembly(
+        f'extern "C" EXPORT void entry(float* out, const {codes}* codes) {{ for (int64_t k = 0; k < 4096; k += {lanes}) '
+        f"{{ const auto x = load<{lanes}>(codes + k, All{{}}); {body} }} }}",
+        machine,
+    )
+    assert any(re.search("vcvtdq2ps", line) for line in text)
+    assert spilled([text], r"vpextr|vpinsr|[xy]mm.*[(]%r[sb]p[,)]|[(]%r[sb]p[,)].*[xyz]mm") == []
+
+
 def spilled(loops: list[list[str]], to: str) -> list[str]:
     return [line for loop in loops for line in loop if re.search(to, line)]
 
 
-def products(text: str, machine: str) -> list[list[str]]:
-    """The loops that multiply and add in more than two registers, and have no loop inside that does."""
+def assembly(text: str, machine: str) -> list[str]:
     compiler = cpp_compiler.find_compiler()
     if "#define __x86_64__ 1" not in compiler.identity or "__clang__" in compiler.identity:
         pytest.skip("reads what GCC writes for x86")
     flags = [f"-march={machine}", *cpp_compiler.FLAGS, f"-I{HEADERS}"]
     command = [*compiler.command, *flags, "-x", "c++", "-S", "-", "-o", "-"]
     text = f'#include "dot.h"\nusing namespace fusec;\n{text}\n'
-    lines = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def products(text: str, machine: str) -> list[list[str]]:
+    """The loops that multiply and add in more than two registers, and have no loop inside that does."""
+    lines = assembly(text, machine)
     labels, found = dict[str, int](), list[tuple[int, int]]()
     for i, line in enumerate(lines):
         if label := re.match(r"([.]L\d+):", line):
