@@ -28,7 +28,7 @@ from bench.workloads import Call, Prepared, decode, described, prefill
 from fusec.quantization.linear import QuantizedLinear
 
 DENSE = "bfloat16"
-FORMATS = ("int8-row", "int8", "int4", "nf4", "w8a8")
+FORMATS = ("int8-row", "int8", "int4", "nf4", "w8a8", "w4a8")
 TORCHAO = "torchao int8, inductor"
 WORKLOADS: dict[str, Callable[[int], Prepared]] = {
     "decode 1": partial(decode, torch.bfloat16),

@@ -252,6 +252,96 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
   }
 }
 
+// The right operand is codes with a scale and a zero for each group: values(column, o) returns those of group o, in
+// which products of bytes are added up exactly.
+template <class R, int LOW, int HIGH, class Fill> struct Group {
+  typedef GroupStep<R, LOW, HIGH> step;
+  typedef Vec<R, 32> tile;
+  Fill fill;
+  float scale;
+  int32_t zero;
+};
+template <class R, int LOW, int HIGH, class Fill> FN Group<R, LOW, HIGH, Fill> group(Fill fill, float scale, int32_t zero) {
+  return {fill, scale, zero};
+}
+
+// Of each row and group the sum of the left operand, in lanes.
+typedef Raw<int32_t, 8>::type Totals;
+
+template <int ROWS, int COLUMNS, int SEGMENTS, class Values, class Fetch>
+DOT_FUNCTION dot_tile_grouped(float* target, int64_t target_step, const Left<int8_t>* lefts, const Totals* totals,
+                              const Values& values, const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
+  CONTRACT
+  typedef decltype(values(column, 0)) group;
+  typedef typename group::step step;
+  typedef Raw<float, 8>::type floats;
+  floats sums[ROWS][COLUMNS] = {};
+  for (int64_t o = 0; o < outer; o++) {
+    const ColumnTiles<group, COLUMNS> columns(values, column, o);
+    Totals found[ROWS][COLUMNS] = {};
+    for (int64_t k = 0; k < inner; k += 32) {
+      if (k % 64 == 0)
+        for (int c = 0; c < COLUMNS; c++) fetch(column + COLUMNS + c, o, k);
+      typename step::bytes rows[ROWS][SEGMENTS];
+      for (int r = 0; r < ROWS; r++)
+        for (int s = 0; s < SEGMENTS; s++)
+          rows[r][s] = load<32>(lefts[s].data + r * lefts[s].step + o * inner + k, All{}).v;
+      columns.each([&](int c, const group& one) LANEWISE {
+        typename group::tile tiles[SEGMENTS];
+        one.fill(k, All{}, tiles);
+        typename step::bytes codes[SEGMENTS];
+        for (int s = 0; s < SEGMENTS; s++) codes[s] = (typename step::bytes)tiles[s].v;
+        for (int r = 0; r < ROWS; r++) found[r][c] = step::template add<SEGMENTS>(found[r][c], rows[r], codes);
+      });
+    }
+    columns.each([&](int c, const group& one) LANEWISE {
+      for (int r = 0; r < ROWS; r++) {
+        const Totals exact = found[r][c] - totals[r * outer + o] * (one.zero + step::excess);
+        sums[r][c] += __builtin_convertvector(exact, floats) * one.scale;
+      }
+    });
+  }
+  float all[folded<8>(ROWS * COLUMNS)];
+  fold_tile<ROWS, COLUMNS, 8>(sums, all);
+  for (int r = 0; r < ROWS; r++)
+    for (int c = 0; c < COLUMNS; c++) target[r * target_step + c] = all[r * COLUMNS + c];
+}
+
+// As dot_computed, in tiles of 32 bytes. ``totals`` is memory for eight numbers of each row and group.
+template <int ROWS, int SEGMENTS, class Values, class Fetch>
+FN void dot_grouped(float* target, int64_t target_step, const Left<int8_t>* lefts, int32_t* totals, const Values& values,
+                    const Fetch& fetch, int64_t first, int64_t last, int64_t outer, int64_t inner) {
+  if constexpr (ROWS > 8) {
+    constexpr int half = (ROWS + 1) / 2;
+    Left<int8_t> below[SEGMENTS];
+    for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step, 1};
+    dot_grouped<half, SEGMENTS>(target, target_step, lefts, totals, values, fetch, first, last, outer, inner);
+    dot_grouped<ROWS - half, SEGMENTS>(target + half * target_step, target_step, below, totals, values, fetch, first,
+                                       last, outer, inner);
+  } else {
+    typedef GroupStep<uint8_t, 0, 1> step;
+    const step::bytes one = step::bytes{} + 1;
+    Totals* const found = (Totals*)totals;
+    for (int r = 0; r < ROWS; r++)
+      for (int64_t o = 0; o < outer; o++) {
+        Totals total{};
+        for (int s = 0; s < SEGMENTS; s++)
+          for (int64_t k = 0; k < inner; k += 32) {
+            const step::bytes row = load<32>(lefts[s].data + r * lefts[s].step + o * inner + k, All{}).v;
+            total = step::add<1>(total, &row, &one);
+          }
+        found[r * outer + o] = total;
+      }
+    constexpr int wide = ROWS == 1 ? 4 : ROWS <= 4 ? REGISTERS / 8 : REGISTERS / 16;
+    int64_t c = first;
+    for (; c + wide <= last; c += wide)
+      dot_tile_grouped<ROWS, wide, SEGMENTS>(target + c - first, target_step, lefts, found, values, fetch, c, outer,
+                                             inner);
+    for (; c < last; c++)
+      dot_tile_grouped<ROWS, 1, SEGMENTS>(target + c - first, target_step, lefts, found, values, fetch, c, outer, inner);
+  }
+}
+
 // What one lane multiplies in one step: a number, or a word of two bfloat16 that are neighbours along k.
 struct __attribute__((packed, aligned(2), may_alias)) word { int32_t bits; };
 template <class A, class R, int N> struct Lanes {

@@ -113,6 +113,43 @@ template <class L, class R> struct WordStep : OneStep {};
 template <class L, class R, int N> struct QuadStep : OneStep {};
 #endif
 
+// Some registers of signed bytes times codes from LOW to HIGH, four of each in a lane of eight. Codes that are unsigned,
+// or are made so by adding 128, are multiplied by VNNI; without it products of small codes are added up in 16 bits.
+template <class R, int LOW, int HIGH> struct GroupStep {
+  typedef Raw<int32_t, 8>::type raw;
+  typedef Raw<int8_t, 32>::type bytes;
+#if (defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))) && defined(__GNUC__) && !defined(__clang__)
+  static constexpr int excess = LOW < 0 ? 128 : 0;
+  template <int SOME> static LANEWISE raw add(raw sum, const bytes* l, const bytes* r) {
+    for (int i = 0; i < SOME; i++)
+      sum = __builtin_ia32_vpdpbusd_v8si(sum, excess ? (raw)r[i] ^ FLIP : (raw)r[i], (raw)l[i]);
+    return sum;
+  }
+#elif defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
+  static constexpr int excess = 0;
+  template <int SOME> static LANEWISE raw add(raw sum, const bytes* l, const bytes* r) {
+    typedef Raw<char, 32>::type chars;
+    if constexpr (LOW >= 0 && 2 * SOME * 128 * HIGH < 1 << 15) {
+      Words words{};
+      for (int i = 0; i < SOME; i++) words += (Words)__builtin_ia32_pmaddubsw256((chars)r[i], (chars)l[i]);
+      sum += (raw)__builtin_ia32_pmaddwd256(words, Words{} + 1);
+    } else {
+      for (int i = 0; i < SOME; i++)
+        for (int half = 0; half < 32; half += 16)
+          sum += (raw)__builtin_ia32_pmaddwd256(widened((const int8_t*)(l + i) + half), widened((const R*)(r + i) + half));
+    }
+    return sum;
+  }
+#else
+  static constexpr int excess = 0;
+  template <int SOME> static LANEWISE raw add(raw sum, const bytes* l, const bytes* r) {
+    for (int i = 0; i < SOME; i++)
+      for (int k = 0; k < 32; k++) sum[k / 4] += int32_t(l[i][k]) * int32_t(R(r[i][k]));
+    return sum;
+  }
+#endif
+};
+
 template <class A, class L, class R, int N> struct StepOf {
   static constexpr bool bytes = in_bytes<A, L, R>;
   typedef typename Chosen<in_words<N>, WordStep<L, R>, OneStep>::type words;

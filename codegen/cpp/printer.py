@@ -14,6 +14,7 @@ from fusec.codegen.tile.kernel import (
     Compute,
     ComputedDot,
     Dot,
+    GroupedDot,
     Kernel,
     Load,
     Loop,
@@ -227,33 +228,24 @@ class _Printer(Statements):
     @_statement.register
     def _computed_dot(self, s: ComputedDot) -> None:
         """Print the right operand as a lambda that returns one for its tiles, then the call that multiplies."""
+        self._open("{")
         column, *outer, tile = _nested(s.right)
         axes = [loop.axis for loop in (column, *outer, tile)] if outer else [column.axis, "step", tile.axis]
-        first, second, inner = (f"const int64_t {identifier(axis)}" for axis in axes)
-        self._open("{")
-        self._open(f"const auto values = [&]({first}, {second}) LANEWISE {{")
-        for loop in (column, *outer):
-            self._run(statement for statement in loop.body if not isinstance(statement, Loop))
-        lookups = [s for s in tile.body if isinstance(s, TableLookup)]
-        for lookup in {s.value: s for s in lookups}.values():
-            self._table(lookup)
-        self._open(f"return [=]({inner}, const auto lanes, auto* values) LANEWISE {{")
-        self.tiles.append(tile)
-        self._run(tile.body)
-        for i, value in enumerate(s.values):
-            self.line(f"values[{i}] = {identifier(value)};")
-        self.tiles.pop()
-        self._close("};")
-        self._close("};")
+        at = [f"const int64_t {identifier(axis)}" for axis in axes]
+        self._right(s, [column, *outer], tile, at)
         left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
         lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
         self.line(f"const Left<{left}> lefts[] = {{{lefts}}};")
-        lanes, length = int(tile.step), int(tile.stop)
-        extent = [column.start, column.stop, _count(outer[0]) if outer else 1, length]
+        lanes = int(tile.step)
+        extent = [column.start, column.stop, _count(outer[0]) if outer else 1, int(tile.stop)]
         columns = ", ".join(map(CPP.print, extent))
         operands = f"{matrix(s.target, s.target.row_stride)}, lefts, values"
-        if isinstance(s.rows, int) and s.rows <= FEW_ROWS:
-            options = f"{s.rows}, {lanes}, {len(s.values)}, {self._fetch(tile, f'{first}, {second}, {inner}')}"
+        if isinstance(s, GroupedDot):
+            self._fetch(tile, ", ".join(at))
+            operands = f"{matrix(s.target, s.target.row_stride)}, lefts, {identifier(s.totals)}, values"
+            self.line(f"dot_grouped<{s.rows}, {len(s.values)}>({operands}, fetch, {columns});")
+        elif isinstance(s.rows, int) and s.rows <= FEW_ROWS:
+            options = f"{s.rows}, {lanes}, {len(s.values)}, {self._fetch(tile, ', '.join(at))}"
             self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
             sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
@@ -261,13 +253,35 @@ class _Printer(Statements):
             step = "step" if s.steps else "Contiguous{}"
             if s.steps:
                 offsets = ", ".join(map(CPP.print, s.steps))
-                self._open(f"const auto step = [&](int segment, const int64_t {identifier(axes[1])}) LANEWISE {{")
+                self._open(f"const auto step = [&](int segment, {at[1]}) LANEWISE {{")
                 self.line(f"const int64_t steps[] = {{{offsets}}};")
                 self.line("return steps[segment];")
                 self._close("};")
             arguments = f"{operands}, {CPP.print(s.rows)}, {columns}, {step}"
             self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({arguments});")
         self._close()
+
+    def _right(self, s: ComputedDot, around: list[Loop], tile: Loop, at: list[str]) -> None:
+        """Print the right operand: ``values(column, step)`` returns a function that fills tiles at k, or a group."""
+        self._open(f"const auto values = [&]({at[0]}, {at[1]}) LANEWISE {{")
+        for loop in around:
+            self._run(statement for statement in loop.body if not isinstance(statement, Loop))
+        lookups = [s for s in tile.body if isinstance(s, TableLookup)]
+        for lookup in {s.value: s for s in lookups}.values():
+            self._table(lookup)
+        grouped = isinstance(s, GroupedDot)
+        self._open(f"{'const auto fill =' if grouped else 'return'} [=]({at[2]}, auto lanes, auto* values) LANEWISE {{")
+        self.tiles.append(tile)
+        self._run(tile.body)
+        for i, value in enumerate(s.values):
+            self.line(f"values[{i}] = {identifier(value)};")
+        self.tiles.pop()
+        self._close("};")
+        if isinstance(s, GroupedDot):
+            code, (low, high) = scalar_type(self.kinds[s.values[0]].dtype), s.range
+            scale, zero = (identifier(str(name)) for name in (s.scale, s.zero))
+            self.line(f"return group<{code}, {low}, {high}>(fill, {scale}, {zero});")
+        self._close("};")
 
     def _fetch(self, tile: Loop, at: str) -> int:
         """Print the prefetch of a tile's loads as a lambda; return the elements that one prefetch serves."""

@@ -328,7 +328,9 @@ class Loop(Statement):
 class ComputedDot(Statement):
     """``target[m, n] = Σ_i Σ_k lefts[i][m, k] · values[i][k, n]``: a block whose right operand is computed (C++)."""
 
-    OPERANDS, LOADED, STORED, BODY = ("values",), ("lefts",), ("target",), ("right",)
+    OPERANDS: ClassVar[tuple[str, ...]] = ("values",)
+    STORED: ClassVar[tuple[str, ...]] = ("target",)
+    LOADED, BODY = ("lefts",), ("right",)
     target: Matrix
     lefts: tuple[Matrix, ...]
     """One for each segment of k; of few rows contiguous along it."""
@@ -340,6 +342,23 @@ class ComputedDot(Statement):
     rows: Size
     steps: tuple[sympy.Expr, ...] = ()
     """Offset of each left operand at an outer step of k, where these do not follow one another in memory."""
+
+
+@dataclass(frozen=True)
+class GroupedDot(ComputedDot):
+    """``target[m, n] = Σ_o scale[o, n] · Σ_i Σ_k lefts[i][m, k] · (values[i][k, n] - zero[o, n])`` of few rows (C++).
+
+    Lefts are int8, values int8 or uint8; within an outer step ``o`` of k they are summed in 32 bits.
+    """
+
+    OPERANDS = ("values", "scale", "zero")
+    STORED = ("target", "totals")
+    scale: str = ""
+    zero: str = ""
+    range: tuple[int, int] = (0, 0)
+    """The least and the greatest value."""
+    totals: str = ""
+    """Memory for eight integers of each row and outer step: sums of the lefts."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ def interval(value: Value) -> Interval | None:
     return _interval(value, {}, _MAX_DEPTH)
 
 
-def _of_dtype(dtype: DType) -> Interval:
+def range_of(dtype: DType) -> Interval:
+    """Return the range of an integer or boolean dtype."""
     if dtype == BOOL:
         return 0, 1
     bits = 8 * dtype.bytes
@@ -31,7 +32,7 @@ def _interval(value: Value, known: dict[Value, Interval | None], depth: int) -> 
     if value.dtype.kind not in ("int", "bool"):
         return None
     if value not in known:
-        low, high = _of_dtype(value.dtype)
+        low, high = range_of(value.dtype)
         node = value.producer
         found = _result(node, lambda v: _interval(v, known, depth - 1)) if node is not None and depth else None
         # What leaves the range of the dtype wraps around.
@@ -46,7 +47,7 @@ def _result(node: Node, interval_of: Callable[[Value], Interval | None]) -> Inte
         return number, number
     if node.is_op("iota"):
         size = node.attributes["size"]
-        return (0, max(size - 1, 0)) if isinstance(size, int) else (0, _of_dtype(node.result.dtype)[1])
+        return (0, max(size - 1, 0)) if isinstance(size, int) else (0, range_of(node.result.dtype)[1])
     rule = _union if node.has(Trait.VIEW | Trait.LOOKUP) or node.is_op("where", "cast") else _RULES.get(node.op.name)
     if rule is None:
         return None

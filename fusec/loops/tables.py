@@ -71,6 +71,8 @@ def _table(item: IndexedExpr, axis: Axis, lanes: int) -> Table | None:
         if values is None or values[0] < 0 or not 0 < values[1] < REGISTERS * lanes:
             continue
         replaced = [i for i in walk([item], partial(is_not, code)) if axis in i.axes]
+        if not any(i.kind == "load" for i in walk([code])):
+            continue  # an index, by which the table itself is computed
         if any(i.kind not in ("pointwise", "lookup") for i in replaced):
             continue  # it varies with more
         least = _LEAST_OPERATIONS[values[1] // lanes]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -154,7 +154,7 @@ _FAMILIES: dict[str, tuple[type[Format], int]] = {"int8": (Int8, 128), "int4": (
 def format_named(name: str) -> Format:
     """Return the format of a name: ``int8``, ``int4`` or ``nf4``, with a group as in ``int4-g128``, or ``int8-row``.
 
-    ``w8a8`` is ``int8-row`` with inputs in int8.
+    ``w8a8`` is ``int8-row`` with inputs in int8, and ``w4a8``, also with a group, is ``int4`` with these.
 
     Raises:
         OptionError: for any other name.
@@ -162,11 +162,14 @@ def format_named(name: str) -> Format:
     if name == "w8a8":
         return Int8(name, activations=True)
     family, _, group = name.partition("-")
+    if family == "w4a8":
+        return replace(format_named(name.replace(family, "int4")), name=name, activations=True)
     if family in _FAMILIES:
         kind, usual = _FAMILIES[family]
         if group in ("", "row"):
             return kind(name, 0 if group else usual)
         if group[0] == "g" and group[1:].isdecimal() and int(group[1:]):
             return kind(name, int(group[1:]))
-    known = [*_FAMILIES, "w8a8", *(f"{f}-{g}" for f in _FAMILIES for g in ("g32", "g64", "g128", "row"))]
+    families = [*_FAMILIES, "w4a8"]
+    known = [*families, "w8a8", *(f"{f}-{g}" for f in families for g in ("g32", "g64", "g128", "row"))]
     raise OptionError(f"no format is called {name!r}", fix=suggestion(name, known))

@@ -47,9 +47,12 @@ class QuantizedLinear(nn.Module):
         if not self.format.activations:
             return F.linear(x, self.dequantized(x.dtype), self.bias)
         codes, scale = quantized_rows(x)
-        sums = torch._int_mm(codes.reshape(-1, self.in_features), self.codes.t())
-        sums = sums.reshape(*x.shape[:-1], self.out_features)
-        out = (sums.float() * scale * self.scale.float().reshape(-1)).to(x.dtype)
+        if self.format.bits == 8 and not self.format.group:
+            sums = torch._int_mm(codes.reshape(-1, self.in_features), self.codes.t())
+            sums = sums.reshape(*x.shape[:-1], self.out_features) * self.scale.float().reshape(-1)
+        else:
+            sums = F.linear(codes.to(x.dtype), self.dequantized(x.dtype)).float()
+        out = (sums * scale).to(x.dtype)
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:

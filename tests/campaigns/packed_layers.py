@@ -146,6 +146,18 @@ def _bytes_of_input(x: Tensor, q: Tensor, s: Tensor, multiply: Callable[[Tensor,
     return (multiply(codes.to(torch.int8), q) * scale * s).to(x.dtype)
 
 
+def _bytes_by_groups(x: Tensor, p: Tensor, z: Tensor, s: Tensor) -> Tensor:
+    codes, scale = _rows(x)
+    groups = torch.stack([p & 15, p >> 4], -1).reshape(*s.shape, -1).to(x.dtype)
+    weight = ((groups - z.to(x.dtype)[..., None]) * s[..., None]).reshape(s.shape[0], -1)
+    return (F.linear(codes.to(torch.int8).to(x.dtype), weight).float() * scale).to(x.dtype)
+
+
+def _int4_groups(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    shape = COLUMNS, DEPTH // 64
+    return nibbles(), torch.randint(0, 16, shape, dtype=torch.uint8), scales(*shape).to(dtype)
+
+
 def _unsigned_input(x: Tensor, q: Tensor, s: Tensor, sums: Tensor) -> Tensor:
     low, high = x.float().amin(-1, keepdim=True).clamp(max=0), x.float().amax(-1, keepdim=True).clamp(min=0)
     scale = (high - low) / 255
@@ -183,6 +195,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[torch.dtype], tuple
         lambda x, q, s: _bytes_of_input(x, q, s, lambda a, b: F.linear(a.float(), b.float())),
         _int8_parts,
     ),
+    "int8 input, int4 groups": (_bytes_by_groups, _int4_groups),
     "uint8 input with a zero point": (
         _unsigned_input,
         lambda dtype: (*(found := _int8_parts(dtype)), found[0].sum(1, dtype=torch.int32)),

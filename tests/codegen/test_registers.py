@@ -51,11 +51,10 @@ def test_of_panels(left: str, right: str, machine: str, lanes: int) -> None:
 def test_unpacked_bytes(code: str, codes: str, machine: str, lanes: int) -> None:
     """GCC takes apart what is half a register, or goes by way of memory: seven times as long for a whole matmul."""
     body = f"store(out + k, cast<float>({code.format(f'Vec<{codes}, {lanes}>')}), All{{}});"
-    text = assembly(
-        f'extern "C" EXPORT void entry(float* out, const {codes}* codes) {{ for (int64_t k = 0; k < 4096; k += {lanes}) '
-        f"{{ const auto x = load<{lanes}>(codes + k, All{{}}); {body} }} }}",
-        machine,
-    )
+    loop = f"for (int64_t k = 0; k < 4096; k += {lanes})"
+    loop += f" {{ const auto x = load<{lanes}>(codes + k, All{{}}); {body} }}"
+    head = f'extern "C" EXPORT void entry(float* out, const {codes}* codes)'
+    text = assembly(f"{head} {{ {loop} }}", machine)
     assert any(re.search("vcvtdq2ps", line) for line in text)
     assert spilled([text], r"vpextr|vpinsr|[xy]mm.*[(]%r[sb]p[,)]|[(]%r[sb]p[,)].*[xyz]mm") == []
 

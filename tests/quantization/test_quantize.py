@@ -145,7 +145,7 @@ def test_the_codes_of_a_row_reach_127_and_no_further() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["int8", "int8-row", "int4-g32", "nf4", "w8a8"])
+@pytest.mark.parametrize("name", ["int8", "int8-row", "int4-g32", "nf4", "w8a8", "w4a8"])
 def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: torch.dtype) -> None:
     model, tokens = block().to(dtype), torch.randint(0, 40, (1, 1))
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: to
         torch.testing.assert_close(found, model(tokens), atol=0.03 if dtype == torch.bfloat16 else 1e-5, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4-g32", "nf4", "w8a8"])
+@pytest.mark.parametrize("name", ["int8", "int4-g32", "nf4", "w8a8", "w4a8"])
 def test_a_number_of_rows_that_changes(name: str) -> None:
     """The dense weight is in no kernel's memory."""
     model = block()

@@ -15,13 +15,27 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusec.codegen.tile.emitter import Emitter, block_range, static_size
-from fusec.codegen.tile.kernel import PARTS, ComputedDot, Dot, Loop, Matrix, Statement, TableLookup, index_symbol
+from fusec.codegen.tile.kernel import (
+    PARTS,
+    ComputedDot,
+    Constant,
+    Dot,
+    GroupedDot,
+    Loop,
+    Matrix,
+    Operand,
+    Statement,
+    TableLookup,
+    index_symbol,
+)
 from fusec.codegen.tile.products import Products
 from fusec.codegen.tile.rows import Rows, Tiling
 from fusec.errors import ScheduleError
 from fusec.ir.types import (
     BF16,
     F32,
+    I8,
+    I32,
     DType,
     Size,
     TensorType,
@@ -32,6 +46,7 @@ from fusec.ir.types import (
     simplify,
 )
 from fusec.loops.affine import Affine, Axis
+from fusec.loops.byte_groups import ByteGroups, find_byte_groups
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
 from fusec.loops.kinds import FEW_ROWS, Shape, is_computed, weight_of
 from fusec.loops.tables import Table, tables
@@ -47,6 +62,8 @@ LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
 it is memory-bound and the horizontal sums are cheap; few rows of bfloat16 are multiplied in pairs, which are
 contiguous without prepacking."""
 _NEVER = 1 << 62
+_QUAD_BYTES = 32
+"""Bytes of a register of sums in groups: four in each of eight lanes."""
 _PART = index_symbol("part")
 
 
@@ -79,6 +96,8 @@ class _Contraction:
         self.joint: dict[tuple[Axis, ...], Axis] = {}
         self.blocked_rows = self._most_rows() if shape.many else ()
         """The axes of the rows that are processed in blocks, as one."""
+        self.groups = {} if shape.many else {c: g for c in shape.contractions if (g := self._byte_groups(c))}
+        """The products that are summed in bytes."""
 
     def _most_rows(self) -> tuple[Axis, ...]:
         """Return the longest axis of the rows, or adjacent ones that are one axis in the layout of all left operands.
@@ -89,6 +108,16 @@ class _Contraction:
         runs = [self.rows[i:j] for i in range(count) for j in range(i + 1, count + 1)]
         even = [run for run in runs if all(is_even(c.operands[0], run) for c in self.shape.contractions)]
         return max(reversed(even), key=lambda run: estimate(product(tuple(axis.size for axis in run))))
+
+    def _byte_groups(self, contraction: IndexedExpr) -> ByteGroups | None:
+        """Return a product as sums of bytes, if the machine multiplies bytes and whole registers fill a group."""
+        found = find_byte_groups(contraction)
+        return found if found and static_size(contraction.bound[-1]) % _QUAD_BYTES == 0 else None
+
+    def _lefts(self, contraction: IndexedExpr) -> tuple[IndexedExpr, ...]:
+        """Return the left operands of a product, as they are multiplied."""
+        found = self.groups.get(contraction)
+        return found.lefts if found else tuple(left for left, _ in contraction.pairs)
 
     def run(self) -> tuple[Statement, ...]:
         if not self.blocked_rows:
@@ -128,7 +157,7 @@ class _Contraction:
         pending: list[Output] = []
         for contraction in self.shape.contractions:
             bound, dtype = contraction.bound, self._left_dtype(contraction)
-            for left in dict.fromkeys(left for left, _ in contraction.pairs if left not in lefts):
+            for left in dict.fromkeys(left for left in self._lefts(contraction) if left not in lefts):
                 loaded = left.kind == "load" and left.dtype == dtype and self._is_dense(left, bound)
                 if self.blocked_rows or loaded:
                     offset = self.emitter.offset(left.index, left.value.tensor)
@@ -157,6 +186,8 @@ class _Contraction:
 
     def _left_dtype(self, contraction: IndexedExpr) -> DType:
         """Return the type of the left operand in scratch: bfloat16 if the machine multiplies it, else that of sums."""
+        if contraction in self.groups:
+            return I8
         left, right = contraction.pairs[0]
         lies_along_k = not is_computed(contraction) and stride(right, contraction.bound[-1]) == 1
         if self.tiling.bf16_products and lies_along_k and left.dtype == right.dtype == BF16:
@@ -265,7 +296,7 @@ class _Contraction:
     ) -> None:
         """Emit the products of one block, then its outputs."""
         for contraction in self.products.of(results):
-            self._dots(contraction, [lefts[left] for left, _ in contraction.pairs], columns, rows)
+            self._dots(contraction, [lefts[left] for left in self._lefts(contraction)], columns, rows)
         self._epilogue(results, columns, rows)
 
     def _epilogue(self, results: list[Output], columns: "_Block | None", block: "_Block | None") -> None:
@@ -310,7 +341,9 @@ class _Contraction:
             for a in inner[:-1]:
                 loops.enter_context(emitter.loop(a, "serial"))
             result = Matrix(target.name, offset, row_stride, 1)
-            if is_computed(contraction):
+            if contraction in self.groups:
+                emitter.inner.append(self._grouped_dot(self.groups[contraction], contraction, lefts, result, columns))
+            elif is_computed(contraction):
                 emitter.inner.append(self._computed_dot(contraction, lefts, result, columns, block))
             else:
                 emitter.inner.append(self._dot(contraction, lefts[0], result, columns, block))
@@ -372,6 +405,31 @@ class _Contraction:
             block.length if block else self._row_count(),
             tuple(offsets),
         )
+
+    def _grouped_dot(
+        self, groups: ByteGroups, contraction: IndexedExpr, lefts: list[_Left], target: Matrix, columns: "_Block"
+    ) -> GroupedDot:
+        """Return the product of bytes, of few rows."""
+        emitter, (*outer, inner), first = self.emitter, contraction.bound, groups.rights[0]
+        with ExitStack() as loops:
+            loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
+            if outer:
+                loops.enter_context(emitter.loop(loops.enter_context(emitter.over(tuple(outer))), "serial"))
+            scale = emitter.compute("cast", emitter.emit(first.scales[0]), dtype=F32)
+            for factor in first.scales[1:]:
+                scale = emitter.compute("mul", scale, emitter.emit(factor), dtype=F32)
+            number: Operand = Constant(first.zero) if isinstance(first.zero, int) else emitter.emit(first.zero)
+            zero = emitter.compute("cast", number, dtype=I32)
+            loops.enter_context(emitter.loop(inner, "tile", _QUAD_BYTES))
+            values = tuple(str(emitter.emit(right.codes)) for right in groups.rights)
+        right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, None)
+        assert isinstance(right, Loop)
+        matrices = tuple(_at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts) for left in lefts)
+        low, high = zip(*(codes.range for codes in groups.rights), strict=True)
+        range, rows = (min(low), max(high)), self._row_count()
+        count = 8 * rows * math.prod(map(static_size, outer))
+        totals = emitter.add_scratch(I32, count, "totals").name
+        return GroupedDot(_at(target, starts), matrices, right, values, rows, (), scale, zero, range, totals)
 
     def _step(self, left: IndexedExpr, steps: Axis, inner: Axis) -> sympy.Expr:
         """Return the distance of a left operand's elements at an outer step of k from those at the first."""

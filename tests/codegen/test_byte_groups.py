@@ -1,0 +1,122 @@
+"""Bytes by codes with a scale for each group: exact in a group, one kernel with the norm before and what follows."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import GroupedDot, Kernel, walk
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.frontend import trace
+from fusec.quantization.formats import quantized_rows
+from fusec.reference.contract import compare_outputs
+
+COLUMNS, DEPTH, GROUP = 40, 256, 64
+ALL_BYTES = torch.arange(COLUMNS * DEPTH).reshape(COLUMNS, DEPTH).to(torch.uint8)
+SCALES, ZEROS = torch.rand(COLUMNS, DEPTH // GROUP) * 0.01 + 0.01, ALL_BYTES[:, : DEPTH // GROUP].contiguous()
+SIGNED, NIBBLES = ALL_BYTES.view(torch.int8), ALL_BYTES[:, ::2].contiguous()
+LEAST = torch.full_like(SIGNED, -128)
+ROWS = torch.rand(COLUMNS) + 0.5
+
+
+def grouped(numbers: Tensor, scale: Tensor, zero: Tensor | float = 0) -> Tensor:
+    """A weight from numbers in its dtype, in any shape, and zeros and scales of groups."""
+    return ((numbers.reshape(COLUMNS, -1, GROUP) - zero) * scale.to(numbers.dtype)[..., None]).reshape(COLUMNS, DEPTH)
+
+
+def neighbours(p: Tensor) -> Tensor:
+    return torch.stack((p & 15, p >> 4), -1)
+
+
+Weight = Callable[..., Tensor]
+FORMS: dict[str, tuple[Weight, tuple[Tensor, ...]]] = {
+    "int8": (lambda q, s, t: grouped(q.to(t), s), (SIGNED, SCALES)),
+    "int8, all of them the least": (lambda q, s, t: grouped(q.to(t), s), (LEAST, SCALES)),
+    "int8 with zeros": (
+        lambda q, z, s, t: grouped(q.to(t), s, z.to(t)[..., None]),
+        (SIGNED, ZEROS.view(torch.int8), SCALES),
+    ),
+    "uint8 with zeros": (lambda q, z, s, t: grouped(q.to(t), s, z.to(t)[..., None]), (ALL_BYTES, ZEROS, SCALES)),
+    "uint8 with a constant zero": (lambda q, s, t: grouped(q.to(t), s, 128), (ALL_BYTES, SCALES)),
+    "int4": (
+        lambda p, z, s, t: grouped(neighbours(p).to(t), s, (z & 15).to(t)[..., None]),
+        (NIBBLES, ZEROS, SCALES),
+    ),
+    "int4 less 8 in int8": (lambda p, s, t: grouped((neighbours(p).to(torch.int8) - 8).to(t), s), (NIBBLES, SCALES)),
+    "halves of a group in a byte": (
+        lambda p, s, t: grouped(torch.stack((p & 15, p >> 4), -2).to(t), s, 8),
+        (NIBBLES.reshape(COLUMNS, -1, GROUP // 2), SCALES),
+    ),
+    "scales with scales": (
+        lambda q, s, r, t: grouped(q.to(t), s) * r.to(t)[:, None],
+        (SIGNED, SCALES, ROWS),
+    ),
+    "bytes that wrap around": (lambda q, s, t: grouped((q - 8).to(t), s), (ALL_BYTES, SCALES)),
+}
+FLOATS: dict[str, tuple[Weight, tuple[Tensor, ...]]] = {
+    "a scale of each column": (lambda q, s, t: q.to(t) * s.to(t), (SIGNED, torch.rand(DEPTH))),
+    "zeros that are no integers": (
+        lambda q, s, t: grouped(q.to(t), s, s.to(t)[..., None] * 100),
+        (ALL_BYTES, SCALES),
+    ),
+    "rounded": (lambda q, s, t: grouped(q.to(t), s).to(torch.bfloat16).to(t), (SIGNED, SCALES)),
+    "other scales for each half of a row": (
+        lambda p, s, t: grouped(torch.cat((p & 15, p >> 4), -1).reshape(COLUMNS, -1).to(t), s, 8),
+        (NIBBLES, SCALES),
+    ),
+    "groups of half a register": (
+        lambda p, s, t: grouped(torch.stack([p >> i & 3 for i in (0, 2, 4, 6)], -1).to(t), s),
+        (ALL_BYTES[:, ::4].contiguous(), SCALES),
+    ),
+    "a constant zero of half": (lambda q, s, t: grouped(q.to(t), s, 7.5), (ALL_BYTES, SCALES)),
+}
+
+
+def layer(weight: Weight) -> Callable[..., Tensor]:
+    def run(x: Tensor, residual: Tensor, *parts: Tensor) -> Tensor:
+        codes, scale = quantized_rows(F.rms_norm(x, (DEPTH,)))
+        return (F.linear(codes.to(x.dtype), weight(*parts, x.dtype)).float() * scale).to(x.dtype) + residual
+
+    return run
+
+
+def check(form: tuple[Weight, tuple[Tensor, ...]], rows: int, dtype: torch.dtype) -> Kernel:
+    """Compile strictly, compare, and return the only kernel."""
+    weight, parts = form
+    torch.manual_seed(rows)
+    x, residual = torch.randn(rows, DEPTH).to(dtype), torch.randn(rows, COLUMNS).to(dtype)
+    inputs = (x, residual, *(p.to(dtype) if p.is_floating_point() else p for p in parts))
+    run = layer(weight)
+    found = compile_graph(trace(run, inputs, symbolic=False), replace(Config(), strict=True))
+    (kernel,) = found.program.kernels.values()
+    assert [step.kind for step in found.program.steps] == ["kernel"] and unproven_accesses(kernel) == []
+    exact = run(*(p.double() if p.is_floating_point() else p for p in inputs))
+    comparison = compare_outputs([run(*inputs)], [found.program(list(inputs))[0]], [exact], dtype)
+    assert comparison.passed, comparison
+    return kernel
+
+
+def is_grouped(kernel: Kernel) -> bool:
+    return any(isinstance(s, GroupedDot) for s in walk(kernel.body))
+
+
+CASES = [(1, torch.float32), (8, torch.bfloat16), (13, torch.float16)]
+MORE = [(rows, dtype) for rows in (1, 3, 8, 13) for _, dtype in CASES if (rows, dtype) not in CASES]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE)], ids=str
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_groups_are_summed_in_bytes(form: str, rows: int, dtype: torch.dtype) -> None:
+    assert is_grouped(check(FORMS[form], rows, dtype))
+
+
+@pytest.mark.parametrize("form", FLOATS)
+def test_what_is_no_sum_of_bytes_stays_in_floats(form: str) -> None:
+    assert not is_grouped(check(FLOATS[form], 2, torch.float32))
