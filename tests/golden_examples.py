@@ -105,6 +105,10 @@ def packed_linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     return F.linear(x, ((codes.to(x.dtype) - 8) * scale[..., None]).view(len(scale), -1))
 
 
+def packed_linear_of_bytes(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    return packed_linear(x.to(scale.dtype), packed, scale)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
@@ -210,6 +214,15 @@ EXAMPLES = (
         """,
         packed_linear, {"x": (1, 1024), "packed": (4096, 512), "scale": (4096, 16)}, torch.bfloat16,
         integers={"packed": torch.uint8},
+    ),
+    Example(
+        "cpp/byte-groups", "few rows of int8 and a weight of four bits, summed exactly in each group",
+        """
+        `values` returns the codes of one group, its scale and its zero point. `dot_grouped` multiplies bytes with
+        integer instructions into 32-bit lanes; only the sum of a group becomes a float, times the scale.
+        """,
+        packed_linear_of_bytes, {"x": (1, 1024), "packed": (4096, 512), "scale": (4096, 16)}, torch.bfloat16,
+        integers={"packed": torch.uint8, "x": torch.int8},
     ),
     Example(
         "cpp/large-m-gemm", "many rows, in blocks that stay in the cache",

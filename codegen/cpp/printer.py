@@ -269,8 +269,8 @@ class _Printer(Statements):
         lookups = [s for s in tile.body if isinstance(s, TableLookup)]
         for lookup in {s.value: s for s in lookups}.values():
             self._table(lookup)
-        grouped = isinstance(s, GroupedDot)
-        self._open(f"{'const auto fill =' if grouped else 'return'} [=]({at[2]}, auto lanes, auto* values) LANEWISE {{")
+        fill = "const auto fill =" if isinstance(s, GroupedDot) else "return"
+        self._open(f"{fill} [=]({at[2]}, const auto lanes, auto* values) LANEWISE {{")
         self.tiles.append(tile)
         self._run(tile.body)
         for i, value in enumerate(s.values):

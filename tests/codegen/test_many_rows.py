@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from fusec.codegen import target_named
 from fusec.codegen.cpp.compiler import find_compiler
 from fusec.codegen.cpp.legality import SHARE_FOR_SOME_ROWS
-from fusec.codegen.cpp.schedules.gemm import PARTS, even_blocks
+from fusec.codegen.cpp.schedules.blocks import even_blocks
 from fusec.codegen.tile.bounds import unproven_accesses
-from fusec.codegen.tile.kernel import Dot, Loop, walk
+from fusec.codegen.tile.kernel import PARTS, Dot, Loop, walk
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs

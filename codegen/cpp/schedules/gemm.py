@@ -10,10 +10,11 @@ A large-M GEMM has no prologue; its rows are processed in blocks, each with a bl
 import math
 from collections.abc import Hashable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import sympy
 
+from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks
 from fusec.codegen.tile.emitter import Emitter, block_range, static_size
 from fusec.codegen.tile.kernel import (
     PARTS,
@@ -65,17 +66,6 @@ _NEVER = 1 << 62
 _QUAD_BYTES = 32
 """Bytes of a register of sums in groups: four in each of eight lanes."""
 _PART = index_symbol("part")
-
-
-@dataclass(frozen=True)
-class _Left:
-    """Storage of a left operand."""
-
-    buffer: str
-    offset: sympy.Expr
-    """Over the row axes and the contracted axes as one."""
-    row_stride: Size
-    column_stride: Size = 1
 
 
 def schedule_contraction(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
@@ -152,8 +142,8 @@ class _Contraction:
 
     # Prologue.
 
-    def _prologue(self) -> dict[IndexedExpr, _Left]:
-        lefts: dict[IndexedExpr, _Left] = {}
+    def _prologue(self) -> dict[IndexedExpr, Left]:
+        lefts: dict[IndexedExpr, Left] = {}
         pending: list[Output] = []
         for contraction in self.shape.contractions:
             bound, dtype = contraction.bound, self._left_dtype(contraction)
@@ -166,7 +156,7 @@ class _Contraction:
                     else:
                         offset = offset.subs({self.emitter.axis_symbol(a): 0 for a in bound})
                     buffer, step = self.emitter.buffers[left.value].name, stride(left, bound[-1])
-                    lefts[left] = _Left(buffer, offset, self._row_stride(left), step)
+                    lefts[left] = Left(buffer, offset, self._row_stride(left), step)
                     continue
                 output, lefts[left] = self._left_output(left, bound, dtype)
                 pending.append(output)
@@ -194,11 +184,11 @@ class _Contraction:
             return BF16
         return accumulation(left.dtype)
 
-    def _left_output(self, left: IndexedExpr, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, _Left]:
+    def _left_output(self, left: IndexedExpr, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, Left]:
         """Return the left operand as an additional output: a matrix in scratch with contiguous contracted axes."""
         output, offset = self._scratch_output(left, (*self.rows, *bound), dtype, "left")
         row_stride = math.prod(static_size(a) for a in bound)
-        return output, _Left(self.emitter.outputs[output.position].name, self._joined(offset, bound), row_stride)
+        return output, Left(self.emitter.outputs[output.position].name, self._joined(offset, bound), row_stride)
 
     def _scratch_output(
         self, item: IndexedExpr, axes: tuple[Axis, ...], dtype: DType, hint: str
@@ -257,7 +247,7 @@ class _Contraction:
         """Sort axes by their stride in the weights of products, largest first."""
         return sorted(axes, key=lambda a: max(estimate(stride(weight_of(c), a)) for c in products), reverse=True)
 
-    def _row_blocks(self, loops: ExitStack) -> "_Block | None":
+    def _row_blocks(self, loops: ExitStack) -> Block | None:
         """Open loops over blocks of rows and return the block; None where all rows are processed at once."""
         if not self.blocked_rows:
             return None
@@ -269,7 +259,7 @@ class _Contraction:
         size = even_blocks(n, most) if isinstance(n, int) else most
         start, stop = block_range(index_symbol("rows") * size, size, n)
         loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
-        return _Block(joint, start, stop, size)
+        return Block(joint, start, stop, size)
 
     def _most_in_block(self) -> int:
         """Return the rows of a block, which transposes the weight again and rereads its rows per block of columns."""
@@ -278,9 +268,7 @@ class _Contraction:
         summed = sum(accumulation(c.dtype).bytes * self.most_columns for c in products)
         return max(LEAST_ROWS, BLOCK_BYTES // (read + summed) // 6 * 6)
 
-    def _blocks(
-        self, axis: Axis, results: list[Output], lefts: dict[IndexedExpr, _Left], rows: "_Block | None"
-    ) -> None:
+    def _blocks(self, axis: Axis, results: list[Output], lefts: dict[IndexedExpr, Left], rows: Block | None) -> None:
         """Emit the loop over blocks of the only column axis."""
         n = static_size(axis)
         size = max(8, min(self.most_columns, n // 64 * 8))
@@ -289,17 +277,17 @@ class _Contraction:
             size = max(size, 4 * self.tiling.lanes)
         start, stop = block_range(index_symbol("block") * size, size, n)
         with self.emitter.repeat("block", 0, -(-n // size), 1, "dynamic"):
-            self._block(results, lefts, _Block(axis, start, stop, size), rows)
+            self._block(results, lefts, Block(axis, start, stop, size), rows)
 
     def _block(
-        self, results: list[Output], lefts: dict[IndexedExpr, _Left], columns: "_Block | None", rows: "_Block | None"
+        self, results: list[Output], lefts: dict[IndexedExpr, Left], columns: Block | None, rows: Block | None
     ) -> None:
         """Emit the products of one block, then its outputs."""
         for contraction in self.products.of(results):
             self._dots(contraction, [lefts[left] for left in self._lefts(contraction)], columns, rows)
         self._epilogue(results, columns, rows)
 
-    def _epilogue(self, results: list[Output], columns: "_Block | None", block: "_Block | None") -> None:
+    def _epilogue(self, results: list[Output], columns: Block | None, block: Block | None) -> None:
         rows = Rows(self.emitter, self.nest, Shape("pointwise", ()), self.tiling)
         with ExitStack() as loops:
             for axis in self.rows if block is None else ():
@@ -315,9 +303,7 @@ class _Contraction:
 
     # Dot products.
 
-    def _dots(
-        self, contraction: IndexedExpr, lefts: list[_Left], columns: "_Block | None", block: "_Block | None"
-    ) -> None:
+    def _dots(self, contraction: IndexedExpr, lefts: list[Left], columns: Block | None, block: Block | None) -> None:
         """Compute one product of the block in scratch, where the epilogue reads it."""
         emitter = self.emitter
         opened = {*self.rows, *emitter.levels[-1].axes}
@@ -326,7 +312,7 @@ class _Contraction:
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
         axis = inner[-1]
-        columns = columns or _Block(axis, 0, axis.size, static_size(axis))
+        columns = columns or Block(axis, 0, axis.size, static_size(axis))
         rows = {a: static_size(a) for a in self.rows} if block is None else {block.axis: block.size}
         sizes = (*rows.values(), *map(static_size, inner[:-1]), columns.size)
         offset: sympy.Expr = sympy.Integer(0)
@@ -348,9 +334,7 @@ class _Contraction:
             else:
                 emitter.inner.append(self._dot(contraction, lefts[0], result, columns, block))
 
-    def _dot(
-        self, contraction: IndexedExpr, left: _Left, target: Matrix, columns: "_Block", block: "_Block | None"
-    ) -> Dot:
+    def _dot(self, contraction: IndexedExpr, left: Left, target: Matrix, columns: Block, block: Block | None) -> Dot:
         """Return the product itself, which begins at the first row and column of the block."""
         emitter, right, bound = self.emitter, contraction.operands[1], contraction.bound
         k, n = self._k(bound), columns.axis
@@ -362,9 +346,9 @@ class _Contraction:
         starts = self._starts(bound, columns, block)
         rights = Matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n))
         return Dot(
-            _at(target, starts),
-            _at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts),
-            _at(rights, starts),
+            at(target, starts),
+            at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts),
+            at(rights, starts),
             block.length if block else count,
             columns.length,
             static_size(k),
@@ -373,10 +357,10 @@ class _Contraction:
     def _computed_dot(
         self,
         contraction: IndexedExpr,
-        lefts: list[_Left],
+        lefts: list[Left],
         target: Matrix,
-        columns: "_Block",
-        block: "_Block | None",
+        columns: Block,
+        block: Block | None,
     ) -> ComputedDot:
         """Return the product with a right operand that is computed."""
         emitter, (*outer, inner) = self.emitter, contraction.bound
@@ -398,8 +382,8 @@ class _Contraction:
         assert isinstance(right, Loop)
         matrices = (Matrix(left.buffer, left.offset, left.row_stride, left.column_stride) for left in lefts)
         return ComputedDot(
-            _at(target, starts),
-            tuple(_at(matrix, starts) for matrix in matrices),
+            at(target, starts),
+            tuple(at(matrix, starts) for matrix in matrices),
             right,
             values,
             block.length if block else self._row_count(),
@@ -407,7 +391,7 @@ class _Contraction:
         )
 
     def _grouped_dot(
-        self, groups: ByteGroups, contraction: IndexedExpr, lefts: list[_Left], target: Matrix, columns: "_Block"
+        self, groups: ByteGroups, contraction: IndexedExpr, lefts: list[Left], target: Matrix, columns: Block
     ) -> GroupedDot:
         """Return the product of bytes, of few rows."""
         emitter, (*outer, inner), first = self.emitter, contraction.bound, groups.rights[0]
@@ -424,12 +408,12 @@ class _Contraction:
             values = tuple(str(emitter.emit(right.codes)) for right in groups.rights)
         right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, None)
         assert isinstance(right, Loop)
-        matrices = tuple(_at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts) for left in lefts)
+        matrices = tuple(at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts) for left in lefts)
         low, high = zip(*(codes.range for codes in groups.rights), strict=True)
         range, rows = (min(low), max(high)), self._row_count()
         count = 8 * rows * math.prod(map(static_size, outer))
         totals = emitter.add_scratch(I32, count, "totals").name
-        return GroupedDot(_at(target, starts), matrices, right, values, rows, (), scale, zero, range, totals)
+        return GroupedDot(at(target, starts), matrices, right, values, rows, (), scale, zero, range, totals)
 
     def _step(self, left: IndexedExpr, steps: Axis, inner: Axis) -> sympy.Expr:
         """Return the distance of a left operand's elements at an outer step of k from those at the first."""
@@ -450,7 +434,7 @@ class _Contraction:
         emitter.inner.append(replace(made[table.key], dst=dst, index=index))
         return dst
 
-    def _starts(self, bound: tuple[Axis, ...], columns: "_Block", block: "_Block | None") -> dict[sympy.Symbol, Size]:
+    def _starts(self, bound: tuple[Axis, ...], columns: Block, block: Block | None) -> dict[sympy.Symbol, Size]:
         """Return the first index of a product's block along each of its axes."""
         starts: dict[Axis, Size] = dict.fromkeys((self._k(bound), *(() if block else self.rows)), 0)
         starts |= {cut.axis: cut.start for cut in (columns, block) if cut}
@@ -459,7 +443,7 @@ class _Contraction:
     def _row_count(self) -> int:
         return math.prod(map(static_size, self.rows))
 
-    def _packs(self, contraction: IndexedExpr, left: _Left, n: Axis, width: int) -> bool:
+    def _packs(self, contraction: IndexedExpr, left: Left, n: Axis, width: int) -> bool:
         """Return whether the weight, if frozen, may be prepacked in transposed blocks of so many rows."""
         right, bound = contraction.operands[1], contraction.bound
         type, k = right.value.tensor, static_size(self._k(bound))
@@ -476,30 +460,3 @@ class _Contraction:
         steps = (rows.offset, *(step for axis, step in rows.terms if axis is not n))
         whole = rows.coefficient(n) == 1 and static_size(n) % width == 0
         return whole and all(isinstance(step, int) and step % width == 0 for step in (*steps, total))
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A block of an axis."""
-
-    axis: Axis
-    start: Size
-    stop: Size
-    size: int
-    """Length of all blocks but the last, which may be shorter."""
-
-    @property
-    def length(self) -> Size:
-        """Exact length."""
-        return simplify(sympy.expand(sympy.sympify(self.stop) - self.start))
-
-
-def even_blocks(n: int, most: int, step: int = 6) -> int:
-    """Return the length of the fewest equal blocks that cover ``n`` elements; with several, a multiple of ``step``."""
-    count = -(-n // most)
-    return min(-(-n // (count * step)) * step, most, n)
-
-
-def _at(matrix: Matrix, starts: dict[sympy.Symbol, Size]) -> Matrix:
-    """Return a matrix that begins at these indices."""
-    return replace(matrix, offset=sympy.expand(matrix.offset.subs(starts)))
