@@ -85,11 +85,6 @@ class Context:
         return name not in self._disabled
 
     @property
-    def disabled(self) -> frozenset[str]:
-        """Names of disabled passes, fusions and rewrites."""
-        return self._disabled
-
-    @property
     def verifies(self) -> bool:
         """True if both sides of every application are compared."""
         return self.config.verify
