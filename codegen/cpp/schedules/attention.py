@@ -63,21 +63,16 @@ class _AlongQueries(BlockedAttention):
     def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
         return sympy.expand((self.emitter.axis_symbol(axis) - start) * _QUERIES + self.row())
 
-    @contextmanager
-    def rows(self) -> Iterator[None]:
-        with self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop):
-            yield
+    def rows(self) -> AbstractContextManager[None]:
+        return self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop)
 
     @contextmanager
     def cells(self, axis: Axis) -> Iterator[None]:
         with self.emitter.loop(axis, "serial"), self.rows():
             yield
 
-    @contextmanager
-    def block_keys(self) -> Iterator[None]:
-        start, stop = self.block_keys_range()
-        with self.emitter.loop(self.parts.keys, "serial", 1, start, stop):
-            yield
+    def block_keys(self) -> AbstractContextManager[None]:
+        return self.emitter.loop(self.parts.keys, "serial", 1, *self.block_keys_range())
 
     def folded(self, op: str, accumulator: str) -> str:
         return accumulator  # lanes are rows
@@ -150,11 +145,8 @@ class _AlongKeys(BlockedAttention):
     def cells(self, axis: Axis) -> AbstractContextManager[None]:
         return self.elements(axis)
 
-    @contextmanager
-    def block_keys(self) -> Iterator[None]:
-        start, stop = self.block_keys_range()
-        with self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop):
-            yield
+    def block_keys(self) -> AbstractContextManager[None]:
+        return self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, *self.block_keys_range())
 
     def folded(self, op: str, accumulator: str) -> str:
         return self.emitter.fold(op, accumulator, self.dtype)
