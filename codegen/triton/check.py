@@ -96,11 +96,7 @@ def multiplies_matrices(body: Graph) -> bool:
 
 def _multiplies_matrices(product: Node) -> bool:
     (left, right), result = split_spec(product.attributes["spec"])
-    sizes = {
-        letter: n
-        for term, x in zip((left, right), product.operands, strict=True)
-        for letter, n in zip(term, x.shape, strict=True)
-    }
+    sizes = product.label_sizes
     own = [
         math.prod(estimate(sizes[letter]) for letter in kept)
         for kept in (set(left) - set(right), set(right) - set(left), set(left) & set(right) - set(result))

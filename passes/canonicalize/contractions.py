@@ -43,7 +43,7 @@ def canonical_labels(graph: Graph, node: Node) -> Value | None:
 def single_terms(graph: Graph, node: Node) -> Value | None:
     """A contraction that sums single terms is a product."""
     terms, out = split_spec(node.attributes["spec"])
-    sizes = _label_sizes(node, terms)
+    sizes = node.label_sizes
     if any(n != 1 for label, n in sizes.items() if label not in out):
         return None
     operands = _cast(graph, node, node.result.dtype)
@@ -59,7 +59,7 @@ def single_columns(graph: Graph, node: Node) -> Value | None:
     with a single accumulator.
     """
     terms, out = split_spec(node.attributes["spec"])
-    sizes, batch, last = _label_sizes(node, terms), set(out).intersection(*terms), out[-1:]
+    sizes, batch, last = node.label_sizes, set(out).intersection(*terms), out[-1:]
     if last in batch or (not batch and any(sizes[label] != 1 for label in out)):
         return None
     columns = set(out).difference(batch, *(term for term in terms if last not in term))
@@ -79,11 +79,6 @@ def single_columns(graph: Graph, node: Node) -> Value | None:
 def _cast(graph: Graph, node: Node, dtype: DType) -> list[Value]:
     """The operands of a contraction in another dtype."""
     return [v if v.dtype == dtype else graph.add_node("cast", [v], {"dtype": dtype}).result for v in node.operands]
-
-
-def _label_sizes(node: Node, terms: list[str]) -> dict[str, Size]:
-    pairs = zip(terms, node.operands, strict=True)
-    return {label: n for term, v in pairs for label, n in zip(term, v.shape, strict=True)}
 
 
 def _aligned(graph: Graph, value: Value, term: str, labels: str, sizes: dict[str, Size]) -> Value:

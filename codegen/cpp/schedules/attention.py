@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 import sympy
 
 from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
-from fusec.codegen.tile.emitter import Emitter, grid, static_size
+from fusec.codegen.tile.emitter import Emitter, block_count, grid, static_size
 from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbol
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size
@@ -87,10 +87,8 @@ class _AlongQueries(BlockedAttention):
         return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, self.count, self.key_count, True)
 
     def grid(self) -> tuple[Statement, ...]:
-        size = self.lane.size
-        count = -(-size // _QUERIES) if isinstance(size, int) else sympy.floor((size + _QUERIES - 1) / _QUERIES)
         loops = [(self.emitter.axis_name(a), a.size) for a in self.outer]
-        return grid(self.emitter.inner, [*loops, (self.block, count)])
+        return grid(self.emitter.inner, [*loops, (self.block, block_count(self.lane.size, _QUERIES))])
 
 
 class _AlongKeys(BlockedAttention):
