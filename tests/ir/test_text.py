@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 
 from fusec.errors import ParseError
-from fusec.ir.equality import difference
 from fusec.ir.graph import Graph, Source
 from fusec.ir.parser import parse_graph
 from fusec.ir.printer import name_values, print_attribute, print_graph, print_node, print_type
@@ -13,6 +12,7 @@ from fusec.ir.types import BF16, F32, DType, OtherType, ScalarType, TensorType, 
 from fusec.ir.value_parser import parse_type
 from fusec.ir.verifier import verify_graph
 from tests.campaigns.fuzz.graphs import graphs
+from tests.graph_equality import difference
 
 RMS_NORM = """
 # A comment that stands alone is for people.
