@@ -44,17 +44,16 @@ TABLES = (bits, contractions, convolutions, pointwise, reductions, views)
 """The modules whose import fills the table of handlers."""
 
 
-def import_fx(gm: GraphModule, example_inputs: Any = None) -> Graph:
+def import_fx(gm: GraphModule) -> Graph:
     """Import an ATen graph into the IR. Tensors that the module holds become inputs after its own.
 
     Args:
         gm: the graph from AOTAutograd, make_fx or torch.export.
-        example_inputs: for graphs whose placeholders have no fake tensor.
 
     Raises:
         ImportFailure: where the graph contains other than ATen operations.
     """
-    return Importer(gm, example_inputs).run(aliases=False).graph
+    return Importer(gm).run(aliases=False).graph
 
 
 def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collection[int] = frozenset()) -> Imported:
@@ -78,14 +77,12 @@ class Importer:
     def __init__(
         self,
         gm: GraphModule,
-        example_inputs: Any = None,
         names: Sequence[str] = (),
         weights: Collection[int] = frozenset(),
         tolerant: bool = False,
     ) -> None:
         self.gm, self.tolerant = gm, tolerant
         self.names, self.weights = names, weights
-        self.examples = list(example_inputs or ())
         self.graph = Graph()
         self.low = Lowering(self.graph)
         self.values: dict[Node, Any] = {}
@@ -123,8 +120,6 @@ class Importer:
 
     def _placeholder(self, node: Node) -> None:
         fake = node.meta.get("val")
-        if fake is None and len(self.placeholders) < len(self.examples):
-            fake = node.meta["val"] = self.examples[len(self.placeholders)]
         self.placeholders[node] = len(self.graph.inputs)
         place = position_of_input(node)
         name = self.names[place] if place is not None and place < len(self.names) else node.name
