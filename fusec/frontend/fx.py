@@ -169,15 +169,11 @@ class Importer:
                 why="only tensors are values of the IR", fix="exclude its caller with torch.compiler.disable",
             )  # fmt: skip
         node.meta.setdefault("val", tensor)
-        fake = type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-        if tensor.ndim == 0 and not fake and to_dtype(tensor.dtype).kind != "other":
+        dtype = to_dtype(tensor.dtype)
+        is_number = (tensor.ndim == 0 and dtype.kind != "other") or (tensor.numel() == 1 and dtype.kind == "int")
+        if is_number and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             with self.low.at(source_of(node), str(tensor.device)):
-                self.values[node] = self.low.number(tensor.item(), to_dtype(tensor.dtype))
-            return
-        if tensor.numel() == 1 and not fake and to_dtype(tensor.dtype).kind == "int":
-            with self.low.at(source_of(node), str(tensor.device)):
-                number = self.low.number(tensor.item(), to_dtype(tensor.dtype))
-                self.values[node] = self.low.expand(number, tuple(tensor.shape))
+                self.values[node] = self.low.expand(self.low.number(tensor.item(), dtype), tuple(tensor.shape))
             return
         self.constants.append(tensor)
         self.values[node] = self.graph.add_input(to_type(tensor), node.name)
