@@ -87,17 +87,14 @@ def _compare(index: int, eager: Any, compiled: Any, reference: Any, dtype: torch
     def refuse(message: str) -> OutputComparison:
         return OutputComparison(index, False, math.inf, math.inf, message)
 
+    exact = OutputComparison(index, True, 0.0, 0.0)
     if not isinstance(eager, Tensor):
-        return OutputComparison(index, True, 0.0, 0.0) if eager == compiled else refuse(f"{compiled}, not {eager}")
+        return exact if eager == compiled else refuse(f"{compiled}, not {eager}")
     if not isinstance(compiled, Tensor) or compiled.shape != eager.shape or compiled.dtype != eager.dtype:
         return refuse(f"{_describe(compiled)}, not {_describe(eager)}")
     if not eager.is_floating_point():
         wrong = int((eager != compiled).sum())
-        return (
-            refuse(f"{wrong} of {eager.numel()} elements differ, exactness is due")
-            if wrong
-            else OutputComparison(index, True, 0.0, 0.0)
-        )
+        return refuse(f"{wrong} of {eager.numel()} elements differ, exactness is due") if wrong else exact
     e, f, r = (x.to(torch.float64) for x in (eager, compiled, reference))
     if not torch.equal(e.isnan(), f.isnan()):
         return refuse(f"NaN in {int(f.isnan().sum())} elements, not {int(e.isnan().sum())}, or in others")

@@ -154,13 +154,9 @@ class FieldMachine(Machine):
             if result.dtype.is_float:
                 return operand
             raise _Inexpressible(f"a cast to {result.dtype}")
-        if isinstance(operand, Tensor):
-            return (
-                _from_integers(operand.to(torch.int64))
-                if result.dtype.is_float
-                else super().cast(operand, source, result)
-            )
-        return float(operand) if result.dtype.is_float else super().cast(operand, source, result)
+        if not result.dtype.is_float:
+            return super().cast(operand, source, result)
+        return _from_integers(operand.to(torch.int64)) if isinstance(operand, Tensor) else float(operand)
 
     def view(self, node: Node, operands: Sequence[Any]) -> Any:
         """Moves residues."""
