@@ -63,7 +63,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
     """Totals, rows by time, and how well the predicted order is the measured one."""
     rows = sorted(explanation.kernels, key=lambda k: -k.roofline.us * k.launches)
     return {
-        "totals": explanation.totals.to_json(),
+        "totals": dict(vars(explanation.totals)),
         "order": concordance([k.roofline for k in rows]),
         "kernels": [{"name": k.name, "kind": k.kind, "launches": k.launches, **k.roofline.to_json()} for k in rows],
     }

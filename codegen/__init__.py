@@ -25,11 +25,6 @@ def target_named(name: str) -> "Target":
     return getattr(importlib.import_module(module), attribute)()
 
 
-def targets() -> dict[str, "Target"]:
-    """All targets by name."""
-    return {name: target_named(name) for name in TARGETS}
-
-
 def target_for(graph: "Graph", config: "Config") -> "Target":
     """The target that a graph is compiled for: the one asked for, else the one of its tensors' device."""
     if config.target:

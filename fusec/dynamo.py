@@ -58,13 +58,13 @@ def backend(
     return _compile(gm, example_inputs, Config.from_options(mode, options), compile_graph)
 
 
-def backend_with(compile_graph: CompileGraph) -> Callable[..., Any]:
-    """The same backend around another compiler of single graphs."""
+def backend_with(compile_graph: CompileGraph, config: Config | None = None) -> Callable[..., Any]:
+    """The same backend around another compiler of single graphs, for the options of each compile or fixed ones."""
 
     def custom(
         gm: GraphModule, example_inputs: list[Any], mode: str | None = None, options: Mapping[str, Any] | None = None
     ) -> Callable[..., Any]:
-        return _compile(gm, example_inputs, Config.from_options(mode, options), compile_graph)
+        return _compile(gm, example_inputs, config or Config.from_options(mode, options), compile_graph)
 
     custom.reset = reset  # type: ignore[attr-defined]
     return custom
@@ -74,13 +74,7 @@ def backend_for(config: Config, compile_graph: CompileGraph | None = None) -> Ca
     """Return the backend for a fixed configuration, with fusec's compiler of single graphs or another one."""
     from fusec import compiler
 
-    chosen = compile_graph or compiler.compile_graph
-
-    def custom(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return _compile(gm, example_inputs, config, chosen)
-
-    custom.reset = reset  # type: ignore[attr-defined]
-    return custom
+    return backend_with(compile_graph or compiler.compile_graph, config)
 
 
 def compiled_graphs() -> list[Any]:

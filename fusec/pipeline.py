@@ -76,18 +76,9 @@ class Context:
         self._selector = Selector.parse(self.config.apply)
         self._disabled = self.config.disabled
 
-    def allows(self, number: int, name: str) -> bool:
-        """Return whether application ``number`` of the rewrite ``name`` is selected."""
-        return self.enabled(name) and self._selector.allows(number)
-
     def enabled(self, name: str) -> bool:
         """Return whether a pass, fusion or rewrite is not disabled by name."""
         return name not in self._disabled
-
-    @property
-    def disabled(self) -> frozenset[str]:
-        """Names of disabled passes, fusions and rewrites."""
-        return self._disabled
 
     @property
     def verifies(self) -> bool:
@@ -105,23 +96,13 @@ class Context:
         """Number an application of ``name``, leave its remark, and return whether to make it."""
         number = self.next_number
         self.next_number += 1
-        places = tuple(map(str, sources))
-        if self.allows(number, name):
-            self.remarks.add(
-                "passed",
-                self.pass_name,
-                message or name,
-                subject=name,
-                sources=places,
-                application=number,
-                figures=figures,
-            )
-            return True
-        reason = "not selected by option 'apply'" if self.enabled(name) else "disabled by option 'disable'"
+        reason = "" if self._selector.allows(number) else "not selected by option 'apply'"
+        reason = reason if self.enabled(name) else "disabled by option 'disable'"
         self.remarks.add(
-            "missed", self.pass_name, message or name, subject=name, reason=reason, sources=places, application=number
-        )
-        return False
+            "missed" if reason else "passed", self.pass_name, message or name, subject=name, reason=reason,
+            sources=tuple(map(str, sources)), application=number, figures={} if reason else figures,
+        )  # fmt: skip
+        return not reason
 
     def near_miss(self, failure: MatchFailure) -> None:
         """Record a failed match, if it came furthest of those with its anchor."""

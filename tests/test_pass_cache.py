@@ -19,13 +19,13 @@ from fusec.codegen.cpp import CppTarget
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.debug.capture import capture
-from fusec.ir.equality import difference
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.passes import known_passes
 from fusec.pipeline import Context, Pipeline
 from fusec.rewriting.fusion import Dims, fusion
 from tests.campaigns.fuzz.graphs import random_graph
+from tests.graph_equality import difference
 
 
 @pytest.fixture(autouse=True)

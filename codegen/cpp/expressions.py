@@ -40,7 +40,7 @@ def print_constant(constant: Constant, dtype: DType) -> str:
     if dtype == t.BOOL:
         return "true" if value else "false"
     if not dtype.is_float:
-        return f"{scalar_type(dtype)}({_integer(_wrap(int(value), dtype))})"
+        return f"{scalar_type(dtype)}({_integer(t.wrapped(int(value), dtype))})"
     suffix = "" if dtype == t.F64 else "f"
     value = float(value)
     if math.isnan(value):
@@ -49,12 +49,6 @@ def print_constant(constant: Constant, dtype: DType) -> str:
         return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
     text = repr(value)
     return (text if any(c in text for c in ".en") else text + ".0") + suffix
-
-
-def _wrap(value: int, dtype: DType) -> int:
-    bits = 8 * dtype.bytes
-    value &= (1 << bits) - 1
-    return value if dtype == t.U8 or value < 1 << (bits - 1) else value - (1 << bits)
 
 
 def _integer(value: int) -> str:

@@ -16,6 +16,8 @@ from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 from fusec.ir.types import I8, I16, I32, U8, TensorType, estimate
 from fusec.pipeline import Context
+from fusec.rewriting.driver import cut
+from fusec.rewriting.match import cone
 
 PASS_NAME = "freeze"
 _PACKED = (I8, U8, I16, I32)
@@ -147,20 +149,10 @@ def _compute(program: Callable[[list[Any]], list[Any]] | None, rows: int, weight
 
 def _subgraph(graph: Graph, value: Value) -> tuple[Graph, list[Value]]:
     """Return the graph that computes a folded value, and the weights that are its inputs."""
-    nodes, stack = set[Node](), [value]
-    while stack:
-        node = stack.pop().producer
-        if node is not None and node not in nodes:
-            nodes.add(node)
-            stack += node.operands
-    ordered = [node for node in graph.nodes if node in nodes]
-    read = {value, *(v for node in ordered for v in node.operands)}
+    nodes = cone(value)
+    read = {value, *(v for node in nodes for v in node.operands)}
     weights = [v for v in graph.inputs if v in read]
-    subgraph = Graph(PASS_NAME)
-    copies = {v: subgraph.add_input(v.type, v.name) for v in weights}
-    subgraph.splice(ordered, copies)
-    subgraph.set_outputs([copies[value]])
-    return subgraph, weights
+    return cut(weights, [node for node in graph.nodes if node in nodes], [value], PASS_NAME), weights
 
 
 def mark_frozen(region: Node, values: Iterable[Value]) -> None:

@@ -14,13 +14,14 @@ from fusec.codegen.program.vendor_calls import lower_contraction, lower_convolut
 from fusec.codegen.target import BatchLaunchable, Launchable
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.tile.sizes import PYTHON, sizes_text
-from fusec.ir.graph import Graph, Node, Value, storage, updated
+from fusec.ir.graph import Node, Value, storage, updated
 from fusec.ir.ops import Trait
 from fusec.ir.types import TensorType, same_size
 from fusec.loops.indexing import dynamically_indexed
 from fusec.loops.strides import view_layout
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import LOOKUPS
+from fusec.rewriting.driver import cut
 
 
 class Lowering:
@@ -96,7 +97,7 @@ class Lowering:
         elif node.is_op("contraction"):
             lower_contraction(self.code, node)
         elif node.is_op("convolution"):
-            lower_convolution(self.code, node)
+            lower_convolution(self.code, node, node)
         elif node.has(Trait.REGION) and node.attributes["kind"] == "vendor":
             lower_vendor_region(self.code, node)
         elif node.has(Trait.OPAQUE):
@@ -256,7 +257,7 @@ class Lowering:
     def _interpret(self, node: Node) -> None:
         """Append a call that interprets a region without a kernel, or an operation outside of all regions."""
         code = self.code
-        body = node.body if node.has(Trait.REGION) else _single_node_graph(node)
+        body = node.body if node.has(Trait.REGION) else cut(node.operands, [node], node.results, node.op.name)
         operands = ", ".join(code.names[v] for v in node.operands)
         names = [code.define(r, None, updated(node, r.index)) for r in node.results]
         code.step("interpreted", kernel_name(node) if node.has(Trait.REGION) else node.op.name, node.sources)
@@ -271,12 +272,3 @@ def _check(node: Node) -> str:
     length = PYTHON.print(node.operands[0].shape[dim])
     error = "RuntimeError" if node.is_op("gather") else "IndexError"
     return f"({dim}, {length}, {str(node.sources[0]) if node.sources else ''!r}, {error})"
-
-
-def _single_node_graph(node: Node) -> Graph:
-    """Return a graph that consists of a copy of one node."""
-    graph = Graph(node.op.name)
-    inputs = [graph.add_input(v.type) for v in node.operands]
-    copy = graph.add_node(node.op.name, inputs, dict(node.attributes), types=[r.type for r in node.results])
-    graph.set_outputs(list(copy.results))
-    return graph

@@ -76,13 +76,9 @@ def _call_matmul(code: FunctionBuilder, node: Node, a_term: str, b_term: str, ou
     code.line(f"{code.constant(function, 'matmul')}({a}, {b}, out={target})")
 
 
-def lower_convolution(code: FunctionBuilder, node: Node) -> None:
-    """Append the call of a convolution."""
+def lower_convolution(code: FunctionBuilder, node: Node, product: Node, bias: str = "None") -> None:
+    """Append the call of a convolution: of ``product``, which is the node or in its body."""
     code.step("vendor", "convolution", node.sources)
-    _call_convolution(code, node, node, "None")
-
-
-def _call_convolution(code: FunctionBuilder, node: Node, product: Node, bias: str) -> None:
     x, weight = (code.names[v] for v in node.operands[:2])
     sizes = [sizes_text(product.attributes[key]) for key in ("stride", "padding", "dilation")]
     none = sizes_text((0,) * len(product.attributes["stride"]))
@@ -97,8 +93,7 @@ def lower_vendor_region(code: FunctionBuilder, region: Node) -> None:
     x, weight, bias = region.operands
     product = next(n for n in region.body if n.has(Trait.CONTRACTION | Trait.CONVOLUTION))
     if product.has(Trait.CONVOLUTION):
-        code.step("vendor", "convolution", region.sources)
-        _call_convolution(code, region, product, code.names[bias])
+        lower_convolution(code, region, product, code.names[bias])
         return
     (a_term, b_term), _ = split_spec(product.attributes["spec"])
     transposed = ".t()" if b_term[0] == a_term[-1] else ""

@@ -453,6 +453,13 @@ def block_range(start: sympy.Expr, length: int, stop: Size) -> tuple[sympy.Expr,
     return start, start + length if whole else sympy.Min(start + length, stop)
 
 
+def block_count(size: Size, length: Size) -> Size:
+    """Return the number of blocks of a length that cover a size."""
+    if isinstance(size, int) and isinstance(length, int):
+        return -(-size // length)
+    return sympy.floor((size + length - 1) / sympy.sympify(length))
+
+
 def part_range(part: sympy.Expr, parts: int, block: int, size: Size) -> tuple[sympy.Expr, Size]:
     """Return the range of one of the parts of a size, in whole blocks; empty where there are too few blocks."""
     span = -(-size // (block * parts)) * block

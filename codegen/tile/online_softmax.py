@@ -12,7 +12,7 @@ from functools import partial, reduce
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Constant, Operand
 from fusec.ir.types import accumulation
-from fusec.loops.attention import Attention, at_largest, summed
+from fusec.loops.attention import Attention, substituted
 from fusec.loops.indexing import IndexedExpr
 
 LOWEST = Constant(-math.inf)
@@ -82,7 +82,9 @@ class OnlineSoftmax:
             emitter.define(parts.total, total)
         weighted = replace(parts.weighted, kind="load", operands=())
         emitter.define(weighted, sums)
-        emitter.define(parts.weighted, emitter.emit(summed(parts.weights, parts.exponential, parts.keys, weighted)))
+        # The weights are linear in the exponential, and the result is rounded instead of them.
+        result = substituted(parts.weights, parts.exponential, weighted, parts.keys, casts=False)
+        emitter.define(parts.weighted, emitter.emit(result))
 
     def _at_largest(self, item: IndexedExpr) -> IndexedExpr:
-        return at_largest(item, self.parts.scores, self.parts.largest, self.parts.keys)
+        return substituted(item, self.parts.scores, self.parts.largest, self.parts.keys)

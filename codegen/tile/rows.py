@@ -9,7 +9,7 @@ from typing import cast
 import sympy
 
 from fusec.codegen.tile.chains import Run, chained
-from fusec.codegen.tile.emitter import Emitter, grid
+from fusec.codegen.tile.emitter import Emitter, block_count, grid
 from fusec.codegen.tile.kernel import Constant, Operand, Statement, Store, Update, index_symbol
 from fusec.ir.types import DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis
@@ -103,7 +103,7 @@ class Rows:
         start = index_symbol(name) * block
         with self.emitter.loop(lane, "tile", lanes, start, sympy.Min(start + block, lane.size)):
             fill()
-        count = (lane.size + block - 1) // block if isinstance(lane.size, int) else _ceiling(lane.size, block)
+        count = block_count(lane.size, block)
         return grid(self.emitter.inner, [(name, count), *((self.emitter.axis_name(a), a.size) for a in outer)])
 
     # Rows.
@@ -350,7 +350,3 @@ def _accesses(nest: LoopNest, output_types: Sequence[TensorType]) -> Iterator[tu
 
 def _accumulator(reduction: IndexedExpr) -> DType:
     return accumulation(reduction.dtype)
-
-
-def _ceiling(size: Size, block: int) -> sympy.Expr:
-    return sympy.floor((size + block - 1) / block)

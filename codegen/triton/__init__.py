@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusec.analysis.machine import CHIPS, USUAL_CHIP, USUAL_CHIP_OF_AMD, Machine, chip, known_chip
 from fusec.codegen.target import Launchable
@@ -19,9 +19,6 @@ from fusec.ir.graph import Node
 from fusec.loops.kinds import Limits
 from fusec.loops.plan import Plan
 from fusec.pipeline import Context
-
-if TYPE_CHECKING:
-    from fusec.codegen.triton.check import RegionCheck
 
 
 @dataclass(frozen=True)
@@ -154,15 +151,3 @@ def _has_dependent_launch(config: Config) -> bool:
 
     nvidia = config.dependent_launch and torch.version.hip is None and torch.cuda.is_available()
     return nvidia and torch.cuda.get_device_capability() >= (9, 0)
-
-
-def check_region(region: Node, name: str = "kernel") -> "RegionCheck":
-    """Compare a region's Triton kernel with its body, and compile it ahead of time.
-
-    Raises:
-        ScheduleError: if Triton has no schedule for the region.
-        BuildError: if Triton cannot compile the kernel.
-    """
-    from fusec.codegen.triton import check
-
-    return check.check_region(region, name)

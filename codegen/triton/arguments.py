@@ -6,7 +6,6 @@ that, and Triton would need an allocator for that memory.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -70,11 +69,6 @@ def fits(kernel: Kernel) -> Callable[[Sequence[Tensor], Sequence[int]], bool]:
         return not dynamic or largest(*symbols) <= MAX_DIM
 
     return fit
-
-
-def without_descriptors(kernel: Kernel) -> Kernel:
-    """Return the same kernel with loads by address instead of by descriptor."""
-    return replace(kernel, config=replace(kernel.config, descriptors=False))
 
 
 def _layout(kernel: Kernel, described: Described) -> Callable[..., tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -65,6 +65,21 @@ def expression(compute: Compute, name: Callable[[str], str]) -> str:
     return _Expression(compute, name).text()
 
 
+_FORMS: dict[str, dict[str, str]] = {
+    "f64": {"div": "{} / {}", "sqrt": "tl.sqrt({})", "rsqrt": "1.0 / tl.sqrt({})"},
+    "u8": {"not": f"{{}} ^ {filled(255, U8)}"},  # the interpreter's ~ is x ^ -1, out of range
+    "bool": {"not": "{} == 0", "maximum": "{} | {}", "minimum": "{} & {}"},
+    "float": {"neg": "{} * -1.0", "isinf": 'tl.abs({}) == float("inf")', "floor_divide": "floor_divide({}, {})"},
+    "any": {
+        "neg": "-{}", "not": "~{}", "div": "tl.div_rn({}, {})", "sqrt": "tl.sqrt_rn({})", "rsqrt": "tl.rsqrt({})",
+        "sigmoid": "1.0 / (1.0 + exp(-{}))", "isnan": "{0} != {0}", "isinf": "{0} != {0}", "fmod": "{} % {}",
+        "maximum": "max_or_nan({}, {})", "minimum": "min_or_nan({}, {})", "remainder": "remainder({}, {})",
+        "floor_divide": "floor_divide_int({}, {})",
+    },
+}  # fmt: skip
+"""The form of an operation by the name of its dtype, else by its kind, else in any dtype."""
+
+
 class _Expression:
     def __init__(self, compute: Compute, name: Callable[[str], str]) -> None:
         self.op, self.dtype, self.rounds_to = compute.op, compute.dtype, compute.rounds_to
@@ -94,26 +109,22 @@ class _Expression:
         special = getattr(self, f"_{op}", None)
         if special is not None:
             return str(special(*self.operands))
+        if form := self._form(op):
+            return form.format(*map(self.typed, self.operands))
         arguments = ", ".join(map(self.typed, self.operands))
         if op in _LIBRARY:
             return f"{_LIBRARY[op]}({arguments})"
         if op in _PRELUDE and not (op == "atan2" and self.dtype == F64):
-            return f"{self._suffixed(op)}({arguments})"
+            return f"{'tanh_f64' if op == 'tanh' and self.dtype == F64 else op}({arguments})"
         raise self._missing()
+
+    def _form(self, op: str) -> str:
+        """Return the form of an operation with ``{}`` for operands; empty for one that is not in the table."""
+        kinds = (self.dtype.name, self.dtype.kind, "any")
+        return next((_FORMS[kind][op] for kind in kinds if op in _FORMS.get(kind, ())), "")
 
     def _missing(self) -> ScheduleError:
         return ScheduleError(f"{self.op} of {self.dtype} has no Triton form", fix="leave it outside the kernel")
-
-    def _suffixed(self, op: str) -> str:
-        return "tanh_f64" if op == "tanh" and self.dtype == F64 else op
-
-    def _neg(self, x: Operand) -> str:
-        return f"{self.typed(x)} * -1.0" if self.dtype.is_float else f"-{self.typed(x)}"
-
-    def _not(self, x: Operand) -> str:
-        if self.dtype == U8:
-            return f"{self.typed(x)} ^ {filled(255, U8)}"  # the interpreter's ~ is x ^ -1, out of range
-        return f"{self.typed(x)} == 0" if self.dtype == BOOL else f"~{self.typed(x)}"
 
     def _sign(self, x: Operand) -> str:
         x = self.typed(x)
@@ -121,75 +132,28 @@ class _Expression:
         below = zero if self.dtype == U8 else f"tl.where({x} < 0, {filled(-1, self.dtype)}, {zero})"
         return f"tl.where({x} > 0, {one}, {below})"  # 0 of NaN
 
-    def _div(self, x: Operand, y: Operand) -> str:
-        if self.dtype == F64:
-            return f"{self.typed(x)} / {self.typed(y)}"
-        return f"tl.div_rn({self.typed(x)}, {self.typed(y)})"
-
     def _reciprocal(self, x: Operand) -> str:
-        return self._div(Constant(1.0), x)
-
-    def _sqrt(self, x: Operand) -> str:
-        return f"tl.sqrt({self.typed(x)})" if self.dtype == F64 else f"tl.sqrt_rn({self.typed(x)})"
-
-    def _rsqrt(self, x: Operand) -> str:
-        return f"1.0 / tl.sqrt({self.typed(x)})" if self.dtype == F64 else f"tl.rsqrt({self.typed(x)})"
-
-    def _sigmoid(self, x: Operand) -> str:
-        return f"1.0 / (1.0 + exp(-{self.typed(x)}))"
+        return self._form("div").format(self.typed(Constant(1.0)), self.typed(x))
 
     def _round(self, x: Operand) -> str:
         return f"round_even({self.typed(x)}, {2.0 ** (52 if self.dtype == F64 else 23)})"
 
-    def _isnan(self, x: Operand) -> str:
-        return f"{self.typed(x)} != {self.typed(x)}"
-
-    def _isinf(self, x: Operand) -> str:
-        if not self.dtype.is_float:
-            return f"{self.typed(x)} != {self.typed(x)}"
-        return f'tl.abs({self.typed(x)}) == float("inf")'
-
-    def _maximum(self, x: Operand, y: Operand) -> str:
-        if self.dtype == BOOL:
-            return f"{self.typed(x)} | {self.typed(y)}"
-        return f"max_or_nan({self.typed(x)}, {self.typed(y)})"
-
-    def _minimum(self, x: Operand, y: Operand) -> str:
-        if self.dtype == BOOL:
-            return f"{self.typed(x)} & {self.typed(y)}"
-        return f"min_or_nan({self.typed(x)}, {self.typed(y)})"
-
     def _where(self, condition: Operand, x: Operand, y: Operand) -> str:
         return f"tl.where({self.typed(condition, BOOL)}, {self.typed(x)}, {self.typed(y)})"
 
-    def _floor_divide(self, x: Operand, y: Operand) -> str:
-        name = "floor_divide" if self.dtype.is_float else "floor_divide_int"
-        return f"{name}({self.typed(x)}, {self.typed(y)})"
-
-    def _remainder(self, x: Operand, y: Operand) -> str:
-        return f"remainder({self.typed(x)}, {self.typed(y)})"
-
-    def _fmod(self, x: Operand, y: Operand) -> str:
-        return f"{self.typed(x)} % {self.typed(y)}"
-
-    def _shift_left(self, x: Operand, y: Operand) -> str:
-        return self._shift("<<", x, y)
-
-    def _shift_right(self, x: Operand, y: Operand) -> str:
-        return self._shift(">>", x, y)
-
-    def _shift(self, operator: str, x: Operand, y: Operand) -> str:
+    def _shift(self, x: Operand, y: Operand) -> str:
         """Shift by 0 to bits - 1, as LLVM defines no others; for those the result is eager's: zero, or the sign."""
         bits = 8 * self.dtype.bytes
         if isinstance(y, Constant) and y.value in range(bits):
-            return f"{self.typed(x)} {operator} {self.typed(y)}"
-        name = "shift_left" if operator == "<<" else "shift_right"
-        return f"{name}({self.typed(x)}, {self.typed(y)}, {bits})"
+            return f"{self.typed(x)} {'<<' if self.op == 'shift_left' else '>>'} {self.typed(y)}"
+        return f"{self.op}({self.typed(x)}, {self.typed(y)}, {bits})"
+
+    _shift_left = _shift_right = _shift
 
     def _pow(self, x: Operand, y: Operand) -> str:
         if isinstance(y, Constant) and float(y.value) in (0.5, -0.5, -1.0) and self.dtype.is_float:
-            root = {0.5: self._sqrt, -0.5: self._rsqrt, -1.0: self._reciprocal}[float(y.value)]
-            return root(x)
+            root = self._form("sqrt" if y.value > 0 else "rsqrt").format(self.typed(x))
+            return self._reciprocal(x) if y.value == -1.0 else root
         if isinstance(y, Constant) and not isinstance(x, Constant) and y.value in range(1, _SQUARINGS + 1):
             return " * ".join([self.typed(x)] * int(y.value))
         if self.dtype == F64:

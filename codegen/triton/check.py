@@ -25,6 +25,7 @@ from fusec.loops.plan import plan_kernel
 from fusec.reference.contract import Comparison, compare_outputs
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
+from fusec.reference.layout import copied
 from fusec.reference.sizes import bind_symbols
 
 DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
@@ -96,11 +97,7 @@ def multiplies_matrices(body: Graph) -> bool:
 
 def _multiplies_matrices(product: Node) -> bool:
     (left, right), result = split_spec(product.attributes["spec"])
-    sizes = {
-        letter: n
-        for term, x in zip((left, right), product.operands, strict=True)
-        for letter, n in zip(term, x.shape, strict=True)
-    }
+    sizes = product.label_sizes
     own = [
         math.prod(estimate(sizes[letter]) for letter in kept)
         for kept in (set(left) - set(right), set(right) - set(left), set(left) & set(right) - set(result))
@@ -145,10 +142,8 @@ def _sample(type: TensorType, symbols: dict[str, int], generator: torch.Generato
 
 def laid_out(x: Tensor, type: TensorType, symbols: Mapping[str, int]) -> Tensor:
     """Return a copy of a tensor with the strides of a type."""
-    shape, strides = evaluate_sizes(type.shape, symbols), evaluate_sizes(type.strides, symbols)
-    for dim, stride in enumerate(strides):
-        x = x.narrow(dim, 0, 1) if stride == 0 and x.shape[dim] else x
-    return torch.empty_strided(x.shape, strides, dtype=torch_dtype(type.dtype), device=x.device).copy_(x).expand(shape)
+    whole = x.to(torch_dtype(type.dtype)).expand(evaluate_sizes(type.shape, symbols))
+    return copied(whole, evaluate_sizes(type.strides, symbols))
 
 
 def _allocate(type: TensorType, symbols: Mapping[str, int]) -> Tensor:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from fusec.codegen.tile.kernel import Kernel
-from fusec.codegen.triton.arguments import buffers_by_name, fits, without_descriptors
+from fusec.codegen.triton.arguments import buffers_by_name, fits
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.interpreter import InterpretedKernel
 from fusec.codegen.triton.jit import define
@@ -37,8 +38,8 @@ class TritonKernel:
         self._launchers: list[tuple[Kernel, Launcher]] = []
         self._interpreted: InterpretedKernel | None = None
         self._fits = fits(kernel)
-        described = kernel.config.descriptors
-        self._by_address = TritonKernel(without_descriptors(kernel), dependent) if described else None
+        by_address = replace(kernel, config=replace(kernel.config, descriptors=False))
+        self._by_address = TritonKernel(by_address, dependent) if kernel.config.descriptors else None
         """Runs where descriptors cannot describe the memory."""
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:

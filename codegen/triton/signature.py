@@ -5,8 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
-
+from fusec.codegen.tile.emitter import block_count
 from fusec.codegen.tile.kernel import Check, Kernel, Load, Loop, walk
 from fusec.codegen.tile.sizes import Language
 from fusec.codegen.triton.prelude import FUNCTIONS
@@ -108,9 +107,7 @@ def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
 def trips(loop: Loop) -> Size:
     """Return the trip count of a loop."""
     length = simplify(loop.stop - loop.start)
-    if isinstance(length, int) and isinstance(loop.step, int):
-        return -(-length // loop.step)
-    return length if loop.step == 1 else sympy.floor((length + loop.step - 1) / sympy.sympify(loop.step))
+    return length if loop.step == 1 else block_count(length, loop.step)
 
 
 def launches(kernel: Kernel) -> Size:

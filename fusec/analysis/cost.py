@@ -41,11 +41,6 @@ class Cost:
         """The operations of all units."""
         return simplify(sum(self.work.values(), start=0))
 
-    @property
-    def intensity(self) -> float | sympy.Expr:
-        """Operations per byte."""
-        return self.flops / self.bytes if self.bytes != 0 else 0.0
-
     def at(self, symbols: Mapping[str, int] | None = None) -> "Cost":
         """Return the cost in numbers, with an assumed value for each size that is not in ``symbols``."""
         work = {unit: estimate(n, symbols) for unit, n in self.work.items()}

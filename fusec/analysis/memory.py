@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait, split_spec
+from fusec.ir.ops import Trait
 from fusec.ir.types import Size, TensorType, product, simplify
 from fusec.loops.indexing import stored_value
 
@@ -78,7 +78,7 @@ def flops(node: Node) -> Size:
     if node.has(Trait.REGION):
         return simplify(sum((flops(n) for n in node.body.nodes), start=0))
     if node.has(Trait.CONTRACTION):
-        return _contraction(node)
+        return simplify(2 * product(tuple(node.label_sizes.values())))
     if node.has(Trait.CONVOLUTION):
         return simplify(2 * node.result.tensor.numel * product(node.operands[1].shape[1:]))
     if node.has(Trait.REDUCTION):
@@ -110,14 +110,6 @@ def _opaque_convolution(node: Node, operands: list[TensorType]) -> Size:
     out, x, weight = operands[:3] if backward else (*made, *operands[:2])
     transposed = True in node.attributes["args"][6 + backward : 7 + backward]
     return simplify(2 * len(made) * (x if transposed else out).numel * product(weight.shape[1:]))
-
-
-def _contraction(node: Node) -> Size:
-    terms, _ = split_spec(node.attributes["spec"])
-    sizes = {
-        label: n for term, x in zip(terms, node.operands, strict=True) for label, n in zip(term, x.shape, strict=True)
-    }
-    return simplify(2 * product(tuple(sizes.values())))
 
 
 def _attention(node: Node) -> Size:

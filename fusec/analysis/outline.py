@@ -37,14 +37,6 @@ class Outline:
             body.sort()  # inlined loads come before the writes that would change them
         return body
 
-    def region(self) -> Node:
-        """Return the kernel region that the group would be, in a graph of its own."""
-        graph, body = Graph(), self.build()
-        return graph.add_node(
-            "region", [graph.add_input(v.type, v.name) for v in self.inputs],
-            {"kind": "kernel", "label": "", "fusions": (), "body": body}, types=[v.type for v in body.outputs],
-        )  # fmt: skip
-
 
 def outline(group: set[Node], uses: Uses) -> Outline:
     """Return the outline of a group of nodes with one result each."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli.models import load
-from fusec.cli.options import Batch, Dynamic, Length, Model, Target, Train
+from fusec.cli.options import Batch, Dynamic, Json, Length, Model, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, note, write_json
 
 
@@ -18,7 +18,7 @@ def bisect(
     batch: Batch = 2,
     length: Length = 16,
     disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare a compiled model with eager and float64; where it is wrong, find the application responsible.
 

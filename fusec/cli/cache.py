@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from fusec.cli.options import Json
 from fusec.cli.terminal import CHECK_FAILED, reports, show, write_json
 from fusec.config import Config
 from fusec.pruning import Entry, entries, prune, remove
 
 cache = typer.Typer(no_args_is_help=True, help="Show the built kernels on disk, verify them, or remove them.")
-Json = Annotated[bool, typer.Option("--json", help="plain data")]
 
 
 @cache.command(name="show")

@@ -33,10 +33,11 @@ def capture(
     graphs = capture_graphs(loaded.model, *loaded.inputs, dynamic=dynamic, train=train, **loaded.keywords)
     written = []
     for i, graph in enumerate(graphs):
-        path = output if output == "-" or i == 0 else str(_numbered(Path(output), i))
         if output == "-" and i > 0:
             note(f"{len(graphs)} graphs; the first is on standard output, -o FILE writes them all")
             break
+        first = Path(output)
+        path = output if i == 0 else str(first.with_name(f"{first.stem}.{i}{first.suffix}"))
         write_text(path, print_graph(graph, sources=sources))
         written.append({"file": path, "graph": graph.name, "nodes": len(graph), "inputs": len(graph.inputs)})
     if as_json:
@@ -44,7 +45,3 @@ def capture(
     elif output != "-":
         for row in written:
             note(f"{row['file']}: {row['nodes']} nodes")
-
-
-def _numbered(path: Path, i: int) -> Path:
-    return path.with_name(f"{path.stem}.{i}{path.suffix}")

@@ -3,17 +3,16 @@
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from fusec.cli.options import Json
 from fusec.cli.terminal import show, write_json
 from fusec.errors import BuildError
 
 PACKAGES = ("fusec", "torch", "triton", "transformers", "sympy", "numpy")
 
 
-def env(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
+def env(as_json: Json = False) -> None:
     """Print versions, compilers, devices and settings, for a report of a problem."""
     found = environment()
     if as_json:

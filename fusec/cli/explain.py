@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusec.cli.models import compiled_model, is_graph_file
-from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
-from fusec.cli.terminal import CHECK_FAILED, UsageError, note, show, write_json
+from fusec.cli.options import Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
+from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, show, write_json
 from fusec.config import CHIPS, Config
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ FailUnder = Annotated[
     float,
     typer.Option(help="exit with 1 where generated kernels and vendor calls move less than this share, in percent"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="plain data")]
 
 
 def explain(
@@ -60,7 +59,9 @@ def explain(
     if as_json:
         write_json(explanation.to_json())
     elif kernel:
-        typer.echo(_source(kernel, {k.name: k.source for k in explanation.kernels if k.source}))
+        sources = {k.name: k.source for k in explanation.kernels if k.source}
+        check_name("kernel", kernel, sources)
+        typer.echo(sources[kernel])
     elif brief:
         typer.echo(summary_line(explanation))
     elif roofline or time:
@@ -76,10 +77,3 @@ def _check_coverage(explanation: "Explanation", least: float) -> None:
     if covered < least:
         note(f"coverage is {covered:.1f} %, less than {least:g} %")
         raise typer.Exit(CHECK_FAILED)
-
-
-def _source(name: str, sources: dict[str, str]) -> str:
-    from fusec.cli.terminal import check_name
-
-    check_name("kernel", name, sources)
-    return sources[name]

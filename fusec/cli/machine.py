@@ -1,10 +1,11 @@
 """``fusec machine``: the profile of this machine, used for predicted times and grouping."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from fusec.cli.options import Json
 from fusec.cli.terminal import note, reports, show, write_json
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ machine = typer.Typer(
 
 @machine.command(name="show")
 @reports
-def show_machine(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
+def show_machine(as_json: Json = False) -> None:
     """Show the figures that compiles go by."""
     from fusec.codegen import target_named
     from fusec.config import Config
@@ -28,7 +29,7 @@ def show_machine(as_json: Annotated[bool, typer.Option("--json", help="plain dat
 
 @machine.command()
 @reports
-def measure(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
+def measure(as_json: Json = False) -> None:
     """Measure this machine for a few seconds, and store its profile for all later compiles."""
     from rich.console import Console
     from rich.progress import Progress
@@ -51,7 +52,7 @@ def measure(as_json: Annotated[bool, typer.Option("--json", help="plain data")] 
 
 @machine.command()
 @reports
-def forget(as_json: Annotated[bool, typer.Option("--json", help="plain data")] = False) -> None:
+def forget(as_json: Json = False) -> None:
     """Remove the profile of this processor: compiles assume a modest one again."""
     import torch
 

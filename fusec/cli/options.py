@@ -1,4 +1,4 @@
-"""Arguments that several commands share: which model, and how it is captured."""
+"""Arguments that several commands share: which model, how it is captured, and plain data instead of tables."""
 
 from typing import Annotated
 
@@ -13,3 +13,4 @@ Dynamic = Annotated[bool, typer.Option("--dynamic", help="batch and length as sy
 Train = Annotated[bool, typer.Option("--train", help="forward and backward graphs")]
 Batch = Annotated[int, typer.Option(help="batch of the sample inputs")]
 Length = Annotated[int, typer.Option(help="tokens of the sample inputs")]
+Json = Annotated[bool, typer.Option("--json", help="plain data")]

@@ -8,7 +8,7 @@ import typer
 
 from fusec.cli.models import compiled_model
 from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
-from fusec.cli.terminal import note, write_text
+from fusec.cli.terminal import UsageError, note, write_text
 
 
 def view(
@@ -24,7 +24,6 @@ def view(
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
     """Write a page that shows the graph pass by pass, its kernels, and where each node comes from."""
-    from fusec.cli.terminal import UsageError
     from fusec.config import Config
     from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects

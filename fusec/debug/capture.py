@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from fusec.config import Config
@@ -65,19 +66,20 @@ def captured_calls(
 
     found: list[tuple[Graph, list[Any]]] = []
 
-    class Kept:
-        def __init__(self, graph: Graph) -> None:
-            self.graph, self.given = graph, list[Any]()
-            found.append((graph.copy(), self.given))
+    def kept(graph: Graph, config: Config) -> Any:
+        first = list[Any]()
+        found.append((graph.copy(), first))
 
-        def program(self, args: list[Any]) -> list[Any]:
+        def program(args: list[Any]) -> list[Any]:
             given = list(args)
             args.clear()
-            self.given[:] = self.given or given
-            return evaluate(self.graph, given)
+            first[:] = first or given
+            return evaluate(graph, given)
+
+        return SimpleNamespace(program=program)
 
     with _kept_log():
-        _run(model, backend_with(lambda graph, config: Kept(graph)), inputs, keywords, dynamic, train)
+        _run(model, backend_with(kept), inputs, keywords, dynamic, train)
         return _checked(found)
 
 

@@ -17,7 +17,6 @@ from fusec.debug.subject import (
     Subject,
     is_compiled,
     kind_of,
-    node_name,
     sources_of,
     subject_of,
     usual_reason,
@@ -79,7 +78,7 @@ def explain(
 def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = None) -> Explanation:
     """Combine the graphs of one model into an explanation; with its module, its sites are classified too."""
     remarks = [r for s in subjects for r in s.remarks]
-    sizes = {name: s.sizes.get(name, ASSUMED_SIZE) for s in subjects for name in _symbols(s.final)}
+    sizes = {name: s.sizes.get(name, ASSUMED_SIZE) for s in subjects for name in s.final.symbols()}
     rows = _rows(subjects, sizes)
     return RichExplanation(
         title or (subjects[0].title if subjects else "nothing was compiled"),
@@ -149,7 +148,7 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
             if not kind:
                 continue
             step = subject.steps.get(node, Step())
-            name, moved, work = step.name or node_name(node), moved_bytes(node), flops(node)
+            name, moved, work = subject.name_of(node), moved_bytes(node), flops(node)
             key = (kind, name, step.source, str(moved), str(work))
             if key not in rows:
                 inside = tuple(node.attributes.get("fusions", ()))
@@ -171,8 +170,7 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
     for subject in subjects:
         for node in subject.final.nodes:
             if kind_of(node, subject) == "opaque":
-                step = subject.steps.get(node)
-                found[step.name if step else node_name(node)].append(node)
+                found[subject.name_of(node)].append(node)
     out = [
         Fallback(
             name,
@@ -190,7 +188,3 @@ def _fallbacks(subjects: Sequence[Subject], sizes: dict[str, int], remarks: Iter
 
 def _places(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, map(str, sources_of(node)))))
-
-
-def _symbols(graph: Graph) -> list[str]:
-    return graph.symbols()

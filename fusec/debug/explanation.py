@@ -131,5 +131,5 @@ class Explanation:
             "pass_seconds": self.seconds,
             "sizes": self.assumed,
             "machine": self.machine.to_json(),
-            "totals": self.totals.to_json(),
+            "totals": dict(vars(self.totals)),
         }

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.debug.operations import Operation, operations_of
-from fusec.debug.subject import Subject, node_name
+from fusec.debug.subject import Subject
 from fusec.remarks import Remark
 
 
@@ -24,5 +24,4 @@ def _kernel_of(places: list[str], operations: list[Operation], subject: Subject)
     if len(homes) != 1 or len(inside) < 2 or any(o.kind != "generated" for o in inside):
         return ""
     (home,) = homes
-    step = subject.steps.get(home)
-    return step.name if step and step.name else node_name(home)
+    return subject.name_of(home)

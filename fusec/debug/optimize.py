@@ -1,12 +1,11 @@
 """Run passes on a graph by themselves, to see the effect of each and verify it."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusec.config import Config
 from fusec.debug.subject import Subject
-from fusec.errors import OptionError, VerificationError, suggestion
+from fusec.errors import VerificationError
 from fusec.ir.graph import Graph
 from fusec.pipeline import PassRecord, Pipeline
 
@@ -55,11 +54,7 @@ def choose_passes(text: str, config: Config) -> Pipeline:
 
     if text == "default":
         return default_pipeline(config)
-    known = known_passes(config)
-    for name in re.findall(r"([\w-]+)\s*(?:\{[^}]*\})?\s*(?:,|$)", text):
-        if name not in known:
-            raise OptionError(f"unknown pass {name!r}", fix=suggestion(name, known))
-    return Pipeline.parse(text, known)
+    return Pipeline.parse(text, known_passes(config))
 
 
 def verify_passes(records: Sequence[PassRecord]) -> "dict[int, EquivalenceResult]":

@@ -77,10 +77,6 @@ class Totals:
     bound: dict[str, float]
     """Shares of the time by what bounds the launches."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the totals as JSON data."""
-        return dict(self.__dict__)
-
 
 class Rooflines:
     """Cost and time of the launches of one subject."""

@@ -9,7 +9,7 @@ from typing import Any
 from fusec.analysis.memory import is_attention, moved_bytes, touched_bytes
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.sites import RULE_OF, Site, sites_of
-from fusec.debug.subject import Subject, node_name, usual_reason
+from fusec.debug.subject import Subject, usual_reason
 from fusec.ir.graph import Node, Source
 from fusec.ir.ops import Trait
 from fusec.ir.types import estimate
@@ -90,12 +90,11 @@ class _Classifier:
 
     def status(self, site: Site) -> SiteStatus | None:
         """Return the status of a site; None where it does not run."""
-        work = self.work_of(site)
-        work = {o: None for o in work if not o.node.is_op("cast")}
+        work = {o: None for o in self.work_of(site) if not o.node.is_op("cast")}
         if not work:
             return None
         homes = dict.fromkeys(o.home for o in work)
-        kernels = tuple(dict.fromkeys(self.name(home) for home in homes))
+        kernels = tuple(dict.fromkeys(map(self.subject.name_of, homes)))
         meanings = tuple(dict.fromkeys(m for h in homes for m in h.attributes.get("fusions", ())))
         fused = SiteStatus(site, True, kernels, meanings, recognised=self.is_recognised(site, meanings))
         fault = self.fault(site, work)
@@ -178,7 +177,8 @@ class _Classifier:
         for operation in work if site.kind != "patches" else ():
             for read in operation.reads:
                 if read in work and read.home is not operation.home:
-                    found = f"{word(read.node)} in {self.name(read.home)}, this in {self.name(operation.home)}"
+                    there, here = map(self.subject.name_of, (read.home, operation.home))
+                    found = f"{word(read.node)} in {there}, this in {here}"
                     return operation, "kernel", found, self.bytes_of(work, "split")
         return None
 
@@ -189,11 +189,6 @@ class _Classifier:
             return sum(estimate(moved_bytes(home), self.subject.sizes) for home in homes)
         crossing = {v: None for o in work for r, v in o.reads.items() if r in work and r.home is not o.home}
         return sum(2 * estimate(touched_bytes(value), self.subject.sizes) for value in crossing)
-
-    def name(self, home: Node) -> str:
-        """Return the name of a node of the final graph in the table of kernels."""
-        step = self.subject.steps.get(home)
-        return step.name if step and step.name else node_name(home)
 
     # Why not.
 

@@ -52,6 +52,11 @@ class Subject:
         self.timing = timing
         self.sizes |= timing.sizes if timing else {}
 
+    def name_of(self, node: Node) -> str:
+        """Return the name of a node of the final graph in tables: that of its kernel, if it has one."""
+        step = self.steps.get(node)
+        return step.name if step and step.name else node_name(node)
+
     @property
     def is_grouped(self) -> bool:
         """True where its nodes are grouped into kernels."""
@@ -72,10 +77,9 @@ def subject_of(compiled: Any, title: str = "") -> Subject:
         tuple(compiled.records),
         tuple(compiled.remarks),
         _kernel_steps(compiled),
-        dict(getattr(compiled, "sizes", None) or {}),
-        sum(step.kind == "copy" for step in steps),
-        getattr(compiled, "machine", None) or assumed_cpu(),
-        folded.nodes if (folded := getattr(compiled.program, "folded", None)) else frozenset(),
+        copies=sum(step.kind == "copy" for step in steps),
+        machine=getattr(compiled, "machine", None) or assumed_cpu(),
+        once=folded.nodes if (folded := getattr(compiled.program, "folded", None)) else frozenset(),
     )
 
 

@@ -72,8 +72,8 @@ class Imported:
     def callable(self, program: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
         """Return a callable that takes and clears a list and returns one, as the torch graph does."""
         constants, outputs = self.constants, self.outputs
-        if all(o.index == i for i, o in enumerate(outputs)):
-            return self._direct(program) if constants else program
+        if not constants and all(o.index == i for i, o in enumerate(outputs)):
+            return program
         symbols = self.bindings() if any(_sizes(o) for o in outputs) else {}
         kept = {o.view.index for o in outputs if o.view is not None and o.view.of == "input"}
         kept.update(o.input for o in outputs if o.input is not None)
@@ -91,16 +91,6 @@ class Imported:
 
         return call
 
-    def _direct(self, program: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-        constants = self.constants
-
-        def call(args: list[Any]) -> list[Any]:
-            given = [*args, *constants]
-            args.clear()
-            return program(given)
-
-        return call
-
     def bindings(self) -> "dict[sympy.Symbol, Callable[[list[Any]], int]]":
         """Return how each size symbol is read from the arguments."""
         found: dict[sympy.Symbol, Callable[[list[Any]], int]] = {}
@@ -110,9 +100,9 @@ class Imported:
             if isinstance(value.type, TensorType):
                 for d, (n, stride) in enumerate(zip(value.type.shape, value.type.strides, strict=True)):
                     if isinstance(n, sympy.Symbol):
-                        found.setdefault(n, partial(_read_length, i, d))
+                        found.setdefault(n, partial(_read_dim, torch.Tensor.size, i, d))
                     if isinstance(stride, sympy.Symbol):
-                        found.setdefault(stride, partial(_read_stride, i, d))
+                        found.setdefault(stride, partial(_read_dim, torch.Tensor.stride, i, d))
         return found
 
 
@@ -120,12 +110,8 @@ def _read_number(index: int, args: list[Any]) -> int:
     return as_number(args[index])
 
 
-def _read_length(index: int, dim: int, args: list[Any]) -> int:
-    return int(args[index].shape[dim])
-
-
-def _read_stride(index: int, dim: int, args: list[Any]) -> int:
-    return int(args[index].stride(dim))
+def _read_dim(method: Callable[..., int], index: int, dim: int, args: list[Any]) -> int:
+    return int(method(args[index], dim))
 
 
 def _sizes(output: Output) -> bool:

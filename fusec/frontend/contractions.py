@@ -1,9 +1,9 @@
 """Matrix products of ATen as contractions."""
 
 from fusec.errors import ImportFailure
-from fusec.frontend.lowering import Argument, Call, Lowering, lowers, wide
+from fusec.frontend.lowering import Argument, Call, Lowering, lowers
 from fusec.ir.graph import Value
-from fusec.ir.types import I32, broadcast
+from fusec.ir.types import I32, accumulation, broadcast
 
 LETTERS = "abcdefghijklmnopqrstuvw"
 
@@ -80,7 +80,7 @@ def _addmm(low: Lowering, call: Call) -> Value:
     product, bias, alpha, beta = matmul(low, call, a, b), call["self"], call["alpha"], call["beta"]
     if alpha == 1 and beta == 1:
         return low.pointwise("add", product, bias, dtype=out)
-    dtype = wide(out)
+    dtype = accumulation(out)
     if alpha != 1:
         product = low.pointwise("mul", product, alpha, dtype=dtype)
     if beta == 0:

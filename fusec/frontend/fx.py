@@ -44,17 +44,16 @@ TABLES = (bits, contractions, convolutions, pointwise, reductions, views)
 """The modules whose import fills the table of handlers."""
 
 
-def import_fx(gm: GraphModule, example_inputs: Any = None) -> Graph:
+def import_fx(gm: GraphModule) -> Graph:
     """Import an ATen graph into the IR. Tensors that the module holds become inputs after its own.
 
     Args:
         gm: the graph from AOTAutograd, make_fx or torch.export.
-        example_inputs: for graphs whose placeholders have no fake tensor.
 
     Raises:
         ImportFailure: where the graph contains other than ATen operations.
     """
-    return Importer(gm, example_inputs).run(aliases=False).graph
+    return Importer(gm).run(aliases=False).graph
 
 
 def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collection[int] = frozenset()) -> Imported:
@@ -78,14 +77,12 @@ class Importer:
     def __init__(
         self,
         gm: GraphModule,
-        example_inputs: Any = None,
         names: Sequence[str] = (),
         weights: Collection[int] = frozenset(),
         tolerant: bool = False,
     ) -> None:
         self.gm, self.tolerant = gm, tolerant
         self.names, self.weights = names, weights
-        self.examples = list(example_inputs or ())
         self.graph = Graph()
         self.low = Lowering(self.graph)
         self.values: dict[Node, Any] = {}
@@ -123,8 +120,6 @@ class Importer:
 
     def _placeholder(self, node: Node) -> None:
         fake = node.meta.get("val")
-        if fake is None and len(self.placeholders) < len(self.examples):
-            fake = node.meta["val"] = self.examples[len(self.placeholders)]
         self.placeholders[node] = len(self.graph.inputs)
         place = position_of_input(node)
         name = self.names[place] if place is not None and place < len(self.names) else node.name
@@ -174,15 +169,11 @@ class Importer:
                 why="only tensors are values of the IR", fix="exclude its caller with torch.compiler.disable",
             )  # fmt: skip
         node.meta.setdefault("val", tensor)
-        fake = type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-        if tensor.ndim == 0 and not fake and to_dtype(tensor.dtype).kind != "other":
+        dtype = to_dtype(tensor.dtype)
+        is_number = (tensor.ndim == 0 and dtype.kind != "other") or (tensor.numel() == 1 and dtype.kind == "int")
+        if is_number and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             with self.low.at(source_of(node), str(tensor.device)):
-                self.values[node] = self.low.number(tensor.item(), to_dtype(tensor.dtype))
-            return
-        if tensor.numel() == 1 and not fake and to_dtype(tensor.dtype).kind == "int":
-            with self.low.at(source_of(node), str(tensor.device)):
-                number = self.low.number(tensor.item(), to_dtype(tensor.dtype))
-                self.values[node] = self.low.expand(number, tuple(tensor.shape))
+                self.values[node] = self.low.expand(self.low.number(tensor.item(), dtype), tuple(tensor.shape))
             return
         self.constants.append(tensor)
         self.values[node] = self.graph.add_input(to_type(tensor), node.name)

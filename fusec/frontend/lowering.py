@@ -15,7 +15,7 @@ from fusec.frontend.dtypes import to_dtype, to_torch_dtype
 from fusec.frontend.sizes import Real, to_plain
 from fusec.ir.graph import Graph, Source, Value
 from fusec.ir.ops import OPS, Trait
-from fusec.ir.types import BOOL, F64, DType, Size, TensorType, Type, accumulation, same_shape, simplify, wrapped
+from fusec.ir.types import BOOL, F64, DType, Size, TensorType, Type, same_shape, simplify, wrapped
 
 Argument: TypeAlias = Any
 """A Value, a number, a size, a torch constant, None, or a list of them."""
@@ -217,11 +217,6 @@ def lowers(*targets: str) -> Callable[[Handler], Handler]:
         return handler
 
     return register
-
-
-def wide(dtype: DType) -> DType:
-    """The type in which eager computes a compound operation on ``dtype``, before it rounds once."""
-    return accumulation(dtype)
 
 
 def common_dtype(call: Call, *names: str) -> DType:

@@ -7,13 +7,13 @@ import torch
 
 from fusec.errors import ImportFailure
 from fusec.frontend.bits import from_float8
-from fusec.frontend.lowering import Argument, Call, Lowering, common_dtype, converted, lowers, rounded, wide
+from fusec.frontend.lowering import Argument, Call, Lowering, common_dtype, converted, lowers, rounded
 from fusec.ir.graph import Value
-from fusec.ir.types import BOOL, E4M3, E5M2, F64, I64, DType
+from fusec.ir.types import BOOL, E4M3, E5M2, F64, I64, DType, accumulation
 from fusec.loops.affine import at_least
 
 UNARY = {
-    "neg", "abs", "floor", "ceil", "trunc", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1",
+    "neg", "abs", "floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1",
     "log", "log1p", "log2", "tanh", "sigmoid", "erf", "sin", "cos",
 }  # fmt: skip
 SAME_ON_INTEGERS = {"floor", "ceil", "trunc", "round"}
@@ -33,11 +33,6 @@ for _name in UNARY:
 def _neg_view(low: Lowering, call: Call) -> Value:
     """The imaginary part of a conjugate: torch sets its negative bit and leaves memory unchanged."""
     return low.emit("neg", low.operand(call["self"], call.out.dtype))
-
-
-@lowers("aten.round.default")
-def _round(low: Lowering, call: Call) -> Value:
-    return _unary(low, call)
 
 
 @lowers("aten.sign.default", "aten.sgn.default")
@@ -62,23 +57,17 @@ def _arithmetic_dtype(call: Call, *arguments: Argument) -> DType:
     for a in arguments:
         if isinstance(a, Value) and a.type.rank == 0 and out.is_float and a.dtype.is_float:  # type: ignore[union-attr]
             if a.dtype.bytes > out.bytes:
-                return wide(out)
+                return accumulation(out)
     return out
 
 
 @lowers("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar",
-        "aten.subtract.Tensor", "aten.subtract.Scalar")  # fmt: skip
+        "aten.subtract.Tensor", "aten.subtract.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar")  # fmt: skip
 def _add(low: Lowering, call: Call) -> Value:
-    return _sum(low, call, call["self"], call["other"], call.target.split(".")[1][:3])
-
-
-@lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
-def _rsub(low: Lowering, call: Call) -> Value:
-    return _sum(low, call, call["other"], call["self"], "sub")
-
-
-def _sum(low: Lowering, call: Call, a: Argument, b: Argument, op: str) -> Value:
-    out, alpha = call.out.dtype, call.get("alpha", 1)
+    out, alpha, a, b = call.out.dtype, call.get("alpha", 1), call["self"], call["other"]
+    op = "add" if ".add." in call.target else "sub"
+    if ".rsub." in call.target:
+        a, b = b, a
     if op == "sub" and any(x is True or x is False or (isinstance(x, Value) and x.dtype == BOOL) for x in (a, b)):
         raise ImportFailure("a difference of booleans", why="eager raises", fix="use logical_not or logical_xor")
     if out == BOOL:
@@ -86,7 +75,7 @@ def _sum(low: Lowering, call: Call, a: Argument, b: Argument, op: str) -> Value:
     dtype = _arithmetic_dtype(call, a, b)
     if isinstance(alpha, (int, float)) and alpha == 1:
         return low.pointwise(op, a, b, dtype=dtype)
-    dtype = wide(out)
+    dtype = accumulation(out)
     return low.pointwise(op, a, low.pointwise("mul", b, alpha, dtype=dtype), dtype=dtype)
 
 
@@ -124,7 +113,7 @@ def _div(low: Lowering, call: Call) -> Value:
     if mode == "floor":
         return low.pointwise("floor_divide", a, b, dtype=_arithmetic_dtype(call, a, b))
     if dtype.is_float:
-        return low.emit("trunc", low.pointwise("div", a, b, dtype=wide(dtype)))
+        return low.emit("trunc", low.pointwise("div", a, b, dtype=accumulation(dtype)))
     x, y = low.operand(a, dtype), low.operand(b, dtype)
     return low.emit("floor_divide", low.emit("sub", x, low.emit("fmod", x, y)), y)
 
@@ -134,15 +123,17 @@ BINARY = {
     "maximum": "maximum", "minimum": "minimum",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
     "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right",
+    "logical_and": "and", "logical_or": "or", "logical_xor": "xor",
     "__and__": "and", "__or__": "or", "__xor__": "xor", "__lshift__": "shift_left", "__rshift__": "shift_right",
 }  # fmt: skip
 
 
 def _binary(low: Lowering, call: Call) -> Value:
-    op = BINARY[call.target.split(".")[1]]
-    if call.out.dtype == BOOL:
+    name = call.target.split(".")[1]
+    a, b, op, dtype = call["self"], call["other"], BINARY[name], call.out.dtype
+    if dtype == BOOL:
         op = {"maximum": "or", "minimum": "and"}.get(op, op)
-    a, b, dtype = call["self"], call["other"], call.out.dtype
+    dtype = BOOL if name.startswith("logical") else dtype
     if op in ("floor_divide", "remainder", "fmod"):
         _never_zero(b, dtype)
         b = b if op == "floor_divide" else rounded(b, dtype)
@@ -154,25 +145,9 @@ for _name in BINARY:
     lowers(*(f"aten.{_name}.{overload}" for overload in ("default", "Tensor", "Scalar")))(_binary)
 
 
-@lowers("aten.bitwise_not.default")
-def _bitwise_not(low: Lowering, call: Call) -> Value:
-    return low.pointwise("not", call["self"], dtype=call.out.dtype)
-
-
-LOGICAL = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
-
-
-def _logical(low: Lowering, call: Call) -> Value:
-    return low.pointwise(LOGICAL[call.target.split(".")[1]], call["self"], call["other"], dtype=BOOL)
-
-
-for _name in LOGICAL:
-    lowers(f"aten.{_name}.default")(_logical)
-
-
-@lowers("aten.logical_not.default")
-def _logical_not(low: Lowering, call: Call) -> Value:
-    return low.pointwise("not", call["self"], dtype=BOOL)
+@lowers("aten.bitwise_not.default", "aten.logical_not.default")
+def _not(low: Lowering, call: Call) -> Value:
+    return low.pointwise("not", call["self"], dtype=BOOL if "logical" in call.target else call.out.dtype)
 
 
 def _compare(low: Lowering, call: Call) -> Value:
@@ -184,26 +159,12 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_compare)
 
 
-def _float_class(low: Lowering, call: Call, op: str) -> Value:
-    x = call["self"]
-    if not x.dtype.is_float:
-        return low.emit("ne", x, x)
-    return low.emit(op, x)
-
-
-@lowers("aten.isnan.default")
-def _isnan(low: Lowering, call: Call) -> Value:
-    return _float_class(low, call, "isnan")
-
-
-@lowers("aten.isinf.default")
-def _isinf(low: Lowering, call: Call) -> Value:
-    return _float_class(low, call, "isinf")
-
-
-@lowers("aten.isfinite.default")
-def _isfinite(low: Lowering, call: Call) -> Value:
-    return low.emit("not", low.emit("or", _float_class(low, call, "isnan"), _float_class(low, call, "isinf")))
+@lowers("aten.isnan.default", "aten.isinf.default", "aten.isfinite.default")
+def _float_class(low: Lowering, call: Call) -> Value:
+    x, op = call["self"], call.target.split(".")[1]
+    wanted = ("isnan", "isinf") if op == "isfinite" else (op,)
+    first, *others = (low.emit(name, x) if x.dtype.is_float else low.emit("ne", x, x) for name in wanted)
+    return low.emit("not", low.emit("or", first, *others)) if others else first
 
 
 @lowers("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
@@ -244,7 +205,7 @@ def _clamp(low: Lowering, call: Call) -> Value:
 
 @lowers("aten.addcmul.default", "aten.addcdiv.default")
 def _addcmul(low: Lowering, call: Call) -> Value:
-    dtype = wide(call.out.dtype)
+    dtype = accumulation(call.out.dtype)
     op = "mul" if "addcmul" in call.target else "div"
     term = call["tensor1"]
     if call["value"] != 1:  # first, as in ATen: the product of the tensors may overflow
@@ -304,17 +265,13 @@ def _full(low: Lowering, call: Call) -> Value:
 
 
 @lowers("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.empty.memory_format",
-        "aten.empty_like.default", "aten.new_empty.default")  # fmt: skip
-def _zeros(low: Lowering, call: Call) -> Value:
+        "aten.empty_like.default", "aten.new_empty.default", "aten.ones.default", "aten.ones_like.default",
+        "aten.new_ones.default")  # fmt: skip
+def _zeros_or_ones(low: Lowering, call: Call) -> Value:
     """Zeros for uninitialized memory as well: they need none where they are only written over."""
     if "empty" in call.target and torch.are_deterministic_algorithms_enabled():
         raise ImportFailure("uninitialized memory", why="torch fills it where algorithms are to be deterministic")
-    return low.expand(low.number(0, call.out.dtype), call.out.shape)
-
-
-@lowers("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
-def _ones(low: Lowering, call: Call) -> Value:
-    return low.expand(low.number(1, call.out.dtype), call.out.shape)
+    return low.expand(low.number(int("ones" in call.target), call.out.dtype), call.out.shape)
 
 
 @lowers("aten.tril.default", "aten.triu.default")

@@ -1,9 +1,9 @@
 """Reductions of ATen as sum, prod, max and min with keepdim, and arithmetic around them."""
 
 from fusec.errors import ImportFailure
-from fusec.frontend.lowering import Argument, Call, Lowering, lowers, negative_dims, wide
+from fusec.frontend.lowering import Argument, Call, Lowering, lowers, negative_dims
 from fusec.ir.graph import Value
-from fusec.ir.types import BOOL, F64, DType, product
+from fusec.ir.types import BOOL, F64, DType, accumulation, product
 from fusec.loops.affine import at_least
 
 
@@ -41,7 +41,7 @@ def _max_dim(low: Lowering, call: Call) -> list[Value | None]:
 
 @lowers("aten.mean.default", "aten.mean.dim")
 def _mean(low: Lowering, call: Call) -> Value:
-    dtype = wide(call.out.dtype)
+    dtype = accumulation(call.out.dtype)
     x = low.cast(call["self"], dtype)
     mean = _mean_of(low, x, negative_dims(call.get("dim"), len(x.shape)), 0, dtype)
     return low.cast(low.reshape(mean, call.out.shape), call.out.dtype)

@@ -39,20 +39,14 @@ def _permute(low: Lowering, call: Call) -> Value:
     return _permuted(low, x, tuple(d % rank for d in dims))
 
 
-@lowers("aten.t.default")
-def _t(low: Lowering, call: Call) -> Value:
-    x: Value = call["self"]
-    return _permuted(low, x, tuple(reversed(range(len(x.shape)))))
-
-
-@lowers("aten.transpose.int")
+@lowers("aten.t.default", "aten.transpose.int")
 def _transpose(low: Lowering, call: Call) -> Value:
     x: Value = call["self"]
     rank = len(x.shape)
     if rank == 0:
         return x
     dims = list(range(rank))
-    a, b = call["dim0"] % rank, call["dim1"] % rank
+    a, b = call.get("dim0", 0) % rank, call.get("dim1", 1) % rank
     dims[a], dims[b] = dims[b], dims[a]
     return _permuted(low, x, tuple(dims))
 
@@ -161,7 +155,10 @@ def _slice(low: Lowering, call: Call) -> Value:
 
 def first_index(start: Argument, x: Value, dim: int, call: Call | None = None) -> Size:
     """A start index as eager reads it: counted from the end if negative, and clamped to the length."""
-    _require_known(start)
+    if isinstance(start, Value):
+        raise ImportFailure(
+            "a slice that starts at a number known only at run time", why="the offset of a view is part of its type"
+        )
     n = x.shape[dim]
     if isinstance(start, int):
         start = start + n if start < 0 else start
@@ -189,13 +186,6 @@ def row_index(index: Argument, x: Value, dim: int, call: Call | None = None) -> 
     if isinstance(index, int):
         return index + x.shape[dim] if index < 0 else index
     return first_index(index, x, dim, call)
-
-
-def _require_known(start: Argument) -> None:
-    if isinstance(start, Value):
-        raise ImportFailure(
-            "a slice that starts at a number known only at run time", why="the offset of a view is part of its type"
-        )
 
 
 @lowers("aten.select.int")
@@ -230,7 +220,7 @@ def _unbind(low: Lowering, call: Call) -> list[Value | None]:
 def _cat(low: Lowering, call: Call) -> Value:
     # Eager concatenates an empty 1-d tensor with tensors of any rank; it adds no elements.
     parts = [p for p in call["tensors"] if not (p.shape == (0,) and len(call.out.shape) != 1)]
-    return _joined(low, call, [low.cast(p, call.out.dtype) for p in parts])
+    return _joined(low, [low.cast(p, call.out.dtype) for p in parts], call["dim"])
 
 
 @lowers("aten.stack.default")
@@ -238,12 +228,12 @@ def _stack(low: Lowering, call: Call) -> Value:
     rank = len(call.out.shape)
     dim = call["dim"] % rank
     shape = tuple(1 if d == dim else n for d, n in enumerate(call.out.shape))
-    return _joined(low, call, [low.reshape(low.cast(p, call.out.dtype), shape) for p in call["tensors"]])
+    return _joined(low, [low.reshape(low.cast(p, call.out.dtype), shape) for p in call["tensors"]], dim)
 
 
-def _joined(low: Lowering, call: Call, parts: list[Value]) -> Value:
-    rank = len(call.out.shape)
-    return parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=call["dim"] % rank - rank)
+def _joined(low: Lowering, parts: list[Value], dim: int) -> Value:
+    rank = len(parts[0].shape)
+    return parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim % rank - rank)
 
 
 @lowers("aten.roll.default")
@@ -260,8 +250,8 @@ def _roll(low: Lowering, call: Call) -> Value:
                 "a roll by a symbolic number, or of a symbolic length", why="the position of the cut has to be known"
             )
         if n and shift % n:
-            cut, rank = n - shift % n, len(x.shape)
-            x = low.emit("concat", low.slice(x, dim, cut, n - cut), low.slice(x, dim, 0, cut), dim=dim % rank - rank)
+            cut = n - shift % n
+            x = _joined(low, [low.slice(x, dim, cut, n - cut), low.slice(x, dim, 0, cut)], dim)
     return low.reshape(x, call.out.shape)
 
 
@@ -311,7 +301,7 @@ def _with_piece(low: Lowering, x: Value, dim: int, start: Size, piece: Value) ->
     parts = [low.slice(x, dim, 0, start)] if not same_size(start, 0) else []
     parts.append(piece)
     parts += [low.slice(x, dim, end, n - end)] if not same_size(end, n) else []
-    return piece if len(parts) == 1 else low.emit("concat", *parts, dim=dim - len(x.shape))
+    return _joined(low, parts, dim)
 
 
 @lowers("aten.index_put.default")
@@ -363,5 +353,5 @@ def _pad(low: Lowering, call: Call) -> Value:
             elif amount:
                 shape = tuple(amount if d == dim else n for d, n in enumerate(x.shape))
                 parts.append(low.expand(low.number(call["value"], x.dtype), shape))
-        x = parts[0] if len(parts) == 1 else low.emit("concat", *parts, dim=dim - rank)
+        x = _joined(low, parts, dim)
     return x

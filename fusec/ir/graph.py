@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 from typing import Any, ClassVar
 
 from fusec.errors import GraphError
-from fusec.ir.ops import OPS, Op, Trait
+from fusec.ir.ops import OPS, Op, Trait, split_spec
 from fusec.ir.types import DType, ScalarType, Size, TensorType, Type
 
 
@@ -118,6 +118,13 @@ class Node:
     def body(self) -> "Graph":
         """The body of a region."""
         return self.attributes["body"]
+
+    @property
+    def label_sizes(self) -> dict[str, Size]:
+        """The size of each label of a contraction, in the order in which its operands have them."""
+        terms, _ = split_spec(self.attributes["spec"])
+        pairs = zip(terms, self.operands, strict=True)
+        return {label: n for term, value in pairs for label, n in zip(term, value.shape, strict=True)}
 
     def has(self, trait: Trait) -> bool:
         """Return whether its operation has the trait."""

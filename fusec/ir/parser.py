@@ -63,16 +63,16 @@ class _GraphParser(ValueParser):
         return graph, comment
 
     def input(self) -> tuple[Token, bool, Type]:
-        token = self.token
-        self.take("value", "a value such as `%x`")
-        self.expect(":")
-        return token, self.accept("frozen"), self.type()
+        return self.new_value(), self.accept("frozen"), self.type()
 
     def declared(self) -> tuple[Token, Type]:
+        return self.new_value(), self.type()
+
+    def new_value(self) -> Token:
         token = self.token
         self.take("value", "a value such as `%x`")
         self.expect(":")
-        return token, self.type()
+        return token
 
     def define(self, values: dict[str, Value], name: Token, value: Value) -> None:
         if name.text in values:

@@ -1,8 +1,7 @@
 """Reads types, sizes and attribute values, by recursive descent; no text is ever evaluated."""
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from fusec.ir.expressions import FUNCTIONS, combine
 from fusec.ir.ops import OPS
@@ -19,17 +18,8 @@ from fusec.ir.types import (
     symbol,
 )
 
-T = TypeVar("T")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "inf": float("inf"), "nan": float("nan")}
 _SCALARS = ("int", "float", "bool")
-
-
-def parse_type(text: str) -> Type:
-    """The type that a text describes: ``bf16[s0, 64] @(1, s0)``."""
-    parser = ValueParser(text)
-    found = parser.type()
-    parser.end()
-    return found
 
 
 class ValueParser(Cursor):
@@ -112,8 +102,10 @@ class ValueParser(Cursor):
             return _WORDS[token.text]
         if token.kind == "word" and (token.text in DTYPES or token.text in (*_SCALARS, "other") or following == "<"):
             return self.type_or_dtype(following)
-        if token.text == "(" and (found := self.attempt(self.tuple)) is not None:
+        start = self.at
+        if token.text == "(" and (found := self.tuple()) is not None:
             return found[0]
+        self.at = start
         return self.expression()
 
     def type_or_dtype(self, following: str) -> Any:
@@ -141,14 +133,6 @@ class ValueParser(Cursor):
         if len(items) == 1 and not comma:
             return None
         return None if self.token.text in ("*", "/", "+", "-", "**") else (tuple(items),)
-
-    def attempt(self, rule: Callable[[], T | None]) -> T | None:
-        """Try a rule; where it does not apply, return None and restore the position."""
-        start = self.at
-        found = rule()
-        if found is None:
-            self.at = start
-        return found
 
     def string(self) -> str:
         """A string in quotes."""

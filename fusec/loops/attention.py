@@ -296,25 +296,15 @@ def _is_linear(item: IndexedExpr, exponential: IndexedExpr, keys: Axis) -> bool:
     return False
 
 
-def summed(item: IndexedExpr, exponential: IndexedExpr, keys: Axis, total: IndexedExpr) -> IndexedExpr:
-    """Return a linear function of ``exponential`` with ``total``, the sum of exponential·value, in its place."""
-    if item is exponential:
-        return total
+def substituted(item: IndexedExpr, part: IndexedExpr, by: IndexedExpr, keys: Axis, casts: bool = True) -> IndexedExpr:
+    """Return an expression with ``by`` in place of a part that depends on the keys; without its casts, if asked to."""
+    if item is part:
+        return by
     if keys not in item.axes:
         return item
-    if item.node.is_op("cast"):
-        return summed(item.operands[0], exponential, keys, total)  # the result is rounded instead
-    operands = tuple(summed(o, exponential, keys, total) for o in item.operands)
-    return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
-
-
-def at_largest(item: IndexedExpr, scores: IndexedExpr, largest: IndexedExpr, keys: Axis) -> IndexedExpr:
-    """Return an expression over ``scores`` with ``largest`` in their place."""
-    if item is scores:
-        return largest
-    if keys not in item.axes:
-        return item
-    operands = tuple(at_largest(o, scores, largest, keys) for o in item.operands)
+    if item.node.is_op("cast") and not casts:
+        return substituted(item.operands[0], part, by, keys, casts)
+    operands = tuple(substituted(o, part, by, keys, casts) for o in item.operands)
     return replace(item, operands=operands, axes=frozenset[Axis]().union(*(o.axes for o in operands)))
 
 

@@ -1,8 +1,8 @@
-"""The contract of a compiled model: numbers within the numeric rule, and everything else as in eager."""
+"""The numeric rule of a compiled model, and copies of arguments to compare two calls with."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,17 +87,14 @@ def _compare(index: int, eager: Any, compiled: Any, reference: Any, dtype: torch
     def refuse(message: str) -> OutputComparison:
         return OutputComparison(index, False, math.inf, math.inf, message)
 
+    exact = OutputComparison(index, True, 0.0, 0.0)
     if not isinstance(eager, Tensor):
-        return OutputComparison(index, True, 0.0, 0.0) if eager == compiled else refuse(f"{compiled}, not {eager}")
+        return exact if eager == compiled else refuse(f"{compiled}, not {eager}")
     if not isinstance(compiled, Tensor) or compiled.shape != eager.shape or compiled.dtype != eager.dtype:
         return refuse(f"{_describe(compiled)}, not {_describe(eager)}")
     if not eager.is_floating_point():
         wrong = int((eager != compiled).sum())
-        return (
-            refuse(f"{wrong} of {eager.numel()} elements differ, exactness is due")
-            if wrong
-            else OutputComparison(index, True, 0.0, 0.0)
-        )
+        return refuse(f"{wrong} of {eager.numel()} elements differ, exactness is due") if wrong else exact
     e, f, r = (x.to(torch.float64) for x in (eager, compiled, reference))
     if not torch.equal(e.isnan(), f.isnan()):
         return refuse(f"NaN in {int(f.isnan().sum())} elements, not {int(e.isnan().sum())}, or in others")
@@ -137,65 +134,6 @@ def _describe(x: Any) -> str:
     return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
 
 
-# -- everything but the numbers ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TensorFacts:
-    """The properties of a tensor that a user can observe besides its numbers."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    device: str
-    requires_grad: bool
-    aliases: tuple[int, ...]
-    """The inputs whose storage it shares."""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One call: its outputs and side effects."""
-
-    outputs: list[Any]
-    facts: list[TensorFacts | None]
-    """Properties of each output; None for one that is no tensor."""
-    structure: str
-    """Nesting of the outputs."""
-    inputs: list[Tensor] = field(repr=False)
-    """The argument tensors after the call."""
-    random_state: Tensor = field(repr=False)
-
-
-def observe(function: Callable[..., Any], arguments: Sequence[Any], seed: int = 0) -> Observation:
-    """Call a function on copies of the arguments (with their strides and aliases), and record all effects."""
-    copies = copy_arguments(arguments)
-    torch.manual_seed(seed)
-    outputs = function(*copies)
-    inputs = [x for x in pytree.tree_leaves(copies) if isinstance(x, Tensor)]
-    places: dict[int, list[int]] = {}
-    for i, x in enumerate(inputs):
-        places.setdefault(_storage(x), []).append(i)
-    leaves, structure = pytree.tree_flatten(outputs)
-    facts = [_facts(x, places) if isinstance(x, Tensor) else None for x in leaves]
-    return Observation(leaves, facts, str(structure), inputs, torch.get_rng_state())
-
-
-def contract_breaches(eager: Observation, compiled: Observation) -> list[str]:
-    """Return the differences of a compiled call from the eager one other than rounding, as messages."""
-    breaches = []
-    if eager.structure != compiled.structure:
-        return [f"the outputs are nested as {compiled.structure}, not {eager.structure}"]
-    for i, (e, f) in enumerate(zip(eager.facts, compiled.facts, strict=True)):
-        breaches += [f"output {i}: {what}" for what in _differences(e, f)]
-    for i, (theirs, mine) in enumerate(zip(eager.inputs, compiled.inputs, strict=True)):
-        if theirs.dtype != mine.dtype or theirs.shape != mine.shape or not _near(theirs, mine):
-            breaches.append(f"input {i} is different after the call")
-    if not torch.equal(eager.random_state, compiled.random_state):
-        breaches.append("the random state is not eager's after the call")
-    return breaches
-
-
 def copy_arguments(arguments: Sequence[Any]) -> list[Any]:
     """Copies of all tensors, each with its strides; tensors that share storage still do."""
     storages: dict[int, Tensor] = {}
@@ -213,29 +151,5 @@ def copy_arguments(arguments: Sequence[Any]) -> list[Any]:
     return list(pytree.tree_map(copy, list(arguments)))
 
 
-def _facts(x: Tensor, places: dict[int, list[int]]) -> TensorFacts:
-    aliases = tuple(places.get(_storage(x), ())) if x.numel() else ()
-    return TensorFacts(x.dtype, tuple(x.shape), x.stride(), str(x.device), x.requires_grad, aliases)
-
-
 def _storage(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-def _differences(eager: TensorFacts | None, compiled: TensorFacts | None) -> list[str]:
-    if eager is None or compiled is None:
-        return [] if eager is compiled else ["a tensor on one side only"]
-    return [
-        f"{name} is {mine}, not {theirs}"
-        for name, theirs, mine in ((n, getattr(eager, n), getattr(compiled, n)) for n in vars(eager))
-        if mine != theirs
-    ]
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    """Return whether two values are equal up to rounding, which ``compare_outputs`` bounds."""
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    rtol = 32 * unit_roundoff(a.dtype)
-    scale = float(a.detach().abs().nan_to_num().max()) if a.numel() else 0.0
-    return torch.allclose(a.detach(), b.detach(), rtol=rtol, atol=rtol * scale, equal_nan=True)

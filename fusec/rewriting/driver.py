@@ -23,11 +23,6 @@ class Simplification:
     exact: bool
     """True where both sides are equal bit for bit (signs of NaN aside)."""
 
-    @property
-    def meaning(self) -> str:
-        """The rule in words."""
-        return (self.apply.__doc__ or "").strip()
-
 
 def simplifies(*ops: str, exact: bool = True) -> Callable[[Callable[[Graph, Node], Value | None]], Simplification]:
     """Declare a function to be the rule of that name for these operations."""

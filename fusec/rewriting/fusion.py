@@ -91,11 +91,6 @@ class Fusion(Generic[P, R]):
         """The module that declares it."""
         return self.function.__module__
 
-    @property
-    def meaning(self) -> str:
-        """The docstring of the function."""
-        return inspect.getdoc(self.function) or ""
-
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the declared function."""
         return self.function(*args, **kwargs)

@@ -41,7 +41,7 @@ class Pattern:
     def __post_init__(self) -> None:
         self.computing = [n for n in self.graph.nodes if not n.has(Trait.SOURCE)]
         self.size = len(self.computing)
-        self.root = max(self.graph.outputs, key=lambda v: len(_cone(v)))  # from which most of it can be reached
+        self.root = max(self.graph.outputs, key=lambda v: len(cone(v)))  # from which most of it can be reached
         self.anchor = max(self.computing, key=_rarity) if self.computing else None
 
     @cached_property
@@ -91,7 +91,8 @@ def _rarity(node: Node) -> int:
     return _RARE.index(node.op.name) if node.op.name in _RARE else len(_RARE)
 
 
-def _cone(value: Value) -> set[Node]:
+def cone(value: Value) -> set[Node]:
+    """Return all nodes that a value depends on."""
     found: set[Node] = set()
     stack = [value.producer]
     while stack:

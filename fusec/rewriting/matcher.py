@@ -1,7 +1,7 @@
 """The matcher: a rooted search with backtracking over commuted operands, which reports the best failed attempt."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -10,17 +10,6 @@ from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import Size, TensorType, same_size, simplify
 from fusec.rewriting.match import SAME_TENSOR, Match, MatchFailure, Number, Pattern, described, same_number, shown, word
-
-
-@dataclass
-class _Attempt:
-    depth: int = -1
-    node: Node | None = None
-    clause: str = ""
-    expected: str = ""
-    found: str = ""
-    change: str = ""
-    anchor: Node | None = None
 
 
 @dataclass
@@ -44,17 +33,13 @@ class Matcher:
         """Match with the pattern's root at ``root``."""
         for state in (self.values, self.nodes, self.taken, self.scalars, self.sizes, self.leading, self.deferred):
             state.clear()
-        self.best, self.current = _Attempt(), root.producer
-        self.start = root.producer
+        assert root.producer is not None
+        self.start, pattern = root.producer, self.pattern
+        self.best = MatchFailure(pattern.name, pattern.spelling, -1, pattern.size, self.start, None, None, "", "", "")
         if self.solve(((self.pattern.root, root), None)):
             return Match(self.pattern, dict(self.nodes), dict(self.values), dict(self.scalars), dict(self.sizes))
-        at = self.best
-        assert root.producer is not None
-        sources = (at.node or root.producer).sources or root.producer.sources
-        return MatchFailure(
-            self.pattern.name, self.pattern.spelling, at.depth, self.pattern.size, root.producer, at.anchor, at.node,
-            at.clause, at.expected, at.found, sources, at.change, self.pattern.place,
-        )  # fmt: skip
+        sources = (self.best.node or self.start).sources or self.start.sources
+        return replace(self.best, sources=sources, pattern_place=pattern.place)
 
     def fail(self, node: Node | None, clause: str, expected: object, found: object, change: str = "") -> bool:
         """Record the attempt if it is the best so far, and return False.
@@ -64,7 +49,10 @@ class Matcher:
         depth = sum(1 for n in self.nodes if not n.has(Trait.SOURCE))
         anchor = self.nodes.get(self.pattern.anchor) if self.pattern.anchor else None
         if (anchor is not None, depth) > (self.best.anchor is not None, self.best.depth):
-            self.best = _Attempt(depth, node, clause, str(expected), _text(found), change, anchor)
+            self.best = replace(
+                self.best, depth=depth, anchor=anchor, node=node, clause=clause, expected=str(expected),
+                found=_text(found), change=change,
+            )  # fmt: skip
         return False
 
     # Each step below binds, continues with the remaining goals, and undoes its bindings if they fail.

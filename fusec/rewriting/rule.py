@@ -25,11 +25,6 @@ class Rewrite:
         """The module that declares it."""
         return self.before.__module__
 
-    @property
-    def meaning(self) -> str:
-        """The identity: the docstring of the left side."""
-        return (self.before.__doc__ or "").strip()
-
     def to(self, after: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the right side; its parameters are among those of the left side.
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fusec.ir.graph import Graph, Node
 from fusec.ir.types import TensorType, evaluate_sizes
-from fusec.reference.interpreter import Machine, apply_view
+from fusec.reference.interpreter import POINTWISE, Machine, apply_view
 from fusec.verify import modular
 from fusec.verify.modular import BASES, LEVELS, PRIMES
 
@@ -154,13 +154,9 @@ class FieldMachine(Machine):
             if result.dtype.is_float:
                 return operand
             raise _Inexpressible(f"a cast to {result.dtype}")
-        if isinstance(operand, Tensor):
-            return (
-                _from_integers(operand.to(torch.int64))
-                if result.dtype.is_float
-                else super().cast(operand, source, result)
-            )
-        return float(operand) if result.dtype.is_float else super().cast(operand, source, result)
+        if not result.dtype.is_float:
+            return super().cast(operand, source, result)
+        return _from_integers(operand.to(torch.int64)) if isinstance(operand, Tensor) else float(operand)
 
     def view(self, node: Node, operands: Sequence[Any]) -> Any:
         """Moves residues."""
@@ -304,13 +300,8 @@ def _chosen(wins: Callable[[Tensor, Tensor], Tensor]) -> Callable[[FieldTensor, 
     return lambda x, y: x.map(lambda a, b, p: torch.where(wins(x.top, y.top), a, b), y)
 
 
-_ORDER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
-}  # fmt: skip
-
-
-def _compared(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[FieldTensor, FieldTensor], Tensor]:
-    return lambda x, y: function(x.top, y.top)
+def _compared(name: str) -> Callable[[FieldTensor, FieldTensor], Tensor]:
+    return lambda x, y: POINTWISE[name](x.top, y.top)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -325,5 +316,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "maximum": _chosen(torch.ge), "minimum": _chosen(torch.le),
     "isnan": lambda x: torch.zeros_like(x.top, dtype=torch.bool),
     "isinf": lambda x: torch.zeros_like(x.top, dtype=torch.bool),
-    **{name: _compared(function) for name, function in _ORDER.items()},
+    **{name: _compared(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }  # fmt: skip

@@ -44,11 +44,7 @@ def sign(x: Tensor, p: int) -> Tensor:
 def product(x: Tensor, dims: tuple[int, ...], p: int) -> Tensor:
     """Return the product along dims, with keepdim."""
     for d in dims:
-        total = (
-            torch.ones_like(x.select(d, 0))
-            if x.shape[d]
-            else x.new_ones([n for i, n in enumerate(x.shape) if i != x.ndim + d])
-        )
+        total = torch.ones_like(x.sum(d))
         for i in range(x.shape[d]):
             total = total * x.select(d, i) % p
         x = total.unsqueeze(d)

@@ -16,7 +16,7 @@ from typing import Any
 
 from fusec.errors import GraphError
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait, split_spec
+from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, Size, TensorType, evaluate_size, evaluate_sizes
 
 _SMALL = 16
@@ -94,14 +94,7 @@ def _cost(graph: Graph, symbols: dict[str, int]) -> int:
     total = 0
     for node in _nodes(graph):
         if node.has(Trait.CONTRACTION):
-            terms, _ = split_spec(node.attributes["spec"])
-            shapes = (v.shape for v in node.operands)
-            labels = {
-                label: n
-                for term, shape in zip(terms, shapes, strict=True)
-                for label, n in zip(term, shape, strict=True)
-            }
-            total += math.prod(evaluate_sizes(tuple(labels.values()), symbols))
+            total += math.prod(evaluate_sizes(tuple(node.label_sizes.values()), symbols))
         elif node.has(Trait.CONVOLUTION):
             sizes = (*node.result.shape, *node.operands[1].shape[1:])
             total += math.prod(evaluate_sizes(sizes, symbols))

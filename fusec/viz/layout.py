@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-ROW_GAP, COLUMN_GAP = 26.0, 18.0
+COLUMN_GAP = 18.0
 LANE = 10.0
 """Width of a bend: the room that an edge keeps free in a row that it passes."""
 LONGEST_LANE = 24
@@ -47,11 +47,9 @@ class Layout:
 
     slots: tuple[Slot, ...]
     edges: tuple[Edge, ...]
-    tops: tuple[float, ...]
-    """Upper edge of each row."""
     heights: tuple[float, ...]
+    """The height of each row."""
     width: float
-    height: float
 
 
 def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]) -> Layout:
@@ -69,12 +67,8 @@ def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int
         Slot(row, round(x - left, 1), w) for row, x, w in zip(ranks + bend_rows, centres, widths, strict=True)
     )
     heights = tuple(max((sizes[b][1] for b in row if b < len(sizes)), default=0.0) for row in rows)
-    tops, y = [], 0.0
-    for height in heights:
-        tops.append(y)
-        y += height + ROW_GAP
     width = max((s.x + s.width / 2 for s in slots), default=0.0)
-    return Layout(slots, tuple(routes), tuple(tops), heights, width, max(0.0, y - ROW_GAP))
+    return Layout(slots, tuple(routes), heights, width)
 
 
 def rank(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:

@@ -10,15 +10,13 @@ from fusec.pipeline import Context
 from fusec.rewriting.driver import Simplification, simplify_graph
 from fusec.rewriting.listener import RewriteListener
 
-RULES: tuple[Simplification, ...] = (
-    *numbers.RULES,
-    *casts.RULES,
-    *arithmetic.RULES,
-    *views.RULES,
-    *slices.RULES,
-    *contractions.RULES,
-    *concatenations.RULES,
+RULES: tuple[Simplification, ...] = tuple(
+    rule
+    for module in (numbers, casts, arithmetic, views, slices, contractions, concatenations)
+    for rule in vars(module).values()
+    if isinstance(rule, Simplification)
 )
+"""The rules of all files. Of those for one operation the first that fits is applied, in the order of each file."""
 
 _ROUNDS = 4
 """Merging equal nodes can open new simplifications; this often it is tried."""

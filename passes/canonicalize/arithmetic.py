@@ -253,27 +253,3 @@ def _spread(value: Value) -> Value:
     while value.producer is not None and value.producer.is_op("expand", "reshape", "permute"):
         (value,) = value.producer.operands
     return value
-
-
-RULES = (
-    constant_right,
-    times_one,
-    plus_zero,
-    single_elements,
-    all_lowest,
-    minus_constant,
-    plus_negative,
-    times_minus_one,
-    double_negation,
-    small_power,
-    divide_by_power_of_two,
-    one_over,
-    reciprocal_root,
-    exponential_of_logarithm,
-    where_of_known_condition,
-    where_of_true_and_false,
-    where_of_negation,
-    comparison_of_bools,
-    neutral_bool,
-    decided_comparison,
-)

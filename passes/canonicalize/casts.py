@@ -51,6 +51,3 @@ def rounded_arithmetic(graph: Graph, node: Node) -> Value | None:
         else:
             return None
     return graph.add_node(inner.op.name, operands, dict(inner.attributes)).result
-
-
-RULES = (neutral_cast, cast_through_wider, rounded_arithmetic)

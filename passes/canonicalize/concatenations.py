@@ -83,6 +83,3 @@ def _is_exponential(value: Value) -> bool:
 
 def _same(a: list[Size], b: list[Size]) -> bool:
     return len(a) == len(b) and all(same_size(m, n) for m, n in zip(a, b, strict=True))
-
-
-RULES = (softmax_of_parts,)

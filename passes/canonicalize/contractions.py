@@ -39,6 +39,85 @@ def canonical_labels(graph: Graph, node: Node) -> Value | None:
     return graph.add_node("contraction", node.operands, dict(node.attributes) | {"spec": spec}).result
 
 
+@simplifies("contraction")
+def single_terms(graph: Graph, node: Node) -> Value | None:
+    """A contraction that sums single terms is a product."""
+    terms, out = split_spec(node.attributes["spec"])
+    sizes = node.label_sizes
+    if any(n != 1 for label, n in sizes.items() if label not in out):
+        return None
+    operands = _cast(graph, node, node.result.dtype)
+    x, y = (_aligned(graph, v, term, out, sizes) for v, term in zip(operands, terms, strict=True))
+    return graph.add_node("mul", [x, y]).result
+
+
+@simplifies("contraction", exact=False)
+def single_columns(graph: Graph, node: Node) -> Value | None:
+    """A batch of products whose results have one column, as scores of a single key, is one of sums of products.
+
+    So is a dot product, whatever dims of length 1 its result has: libraries multiply a matrix of one row by one column
+    with a single accumulator.
+    """
+    terms, out = split_spec(node.attributes["spec"])
+    sizes, batch, last = node.label_sizes, set(out).intersection(*terms), out[-1:]
+    if last in batch or (not batch and any(sizes[label] != 1 for label in out)):
+        return None
+    columns = set(out).difference(batch, *(term for term in terms if last not in term))
+    if any(sizes[label] != 1 for label in columns):
+        return None
+    bound = "".join(label for label in sizes if label not in out)
+    labels, dtype = "".join(label for label in out if label not in columns) + bound, node.result.dtype
+    operands = _cast(graph, node, accumulation(dtype))
+    x, y = (_aligned(graph, v, term, labels, sizes) for v, term in zip(operands, terms, strict=True))
+    product = graph.add_node("mul", [x, y]).result
+    total = graph.add_node("sum", [product], {"dims": tuple(range(-len(bound), 0))}).result
+    if total.dtype != dtype:
+        total = graph.add_node("cast", [total], {"dtype": dtype}).result
+    return graph.add_node("reshape", [total], {"shape": node.result.shape}).result
+
+
+def _cast(graph: Graph, node: Node, dtype: DType) -> list[Value]:
+    """The operands of a contraction in another dtype."""
+    return [v if v.dtype == dtype else graph.add_node("cast", [v], {"dtype": dtype}).result for v in node.operands]
+
+
+def _aligned(graph: Graph, value: Value, term: str, labels: str, sizes: dict[str, Size]) -> Value:
+    """An operand with a dim for each of these labels, of size 1 where it has none; those that it loses have size 1."""
+    kept = [d for d in range(len(term)) if term[d] in labels]
+    order = sorted(kept, key=lambda d: labels.index(term[d]))
+    if order != kept:
+        dropped = [d for d in range(len(term)) if d not in kept]
+        value = graph.add_node("permute", [value], {"dims": (*order, *dropped)}).result
+    shape = tuple(sizes[label] if label in term else 1 for label in labels)
+    return value if same_shape(value.shape, shape) else graph.add_node("reshape", [value], {"shape": shape}).result
+
+
+_LARGEST = {I8: 128, U8: 255}
+
+
+@simplifies("contraction", exact=False)
+def byte_products(graph: Graph, node: Node) -> Value | None:
+    """A matmul of bytes that were cast to a wider dtype is one of bytes, summed exactly in i32 where that suffices.
+
+    Sums of floats may round, so that eager's result may be the less exact one. On a GPU no library multiplies bytes in
+    all shapes.
+    """
+    casts = [v.producer for v in node.operands if v.producer is not None and v.producer.is_op("cast")]
+    inner, dtype = [cast.operands[0] for cast in casts], node.result.dtype
+    if len(inner) != 2 or any(v.dtype not in _LARGEST for v in inner) or node.result.tensor.device != "cpu":
+        return None
+    if dtype != I32 and not dtype.is_float:
+        return None
+    (left, right), out = split_spec(node.attributes["spec"])
+    count = product(tuple(n for label, n in zip(left, inner[0].shape, strict=True) if label not in out))
+    if not isinstance(count, int) or set(left) - set(out) != set(right) - set(out):
+        return None
+    if dtype != I32 and count * math.prod(_LARGEST[v.dtype] for v in inner) >= 1 << 31:
+        return None
+    result = graph.add_node("contraction", inner, {"spec": node.attributes["spec"], "dtype": I32}).result
+    return result if dtype == I32 else graph.add_node("cast", [result], {"dtype": dtype}).result
+
+
 def _views_among(node: Node, op: str) -> Iterator[tuple[int, Node]]:
     """The operands that are such views, by position."""
     for i, value in enumerate(node.operands):
@@ -253,90 +332,6 @@ def _moves_elements(value: Value) -> bool:
     return any(b != a + 1 for places in merged for a, b in pairwise(places))
 
 
-@simplifies("contraction")
-def single_terms(graph: Graph, node: Node) -> Value | None:
-    """A contraction that sums single terms is a product."""
-    terms, out = split_spec(node.attributes["spec"])
-    sizes = _label_sizes(node, terms)
-    if any(n != 1 for label, n in sizes.items() if label not in out):
-        return None
-    operands = _cast(graph, node, node.result.dtype)
-    x, y = (_aligned(graph, v, term, out, sizes) for v, term in zip(operands, terms, strict=True))
-    return graph.add_node("mul", [x, y]).result
-
-
-@simplifies("contraction", exact=False)
-def single_columns(graph: Graph, node: Node) -> Value | None:
-    """A batch of products whose results have one column, as scores of a single key, is one of sums of products.
-
-    So is a dot product, whatever dims of length 1 its result has: libraries multiply a matrix of one row by one column
-    with a single accumulator.
-    """
-    terms, out = split_spec(node.attributes["spec"])
-    sizes, batch, last = _label_sizes(node, terms), set(out).intersection(*terms), out[-1:]
-    if last in batch or (not batch and any(sizes[label] != 1 for label in out)):
-        return None
-    columns = set(out).difference(batch, *(term for term in terms if last not in term))
-    if any(sizes[label] != 1 for label in columns):
-        return None
-    bound = "".join(label for label in sizes if label not in out)
-    labels, dtype = "".join(label for label in out if label not in columns) + bound, node.result.dtype
-    operands = _cast(graph, node, accumulation(dtype))
-    x, y = (_aligned(graph, v, term, labels, sizes) for v, term in zip(operands, terms, strict=True))
-    product = graph.add_node("mul", [x, y]).result
-    total = graph.add_node("sum", [product], {"dims": tuple(range(-len(bound), 0))}).result
-    if total.dtype != dtype:
-        total = graph.add_node("cast", [total], {"dtype": dtype}).result
-    return graph.add_node("reshape", [total], {"shape": node.result.shape}).result
-
-
-def _cast(graph: Graph, node: Node, dtype: DType) -> list[Value]:
-    """The operands of a contraction in another dtype."""
-    return [v if v.dtype == dtype else graph.add_node("cast", [v], {"dtype": dtype}).result for v in node.operands]
-
-
-def _label_sizes(node: Node, terms: list[str]) -> dict[str, Size]:
-    pairs = zip(terms, node.operands, strict=True)
-    return {label: n for term, v in pairs for label, n in zip(term, v.shape, strict=True)}
-
-
-def _aligned(graph: Graph, value: Value, term: str, labels: str, sizes: dict[str, Size]) -> Value:
-    """An operand with a dim for each of these labels, of size 1 where it has none; those that it loses have size 1."""
-    kept = [d for d in range(len(term)) if term[d] in labels]
-    order = sorted(kept, key=lambda d: labels.index(term[d]))
-    if order != kept:
-        dropped = [d for d in range(len(term)) if d not in kept]
-        value = graph.add_node("permute", [value], {"dims": (*order, *dropped)}).result
-    shape = tuple(sizes[label] if label in term else 1 for label in labels)
-    return value if same_shape(value.shape, shape) else graph.add_node("reshape", [value], {"shape": shape}).result
-
-
-_LARGEST = {I8: 128, U8: 255}
-
-
-@simplifies("contraction", exact=False)
-def byte_products(graph: Graph, node: Node) -> Value | None:
-    """A matmul of bytes that were cast to a wider dtype is one of bytes, summed exactly in i32 where that suffices.
-
-    Sums of floats may round, so that eager's result may be the less exact one. On a GPU no library multiplies bytes in
-    all shapes.
-    """
-    casts = [v.producer for v in node.operands if v.producer is not None and v.producer.is_op("cast")]
-    inner, dtype = [cast.operands[0] for cast in casts], node.result.dtype
-    if len(inner) != 2 or any(v.dtype not in _LARGEST for v in inner) or node.result.tensor.device != "cpu":
-        return None
-    if dtype != I32 and not dtype.is_float:
-        return None
-    (left, right), out = split_spec(node.attributes["spec"])
-    count = product(tuple(n for label, n in zip(left, inner[0].shape, strict=True) if label not in out))
-    if not isinstance(count, int) or set(left) - set(out) != set(right) - set(out):
-        return None
-    if dtype != I32 and count * math.prod(_LARGEST[v.dtype] for v in inner) >= 1 << 31:
-        return None
-    result = graph.add_node("contraction", inner, {"spec": node.attributes["spec"], "dtype": I32}).result
-    return result if dtype == I32 else graph.add_node("cast", [result], {"dtype": dtype}).result
-
-
 _POINTWISE = (
     "add", "sub", "mul", "div", "maximum", "minimum", "neg", "exp", "tanh", "sigmoid", "erf", "cast", "rsqrt", "where",
     "sqrt", "reciprocal", "pow",
@@ -368,20 +363,3 @@ def flattened_operands(graph: Graph, node: Node) -> Value | None:
         return None
     computed = graph.add_node(node.op.name, operands, dict(node.attributes)).result
     return graph.add_node("reshape", [computed], {"shape": shape}).result
-
-
-RULES = (
-    canonical_labels,
-    single_terms,
-    single_columns,
-    byte_products,
-    permuted_operand,
-    scaled_operand,
-    rows_first,
-    single_row,
-    permuted_result,
-    broadcast_operand,
-    inserted_ones,
-    flattened_rows,
-    flattened_operands,
-)

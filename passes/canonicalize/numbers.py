@@ -95,6 +95,3 @@ def cast_of_number(graph: Graph, node: Node) -> Value | None:
     if rounded(rounded(n, x.dtype), dtype) != n and (x.dtype, dtype) != (F64, F32):
         return None
     return graph.constant(n if dtype.is_float else rounded(n, dtype), dtype, x.tensor.device)
-
-
-RULES = (constant_folding, cast_of_number)

@@ -125,6 +125,73 @@ def _part(graph: Graph, value: Value, like: Node, dim: int) -> Value:
 
 
 @simplifies("concat")
+def concat_of_all_slices(graph: Graph, node: Node) -> Value | None:
+    """All equal slices of x along one dim, concatenated along another one: a reshape of x, permuted.
+
+    The slices may have been permuted alike, and reshaped by dims of length 1 that come and go, as unbind and stack do.
+    """
+    found = [one for part in node.operands if (one := _slice_of(part)) is not None]
+    if len(found) < 2 or len(found) != len(node.operands) or any(order != found[0][1] for _, order in found):
+        return None
+    slices, (first, order) = [one for one, _ in found], found[0]
+    x, dim, end = first.operands[0], first.attributes["dim"], 0
+    length = first.result.shape[dim]
+    for part in slices:
+        if part.operands[0] is not x or part.attributes["dim"] != dim or part.attributes["step"] != 1:
+            return None
+        if not same_size(part.attributes["start"], end) or not same_size(part.result.shape[dim], length):
+            return None
+        end = simplify(part.attributes["stop"])
+    if not same_size(end, x.shape[dim]):
+        return None
+    shape, at = node.operands[0].shape, len(node.result.shape) + node.attributes["dim"]
+    before = sum(n != 1 for n in shape[:at])
+    from_, count, grows = len(x.shape) + dim, len(slices), shape[at] != 1
+    # x with its dim as (slices, length), the number of the slice before the dim that grows, in the order of x.
+    wide = (*x.shape[:from_], count, length, *x.shape[from_ + 1 :])
+    moved = [d if d < from_ else d + 1 for d in order]
+    inner = sorted(moved)
+    place = inner.index(moved[before]) if before < len(moved) else len(inner)
+    ones = [d for d in range(len(wide)) if d != from_ and d not in moved]
+    value = _view(graph, x, wide, (*ones, *inner[:place], from_, *inner[place:]))
+    # Then in the order of the parts.
+    number = [] if grows else [from_]
+    labels = [*inner[:place], *number, *inner[place:]]
+    sizes = {d: wide[d] * (count if grows and d == moved[before] else 1) for d in labels if d != from_} | {from_: count}
+    wanted = tuple(labels.index(d) for d in (*moved[:before], *number, *moved[before:]))
+    value = _view(graph, value, tuple(sizes[d] for d in labels), wanted)
+    return graph.add_node("reshape", [value], {"shape": node.result.shape}).result
+
+
+def _view(graph: Graph, x: Value, shape: tuple[Size, ...], dims: tuple[int, ...]) -> Value:
+    """A reshape to that shape, permuted; only where dims other than of length 1 move."""
+    moved = [d for d in dims if shape[d] != 1]
+    if moved == sorted(moved):
+        return x
+    value = graph.add_node("reshape", [x], {"shape": shape}).result
+    return graph.add_node("permute", [value], {"dims": dims}).result
+
+
+def _slice_of(value: Value) -> tuple[Node, list[int]] | None:
+    """The slice that a value is, and the order in which it has the slice's dims, those of length 1 aside."""
+    order = list(range(sum(n != 1 for n in value.shape)))
+    while (node := value.producer) is not None:
+        own = [d for d, n in enumerate(value.shape) if n != 1]
+        if node.is_op("slice"):
+            return node, [own[o] for o in order]
+        if not node.is_op("reshape", "permute"):
+            return None
+        (inner,) = node.operands
+        known = [d for d, n in enumerate(inner.shape) if n != 1]
+        if node.is_op("permute"):
+            order = [known.index(node.attributes["dims"][own[o]]) for o in order]
+        elif not same_shape(tuple(inner.shape[d] for d in known), tuple(value.shape[d] for d in own)):
+            return None
+        value = inner
+    return None
+
+
+@simplifies("concat")
 def concat_of_one(graph: Graph, node: Node) -> Value | None:
     """The concatenation of one value is the value."""
     return node.operands[0] if len(node.operands) == 1 else None
@@ -196,85 +263,3 @@ def concat_of_neighbours(graph: Graph, node: Node) -> Value | None:
             joined = _slice(graph, a.operands[0], dim, x["start"], y["stop"], 1)
             return graph.add_node("concat", [*parts[:i], joined, *parts[i + 2 :]], {"dim": dim}).result
     return None
-
-
-@simplifies("concat")
-def concat_of_all_slices(graph: Graph, node: Node) -> Value | None:
-    """All equal slices of x along one dim, concatenated along another one: a reshape of x, permuted.
-
-    The slices may have been permuted alike, and reshaped by dims of length 1 that come and go, as unbind and stack do.
-    """
-    found = [one for part in node.operands if (one := _slice_of(part)) is not None]
-    if len(found) < 2 or len(found) != len(node.operands) or any(order != found[0][1] for _, order in found):
-        return None
-    slices, (first, order) = [one for one, _ in found], found[0]
-    x, dim, end = first.operands[0], first.attributes["dim"], 0
-    length = first.result.shape[dim]
-    for part in slices:
-        if part.operands[0] is not x or part.attributes["dim"] != dim or part.attributes["step"] != 1:
-            return None
-        if not same_size(part.attributes["start"], end) or not same_size(part.result.shape[dim], length):
-            return None
-        end = simplify(part.attributes["stop"])
-    if not same_size(end, x.shape[dim]):
-        return None
-    shape, at = node.operands[0].shape, len(node.result.shape) + node.attributes["dim"]
-    before = sum(n != 1 for n in shape[:at])
-    from_, count, grows = len(x.shape) + dim, len(slices), shape[at] != 1
-    # x with its dim as (slices, length), the number of the slice before the dim that grows, in the order of x.
-    wide = (*x.shape[:from_], count, length, *x.shape[from_ + 1 :])
-    moved = [d if d < from_ else d + 1 for d in order]
-    inner = sorted(moved)
-    place = inner.index(moved[before]) if before < len(moved) else len(inner)
-    ones = [d for d in range(len(wide)) if d != from_ and d not in moved]
-    value = _view(graph, x, wide, (*ones, *inner[:place], from_, *inner[place:]))
-    # Then in the order of the parts.
-    number = [] if grows else [from_]
-    labels = [*inner[:place], *number, *inner[place:]]
-    sizes = {d: wide[d] * (count if grows and d == moved[before] else 1) for d in labels if d != from_} | {from_: count}
-    wanted = tuple(labels.index(d) for d in (*moved[:before], *number, *moved[before:]))
-    value = _view(graph, value, tuple(sizes[d] for d in labels), wanted)
-    return graph.add_node("reshape", [value], {"shape": node.result.shape}).result
-
-
-def _view(graph: Graph, x: Value, shape: tuple[Size, ...], dims: tuple[int, ...]) -> Value:
-    """A reshape to that shape, permuted; only where dims other than of length 1 move."""
-    moved = [d for d in dims if shape[d] != 1]
-    if moved == sorted(moved):
-        return x
-    value = graph.add_node("reshape", [x], {"shape": shape}).result
-    return graph.add_node("permute", [value], {"dims": dims}).result
-
-
-def _slice_of(value: Value) -> tuple[Node, list[int]] | None:
-    """The slice that a value is, and the order in which it has the slice's dims, those of length 1 aside."""
-    order = list(range(sum(n != 1 for n in value.shape)))
-    while (node := value.producer) is not None:
-        own = [d for d, n in enumerate(value.shape) if n != 1]
-        if node.is_op("slice"):
-            return node, [own[o] for o in order]
-        if not node.is_op("reshape", "permute"):
-            return None
-        (inner,) = node.operands
-        known = [d for d, n in enumerate(inner.shape) if n != 1]
-        if node.is_op("permute"):
-            order = [known.index(node.attributes["dims"][own[o]]) for o in order]
-        elif not same_shape(tuple(inner.shape[d] for d in known), tuple(value.shape[d] for d in own)):
-            return None
-        value = inner
-    return None
-
-
-RULES = (
-    concat_of_all_slices,
-    slice_of_slice,
-    slice_of_concat,
-    slice_across_parts,
-    slice_of_computed,
-    slice_of_product,
-    concat_of_one,
-    concat_of_equal,
-    concat_of_concat,
-    concat_of_permuted,
-    concat_of_neighbours,
-)

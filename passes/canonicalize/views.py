@@ -184,19 +184,3 @@ def _of_narrow(graph: Graph, node: Node, wide: Value, expansion: Node) -> Value:
     """Return a node's computation on operands before their expansion."""
     operands = [expansion.operands[0] if v is wide else v for v in node.operands]
     return graph.add_node(node.op.name, operands, dict(node.attributes)).result
-
-
-RULES = (
-    same_shape_view,
-    identity_permute,
-    full_slice,
-    reshape_of_reshape,
-    ones_before_expanding,
-    permute_of_permute,
-    expand_of_expand,
-    permute_of_ones,
-    permute_before_ones,
-    implicit_broadcast,
-    compute_before_expanding,
-    compute_before_repeating,
-)

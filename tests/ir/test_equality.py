@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 
-from fusec.ir.equality import difference, equal_graphs
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from tests.campaigns.fuzz.graphs import graphs
+from tests.graph_equality import difference, equal_graphs
 
 BASE = """graph g(%x: f32[4, 4], %y: f32[4, 4]) {
   %a: f32[4, 4] = exp(%x)

@@ -18,7 +18,6 @@ from fusec import passes, provenance
 from fusec.cache import Cache
 from fusec.compiler import compile_graph
 from fusec.config import Config
-from fusec.ir.equality import equal_graphs
 from fusec.ir.graph import Graph
 from fusec.ir.types import BF16, F32, F64, DType, TensorType
 from fusec.passes.canonicalize import normalize
@@ -31,6 +30,7 @@ from fusec.rewriting.index import Index
 from fusec.rewriting.pattern import PatternLibrary, choices, spellings
 from fusec.rewriting.rule import REWRITES, rewrite
 from fusec.rewriting.sampling import Sizes, sample
+from tests.graph_equality import equal_graphs
 
 ROOT = Path(__file__).parents[2]
 OWN = passes.RAISED + passes.FUSED

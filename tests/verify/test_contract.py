@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusec.reference.contract import compare_outputs, contract_breaches, copy_arguments, observe
+from fusec.reference.contract import compare_outputs, copy_arguments
+from tests.observations import contract_breaches, observe
 
 
 def _case(dtype: torch.dtype, shape: tuple[int, ...] = (64, 64)) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 import sympy
 
 from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
-from fusec.codegen.tile.emitter import Emitter, grid, static_size
+from fusec.codegen.tile.emitter import Emitter, block_count, grid, static_size
 from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbol
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size
@@ -63,21 +63,16 @@ class _AlongQueries(BlockedAttention):
     def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
         return sympy.expand((self.emitter.axis_symbol(axis) - start) * _QUERIES + self.row())
 
-    @contextmanager
-    def rows(self) -> Iterator[None]:
-        with self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop):
-            yield
+    def rows(self) -> AbstractContextManager[None]:
+        return self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop)
 
     @contextmanager
     def cells(self, axis: Axis) -> Iterator[None]:
         with self.emitter.loop(axis, "serial"), self.rows():
             yield
 
-    @contextmanager
-    def block_keys(self) -> Iterator[None]:
-        start, stop = self.block_keys_range()
-        with self.emitter.loop(self.parts.keys, "serial", 1, start, stop):
-            yield
+    def block_keys(self) -> AbstractContextManager[None]:
+        return self.emitter.loop(self.parts.keys, "serial", 1, *self.block_keys_range())
 
     def folded(self, op: str, accumulator: str) -> str:
         return accumulator  # lanes are rows
@@ -92,10 +87,8 @@ class _AlongQueries(BlockedAttention):
         return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, self.count, self.key_count, True)
 
     def grid(self) -> tuple[Statement, ...]:
-        size = self.lane.size
-        count = -(-size // _QUERIES) if isinstance(size, int) else sympy.floor((size + _QUERIES - 1) / _QUERIES)
         loops = [(self.emitter.axis_name(a), a.size) for a in self.outer]
-        return grid(self.emitter.inner, [*loops, (self.block, count)])
+        return grid(self.emitter.inner, [*loops, (self.block, block_count(self.lane.size, _QUERIES))])
 
 
 class _AlongKeys(BlockedAttention):
@@ -150,11 +143,8 @@ class _AlongKeys(BlockedAttention):
     def cells(self, axis: Axis) -> AbstractContextManager[None]:
         return self.elements(axis)
 
-    @contextmanager
-    def block_keys(self) -> Iterator[None]:
-        start, stop = self.block_keys_range()
-        with self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop):
-            yield
+    def block_keys(self) -> AbstractContextManager[None]:
+        return self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, *self.block_keys_range())
 
     def folded(self, op: str, accumulator: str) -> str:
         return self.emitter.fold(op, accumulator, self.dtype)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import sympy
 
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.tile.emitter import Emitter, block_range, grid, static_size
+from fusec.codegen.tile.emitter import Emitter, block_count, block_range, grid, static_size
 from fusec.codegen.tile.kernel import Assign, DotTiles, Operand, Statement, index_symbol
 from fusec.codegen.tile.online_softmax import OnlineSoftmax
 from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
@@ -108,9 +108,7 @@ class _TiledAttention:
         loops = [*((self.emitter.axis_name(a), a.size) for a in self._outer()), *inner]
         if not self.few:
             assert self.lane is not None
-            n = self.lane.size
-            count = -(-n // self.rows) if isinstance(n, int) else sympy.floor((n + self.rows - 1) / self.rows)
-            loops.append((self.block.name, count))
+            loops.append((self.block.name, block_count(self.lane.size, self.rows)))
         return grid(self.emitter.take(), loops)
 
     def _visible(self) -> tuple[Size, Size]:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import sympy
 
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.tile.emitter import Emitter, block_range, grid, part_range
+from fusec.codegen.tile.emitter import Emitter, block_count, block_range, grid, part_range
 from fusec.codegen.tile.kernel import Constant, DotTiles, Index, Statement, Update, index_symbol
 from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.descriptors import described
@@ -72,9 +72,9 @@ class _TiledContraction:
         program = _BLOCK if len(self.products.sections) == 1 else index_symbol("program")
         outer = [axis for axis in self.products.shape.rows if axis not in self.products.blocked_rows]
         emitter.levels[0].axes = frozenset(outer)
-        blocks = _quotient(self.products.count, self.config.rows)
+        blocks = block_count(self.products.count, self.config.rows)
         group = min(blocks, _GROUP) if isinstance(blocks, int) else _GROUP
-        groups = _quotient(blocks, group)
+        groups = block_count(blocks, group)
         loops = [(emitter.axis_name(axis), axis.size) for axis in outer]
         block: sympy.Expr = sympy.Integer(0)
         if splits > 1:
@@ -199,10 +199,3 @@ class _TiledContraction:
 
     def _folded(self, op: str, accumulator: str, dtype: DType, bound: tuple[Axis, ...]) -> str:
         return self.emitter.fold(op, accumulator, dtype, self.emitter.joint(bound))
-
-
-def _quotient(size: Size, length: Size) -> Size:
-    """Return the number of blocks of a length that cover a size."""
-    if isinstance(size, int) and isinstance(length, int):
-        return -(-size // length)
-    return sympy.floor((size + length - 1) / sympy.sympify(length))

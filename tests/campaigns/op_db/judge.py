@@ -12,16 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusec import dynamo
 from fusec.codegen.tile.bounds import unproven_accesses
-from fusec.reference.contract import (
-    Comparison,
-    Observation,
-    TensorFacts,
-    compare_outputs,
-    contract_breaches,
-    copy_arguments,
-    observe,
-)
+from fusec.reference.contract import Comparison, compare_outputs, copy_arguments
 from tests.campaigns.op_db.cases import Arguments, Call, requires_grad, widened
+from tests.observations import Observation, TensorFacts, contract_breaches, observe
 
 Function = Callable[..., Any]
 LOOSE = 8
