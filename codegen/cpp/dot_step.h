@@ -144,7 +144,13 @@ template <class R, int LOW, int HIGH> struct GroupStep {
   static constexpr int excess = 0;
   template <int SOME> static LANEWISE raw add(raw sum, const bytes* l, const bytes* r) {
     for (int i = 0; i < SOME; i++)
-      for (int k = 0; k < 32; k++) sum[k / 4] += int32_t(l[i][k]) * int32_t(R(r[i][k]));
+      for (int k = 0; k < 32; k += 8) {
+        typename Raw<int8_t, 8>::type left;
+        typename Raw<R, 8>::type right;
+        __builtin_memcpy(&left, (const int8_t*)(l + i) + k, 8);
+        __builtin_memcpy(&right, (const int8_t*)(r + i) + k, 8);
+        sum += __builtin_convertvector(left, raw) * __builtin_convertvector(right, raw);
+      }
     return sum;
   }
 #endif

@@ -100,7 +100,7 @@ class _Contraction:
         return max(reversed(even), key=lambda run: estimate(product(tuple(axis.size for axis in run))))
 
     def _byte_groups(self, contraction: IndexedExpr) -> ByteGroups | None:
-        """Return a product as sums of bytes, if the machine multiplies bytes and whole registers fill a group."""
+        """Return a product as sums of bytes, if whole registers fill a group."""
         found = find_byte_groups(contraction)
         return found if found and static_size(contraction.bound[-1]) % _QUAD_BYTES == 0 else None
 
