@@ -23,7 +23,11 @@ Machine = Annotated[str, typer.Option(help=f"predict for this GPU: {', '.join(CH
 Brief = Annotated[bool, typer.Option("--line", help="one line")]
 FailUnder = Annotated[
     float,
-    typer.Option(help="exit with 1 where generated kernels and vendor calls move less than this share, in percent"),
+    typer.Option(
+        min=0,
+        max=100,
+        help="exit with 1 where generated kernels and vendor calls move less than this share, in percent",
+    ),
 ]
 
 

@@ -222,7 +222,11 @@ def _load_script(path: str) -> Loaded:
         raise UsageError(
             f"{path} defines no {missing}", fix="define `model` and `inputs`, or functions that return them"
         )
-    return _call_with(Path(path).stem, _made(module.model, "model"), _made(module.inputs, "inputs"))
+    model = _made(module.model, "model")
+    if not callable(model):
+        why = f"`model` is of type {type(model).__name__}"
+        raise UsageError(f"{path} defines no model", why=why, fix="assign a module, or a function of tensors")
+    return _call_with(Path(path).stem, model, _made(module.inputs, "inputs"))
 
 
 def _made(value: Any, name: str) -> Any:

@@ -11,6 +11,6 @@ ModelOrGraph = Annotated[
 Target = Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")]
 Dynamic = Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")]
 Train = Annotated[bool, typer.Option("--train", help="forward and backward graphs")]
-Batch = Annotated[int, typer.Option(help="batch of the sample inputs")]
-Length = Annotated[int, typer.Option(help="tokens of the sample inputs")]
+Batch = Annotated[int, typer.Option(min=1, help="batch of the sample inputs")]
+Length = Annotated[int, typer.Option(min=1, help="tokens of the sample inputs")]
 Json = Annotated[bool, typer.Option("--json", help="plain data")]

@@ -52,10 +52,7 @@ def test_uninitialized_memory_is_filled_where_algorithms_are_deterministic(backe
 
 
 def test_freeze_does_not_see_writes_through_data() -> None:
-    model, x = (
-        nn.Linear(64, 64).eval(),
-        torch.randn(16, 64),
-    )  # rows with which a weight is prepacked, whatever the registers
+    model, x = nn.Linear(64, 64).eval(), torch.randn(16, 64)  # rows that every processor prepacks for
     compiled = torch.compile(lambda x: model(x), backend="fusec", options={"freeze": True})
     with torch.no_grad():
         before = compiled(x)

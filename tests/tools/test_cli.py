@@ -125,6 +125,9 @@ def test_passes_are_listed() -> None:
         (["view", "nothing"], "names no model"),
         (["opt", "missing.fir"], "cannot read"),
         (["explane", "x"], "explain"),
+        (["capture", "models:llama/tiny", "--batch", "-3"], "equal to 1"),
+        (["explain", "models:llama/tiny", "--length", "0"], "equal to 1"),
+        (["explain", "GRAPH", "--fail-under", "200"], "equal to 100"),
     ],
 )
 def test_wrong_names_are_usage_errors_that_name_close_ones(graph: str, args: list[str], hint: str) -> None:
@@ -155,6 +158,12 @@ def test_script_without_model_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("inputs = ()")
     result = run("capture", str(tmp_path / "empty.py"))
     assert result.exit_code == 2 and "model" in result.stderr
+
+
+def test_script_whose_model_is_none_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "number.py").write_text("model = 3\ninputs = ()")
+    result = run("capture", str(tmp_path / "number.py"))
+    assert result.exit_code == 2 and "`model` is of type int" in result.stderr
 
 
 def test_script_that_raises_is_a_crash(tmp_path: Path) -> None:
