@@ -278,7 +278,7 @@ class _Printer(Statements):
         self.tiles.pop()
         self._close("};")
         if isinstance(s, GroupedDot):
-            code, (low, high) = scalar_type(self.kinds[s.values[0]].dtype), s.range
+            code, (low, high) = scalar_type(self.kinds[s.values[0]].dtype), s.bounds
             scale, zero = (identifier(str(name)) for name in (s.scale, s.zero))
             self.line(f"return group<{code}, {low}, {high}>(fill, {scale}, {zero});")
         self._close("};")

@@ -355,7 +355,7 @@ class GroupedDot(ComputedDot):
     STORED = ("target", "totals")
     scale: str = ""
     zero: str = ""
-    range: tuple[int, int] = (0, 0)
+    bounds: tuple[int, int] = (0, 0)
     """The least and the greatest value."""
     totals: str = ""
     """Memory for eight integers of each row and outer step: sums of the lefts."""

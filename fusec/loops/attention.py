@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import I8, U8, accumulation, estimate, holds_all, product
+from fusec.ir.types import I8, U8, accumulation, estimate, product
 from fusec.loops.affine import Axis
+from fusec.loops.casts import uncast
 from fusec.loops.indexing import IndexedExpr, LoopNest, below, ordered, stride, walk
 
 NO_ATTENTION = "no generated attention"
@@ -248,11 +249,7 @@ def scale_behind(item: IndexedExpr, summed: Axis) -> tuple[IndexedExpr, IndexedE
 
 def _loaded_codes(item: IndexedExpr) -> IndexedExpr | None:
     """Return the load of int8 or uint8 that an operand is, but for casts that keep its value."""
-    while item.kind == "pointwise" and item.node.is_op("cast"):
-        (narrow,) = item.operands
-        if not holds_all(item.dtype, narrow.dtype):
-            return None
-        item = narrow
+    item = uncast(item)
     return item if item.kind == "load" and item.dtype in (I8, U8) else None
 
 

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fusec.ir.types import F32, I8, U8, accumulation, holds_all
+from fusec.ir.types import F32, I8, U8, accumulation
 from fusec.loops.affine import Axis
+from fusec.loops.casts import EXACT, uncast
 from fusec.loops.indexing import IndexedExpr
 from fusec.loops.intervals import Interval, interval, range_of
 
 Zero: TypeAlias = IndexedExpr | int
-_EXACT = 256
-"""Integers up to this are exact in every floating-point dtype."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class ByteGroups:
 def find_byte_groups(contraction: IndexedExpr) -> ByteGroups | None:
     """Return a float contraction as sums of bytes in groups; None where it is none."""
     (*_, axis) = contraction.bound
-    lefts = [_uncast(left) for left, _ in contraction.pairs]
+    lefts = [uncast(left) for left, _ in contraction.pairs]
     rights = [_codes(right, axis) for _, right in contraction.pairs]
     found = tuple(codes for codes in rights if codes is not None)
     if accumulation(contraction.dtype) != F32 or any(left.dtype != I8 for left in lefts) or len(found) < len(rights):
@@ -57,13 +56,13 @@ def find_byte_groups(contraction: IndexedExpr) -> ByteGroups | None:
 
 def _codes(item: IndexedExpr, axis: Axis) -> Codes | None:
     """Return a right operand as codes, zero and scales; None where it is something else."""
-    item, scales = _uncast(item), list[IndexedExpr]()
+    item, scales = uncast(item), list[IndexedExpr]()
     while item.kind == "pointwise" and item.node.is_op("mul") and item.dtype.is_float:
         varying = [o for o in item.operands if axis in o.axes]
         if len(varying) != 1:
             return None
         scales += (o for o in item.operands if o is not varying[0])
-        item = _uncast(varying[0])
+        item = uncast(varying[0])
     codes, zero = _difference(item, axis) or (item, 0)
     return Codes(codes, zero, tuple(scales)) if scales and codes.dtype in (I8, U8) else None
 
@@ -72,7 +71,7 @@ def _difference(item: IndexedExpr, axis: Axis) -> tuple[IndexedExpr, Zero] | Non
     """Return an expression as codes and the zero that is subtracted from them; None where it is something else."""
     if item.kind != "pointwise" or not item.node.is_op("sub", "add"):
         return None
-    codes, zero = _uncast(item.operands[0]), _integer(item.operands[1])
+    codes, zero = uncast(item.operands[0]), _integer(item.operands[1])
     if zero is None or axis in item.operands[1].axes:
         return None
     if item.node.is_op("add"):
@@ -86,24 +85,12 @@ def _difference(item: IndexedExpr, axis: Axis) -> tuple[IndexedExpr, Zero] | Non
     return (codes, zero) if start <= values[0] - most and values[1] - least <= end else None
 
 
-def _uncast(item: IndexedExpr) -> IndexedExpr:
-    """Return what is cast to dtypes that hold all its values."""
-    while item.kind == "pointwise" and item.node.is_op("cast"):
-        (narrow,) = item.operands
-        values = interval(narrow.value)
-        small = values is not None and item.dtype.is_float and max(map(abs, values)) <= _EXACT
-        if not (holds_all(item.dtype, narrow.dtype) or small or (values and values == interval(item.value))):
-            break
-        item = narrow
-    return item
-
-
 def _integer(item: IndexedExpr) -> Zero | None:
     """Return a byte, or the number of a constant that fits in one."""
-    item = _uncast(item)
+    item = uncast(item)
     if item.kind == "constant" and item.node.is_op("constant"):
         number = item.node.attributes["value"]
-        return int(number) if abs(number) < _EXACT and number == int(number) else None
+        return int(number) if abs(number) < EXACT and number == int(number) else None
     return item if item.dtype in (I8, U8) else None
 
 

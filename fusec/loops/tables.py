@@ -6,6 +6,7 @@ from functools import partial
 from operator import is_not
 
 from fusec.loops.affine import Affine, Axis
+from fusec.loops.casts import uncast
 from fusec.loops.indexing import IndexedExpr, walk
 from fusec.loops.intervals import interval
 
@@ -77,16 +78,9 @@ def _table(item: IndexedExpr, axis: Axis, lanes: int) -> Table | None:
             continue  # it varies with more
         least = _LEAST_OPERATIONS[values[1] // lanes]
         if len(replaced) >= least or any(i.kind == "lookup" for i in replaced):
-            code, entry = _narrowest(code), Axis(values[1] + 1, "entry")
+            code, entry = uncast(code), Axis(values[1] + 1, "entry")
             return Table(code, entry, _at_entry(item, code, axis, entry, {}))
     return None
-
-
-def _narrowest(code: IndexedExpr) -> IndexedExpr:
-    """Return the code before casts, as far as these change no number."""
-    while _is_cast(code) and interval(code.value) == interval(code.operands[0].value):
-        (code,) = code.operands
-    return code
 
 
 def _is_cast(item: IndexedExpr) -> bool:

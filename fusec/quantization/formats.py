@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -147,29 +147,27 @@ def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scale).round().to(torch.int8), scale
 
 
-_FAMILIES: dict[str, tuple[type[Format], int]] = {"int8": (Int8, 128), "int4": (Int4, 64), "nf4": (NormalFloat4, 64)}
-"""By the first part of a name: the class, and the group where the name has none."""
+_FAMILIES: dict[str, tuple[type[Format], int, bool]] = {
+    "int8": (Int8, 128, False), "int4": (Int4, 64, False), "nf4": (NormalFloat4, 64, False),
+    "w8a8": (Int8, 0, True), "w4a8": (Int4, 64, True),
+}  # fmt: skip
+"""By the first part of a name: the class, the group where the name has none, and whether inputs are quantized too."""
 
 
 def format_named(name: str) -> Format:
-    """Return the format of a name: ``int8``, ``int4`` or ``nf4``, with a group as in ``int4-g128``, or ``int8-row``.
+    """Return the format of a name, with a group as in ``int4-g128``, or for whole rows as in ``int8-row``.
 
-    ``w8a8`` is ``int8-row`` with inputs in int8, and ``w4a8``, also with a group, is ``int4`` with these.
+    ``w8a8`` is ``int8-row`` with inputs in int8, and ``w4a8`` is ``int4`` with these.
 
     Raises:
         OptionError: for any other name.
     """
-    if name == "w8a8":
-        return Int8(name, activations=True)
     family, _, group = name.partition("-")
-    if family == "w4a8":
-        return replace(format_named(name.replace(family, "int4")), name=name, activations=True)
     if family in _FAMILIES:
-        kind, usual = _FAMILIES[family]
+        kind, usual, activations = _FAMILIES[family]
         if group in ("", "row"):
-            return kind(name, 0 if group else usual)
+            return kind(name, 0 if group else usual, activations)
         if group[0] == "g" and group[1:].isdecimal() and int(group[1:]):
-            return kind(name, int(group[1:]))
-    families = [*_FAMILIES, "w4a8"]
-    known = [*families, "w8a8", *(f"{f}-{g}" for f in families for g in ("g32", "g64", "g128", "row"))]
+            return kind(name, int(group[1:]), activations)
+    known = [*_FAMILIES, *(f"{f}-{g}" for f in _FAMILIES for g in ("g32", "g64", "g128", "row"))]
     raise OptionError(f"no format is called {name!r}", fix=suggestion(name, known))

@@ -62,6 +62,16 @@ def test_freeze_does_not_see_writes_through_data() -> None:
         torch.testing.assert_close(compiled(x), model(x))
 
 
+def test_an_infinite_scale_may_multiply_a_sum() -> None:
+    def linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+        return F.linear(x.float(), (codes.reshape(8, 2, 32).float() * scale[..., None]).reshape(8, 64))
+
+    x, codes = torch.ones(2, 64, dtype=torch.int8), torch.tensor([-2, 1]).repeat(8, 32).char()
+    scale = torch.full((8, 2), torch.inf)
+    found = torch.compile(linear, backend="fusec")(x, codes, scale)
+    assert linear(x, codes, scale).isnan().all() and found.eq(-torch.inf).all()
+
+
 @pytest.mark.parametrize("shape", [(1, 4), (0, 4)])
 def test_strides_that_address_nothing_are_those_that_torch_predicts(shape: tuple[int, int]) -> None:
     def function(x: Tensor) -> Tensor:

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec.codegen.cpp.build import BuildError, build
+from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import GroupedDot, Kernel, walk
 from fusec.compiler import compile_graph
@@ -15,6 +18,7 @@ from fusec.config import Config
 from fusec.frontend import trace
 from fusec.quantization.formats import quantized_rows
 from fusec.reference.contract import compare_outputs
+from fusec.reference.dtypes import torch_dtype
 
 COLUMNS, DEPTH, GROUP = 40, 256, 64
 ALL_BYTES = torch.arange(COLUMNS * DEPTH).reshape(COLUMNS, DEPTH).to(torch.uint8)
@@ -22,6 +26,22 @@ SCALES, ZEROS = torch.rand(COLUMNS, DEPTH // GROUP) * 0.01 + 0.01, ALL_BYTES[:, 
 SIGNED, NIBBLES = ALL_BYTES.view(torch.int8), ALL_BYTES[:, ::2].contiguous()
 LEAST = torch.full_like(SIGNED, -128)
 ROWS = torch.rand(COLUMNS) + 0.5
+
+
+EMULATED = """
+#define __AVXVNNI__ 1
+#define __builtin_ia32_vpdpbusd_v8si emulated_quads
+typedef int Ints8 __attribute__((vector_size(32)));
+static inline Ints8 emulated_quads(Ints8 sums, Ints8 codes, Ints8 left) {
+  unsigned char u[32];
+  signed char s[32];
+  __builtin_memcpy(u, &codes, 32);
+  __builtin_memcpy(s, &left, 32);
+  for (int i = 0; i < 32; i++) sums[i / 4] += u[i] * s[i];
+  return sums;
+}
+"""
+"""The instruction for quads of bytes on a machine without it."""
 
 
 def grouped(numbers: Tensor, scale: Tensor, zero: Tensor | float = 0) -> Tensor:
@@ -85,20 +105,45 @@ def layer(weight: Weight) -> Callable[..., Tensor]:
     return run
 
 
-def check(form: tuple[Weight, tuple[Tensor, ...]], rows: int, dtype: torch.dtype) -> Kernel:
+def check(form: tuple[Weight, tuple[Tensor, ...]], rows: int, dtype: torch.dtype, **options: Any) -> Kernel:
     """Compile strictly, compare, and return the only kernel."""
     weight, parts = form
     torch.manual_seed(rows)
     x, residual = torch.randn(rows, DEPTH).to(dtype), torch.randn(rows, COLUMNS).to(dtype)
     inputs = (x, residual, *(p.to(dtype) if p.is_floating_point() else p for p in parts))
     run = layer(weight)
-    found = compile_graph(trace(run, inputs, symbolic=False), replace(Config(), strict=True))
+    found = compile_graph(trace(run, inputs, symbolic=False), replace(Config(), strict=True, **options))
     (kernel,) = found.program.kernels.values()
     assert [step.kind for step in found.program.steps] == ["kernel"] and unproven_accesses(kernel) == []
     exact = run(*(p.double() if p.is_floating_point() else p for p in inputs))
     comparison = compare_outputs([run(*inputs)], [found.program(list(inputs))[0]], [exact], dtype)
     assert comparison.passed, comparison
     return kernel
+
+
+def test_sums_that_int32_cannot_hold_stay_floats() -> None:
+    def run(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+        return F.linear(x.float(), (codes.reshape(8, 2, -1).float() * scale[..., None]).reshape(8, -1))
+
+    x, codes = torch.full((1, 1 << 18), -128, dtype=torch.int8), torch.full((8, 1 << 18), 255, dtype=torch.uint8)
+    inputs = (x, codes, torch.ones(8, 2))
+    found = compile_graph(trace(run, inputs, symbolic=False), replace(Config(), strict=True)).program(list(inputs))[0]
+    torch.testing.assert_close(found, torch.full((1, 8), -128.0 * 255 * (1 << 18)), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "uint8 with zeros"])
+def test_vnni_as_emulated(form: str) -> None:
+    kernel = check(FORMS[form], 3, torch.float32)
+    text, sizes = print_kernel(kernel), [int(b.numel) for b in kernel.given]
+    own, emulated = build([(kernel.name, text), (kernel.name, EMULATED + text)], Config())
+    assert not isinstance(own, BuildError) and not isinstance(emulated, BuildError)
+    buffers = [torch.randint(0, 9, (n,)).to(torch_dtype(b.dtype)) for n, b in zip(sizes, kernel.given, strict=True)]
+    results = []
+    for built in (own, emulated):
+        copies = [x.clone() for x in buffers]
+        built(tuple(copies), ())
+        results.append(copies[-1])
+    assert torch.equal(*results) and results[0].abs().sum() > 0
 
 
 def is_grouped(kernel: Kernel) -> bool:
@@ -115,6 +160,11 @@ MORE = [(rows, dtype) for rows in (1, 3, 8, 13) for _, dtype in CASES if (rows, 
 @pytest.mark.parametrize("form", FORMS)
 def test_groups_are_summed_in_bytes(form: str, rows: int, dtype: torch.dtype) -> None:
     assert is_grouped(check(FORMS[form], rows, dtype))
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_rows_beyond_a_block(form: str) -> None:
+    assert is_grouped(check(FORMS[form], 37, torch.float32, small_m=64))
 
 
 @pytest.mark.parametrize("form", FLOATS)

@@ -4,10 +4,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from torch import Tensor
 
+from fusec.frontend import trace
 from fusec.ir.graph import Graph, Value
 from fusec.ir.types import F32, I8, I16, I32, I64, U8, DType, ScalarType, TensorType, contiguous_strides, symbol
-from fusec.loops.indexing import lower_to_loops
+from fusec.loops.indexing import lower_to_loops, walk
 from fusec.loops.intervals import interval
 from fusec.loops.tables import tables
 from fusec.reference.interpreter import evaluate
@@ -74,6 +76,17 @@ def test_codes_that_a_register_holds(mask: int, lanes: int, found: int) -> None:
     ((output,), (_, (columns,), *_)) = (nest := lower_to_loops(body)).outputs, nest.axes
     result = tables([output.root], columns, lanes)
     assert [table.entry.size for table in result.values()] == ([found] if found else [])
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_what_is_computed_from_an_index_is_no_code(lanes: int) -> None:
+    def unpacked(words: Tensor, scale: Tensor) -> Tensor:
+        return (((words >> torch.arange(0, 32, 4, dtype=torch.int32)) & 15).float() - 8) * scale
+
+    body = trace(unpacked, (torch.ones(3, 1, dtype=torch.int32), torch.ones(3, 1)), symbolic=False)
+    ((output,), (_, (columns,), *_)) = (nest := lower_to_loops(body)).outputs, nest.axes
+    codes = [table.code for table in tables([output.root], columns, lanes).values()]
+    assert all(any(item.kind == "load" for item in walk([code])) for code in codes)
 
 
 def test_what_varies_with_more_is_no_table() -> None:

@@ -410,10 +410,10 @@ class _Contraction:
         assert isinstance(right, Loop)
         matrices = tuple(at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts) for left in lefts)
         low, high = zip(*(codes.range for codes in groups.rights), strict=True)
-        range, rows = (min(low), max(high)), self._row_count()
+        bounds, rows = (min(low), max(high)), self._row_count()
         count = 8 * rows * math.prod(map(static_size, outer))
         totals = emitter.add_scratch(I32, count, "totals").name
-        return GroupedDot(at(target, starts), matrices, right, values, rows, (), scale, zero, range, totals)
+        return GroupedDot(at(target, starts), matrices, right, values, rows, (), scale, zero, bounds, totals)
 
     def _step(self, left: IndexedExpr, steps: Axis, inner: Axis) -> sympy.Expr:
         """Return the distance of a left operand's elements at an outer step of k from those at the first."""
