@@ -315,7 +315,7 @@ class _Printer(Statements):
         """Print a look-up in the registers of a table."""
         kind, registers = self.kinds[s.value], -(-int(s.entries.stop) // int(s.entries.step))
         tables = [f"table_{identifier(s.value)}_{i}" for i in range(registers)]
-        arguments = ", ".join([*tables, f"cast<int32_t>({identifier(s.index)})"])
+        arguments = ", ".join([*tables, identifier(s.index)])
         self.line(f"const {self._define(s.dst, kind.dtype, kind.lanes)} = permute({arguments});")
 
     def _carried(self, loop: Loop) -> dict[str, str]:

@@ -212,13 +212,13 @@ class Statements:
     def _index(self, s: Index) -> None:
         lanes = self._lanes(s.value)
         value = sympy.sympify(s.value)
-        target = self._define(s.dst, t.I64, lanes)
+        target = self._define(s.dst, s.dtype, lanes)
         if not lanes:
             self.line(f"const {target} = {CPP.print(value)};")
             return
         axis = next(x for x in value.free_symbols if str(x) == self.tiles[-1].axis)
         step = sympy.expand(value).coeff(axis, 1)
-        self.line(f"const {target} = iota<int64_t, {lanes}>({CPP.print(value)}, {CPP.print(step)});")
+        self.line(f"const {target} = iota<{scalar_type(s.dtype)}, {lanes}>({CPP.print(value)}, {CPP.print(step)});")
 
     @straight.register
     def _init(self, s: Init) -> None:

@@ -223,7 +223,7 @@ template <class T, int N> FN Vec<T, N> select(Mask<N> m, Vec<T, N> a, Vec<T, N> 
 template <int N> FN Mask<N> select(Mask<N> m, Mask<N> a, Mask<N> b) { return (m & a) | (!m & b); }
 template <class V> FN V select(bool m, V a, V b) { return m ? a : b; }
 
-// table[index] of a table in one register, one instruction where there is one for it, or in two.
+// table[index % size] of a table in one register, one instruction where there is one for it, or in two.
 template <class T, int N> FN Vec<T, N> permute(Vec<T, N> table, Vec<int32_t, N> index) {
 #if defined(__clang__)
   Vec<T, N> r;
@@ -236,7 +236,8 @@ template <class T, int N> FN Vec<T, N> permute(Vec<T, N> table, Vec<int32_t, N> 
 }
 
 template <class T, int N> FN Vec<T, N> permute(Vec<T, N> low, Vec<T, N> high, Vec<int32_t, N> index) {
-  return select(index < Vec<int32_t, N>(N), permute(low, index), permute(high, index));
+  const Mask<N> first = (index & Vec<int32_t, N>(N)) == Vec<int32_t, N>(0);
+  return select(first, permute(low, index), permute(high, index));
 }
 
 // `f` on every lane, one after another: for functions that are left to libm.

@@ -30,9 +30,9 @@ from fusec.codegen.tile.kernel import (
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value, is_written, storage
-from fusec.ir.types import I64, DType, Size, TensorType, accumulation, holds_all, product, same_size
+from fusec.ir.types import I8, I32, I64, U8, DType, Size, TensorType, accumulation, holds_all, product, same_size
 from fusec.loops import indexing
-from fusec.loops.affine import Affine, Axis
+from fusec.loops.affine import Affine, Axis, at_least
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, Output
 
 _FAR = 2**40
@@ -45,8 +45,8 @@ class _Level:
     axes: frozenset[Axis]
     statements: list[Statement] = field(default_factory=list)
     names: dict[IndexedExpr, Operand] = field(default_factory=dict)
-    rounded: dict[IndexedExpr, str] = field(default_factory=dict)
-    """Values of half types, rounded to their type."""
+    converted: dict[tuple[IndexedExpr, DType | None], str] = field(default_factory=dict)
+    """Values of half types rounded to their type, and integers of 8 bits in 32."""
     clamped: dict[tuple[Operand, Size], str] = field(default_factory=dict)
     """Names of values clamped to a length."""
 
@@ -356,7 +356,7 @@ class Emitter:
         """Return the outermost open loop that binds the axes of ``item`` and sees its operands."""
         names = {o for o in operands if isinstance(o, str)}
         for number, level in enumerate(self.levels):
-            names.difference_update(o for o in level.names.values() if isinstance(o, str))
+            names.difference_update(o for o in (*level.names.values(), *level.converted.values()) if isinstance(o, str))
             if item.axes <= level.axes and not names:
                 return number
         raise ScheduleError(f"{item!r} depends on a loop that is not open")
@@ -374,7 +374,9 @@ class Emitter:
         return self._cast_index(item, value, 0)
 
     def _index(self, item: IndexedExpr) -> Operand:
-        value = Index(self.fresh("n"), self.expression(item.index[0]))
+        (index,) = item.index
+        small = at_least((1 << 31) - 1, index.maximum()) and at_least(index.offset, -(1 << 31))
+        value = Index(self.fresh("n"), self.expression(index), I32 if small and item.dtype != I64 else I64)
         return self._cast_index(item, value, self._level(item))
 
     def _cast_index(self, item: IndexedExpr, value: Index, level: int) -> Operand:
@@ -385,10 +387,10 @@ class Emitter:
         return self._define(item, cast, level)
 
     def _pointwise(self, item: IndexedExpr) -> Operand:
-        node = item.node
-        operands = tuple(self.emit(o) for o in item.operands)
+        node, target = item.node, item.dtype
         source = accumulation(node.operands[0].dtype)
-        target = item.dtype
+        widens = node.is_op("cast") and target.bytes > 1 and target.kind != "bool" and is_narrow_bits(item.operands[0])
+        operands = tuple(map(self.widened if widens else self.emit, item.operands))
         if node.is_op("cast"):
             return self._cast(item, operands, source, target)
         if node.is_op("bitcast"):
@@ -405,13 +407,27 @@ class Emitter:
         exact = item.kind not in ("pointwise", "reduction", "contraction") or item.node.is_op("cast")
         if exact or accumulation(item.dtype) == item.dtype or isinstance(name, Constant):
             return name
+        return self._convert(item, "cast", (name,), accumulation(item.dtype), item.dtype)
+
+    def widened(self, item: IndexedExpr) -> Operand:
+        """Return an integer of at most 32 bits in 32. Bits are moved there: machines do not shift single bytes."""
+        if item.dtype == I32 or item.kind == "constant":
+            return self.emit(item)
+        if is_narrow_bits(item):
+            return self._convert(item, item.node.op.name, tuple(self.widened(o) for o in item.operands), I32)
+        return self._convert(item, "cast", (self.emit(item),), I32)
+
+    def _convert(
+        self, item: IndexedExpr, op: str, operands: tuple[Operand, ...], dtype: DType, rounds: DType | None = None
+    ) -> str:
+        """Append what makes a value's other form, once."""
         for level in reversed(self.levels):
-            if item in level.rounded:
-                return level.rounded[item]
-        compute = Compute(self.fresh(), "cast", (name,), accumulation(item.dtype), item.dtype)
-        level = self.levels[self._level(item, (name,))]
+            if (item, rounds) in level.converted:
+                return level.converted[item, rounds]
+        compute = Compute(self.fresh(), op, operands, dtype, rounds)
+        level = self.levels[self._level(item, operands)]
         level.statements.append(compute)
-        level.rounded[item] = compute.dst
+        level.converted[item, rounds] = compute.dst
         return compute.dst
 
     def _cast(self, item: IndexedExpr, operands: tuple[Operand, ...], source: DType, target: DType) -> Operand:
@@ -424,6 +440,11 @@ class Emitter:
             operands = (self._rounded(item.operands[0], operands[0]),)
         rounds = target if accumulation(target) != target and not holds_all(target, source) else None
         return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
+
+
+def is_narrow_bits(item: IndexedExpr) -> bool:
+    """Return whether an expression is a bit operation on integers of 8 bits."""
+    return item.kind == "pointwise" and item.dtype in (I8, U8) and item.node.is_op("and", "or", "xor", "shift_right")
 
 
 def _buffer(name: str, value: Value, role: Literal["input", "output", "update"]) -> Buffer:

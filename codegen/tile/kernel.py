@@ -14,7 +14,7 @@ import sympy
 
 from fusec.codegen.tile.configuration import KernelConfig
 from fusec.ir.graph import Source
-from fusec.ir.types import DType, Size
+from fusec.ir.types import I64, DType, Size
 
 
 def index_symbol(name: str) -> sympy.Symbol:
@@ -175,10 +175,12 @@ class Compute(Definition):
 
 @dataclass(frozen=True)
 class Index(Definition):
-    """``dst`` = the value of an affine expression of axes and symbols, as i64; a tile if it mentions the tile axis."""
+    """``dst`` = the value of an affine expression of axes and symbols; a tile if it mentions the tile axis."""
 
     INDICES = ("value",)
     value: sympy.Expr
+    dtype: DType = I64
+    """I32 where that holds all its values."""
 
 
 @dataclass(frozen=True)
@@ -363,11 +365,11 @@ class GroupedDot(ComputedDot):
 
 @dataclass(frozen=True)
 class TableLookup(Definition):
-    """``dst = values[index]`` for ``0 <= index < entries``: a look-up in a table that registers hold (C++)."""
+    """``dst = values[index]``: a look-up in a table that registers hold (C++), modulo its size where it fills them."""
 
     OPERANDS, BODY = ("index", "value"), ("entries",)
     index: str
-    """A tile of integers of the enclosing loop."""
+    """A tile of 32-bit integers of the enclosing loop."""
     entries: Loop
     """A tile loop over the entries: one tile, or two."""
     value: str

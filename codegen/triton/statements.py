@@ -190,8 +190,8 @@ class Statements:
         axes = self._axes_in(value, tiles)
         self._mark(index.dst, axes)
         if value.is_Integer:
-            return f"{identifier(index.dst)} = {filled(int(value), I64)}"
-        return f"{identifier(index.dst)} = tl.cast({self._index_text(value, axes)}, tl.int64)"
+            return f"{identifier(index.dst)} = {filled(int(value), index.dtype)}"
+        return f"{identifier(index.dst)} = tl.cast({self._index_text(value, axes)}, {NAMES[index.dtype.name]})"
 
     @line.register
     def _init(self, init: Init, tiles: tuple[Tile, ...]) -> str:

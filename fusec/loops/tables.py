@@ -26,6 +26,28 @@ class Table:
     value: IndexedExpr
     """The function at each entry."""
 
+    def field(self, lanes: int) -> tuple[IndexedExpr, int]:
+        """Return the integer whose bits from one on are the code; and which one.
+
+        A table that fills registers of ``lanes`` entries is indexed modulo its size, so that bits above are left in.
+        """
+        item, first, mask = self.code, 0, self.entry.size - 1
+        if self.entry.size not in (lanes, REGISTERS * lanes):
+            return item, first
+        while item.kind == "pointwise" and item.node.is_op("and", "shift_right"):
+            whole, operand = item.operands
+            if operand.kind != "constant" or not operand.node.is_op("constant"):
+                break
+            number = int(operand.node.attributes["value"])
+            if item.node.is_op("shift_right"):
+                if not 0 <= number < min(32, 8 * whole.dtype.bytes) - first - mask.bit_length() + 1:
+                    break
+                first += number
+            elif number >> first & mask != mask:
+                break
+            item = uncast(whole)
+        return item, first
+
     @property
     def key(self) -> Hashable:
         """Equal for tables with equal entries, such as those of both halves of a byte."""

@@ -89,6 +89,36 @@ def test_what_is_computed_from_an_index_is_no_code(lanes: int) -> None:
     assert all(any(item.kind == "load" for item in walk([code])) for code in codes)
 
 
+@pytest.mark.parametrize(
+    ("spelled", "kind", "first"),
+    [
+        ("x & 15", "load", 0),
+        ("x >> 4", "load", 4),
+        ("(x >> 2) & 15", "load", 2),
+        ("(x & 240) >> 4", "load", 4),
+        ("((x.int() & 255) >> 4) & 15", "load", 4),
+        ("((x & 31) >> 1) & 15", "load", 1),
+        ("((x & 61) >> 1) & 15", "and", 1),  # a bit of the code is cleared
+        ("((x + 1) >> 1) & 15", "add", 1),
+    ],
+)
+@pytest.mark.parametrize("lanes", [8, 16, 32])
+def test_bits_above_a_code_are_left_in(spelled: str, kind: str, first: int, lanes: int) -> None:
+    """As far as registers that are full ignore them."""
+
+    def weights(x: Tensor) -> Tensor:
+        return ((eval(spelled).float() - 8) * 0.5).exp()
+
+    body = trace(weights, (torch.arange(64, dtype=torch.uint8),), symbolic=False)
+    ((output,), ((columns,), *_)) = (nest := lower_to_loops(body)).outputs, nest.axes
+    (table,) = tables([output.root], columns, lanes).values()
+    item, shift = table.field(lanes)
+    if lanes == 32:
+        assert item is table.code and shift == 0
+    else:
+        assert shift == first and kind == (item.node.op.name if item.kind == "pointwise" else item.kind)
+
+
 def test_what_varies_with_more_is_no_table() -> None:
     body = Graph()
     x, s = tensor(body, U8, 3, 32), tensor(body, F32, 3, 32)

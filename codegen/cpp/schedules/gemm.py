@@ -424,7 +424,11 @@ class _Contraction:
     def _look_up(self, table: Table, made: dict[Hashable, TableLookup]) -> str:
         """Append the look-up of a code in a table, perhaps one that another look-up has made."""
         emitter = self.emitter
-        index, dst = str(emitter.emit(table.code)), emitter.fresh()
+        item, shift = table.field(self.tiling.lanes)
+        index = str(emitter.widened(item))
+        if shift:
+            index = emitter.compute("shift_right", index, Constant(shift), dtype=I32)
+        dst = emitter.fresh()
         if table.key not in made:
             with emitter.loop(table.entry, "tile", self.tiling.lanes):
                 value = str(emitter.emit(table.value))
