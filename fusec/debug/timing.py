@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ class Stopwatch:
 
 
 def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], seconds: float = 1.0) -> Timing:
-    """Run a program over and over for some seconds; inputs that it writes to are copied first.
+    """Run a program over and over for some seconds; inputs that it writes to are copied first, counters before each run.
 
     Args:
         program: of the graph.
@@ -75,7 +75,12 @@ def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], second
     from fusec.reference.interpreter import bind_symbols
 
     written = graph.written_inputs
-    inputs = [x.clone() if i in written else x for i, x in enumerate(inputs)]
+    counters = {i for i in written if not inputs[i].is_floating_point()}
+
+    def fresh(given: Sequence[Any], which: Collection[int]) -> list[Any]:
+        return [x.clone() if i in which else x for i, x in enumerate(given)]
+
+    inputs = fresh(inputs, written)
     clock = _clock(inputs)
     stamps = [0.0] * (len(program.steps) + 1)
 
@@ -86,14 +91,16 @@ def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], second
     steps: list[list[float]] = []
     totals: list[float] = []
     for _ in range(_WARM_UP):
-        probed(list(inputs))
+        probed(fresh(inputs, counters))
     end = time.perf_counter() + seconds
     while len(totals) < _LEAST or (len(totals) < _MOST and time.perf_counter() < end):
+        given = fresh(inputs, counters)
         start = clock()
-        program(list(inputs))
+        program(given)
         totals.append(clock() - start)
+        given = fresh(inputs, counters)
         start = clock()
-        probed(list(inputs))
+        probed(given)
         marks = [start, *stamps]
         steps.append([after - before for before, after in itertools.pairwise(marks)])
     by_node, rest = _by_node(program, [statistics.median(taken) for taken in zip(*steps, strict=True)])
