@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fusec.codegen.tile.emitter import block_count
+from fusec.codegen.tile.blocks import block_count
 from fusec.codegen.tile.kernel import Check, Kernel, Load, Loop, walk
 from fusec.codegen.tile.sizes import Language
 from fusec.codegen.triton.prelude import FUNCTIONS

@@ -64,7 +64,7 @@ class Stopwatch:
 
 
 def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], seconds: float = 1.0) -> Timing:
-    """Run a program over and over for some seconds; inputs that it writes to are copied first, counters before each run.
+    """Run a program over and over for some seconds. It writes to copies; of counters it gets new ones each time.
 
     Args:
         program: of the graph.

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 import sympy
 
-from fusec.codegen.tile.emitter import Emitter, block_range, static_size
+from fusec.codegen.tile.blocks import block_range
+from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import Buffer, Constant, Dot, Matrix, Operand, Statement, Store, Update, index_symbol
 from fusec.codegen.tile.online_softmax import LOWEST, OnlineSoftmax
 from fusec.codegen.tile.rows import Tiling

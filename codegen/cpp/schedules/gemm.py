@@ -16,7 +16,8 @@ import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks
 from fusec.codegen.cpp.schedules.groups import keep_shared
-from fusec.codegen.tile.emitter import Emitter, block_range, static_size
+from fusec.codegen.tile.blocks import block_range
+from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import (
     PARTS,
     ComputedDot,
