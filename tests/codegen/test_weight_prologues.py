@@ -103,6 +103,30 @@ def test_the_packed_integers_are_all_that_is_read(form: Packed) -> None:
     assert own < COLUMNS * DEPTH // 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("groups", "transposed"), [(2, False), (8, False), (33, False), (8, True)])
+def test_scales_of_groups_are_computed_in_lanes(groups: int, transposed: bool, dtype: torch.dtype) -> None:
+    """Unless they are few, lie apart, or are floats already."""
+
+    def linear(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        scale, zero = (t.T if transposed else t for t in (scale, zero.to(scale.dtype)))
+        return F.linear(x, ((codes.to(scale.dtype) - zero[..., None]) * scale[..., None]).reshape(44, -1))
+
+    def apart(part: Tensor) -> Tensor:
+        return part.T.contiguous() if transposed else part
+
+    scale, zero = torch.rand(44, groups).to(dtype), torch.randint(0, 255, (44, groups), dtype=torch.uint8)
+    codes = torch.randint(0, 255, (44, groups, 32), dtype=torch.uint8)
+    inputs = (torch.randn(2, groups * 32).to(dtype), codes, apart(scale), apart(zero))
+    found = compile_graph(trace(linear, inputs, symbolic=False), replace(Config(), strict=True)).program
+    (kernel,) = found.kernels.values()
+    assert sum(buffer.name.startswith("shared") for buffer in kernel.buffers) == (
+        0 if groups == 2 or transposed else 1 if dtype == torch.float32 else 2
+    )
+    exact = linear(*(x.double() if x.is_floating_point() else x for x in inputs))
+    assert compare_outputs([linear(*inputs)], found(list(inputs)), [exact], dtype).passed
+
+
 @pytest.mark.parametrize("form", ["int4, neighbours in a byte", "int4, halves in a byte", "two bits"])
 def test_exchanged_nibbles_are_found(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above fail if the schedule multiplies a part of the weight by the left operand of another."""

@@ -114,6 +114,22 @@ def test_random_inputs_of_a_graph_have_its_types() -> None:
     assert x.shape == (6, 4) and x.stride() == (1, 6) and x.dtype == torch.float32 and places.dtype == torch.int64
 
 
+def test_a_cache_that_is_timed_is_not_filled_beyond_its_end() -> None:
+    class Cache(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(3, 64))
+            self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.rows.index_copy_(0, self.position, x)
+            self.position.add_(1)
+            return self.rows.sum(0)
+
+    found = explain(Cache(), torch.randn(1, 64), time=True)
+    assert found.totals.measured_us
+
+
 def test_a_timed_model_has_measured_times_beside_the_predicted() -> None:
     torch._dynamo.reset()
     model = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 8))
