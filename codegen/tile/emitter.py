@@ -32,7 +32,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value, is_written, storage
 from fusec.ir.types import I8, I32, I64, U8, DType, Size, TensorType, accumulation, holds_all, product, same_size
 from fusec.loops import indexing
-from fusec.loops.affine import Affine, Axis, at_least
+from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, Output
 
 _FAR = 2**40
@@ -374,9 +374,9 @@ class Emitter:
         return self._cast_index(item, value, 0)
 
     def _index(self, item: IndexedExpr) -> Operand:
-        (index,) = item.index
-        small = at_least((1 << 31) - 1, index.maximum()) and at_least(index.offset, -(1 << 31))
-        value = Index(self.fresh("n"), self.expression(index), I32 if small and item.dtype != I64 else I64)
+        # Another dtype have only the entries of tables, which are few.
+        dtype = I64 if item.dtype == I64 else I32
+        value = Index(self.fresh("n"), self.expression(item.index[0]), dtype)
         return self._cast_index(item, value, self._level(item))
 
     def _cast_index(self, item: IndexedExpr, value: Index, level: int) -> Operand:

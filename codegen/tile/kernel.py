@@ -180,7 +180,7 @@ class Index(Definition):
     INDICES = ("value",)
     value: sympy.Expr
     dtype: DType = I64
-    """I32 where that holds all its values."""
+    """I32 for entries of tables."""
 
 
 @dataclass(frozen=True)

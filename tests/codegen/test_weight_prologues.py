@@ -120,7 +120,7 @@ def test_scales_of_groups_are_computed_in_lanes(groups: int, transposed: bool, d
     inputs = (torch.randn(2, groups * 32).to(dtype), codes, apart(scale), apart(zero))
     found = compile_graph(trace(linear, inputs, symbolic=False), replace(Config(), strict=True)).program
     (kernel,) = found.kernels.values()
-    assert sum(buffer.name.startswith("shared") for buffer in kernel.buffers) == (
+    assert sum(buffer.name.startswith("scales") for buffer in kernel.buffers) == (
         0 if groups == 2 or transposed else 1 if dtype == torch.float32 else 2
     )
     exact = linear(*(x.double() if x.is_floating_point() else x for x in inputs))

@@ -15,7 +15,7 @@ from dataclasses import replace
 import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks
-from fusec.codegen.cpp.schedules.groups import keep_shared
+from fusec.codegen.cpp.schedules.groups import keep_scales
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import (
@@ -367,7 +367,7 @@ class _Contraction:
         """Return the product with a right operand that is computed."""
         emitter, (*outer, inner) = self.emitter, contraction.bound
         if outer and block is None:
-            keep_shared(emitter, [r for _, r in contraction.pairs], columns, tuple(outer), inner, self.tiling.lanes)
+            keep_scales(emitter, [r for _, r in contraction.pairs], columns, tuple(outer), inner, self.tiling.lanes)
         with ExitStack() as loops:
             loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
             if outer:
@@ -401,7 +401,7 @@ class _Contraction:
         emitter, (*outer, inner), first = self.emitter, contraction.bound, groups.rights[0]
         if outer:
             rights = [r for _, r in contraction.pairs]
-            keep_shared(emitter, rights, columns, tuple(outer), inner, self.tiling.lanes)
+            keep_scales(emitter, rights, columns, tuple(outer), inner, self.tiling.lanes)
         with ExitStack() as loops:
             loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
             if outer:

@@ -1,4 +1,4 @@
-"""What the weights of a group share, such as a scale, computed in lanes ahead of a small-M GEMM."""
+"""Scales and zero points of groups of weights, computed in lanes ahead of a small-M GEMM."""
 
 import math
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, stride, walk
 
 _LEAST_GROUPS = 4
-_MOST_BYTES = 32 << 10
+_MOST_BYTES = 128 << 10
 
 
-def keep_shared(
+def keep_scales(
     emitter: Emitter, roots: Iterable[IndexedExpr], columns: Block, outer: tuple[Axis, ...], inner: Axis, lanes: int
 ) -> None:
     """Compute what does not vary along ``inner`` for a block of columns, and keep it in scratch as floats.
@@ -32,25 +32,24 @@ def keep_shared(
         lanes: of a tile.
     """
     groups = math.prod(map(static_size, outer))
-    shared = [item for item in _shared(roots, inner) if _is_kept(item, columns.axis, outer)]
-    if groups < _LEAST_GROUPS or not shared or 4 * len(shared) * groups * columns.size > _MOST_BYTES:
+    scales = [item for item in _uniform(roots, inner) if _is_kept(item, columns.axis, outer)]
+    if groups < _LEAST_GROUPS or not scales or 4 * len(scales) * groups * columns.size > _MOST_BYTES:
         return
     with emitter.over(outer) as steps:
         place = (emitter.axis_symbol(columns.axis) - columns.start) * groups + emitter.axis_symbol(steps)
         kept = {
-            item: (emitter.add_scratch(F32, groups * columns.size, "shared"), sympy.expand(place)) for item in shared
+            item: (emitter.add_scratch(F32, groups * columns.size, "scales"), sympy.expand(place)) for item in scales
         }
         with (
             emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop),
             emitter.loop(steps, "tile", lanes),
         ):
             for item, (buffer, offset) in kept.items():
-                value = emitter.emit(item)
-                emitter.inner.append(Store(buffer.name, offset, value))
+                emitter.inner.append(Store(buffer.name, offset, emitter.emit(item)))
     emitter.kept |= kept
 
 
-def _shared(roots: Iterable[IndexedExpr], inner: Axis) -> dict[IndexedExpr, None]:
+def _uniform(roots: Iterable[IndexedExpr], inner: Axis) -> dict[IndexedExpr, None]:
     """Return the largest expressions below ``roots`` that do not vary along ``inner``."""
     varying = [item for item in walk(roots) if inner in item.axes]
     return dict.fromkeys(o for item in varying for o in item.operands if inner not in o.axes)
