@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := fusec passes codegen models tests bench examples
 
-# Two test processes with one thread each beat one process with two.
-WORKERS ?= 2
+# Two test processes with one thread each beat one process with two. Each takes up to 3 GB.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 FAST := $(addprefix tests/,analysis ir loops passes rewriting test_documentation.py test_fusions.py test_golden_pages.py \
 	test_language.py test_layout.py test_packaging.py test_pipeline.py verify)
 # Each process has its half of the tests, in order, so that neighbours share what they build; who is done first helps.

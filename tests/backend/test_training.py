@@ -132,7 +132,7 @@ def test_running_statistics(backend: Any) -> None:
     torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.thorough), 0.5])
 def test_checkpointed_attention(dropout: float, backend: Any) -> None:
     """It is computed again for the gradients; only where it drops something does that take the generator's state."""
 

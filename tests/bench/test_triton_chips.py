@@ -25,7 +25,11 @@ def found(tmp_path: Path, *words: str) -> tuple[int, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rows", "dtype", "chip"),
-    [("llama", "8", "bfloat16", "gfx942"), ("bert", "8,512", "float16", "sm_90"), ("gpt2", "1", "bfloat16", "sm_100")],
+    [
+        ("llama", "8", "bfloat16", "gfx942"),
+        ("bert", "8,512", "float16", "sm_90"),
+        pytest.param("gpt2", "1", "bfloat16", "sm_100", marks=pytest.mark.thorough),
+    ],
 )
 def test_layers_compile_to_what_a_chip_should_run(
     tmp_path: Path, capsys: Any, model: str, rows: str, dtype: str, chip: str

@@ -146,7 +146,7 @@ def kernels(result: Compiled) -> list[str]:
     return [step.name for step in result.program.steps]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
 def test_every_spelling_is_one_kernel_with_the_numbers_of_eager(
     spelling: Callable[..., Tensor], dtype: torch.dtype

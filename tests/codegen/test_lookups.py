@@ -10,6 +10,7 @@ from fusec.ir.types import DTYPES
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from tests.codegen.test_dynamic_indices import ROWS, agrees, both, grouped, kernel_of, program, raises
+from tests.codegen.triton_regions import every_chip
 
 EMBEDDED = """graph embedded(%words: f32[50, 40], %positions: f32[16, 40], %ids: i64[2, 5], %w: f32[40]) {
   %first: f32[5, 40] = slice(%positions) {dim=-2, start=2, stop=7, step=1}
@@ -205,7 +206,7 @@ def test_only_the_rows_that_are_looked_up_count() -> None:
     assert moved_bytes(region) == 2 * (2 * 3 * 4 * 20 * 4) + 4 * 8 + 8
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@every_chip
 @pytest.mark.parametrize("text", ["rows", "embedded"])
 def test_assertions_compile(text: str, chip: str) -> None:
     from fusec.codegen.triton.compile import compile_for

@@ -51,7 +51,7 @@ from tests.codegen.test_attention import (
     with_sinks,
 )
 from tests.codegen.test_attention_caches import check_that_a_position_ends_the_loop, up_to, window_up_to
-from tests.codegen.triton_regions import regions_of
+from tests.codegen.triton_regions import every_chip, regions_of
 from tests.contexts import plan_of
 
 Spelling = Callable[..., Tensor]
@@ -171,7 +171,7 @@ def test_the_loop_over_keys_ends_at_a_position_that_is_loaded(
     check_that_a_position_ends_the_loop(spelling, dtype, queries, each, 150, {"target": "triton"}, 32)
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@every_chip
 @pytest.mark.parametrize("queries", [1, 512])
 def test_a_loop_that_ends_at_a_position_compiles(queries: int, chip: str) -> None:
     q, k = torch.empty(1, 2, queries, 64).bfloat16(), torch.empty(1, 2, 512, 64).bfloat16()
@@ -249,7 +249,7 @@ def test_parts_come_of_heads_too_few_for_a_chip() -> None:
     assert parts(1, 4096) > parts(8, 4096) > parts(64, 4096) == 1 == parts(1, 128)
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@every_chip
 @pytest.mark.parametrize(("heads", "shared", "width"), [(8, 1, 128), (8, 4, 128), (4, 2, 256)], ids=str)
 def test_parts_compile(heads: int, shared: int, width: int, chip: str) -> None:
     """Compilers load what all parts found at once, as far as they see where it is."""
@@ -267,7 +267,7 @@ def test_a_program_runs_it() -> None:
     assert passes(by_hand, result, inputs)
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@every_chip
 @pytest.mark.parametrize("spelling", [linear_bias, window, with_sinks], ids=lambda f: f.__name__)
 def test_what_is_done_to_scores_compiles(spelling: Spelling, chip: str) -> None:
     """For many queries and for few."""
@@ -278,7 +278,7 @@ def test_what_is_done_to_scores_compiles(spelling: Spelling, chip: str) -> None:
         assert report.ok and report.matrix_instructions, report
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@every_chip
 @pytest.mark.parametrize("width", [128, 256])
 def test_large_ones_compile_to_what_a_chip_should_run(width: int, chip: str) -> None:
     """The dearest scores there are, for many queries and for few."""

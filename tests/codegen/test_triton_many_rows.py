@@ -23,7 +23,7 @@ from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.types import BF16, TensorType, symbol
 from fusec.reference.contract import compare_outputs
-from tests.codegen.triton_regions import kernel_regions, regions_with_products
+from tests.codegen.triton_regions import every_chip, kernel_regions, regions_with_products
 from tests.contexts import plan_of
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
@@ -165,7 +165,7 @@ LARGE: dict[str, tuple[Case, torch.dtype]] = {
 }
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@every_chip
 @pytest.mark.parametrize("name", LARGE)
 def test_large_ones_compile_to_what_a_chip_should_run(name: str, chip: str) -> None:
     report = compile_for(kernel_of(*LARGE[name], chip), chip)

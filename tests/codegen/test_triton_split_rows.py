@@ -108,9 +108,10 @@ LARGE: dict[str, Any] = {
     "around": (around, (64, 16, 16384)), "huge": (rows, (2, 1 << 16, 1 << 15)),
     "bounded": (bounded, (4, 512, 768)), "alike": (softmax, (8, 1, 1 << 19)), "pictures": (normalised, (2, 128, 4096)),
 }  # fmt: skip
+FIRST = ("everything", "rows", "columns", "tall", "alike", "pictures")
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.thorough) for n in LARGE])
 def test_large_ones_keep_a_gpu_busy(name: str) -> None:
     function, shape = LARGE[name]
     for region in regions_of(function, [torch.empty(shape, device="meta")]):

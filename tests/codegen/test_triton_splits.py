@@ -20,7 +20,7 @@ from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.schedules import configs
 from fusec.ir.graph import Node
 from tests.codegen.test_triton_contractions import FUNCTIONS, LARGE, ROWS, plain, sample
-from tests.codegen.triton_regions import regions_of, regions_with_products
+from tests.codegen.triton_regions import every_chip, regions_of, regions_with_products
 from tests.contexts import plan_of
 
 
@@ -102,7 +102,7 @@ def test_sums_are_cut_where_a_weight_comes_too_slowly_otherwise() -> None:
     assert kernel_of(1, 1024, 1024, "h200").config.splits == 1  # too small
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@every_chip
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("name", [*LARGE, "down"])
 def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip: str) -> None:

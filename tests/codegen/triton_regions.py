@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from fusec.codegen.triton.legality import ANY
 from fusec.config import Config
 from fusec.frontend import trace
@@ -12,6 +14,11 @@ from fusec.ir.regions import open_regions
 from fusec.passes import default_pipeline
 from fusec.passes.grouping.joins import Grouping
 from tests.contexts import context_of
+
+every_chip = pytest.mark.parametrize(
+    "chip", ["sm_90", "gfx942", *(pytest.param(chip, marks=pytest.mark.thorough) for chip in ("sm_80", "sm_100"))]
+)
+"""Chips that kernels are compiled for ahead of time."""
 
 
 def kernel_regions(graph: Graph, config: Config | None = None) -> list[Node]:
