@@ -178,45 +178,50 @@ template <class L> struct Left {
 
 // The right operand is computed: values(column, o) returns a function of (k, lanes, tiles), which fills a tile of each
 // segment of k, and holds whatever is the same for all k, such as scales and tables. Each segment has its own left
-// operand; fetch(column, o, k) asks memory for what follows what a tile is computed from. k is outer * inner steps long,
-// and what is asked for at once serves LINE of them.
-//
-// One column is read after another: memory is fastest where it is read in order. The products of few rows are added up
-// in several sums each, so that none waits for the one before.
+// operand; fetch(column, o, k) asks memory for what a tile is computed from. k is outer * inner steps long, and what is
+// asked for at once serves LINE of them.
+template <class Tiles, int COLUMNS> struct ColumnTiles {
+  Tiles first;
+  ColumnTiles<Tiles, COLUMNS - 1> rest;
+  template <class Values>
+  LANEWISE ColumnTiles(const Values& values, int64_t column, int64_t o)
+      : first(values(column, o)), rest(values, column + 1, o) {}
+  template <class Use> LANEWISE void each(const Use& use, int c = 0) const {
+    use(c, first);
+    rest.each(use, c + 1);
+  }
+};
+template <class Tiles> struct ColumnTiles<Tiles, 0> {
+  template <class Values> LANEWISE ColumnTiles(const Values&, int64_t, int64_t) {}
+  template <class Use> LANEWISE void each(const Use&, int) const {}
+};
+
 template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
 DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
                                const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
   CONTRACT
-  typedef typename Raw<A, N>::type raw;
-  constexpr int chains = ROWS == 1 ? 4 : ROWS <= REGISTERS / 8 ? 2 : 1;
-  raw sums[ROWS][COLUMNS];
-  for (int c = 0; c < COLUMNS; c++) {
-    raw parts[ROWS][chains] = {};
-    for (int64_t o = 0; o < outer; o++) {
-      const auto fill = values(column + c, o);
-      const auto add = [&](int64_t k, auto lanes, int first = 0) LANEWISE {
+  typename Raw<A, N>::type sums[ROWS][COLUMNS] = {};
+  for (int64_t o = 0; o < outer; o++) {
+    const ColumnTiles<decltype(values(column, o)), COLUMNS> columns(values, column, o);
+    const auto add = [&](int64_t k, auto lanes) LANEWISE {
+      columns.each([&](int c, const auto& fill) LANEWISE {
         Vec<A, N> tiles[SEGMENTS];
         fill(k, lanes, tiles);
         for (int s = 0; s < SEGMENTS; s++) {
           const auto x = keep(lanes, tiles[s], Vec<A, N>(A(0))).v;
           const L* const left = lefts[s].data + o * inner + k;
-          for (int r = 0; r < ROWS; r++)
-            parts[r][(first + s) % chains] += load<N>(left + r * lefts[s].step, lanes).v * x;
+          for (int r = 0; r < ROWS; r++) sums[r][c] += load<N>(left + r * lefts[s].step, lanes).v * x;
         }
-      };
-      int64_t k = 0;
-      for (; k + LINE <= inner; k += LINE) {
-        fetch(column + c, o, k);
-        for (int i = 0; i < LINE; i += N) add(k + i, All{}, i / N * SEGMENTS);
-      }
-      if (LINE > N)
-        for (; k + N <= inner; k += N) add(k, All{});
-      if (k < inner) add(k, Part{inner - k});
+      });
+    };
+    int64_t k = 0;
+    for (; k + LINE <= inner; k += LINE) {
+      for (int c = 0; c < COLUMNS; c++) fetch(column + COLUMNS + c, o, k);
+      for (int i = 0; i < LINE; i += N) add(k + i, All{});
     }
-    for (int r = 0; r < ROWS; r++) {
-      sums[r][c] = parts[r][0];
-      for (int i = 1; i < chains; i++) sums[r][c] += parts[r][i];
-    }
+    if (LINE > N)
+      for (; k + N <= inner; k += N) add(k, All{});
+    if (k < inner) add(k, Part{inner - k});
   }
   A found[folded<N>(ROWS * COLUMNS)];
   fold_tile<ROWS, COLUMNS, N>(sums, found);
@@ -236,7 +241,7 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
     dot_computed<ROWS - half, N, SEGMENTS, LINE>(target + half * target_step, target_step, (const Left<L>*)below, values,
                                                  fetch, first, last, outer, inner);
   } else {
-    constexpr int wide = 4;
+    constexpr int wide = ROWS <= 4 ? REGISTERS / 8 : REGISTERS / 16;
     int64_t c = first;
     for (; c + wide <= last; c += wide)
       dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE>(target + c - first, target_step, lefts, values, fetch, c, outer,
@@ -270,30 +275,31 @@ DOT_FUNCTION dot_tile_grouped(float* target, int64_t target_step, const Left<int
   typedef decltype(values(column, 0)) group;
   typedef typename group::step step;
   typedef Raw<float, 8>::type floats;
-  floats sums[ROWS][COLUMNS];
-  for (int c = 0; c < COLUMNS; c++) {
-    floats scaled[ROWS] = {};
-    for (int64_t o = 0; o < outer; o++) {
-      const group one = values(column + c, o);
-      Totals found[ROWS] = {};
-      for (int64_t k = 0; k < inner; k += 32) {
-        if (k % 64 == 0) fetch(column + c, o, k);
+  floats sums[ROWS][COLUMNS] = {};
+  for (int64_t o = 0; o < outer; o++) {
+    const ColumnTiles<group, COLUMNS> columns(values, column, o);
+    Totals found[ROWS][COLUMNS] = {};
+    for (int64_t k = 0; k < inner; k += 32) {
+      if (k % 64 == 0)
+        for (int c = 0; c < COLUMNS; c++) fetch(column + COLUMNS + c, o, k);
+      typename step::bytes rows[ROWS][SEGMENTS];
+      for (int r = 0; r < ROWS; r++)
+        for (int s = 0; s < SEGMENTS; s++)
+          rows[r][s] = load<32>(lefts[s].data + r * lefts[s].step + o * inner + k, All{}).v;
+      columns.each([&](int c, const group& one) LANEWISE {
         typename group::tile tiles[SEGMENTS];
         one.fill(k, All{}, tiles);
-        typename step::bytes codes[SEGMENTS], row[SEGMENTS];
+        typename step::bytes codes[SEGMENTS];
         for (int s = 0; s < SEGMENTS; s++) codes[s] = (typename step::bytes)tiles[s].v;
-        for (int r = 0; r < ROWS; r++) {
-          for (int s = 0; s < SEGMENTS; s++)
-            row[s] = load<32>(lefts[s].data + r * lefts[s].step + o * inner + k, All{}).v;
-          found[r] = step::template add<SEGMENTS>(found[r], row, codes);
-        }
-      }
-      for (int r = 0; r < ROWS; r++) {
-        const Totals exact = found[r] - totals[r * outer + o] * (one.zero + step::excess);
-        scaled[r] += __builtin_convertvector(exact, floats) * one.scale;
-      }
+        for (int r = 0; r < ROWS; r++) found[r][c] = step::template add<SEGMENTS>(found[r][c], rows[r], codes);
+      });
     }
-    for (int r = 0; r < ROWS; r++) sums[r][c] = scaled[r];
+    columns.each([&](int c, const group& one) LANEWISE {
+      for (int r = 0; r < ROWS; r++) {
+        const Totals exact = found[r][c] - totals[r * outer + o] * (one.zero + step::excess);
+        sums[r][c] += __builtin_convertvector(exact, floats) * one.scale;
+      }
+    });
   }
   float all[folded<8>(ROWS * COLUMNS)];
   fold_tile<ROWS, COLUMNS, 8>(sums, all);
@@ -326,7 +332,7 @@ FN void dot_grouped(float* target, int64_t target_step, const Left<int8_t>* left
           }
         found[r * outer + o] = total;
       }
-    constexpr int wide = 4;
+    constexpr int wide = ROWS == 1 ? 4 : ROWS <= 4 ? REGISTERS / 8 : REGISTERS / 16;
     int64_t c = first;
     for (; c + wide <= last; c += wide)
       dot_tile_grouped<ROWS, wide, SEGMENTS>(target + c - first, target_step, lefts, found, values, fetch, c, outer,

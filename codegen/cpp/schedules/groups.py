@@ -12,7 +12,6 @@ from fusec.ir.types import F32, accumulation
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, stride, walk
 
-_LEAST_GROUPS = 4
 _MOST_BYTES = 128 << 10
 
 
@@ -33,7 +32,7 @@ def keep_scales(
     """
     groups = math.prod(map(static_size, outer))
     scales = [item for item in _uniform(roots, inner) if _is_kept(item, columns.axis, outer)]
-    if groups < _LEAST_GROUPS or not scales or 4 * len(scales) * groups * columns.size > _MOST_BYTES:
+    if groups < lanes or not scales or 4 * len(scales) * groups * columns.size > _MOST_BYTES:
         return
     with emitter.over(outer) as steps:
         place = (emitter.axis_symbol(columns.axis) - columns.start) * groups + emitter.axis_symbol(steps)
