@@ -374,7 +374,7 @@ class Emitter:
         return self._cast_index(item, value, 0)
 
     def _index(self, item: IndexedExpr) -> Operand:
-        # Another dtype have only the entries of tables, which are few.
+        # Only entries of tables, which are few, have another dtype.
         dtype = I64 if item.dtype == I64 else I32
         value = Index(self.fresh("n"), self.expression(item.index[0]), dtype)
         return self._cast_index(item, value, self._level(item))
@@ -410,7 +410,7 @@ class Emitter:
         return self._convert(item, "cast", (name,), accumulation(item.dtype), item.dtype)
 
     def widened(self, item: IndexedExpr) -> Operand:
-        """Return an integer of at most 32 bits in 32. Bits are moved there: machines do not shift single bytes."""
+        """Return an integer of at most 32 bits as i32. So are bit operations on bytes, which x86 cannot shift."""
         if item.dtype == I32 or item.kind == "constant":
             return self.emit(item)
         if is_narrow_bits(item):

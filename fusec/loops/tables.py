@@ -27,9 +27,10 @@ class Table:
     """The function at each entry."""
 
     def field(self, lanes: int) -> tuple[IndexedExpr, int]:
-        """Return the integer whose bits from one on are the code; and which one.
+        """Return an integer, and the position of the code's lowest bit in it.
 
-        A table that fills registers of ``lanes`` entries is indexed modulo its size, so that bits above are left in.
+        Look-ups in a table that fills registers of ``lanes`` entries ignore the bits above the code, so that a mask of
+        these bits is left out; for other tables it is the code itself, at 0.
         """
         item, first, mask = self.code, 0, self.entry.size - 1
         if self.entry.size not in (lanes, REGISTERS * lanes):

@@ -131,6 +131,24 @@ def test_sums_that_int32_cannot_hold_stay_floats() -> None:
     torch.testing.assert_close(found, torch.full((1, 8), -128.0 * 255 * (1 << 18)), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scales_of_many_groups(dtype: torch.dtype) -> None:
+    """In a half type they are computed in lanes, ahead of the matmul."""
+
+    def run(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        numbers = codes.to(scale.dtype) - zero.to(scale.dtype)[..., None]
+        return F.linear(x.to(scale.dtype), (numbers * scale[..., None]).reshape(44, -1))
+
+    x, codes = torch.randint(-128, 128, (3, 33 * 32)).char(), torch.randint(0, 256, (44, 33, 32)).to(torch.uint8)
+    inputs = (x, codes, torch.rand(44, 33).to(dtype), torch.randint(0, 256, (44, 33)).to(torch.uint8))
+    found = compile_graph(trace(run, inputs, symbolic=False), replace(Config(), strict=True)).program
+    (kernel,) = found.kernels.values()
+    assert is_grouped(kernel) and unproven_accesses(kernel) == []
+    assert sum(b.name.startswith("scales") for b in kernel.buffers) == (dtype != torch.float32)
+    exact = run(*(p.double() if p.is_floating_point() else p for p in inputs))
+    assert compare_outputs([run(*inputs)], found(list(inputs)), [exact], dtype).passed
+
+
 @pytest.mark.parametrize("form", ["int8", "int4", "uint8 with zeros"])
 def test_vnni_as_emulated(form: str) -> None:
     kernel = check(FORMS[form], 3, torch.float32)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen.cpp.schedules import gemm
+from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import ComputedDot, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
@@ -120,6 +121,7 @@ def test_scales_of_groups_are_computed_in_lanes(groups: int, transposed: bool, d
     inputs = (torch.randn(2, groups * 32).to(dtype), codes, apart(scale), apart(zero))
     found = compile_graph(trace(linear, inputs, symbolic=False), replace(Config(), strict=True)).program
     (kernel,) = found.kernels.values()
+    assert unproven_accesses(kernel) == []
     assert sum(buffer.name.startswith("scales") for buffer in kernel.buffers) == (
         0 if groups == 2 or transposed else 1 if dtype == torch.float32 else 2
     )

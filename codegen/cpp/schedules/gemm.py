@@ -15,7 +15,7 @@ from dataclasses import replace
 import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks
-from fusec.codegen.cpp.schedules.groups import keep_scales
+from fusec.codegen.cpp.schedules.groups import keep_scales, shared_by_groups
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import (
@@ -329,6 +329,10 @@ class _Contraction:
             for a in inner[:-1]:
                 loops.enter_context(emitter.loop(a, "serial"))
             result = Matrix(target.name, offset, row_stride, 1)
+            if block is None and is_computed(contraction):
+                groups = self.groups.get(contraction)
+                shared = groups.rights[0].scales if groups else shared_by_groups(contraction)
+                keep_scales(emitter, shared, contraction.bound, columns, self.tiling.lanes)
             if contraction in self.groups:
                 emitter.inner.append(self._grouped_dot(self.groups[contraction], contraction, lefts, result, columns))
             elif is_computed(contraction):
@@ -366,8 +370,6 @@ class _Contraction:
     ) -> ComputedDot:
         """Return the product with a right operand that is computed."""
         emitter, (*outer, inner) = self.emitter, contraction.bound
-        if outer and block is None:
-            keep_scales(emitter, [r for _, r in contraction.pairs], columns, tuple(outer), inner, self.tiling.lanes)
         with ExitStack() as loops:
             loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
             if outer:
@@ -399,9 +401,6 @@ class _Contraction:
     ) -> GroupedDot:
         """Return the product of bytes, of few rows."""
         emitter, (*outer, inner), first = self.emitter, contraction.bound, groups.rights[0]
-        if outer:
-            rights = [r for _, r in contraction.pairs]
-            keep_scales(emitter, rights, columns, tuple(outer), inner, self.tiling.lanes)
         with ExitStack() as loops:
             loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
             if outer:

@@ -13,25 +13,27 @@ from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, stride, walk
 
 _MOST_BYTES = 128 << 10
+"""Size limit of the scratch for a block of columns, which stays in the second-level cache."""
 
 
 def keep_scales(
-    emitter: Emitter, roots: Iterable[IndexedExpr], columns: Block, outer: tuple[Axis, ...], inner: Axis, lanes: int
+    emitter: Emitter, found: Iterable[IndexedExpr], bound: tuple[Axis, ...], columns: Block, lanes: int
 ) -> None:
-    """Compute what does not vary along ``inner`` for a block of columns, and keep it in scratch as floats.
+    """Compute scales and zero points of all groups of a block of columns, and keep them in scratch as floats.
 
-    In the loop over groups each takes several instructions, as many as 16 weights do; from scratch it is one load.
+    In the loop over groups one of them takes several instructions, both together as many as 32 weights of four bits;
+    from scratch it is one load.
 
     Args:
         emitter: of the kernel.
-        roots: right operands.
+        found: what does not vary inside a group.
+        bound: the summed axes, the last of them inside a group.
         columns: the block.
-        outer: the contracted axes that count groups.
-        inner: the contracted axis inside a group.
         lanes: of a tile.
     """
+    outer = bound[:-1]
     groups = math.prod(map(static_size, outer))
-    scales = [item for item in _uniform(roots, inner) if _is_kept(item, columns.axis, outer)]
+    scales = [item for item in found if _is_kept(item, columns.axis, outer)]
     if groups < lanes or not scales or 4 * len(scales) * groups * columns.size > _MOST_BYTES:
         return
     with emitter.over(outer) as steps:
@@ -48,10 +50,11 @@ def keep_scales(
     emitter.kept |= kept
 
 
-def _uniform(roots: Iterable[IndexedExpr], inner: Axis) -> dict[IndexedExpr, None]:
-    """Return the largest expressions below ``roots`` that do not vary along ``inner``."""
-    varying = [item for item in walk(roots) if inner in item.axes]
-    return dict.fromkeys(o for item in varying for o in item.operands if inner not in o.axes)
+def shared_by_groups(contraction: IndexedExpr) -> list[IndexedExpr]:
+    """Return the largest expressions of right operands that do not vary along the last summed axis."""
+    *_, inner = contraction.bound
+    varying = [item for item in walk(right for _, right in contraction.pairs) if inner in item.axes]
+    return list(dict.fromkeys(o for item in varying for o in item.operands if inner not in o.axes))
 
 
 def _is_kept(item: IndexedExpr, column: Axis, outer: tuple[Axis, ...]) -> bool:
