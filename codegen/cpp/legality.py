@@ -1,13 +1,15 @@
 """Legality on CPUs: the kernels that have schedules, and the GEMMs that are faster than the vendor's."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from fusec.analysis.machine import Machine
 from fusec.config import Config
 from fusec.ir.types import BF16, F16, F32, I8, U8, estimate, product
 from fusec.loops.affine import Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
-from fusec.loops.kinds import Limits, is_computed, weight_of
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride, walk
+from fusec.loops.kinds import Limits, is_computed, prologue_objections, weight_of
+from fusec.loops.tables import tables
 from fusec.loops.updates import Move
 
 MULTIPLIED = frozenset({F32, BF16, F16, I8})
@@ -28,13 +30,25 @@ def limits(config: Config, machine: Machine, lanes: int) -> Limits:
         small_m=config.small_m,
         many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)) | always,
         some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)) | always,
-        byte_products=True,
-        weight_prologues=True,
+        byte_products=frozenset({I8, U8}),
+        weight_prologue=partial(_weight_prologue, lanes=lanes),
         unpacked_rows=_unpacked_rows,
-        table_lanes=lanes,
         layouts=_illegal_layouts,
         moves=_moves_in_order,
     )
+
+
+def _weight_prologue(contraction: IndexedExpr, lanes: int) -> Iterator[str]:
+    """Yield what keeps a right operand from being computed in registers of so many lanes."""
+    roots, axis = [right for _, right in contraction.pairs], contraction.bound[-1]
+    found = tables(roots, axis, lanes)
+    items = [*walk(roots, lambda i: i not in found), *walk(table.code for table in found.values())]
+    objections = list(prologue_objections(items, ("load", "pointwise", "constant", "index")))
+    yield from objections
+    # Stride 0: several elements are packed in a word. A dense weight beside one whose neighbours share a byte is read
+    # in segments as well.
+    if not objections and stride(weight_of(contraction), axis) not in range(len(roots) + 1):
+        yield "its weight is not contiguous along the summed dim"
 
 
 def _unpacked_rows(contraction: IndexedExpr) -> int:

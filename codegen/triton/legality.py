@@ -1,8 +1,12 @@
 """Legality on GPUs: the kernels that have schedules, and the GEMMs that are tried against the vendor's."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from fusec.config import Config
-from fusec.ir.types import BF16, F16, F32
-from fusec.loops.kinds import FEW_ROWS, HALVES, Limits
+from fusec.ir.types import BF16, F16, F32, I8
+from fusec.loops.indexing import IndexedExpr, walk
+from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, prologue_objections
 
 FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
 """Rows of half types up to which a small-M GEMM has one block of rows. Every program reads the whole block: with more
@@ -10,8 +14,6 @@ rows it would be as large as the part of the weight that a program reads. As man
 lane by lane, were seen to spill registers."""
 _ASSUMED_SHARE = 0.8
 """Share of the vendor's speed, for a large-M GEMM of unknown sizes. An assumption: none has been timed on a GPU."""
-ANY = Limits(small_m=1 << 16, many=frozenset({F32, BF16, F16}), few_halves=FEW_ROWS_OF_HALVES)
-"""Whatever has a schedule, whether it wins or not."""
 
 
 def limits(config: Config) -> Limits:
@@ -20,4 +22,20 @@ def limits(config: Config) -> Limits:
     Large-M GEMMs are generated under ``autotune`` alone, which times them against the vendor's.
     """
     tried = HALVES if config.autotune else frozenset()
-    return Limits(config.small_m, tried, tried, FEW_ROWS_OF_HALVES, assumed_share=_ASSUMED_SHARE)
+    return replace(ANY, small_m=config.small_m, many=tried, some=tried, assumed_share=_ASSUMED_SHARE)
+
+
+def _weight_prologue(contraction: IndexedExpr) -> Iterator[str]:
+    """Yield what keeps a right operand from being computed in a block."""
+    kinds = ("load", "lookup", "pointwise", "constant", "index")
+    return prologue_objections(walk(right for _, right in contraction.pairs), kinds)
+
+
+ANY = Limits(
+    small_m=1 << 16,
+    many=frozenset({F32, BF16, F16}),
+    few_halves=FEW_ROWS_OF_HALVES,
+    byte_products=frozenset({I8}),
+    weight_prologue=_weight_prologue,
+)
+"""Whatever has a schedule, whether it wins or not."""

@@ -282,7 +282,11 @@ class Statements:
     def _wide_factor(self, name: str, dot: DotTiles, axes: tuple[str, ...], tiles: tuple[Tile, ...]) -> str:
         """Return an operand of a product that is computed in the type of the sum."""
         text, own = self._summand(name, dot, tiles)
-        text = rounded(dot.dtype, text)
+        text = (
+            rounded(dot.dtype, text)
+            if dot.dtype.is_float
+            else f"{text}.to({NAMES[self.accumulators[dot.acc].dtype.name]})"
+        )
         return text if own == axes else f"({text})[{', '.join(':' if axis in own else 'None' for axis in axes)}]"
 
     def _summand(self, name: str, dot: DotTiles, tiles: tuple[Tile, ...]) -> tuple[str, tuple[str, ...]]:
@@ -294,7 +298,8 @@ class Statements:
             text = f"tl.broadcast_to({self._along(name, own)}, {self._shape(own)})"
         elif name in self.masked:
             mask = ""
-        return self._valid(text, "sum", F32, self._along(mask, own)) if mask else text, own
+        dtype = accumulation(dot.dtype)
+        return self._valid(text, "sum", dtype, self._along(mask, own)) if mask else text, own
 
     @line.register
     def _store(self, store: Store, tiles: tuple[Tile, ...]) -> str:

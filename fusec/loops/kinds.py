@@ -1,6 +1,6 @@
 """Classification of loop nests by the kind of schedule they take, and the legality of each kind."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,7 +9,6 @@ from fusec.ir.types import BF16, F16, DType, estimate, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
 from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, is_even, ordered, stride, walk
-from fusec.loops.tables import tables
 from fusec.loops.updates import Move, check_updates
 
 FEW_ROWS = 16
@@ -27,6 +26,11 @@ def any_layout(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
     return iter(())
 
 
+def no_weight_prologue(contraction: IndexedExpr) -> Iterator[str]:
+    """Refuse every right operand that is not loaded."""
+    yield "its right operand is computed in the same kernel"
+
+
 @dataclass(frozen=True)
 class Limits:
     """The kernels that a target has schedules for, and the GEMMs that are worth one on a machine."""
@@ -39,14 +43,12 @@ class Limits:
     """Dtypes of large-M GEMMs with up to ``SOME_ROWS`` rows, or a symbolic number of them."""
     few_halves: int = FEW_ROWS
     """Rows of half types that one block of a small-M GEMM holds; ``FEW_ROWS`` of other types."""
-    byte_products: bool = False
-    """Matmuls may be of bytes, which are summed in 32 bits."""
-    weight_prologues: bool = False
-    """Right operands of GEMMs may be computed from what is loaded, such as packed weights from their integers."""
+    byte_products: frozenset[DType] = frozenset()
+    """Dtypes of bytes that are multiplied, and summed in 32 bits."""
+    weight_prologue: Callable[[IndexedExpr], Iterator[str]] = no_weight_prologue
+    """Returns why a kernel cannot compute the right operand of a GEMM, such as a packed weight from its integers."""
     unpacked_rows: Callable[[IndexedExpr], int] = lambda contraction: 0
     """Returns the rows of a large-M GEMM up to which it computes its weight even if the vendor's GEMM is faster."""
-    table_lanes: int = 0
-    """Entries of a table that one register holds, for look-ups in the prologue of a right operand; 0 allows none."""
     layouts: Callable[[LoopNest, IndexedExpr], Iterator[str]] = any_layout
     """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
@@ -174,10 +176,8 @@ def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], l
 
 def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr], limits: Limits) -> Iterator[str]:
     """Yield why a contraction has no generated GEMM."""
-    if c.dtype != c.operands[0].dtype and not limits.byte_products:
+    if c.dtype != c.operands[0].dtype and not limits.byte_products.issuperset(o.dtype for o in c.operands):
         yield "it is of bytes"
-    if is_computed(c) and not limits.weight_prologues:
-        yield "its right operand is computed in the same kernel"
     if c in inside:
         yield "another matmul of the kernel reads its result"
     bound = set(c.bound)
@@ -193,23 +193,16 @@ def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr],
     unknown = [a for a in (*c.axes - rows, *c.bound) if not isinstance(a.size, int)]
     if unknown:
         yield f"the size {unknown[0].size} is not known at compile time"
-    yield from _prologue_objections(c, limits) if is_computed(c) else _weight_objections(c)
+    yield from limits.weight_prologue(c) if is_computed(c) else _weight_objections(c)
 
 
-def _prologue_objections(c: IndexedExpr, limits: Limits) -> Iterator[str]:
-    """Yield why the right operand of a contraction is not computed in registers."""
-    roots = [right for _, right in c.pairs]
-    found = tables(roots, c.bound[-1], limits.table_lanes) if limits.table_lanes else {}
-    items = [*walk(roots, lambda i: i not in found), *walk(table.code for table in found.values())]
-    computed = [i for i in items if i.kind not in ("load", "pointwise", "constant", "index")]
-    if computed:
-        yield f"a {computed[0].kind} is in the prologue of its right operand"
-    if not any(i.kind == "load" for i in items):
+def prologue_objections(items: Iterable[IndexedExpr], kinds: Collection[str]) -> Iterator[str]:
+    """Yield why a right operand is not computed from these expressions, with those of some kinds."""
+    items = list(items)
+    if others := [i.kind for i in items if i.kind not in kinds]:
+        yield f"a {others[0]} is in the prologue of its right operand"
+    elif not any(i.kind == "load" for i in items):
         yield "its right operand is computed from indices alone"
-    # Stride 0: several elements are packed in a word. A dense weight beside one whose neighbours share a byte is read
-    # in segments as well.
-    elif stride(weight_of(c), c.bound[-1]) not in range(len(roots) + 1):
-        yield "its weight is not contiguous along the summed dim"
 
 
 def _weight_objections(c: IndexedExpr) -> Iterator[str]:

@@ -9,8 +9,8 @@ Where there are too few columns to keep enough of a weight in flight, the sums a
 the splits in a fixed order, and computes the epilogue.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
 from typing import TypeAlias
 
@@ -22,9 +22,9 @@ from fusec.codegen.tile.emitter import Emitter, grid
 from fusec.codegen.tile.kernel import Constant, DotTiles, Index, Statement, Update, index_symbol
 from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.descriptors import described
-from fusec.codegen.triton.schedules.operands import TiledProducts, length, multiplied
+from fusec.codegen.triton.schedules.operands import TiledProducts, block_of_group, length, multiplied
 from fusec.codegen.triton.schedules.partial_results import PartialResults
-from fusec.ir.types import I64, DType, Size, accumulation, simplify
+from fusec.ir.types import I8, I64, Size, accumulation, simplify
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output
 from fusec.loops.kinds import Shape
@@ -32,6 +32,8 @@ from fusec.loops.kinds import Shape
 _GROUP = 8
 """Blocks of rows that consecutive programs compute before those of the next columns."""
 _BLOCK, _PART = index_symbol("block"), index_symbol("part")
+_Range: TypeAlias = Callable[[int, int], tuple[Size, Size]]
+"""The range, of a size, of the blocks of some length that a program sums up: from the length and the size."""
 _Multiply: TypeAlias = Callable[[tuple[Axis, ...], list[IndexedExpr]], object]
 
 
@@ -140,7 +142,7 @@ class _TiledContraction:
             for r, name in names.items():
                 emitter.inner.append(Update(name, r.node.op.name, (emitter.emit(r.operands[0]),)))
         for r, name in names.items():
-            emitter.define(r, self._folded(r.node.op.name, name, accumulation(r.dtype), bound))
+            emitter.define(r, emitter.fold(r.node.op.name, name, accumulation(r.dtype), emitter.joint(bound)))
 
     def _store_side(self) -> None:
         groups: dict[tuple[Axis, ...], list[Output]] = {}
@@ -155,14 +157,14 @@ class _TiledContraction:
 
     def _multiply(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
         """Compute products over the whole range of their sums."""
-        self._sum_up(products, lambda bound: (0, length(bound)))
+        self._sum_up(products, lambda block, size: (0, size))
 
     def _store_part(self, columns: tuple[Axis, ...], products: list[IndexedExpr]) -> None:
         """Compute the sums of one split, and store them for the next grid."""
-        totals = self._sum_up(products, self._part)
+        totals = self._sum_up(products, partial(part_range, _PART, self.config.splits))
         for one in products:
             axes = (*self.products.shape.rows, *columns)
-            results = PartialResults(self.emitter, self.products.dtype, axes, self.config.splits, "sums")
+            results = PartialResults(self.emitter, accumulation(one.dtype), axes, self.config.splits, "sums")
             self.parts[one] = results
             results.store(_PART, totals[one])
 
@@ -170,33 +172,41 @@ class _TiledContraction:
         """Add the sums of all splits, in a fixed order."""
         for one in products:
             sums = [self.parts[one].load(split) for split in range(self.config.splits)]
-            self.emitter.define(one, reduce(partial(self.emitter.compute, "add", dtype=self.products.dtype), sums))
+            add = partial(self.emitter.compute, "add", dtype=accumulation(one.dtype))
+            self.emitter.define(one, reduce(add, sums))
 
-    def _part(self, bound: tuple[Axis, ...]) -> tuple[Size, Size]:
-        """Return the range of one split of a sum."""
-        return part_range(_PART, self.config.splits, self.config.depth, length(bound))
-
-    def _sum_up(
-        self, products: list[IndexedExpr], over: Callable[[tuple[Axis, ...]], tuple[Size, Size]]
-    ) -> dict[IndexedExpr, str]:
+    def _sum_up(self, products: list[IndexedExpr], over: _Range) -> dict[IndexedExpr, str]:
         """Define products as sums over a range of the summed axes, those over the same axes in one loop."""
         emitter, on_matrix_unit, totals = self.emitter, self.products.on_matrix_unit, dict[IndexedExpr, str]()
         for bound in dict.fromkeys(p.bound for p in products):
             members = [p for p in products if p.bound == bound]
             sums = {p: emitter.accumulator("sum", accumulation(p.dtype), not on_matrix_unit) for p in members}
-            with emitter.tile(bound, self.config.depth, *over(bound)):
+            with self._depth(bound, over) as axis:
                 for p, name in sums.items():
-                    left, right = map(emitter.emit, p.operands)
-                    assert isinstance(left, str) and isinstance(right, str)  # both depend on the summed axes
-                    if on_matrix_unit:
-                        axis, dtype = emitter.axis_name(emitter.joint(bound)), multiplied(*p.operands)
-                        emitter.inner.append(DotTiles(name, left, right, axis, dtype))
-                    else:
-                        emitter.inner.append(Update(name, "sum", (left, right)))
+                    for left, right in p.pairs:
+                        emitter.inner.append(self._products(name, left, right, axis))
             for p, name in sums.items():
-                totals[p] = name if on_matrix_unit else self._folded("sum", name, accumulation(p.dtype), bound)
+                totals[p] = name if on_matrix_unit else emitter.fold("sum", name, accumulation(p.dtype), axis)
                 emitter.define(p, totals[p])
         return totals
 
-    def _folded(self, op: str, accumulator: str, dtype: DType, bound: tuple[Axis, ...]) -> str:
-        return self.emitter.fold(op, accumulator, dtype, self.emitter.joint(bound))
+    @contextmanager
+    def _depth(self, bound: tuple[Axis, ...], over: _Range) -> Iterator[Axis]:
+        """Open the loops over a range of the summed axes, and yield the axis of the tile."""
+        if bound not in self.products.grouped:
+            with self.emitter.tile(bound, self.config.depth, *over(self.config.depth, length(bound))):
+                yield self.emitter.joint(bound)
+            return
+        *outer, inner = bound
+        with self.emitter.over(tuple(outer)) as groups:
+            with self.emitter.loop(groups, "serial", 1, *over(1, length(tuple(outer)))):
+                with self.emitter.tile((inner,), min(self.config.depth, block_of_group(inner))):
+                    yield inner
+
+    def _products(self, name: str, left: IndexedExpr, right: IndexedExpr, axis: Axis) -> Statement:
+        """Return the statement that adds the products of two blocks, both of which depend on the axis."""
+        if self.products.on_matrix_unit:
+            a, b = map(self.emitter.emit, (left, right))
+            return DotTiles(name, str(a), str(b), self.emitter.axis_name(axis), multiplied(left, right))
+        widened = self.emitter.widened if left.dtype == I8 else self.emitter.emit
+        return Update(name, "sum", (widened(left), widened(right)))

@@ -312,4 +312,4 @@ def _bytes_of_weights(products: TiledProducts) -> int:
 
 
 def _bytes_multiplied(products: TiledProducts) -> int:
-    return max(multiplied(*c.operands).bytes for c in products.shape.contractions)
+    return max(multiplied(*c.pairs[0]).bytes for c in products.shape.contractions)

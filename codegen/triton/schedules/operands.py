@@ -7,7 +7,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.types import F64, DType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output
-from fusec.loops.kinds import Shape, rows_at_once
+from fusec.loops.kinds import Shape, is_computed, rows_at_once
 
 MATRIX_ROWS = 16
 """Rows and columns of the smallest tile of a matrix unit."""
@@ -41,6 +41,9 @@ class TiledProducts(Products):
             self.sections.setdefault(columns, []).append(output)
         self.dtype = accumulation(shape.contractions[0].dtype)
         self.on_matrix_unit = bool(shape.rows) and self.dtype != F64
+        self.grouped = {c.bound for c in shape.contractions if _has_groups(c)}
+        """The summed axes of products whose blocks do not cross the groups of a weight that is computed: what all of a
+        group share, such as its scale, is loaded once for a block."""
         self.blocked_rows = self._blocked_rows()
         """The axes of the rows that are processed in blocks, as one; the others are axes of the grid."""
         self.count = product(tuple(axis.size for axis in self.blocked_rows))
@@ -105,6 +108,16 @@ class TiledProducts(Products):
         if all(isinstance(axis.size, int) for axis in rows):
             return rows
         return (max(reversed(rows), key=lambda axis: estimate(axis.size)),)
+
+
+def block_of_group(axis: Axis) -> int:
+    """Return the elements of a block that holds a group."""
+    return max(MATRIX_ROWS, power_of_two(length((axis,))))
+
+
+def _has_groups(contraction: IndexedExpr) -> bool:
+    (*outer, inner) = contraction.bound
+    return is_computed(contraction) and bool(outer) and length((inner,)) >= MATRIX_ROWS
 
 
 def multiplied(left: IndexedExpr, right: IndexedExpr) -> DType:
