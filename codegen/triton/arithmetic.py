@@ -161,6 +161,8 @@ class _Expression:
         return f"{'power' if self.dtype.is_float else 'power_int'}({self.typed(x)}, {self.typed(y)})"
 
     def _bitcast(self, x: Operand) -> str:
+        if self.rounds_to == U8:
+            return self.typed(x)  # float8 is loaded as its bits
         out = f"{self.typed(x)}.to({NAMES[(self.rounds_to or self.dtype).name]}, bitcast=True)"
         return out if self.rounds_to in (None, self.dtype) else f"{out}.to({NAMES[self.dtype.name]})"
 

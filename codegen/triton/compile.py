@@ -36,7 +36,7 @@ CHIPS: dict[str, GPUTarget] = {
 
 _POINTERS = {
     "f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32", "i16": "*i16",
-    "i8": "*i8", "u8": "*u8", "bool": "*i1",
+    "i8": "*i8", "u8": "*u8", "bool": "*i1", "float8_e4m3fn": "*fp8e4nv", "float8_e5m2": "*fp8e5",
 }  # fmt: skip
 _SHARED = {machine.code: machine.shared_bytes for machine in MACHINES.values()}
 """The maximum of shared memory of a program, in bytes."""

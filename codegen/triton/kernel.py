@@ -20,7 +20,7 @@ from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import options
 from fusec.errors import FusecError
-from fusec.reference.dtypes import torch_dtype
+from fusec.reference.dtypes import memory_dtype
 
 
 class TritonKernel:
@@ -108,7 +108,7 @@ def prepare_all(kernels: Sequence[TritonKernel]) -> None:
     device = torch.device("cuda", driver.active.get_current_device())
 
     def prepare(kernel: TritonKernel) -> None:
-        buffers = [_AlignedMemory(torch_dtype(b.dtype), device) for b in kernel.kernel.given]
+        buffers = [_AlignedMemory(memory_dtype(b.dtype), device) for b in kernel.kernel.given]
         with suppress(Exception):
             kernel.prepare(buffers)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.config import Config
-from fusec.ir.types import BF16, F16, F32, I8
+from fusec.ir.types import F32, I8
 from fusec.loops.indexing import IndexedExpr, walk
 from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, prologue_objections
 
@@ -12,6 +12,8 @@ FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
 """Rows of half types up to which a small-M GEMM has one block of rows. Every program reads the whole block: with more
 rows it would be as large as the part of the weight that a program reads. As many rows of float32, which are summed
 lane by lane, were seen to spill registers."""
+TRIED = HALVES | {I8}
+"""Dtypes of large-M GEMMs that are timed against the vendor's."""
 _ASSUMED_SHARE = 0.8
 """Share of the vendor's speed, for a large-M GEMM of unknown sizes. An assumption: none has been timed on a GPU."""
 
@@ -21,7 +23,7 @@ def limits(config: Config) -> Limits:
 
     Large-M GEMMs are generated under ``autotune`` alone, which times them against the vendor's.
     """
-    tried = HALVES if config.autotune else frozenset()
+    tried = TRIED if config.autotune else frozenset()
     return replace(ANY, small_m=config.small_m, many=tried, some=tried, assumed_share=_ASSUMED_SHARE)
 
 
@@ -33,7 +35,7 @@ def _weight_prologue(contraction: IndexedExpr) -> Iterator[str]:
 
 ANY = Limits(
     small_m=1 << 16,
-    many=frozenset({F32, BF16, F16}),
+    many=TRIED | {F32},
     few_halves=FEW_ROWS_OF_HALVES,
     byte_products=frozenset({I8}),
     weight_prologue=_weight_prologue,

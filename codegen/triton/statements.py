@@ -127,7 +127,10 @@ class Statements:
             self.tiles.pop(dst, None)
 
     def _pointer(self, buffer: str, offset: sympy.Expr, axes: tuple[str, ...]) -> str:
-        return f"{buffer}_ptr" if offset == 0 else f"{buffer}_ptr + {self._index_text(offset, axes)}"
+        start = f"{buffer}_ptr"
+        if self.buffers[buffer].dtype.kind == "other":  # float8, which not all GPUs convert
+            start += ".to(tl.pointer_type(tl.uint8), bitcast=True)"
+        return start if offset == 0 else f"{start} + {self._index_text(offset, axes)}"
 
     def _index_text(self, offset: sympy.Expr, axes: tuple[str, ...]) -> str:
         return replace(TRITON, symbol=lambda name: self._along(name, axes)).print(offset)
@@ -178,8 +181,9 @@ class Statements:
         self._mark(s.dst, self._axes_of(s.value))
         self.tiles.setdefault(s.dst, ())
         self.indices.add(s.dst)
-        last = f"{TRITON.print(s.length, True)} - 1"
-        return f"{identifier(s.dst)} = tl.minimum(tl.maximum({self._integer(s.value)}, 0), {last})"
+        last, value = f"{TRITON.print(s.length, True)} - 1", self._integer(s.value)
+        clamped = value if s.bounded else f"tl.minimum(tl.maximum({value}, 0), {last})"
+        return f"{identifier(s.dst)} = {clamped}"
 
     def _integer(self, value: Operand) -> str:
         return filled(value.value, I64) if isinstance(value, Constant) else f"{identifier(value)}.to(tl.int64)"

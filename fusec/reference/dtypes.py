@@ -21,3 +21,8 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     if found is None:
         raise GraphError(f"dtype {dtype} has no arithmetic", why="only opaque nodes use it")
     return found
+
+
+def memory_dtype(dtype: DType) -> torch.dtype:
+    """Return torch's dtype of memory, also for those that have no arithmetic."""
+    return TORCH_DTYPES.get(dtype.name) or getattr(torch, dtype.name)

@@ -35,8 +35,6 @@ def schedule(plan: Plan, name: str, machine: Machine | None = None, config: Kern
     if config.descriptors and not gpu.has_descriptors:
         fix = "a config without, as all are that configs() gives for it"
         raise ScheduleError(f"blocks by tensor descriptors on {gpu.name}", why="it has none", fix=fix)
-    if any(v.dtype.kind == "other" for v in plan.body.inputs):
-        raise ScheduleError("an operand is float8", why="not all GPUs load it")
     emitter = _GpuEmitter(plan.body)
     if shape.attention is not None:
         statements = schedule_tiled_attention(emitter, nest, shape.attention, config)

@@ -31,7 +31,7 @@ where attention in float32 takes 80 by default and was seen to spill with this l
 _TILE = 8192
 """Elements of a block of the weights of a small-M GEMM."""
 _DEPTH_OF_ONE = 512
-_DEPTHS = {2: 128, 4: 32, 8: 32}
+_DEPTHS = {1: 256, 2: 128, 4: 32, 8: 32}
 """Elements of a block along the summed axes for a matrix unit, by bytes of an element."""
 _SPLITS = (1, 2, 4, 8)
 _PARTS_OF_KEYS = (*_SPLITS, 16, 32)
@@ -46,7 +46,7 @@ _LATENCY = 1e-6
 """Seconds from the request of a block to that of the next one, under load: an estimate, as no datasheet has it."""
 _RESIDENT = 8
 """Approximate number of programs that are resident on a processor."""
-_MANY = {2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
+_MANY = {1: (128, 128, 128), 2: (128, 128, 64), 4: (64, 64, 32), 8: (16, 16, 32)}
 """Large M: rows, columns of all products together and depth of a block, by bytes of an element."""
 _WIDE = {"sm_90": 2, "sm_100": 1}
 """The most products of a block of half types that has twice the columns: matrix units that read their operands from
@@ -137,7 +137,7 @@ def _registers_of_few(machine: Machine) -> int:
 
 def _few_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
     """Return all rows, few enough columns to occupy every processor, and as many splits as are predicted to pay."""
-    bytes_ = _bytes_of_weights(products)
+    bytes_ = _bytes_multiplied(products)
     rows = power_of_two(products.count) if isinstance(products.count, int) else 1
     if not products.on_matrix_unit:
         depth = _depth(products, _DEPTHS[bytes_] if products.shape.rows else _DEPTH_OF_ONE)
@@ -159,7 +159,7 @@ def _with_stages_and_splits(products: TiledProducts, machine: Machine, config: K
     """Return a small-M configuration with as many stages as fit into shared memory, and splits that pay."""
     while config.stages > 2 and _copied(products, config) > machine.shared_bytes // 2:
         config = replace(config, stages=config.stages - 1)
-    least = products.weights * _bytes_of_weights(products) / machine.bandwidth(cached=False)
+    least = products.weights / machine.bandwidth(cached=False)
     if least < machine.launch_us * 1e-6:
         return config  # too little work to pay for another launch, whatever the latency
     splits = (n for n in _SPLITS if n * _LEAST_BLOCKS <= products.longest // config.depth or n == 1)
@@ -173,9 +173,9 @@ def _may_transpose(products: TiledProducts, machine: Machine) -> bool:
 
 def _time_of_few(products: TiledProducts, machine: Machine, config: KernelConfig) -> float:
     """Return the seconds to read the weights at the bandwidth of the bytes in flight; splits cost a launch."""
-    bytes_ = _bytes_of_weights(products)
-    block = min(config.columns, products.all_columns) * config.depth * bytes_
-    seconds = _reading(machine, products.weights * bytes_, products.all_programs(config), config.stages, block)
+    share = min(config.columns, products.all_columns) * config.depth / (products.all_columns * products.longest)
+    block = share * products.weights
+    seconds = _reading(machine, products.weights, products.all_programs(config), config.stages, block)
     if config.splits > 1:
         sums = 2 * config.splits * estimate(products.count) * products.all_columns * products.dtype.bytes
         seconds += machine.launch_us * 1e-6 + sums / machine.bandwidth(cached=True)
@@ -199,7 +199,7 @@ def _many_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
 
 def _depth(products: TiledProducts, most: int) -> int:
     """Return the elements of a block along the summed axes."""
-    return max(MATRIX_ROWS, min(most, power_of_two(products.longest)))
+    return max(MATRIX_ROWS, min(most, products.deepest))
 
 
 def _attention(attention: Attention, machine: Machine) -> KernelConfig:
@@ -295,7 +295,9 @@ def _by_descriptors(products: TiledProducts, machine: Machine, default: KernelCo
 
 def _fits(products: TiledProducts, machine: Machine, config: KernelConfig) -> bool:
     """Return whether a configuration is legal and fits the machine."""
-    if config.columns < products.least_columns * products.most or config.depth < MATRIX_ROWS:
+    if config.columns < products.least_columns * products.most or not MATRIX_ROWS <= config.depth <= max(
+        MATRIX_ROWS, products.deepest
+    ):
         return False
     if config.splits > 1 and config.splits * config.depth > products.longest:
         return False
@@ -304,11 +306,7 @@ def _fits(products: TiledProducts, machine: Machine, config: KernelConfig) -> bo
 
 def _copied(products: TiledProducts, config: KernelConfig) -> int:
     """Return the approximate bytes of shared memory of blocks in flight to a matrix unit."""
-    return config.stages * (config.rows + config.columns) * config.depth * _bytes_of_weights(products)
-
-
-def _bytes_of_weights(products: TiledProducts) -> int:
-    return max(c.operands[1].dtype.bytes for c in products.shape.contractions)
+    return config.stages * (config.rows + config.columns) * config.depth * _bytes_multiplied(products)
 
 
 def _bytes_multiplied(products: TiledProducts) -> int:

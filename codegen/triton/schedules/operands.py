@@ -6,7 +6,7 @@ from fusec.codegen.triton.legality import FEW_ROWS_OF_HALVES
 from fusec.errors import ScheduleError
 from fusec.ir.types import F64, DType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
 from fusec.loops.kinds import Shape, is_computed, rows_at_once
 
 MATRIX_ROWS = 16
@@ -71,15 +71,21 @@ class TiledProducts(Products):
         return max(length(c.bound) for c in self.shape.contractions)
 
     @property
+    def deepest(self) -> int:
+        """The most summed elements of a block: of a group, or of the longest sum."""
+        groups = [block_of_group(bound[-1]) for bound in self.grouped]
+        return min([power_of_two(self.longest), *groups])
+
+    @property
     def all_columns(self) -> int:
         """Columns of all products together."""
         return sum(len(self.of(results)) * length(columns) for columns, results in self.sections.items())
 
     @property
     def weights(self) -> int:
-        """Elements of all right operands."""
-        sections = self.sections.items()
-        return sum(length(p.bound) * length(columns) for columns, results in sections for p in self.of(results))
+        """Bytes of all right operands, or of what they are computed from."""
+        loads = {i for i in walk(r for c in self.shape.contractions for _, r in c.pairs) if i.kind == "load"}
+        return sum(length(tuple(i.axes)) * i.dtype.bytes for i in loads)
 
     def width(self, columns: tuple[Axis, ...], config: KernelConfig) -> int:
         """Return the columns of a block of one section."""
