@@ -12,6 +12,9 @@ FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
 """Rows of half types up to which a small-M GEMM has one block of rows. Every program reads the whole block: with more
 rows it would be as large as the part of the weight that a program reads. As many rows of float32, which are summed
 lane by lane, were seen to spill registers."""
+UNPACKED_ROWS = 64
+"""Rows up to which a packed weight is unpacked in its matmul: one block of rows reads it once, so that memory is the
+bottleneck. An assumption as well."""
 TRIED = HALVES | {I8}
 """Dtypes of large-M GEMMs that are timed against the vendor's."""
 _ASSUMED_SHARE = 0.8
@@ -38,6 +41,7 @@ ANY = Limits(
     many=TRIED | {F32},
     few_halves=FEW_ROWS_OF_HALVES,
     byte_products=frozenset({I8}),
+    unpacked_rows=lambda contraction: UNPACKED_ROWS,
     weight_prologue=_weight_prologue,
 )
 """Whatever has a schedule, whether it wins or not."""

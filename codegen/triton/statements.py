@@ -30,7 +30,7 @@ from fusec.codegen.triton.arithmetic import NAMES, combined, expression, filled,
 from fusec.codegen.triton.signature import TRITON, blocks, described, identifier, wide
 from fusec.codegen.triton.tiles import lanes_along, mentioned, spans, tile_axes
 from fusec.errors import ScheduleError
-from fusec.ir.types import F32, F64, I64, DType, Size, accumulation
+from fusec.ir.types import F32, F64, I8, I64, DType, Size, accumulation
 
 
 @dataclass(frozen=True)
@@ -265,9 +265,9 @@ class Statements:
         self.untouched.discard(dot.acc)
         if len(axes) == 2 and dot.dtype != F64:
             operands = [*self._matrices(dot, axes, tiles), *([] if first else [acc])]
-            # Without it f32 may be rounded to tf32.
-            precision = ', input_precision="ieee"' if dot.dtype == F32 else ""
-            return f"{acc} = tl.dot({', '.join(operands)}{precision})"
+            # By default f32 may be rounded to tf32, and sums are of floats.
+            asked = {F32: ', input_precision="ieee"', I8: ", out_dtype=tl.int32"}.get(dot.dtype, "")
+            return f"{acc} = tl.dot({', '.join(operands)}{asked})"
         joint = self._ordered({*axes, dot.axis})
         factors = [self._wide_factor(name, dot, joint, tiles) for name in (dot.left, dot.right)]
         value = reduced("sum", self.accumulators[dot.acc].dtype, " * ".join(factors), joint.index(dot.axis))

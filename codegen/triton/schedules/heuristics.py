@@ -16,7 +16,7 @@ from fusec.codegen.triton.schedules.split_rows import levels, may_split, side_by
 from fusec.ir.types import F64, accumulation, estimate, product
 from fusec.loops.attention import FEW_QUERIES, Attention
 from fusec.loops.indexing import LoopNest
-from fusec.loops.kinds import Shape
+from fusec.loops.kinds import Shape, is_computed
 
 MAX_TILE = 16384
 """The longest row that a program holds without spilling registers (sm_80, sm_90 and gfx942)."""
@@ -131,7 +131,7 @@ def _stages(machine: Machine, stages: int = _STAGES) -> int:
     return _STAGES_OF_AMD if machine.code.startswith("gfx") else stages
 
 
-def _registers_of_few(machine: Machine) -> int:
+def _registers(machine: Machine) -> int:
     return 0 if machine.code.startswith("gfx") else _REGISTERS
 
 
@@ -148,7 +148,7 @@ def _few_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
         config = KernelConfig(
             max(MATRIX_ROWS, rows), columns, depth, 1, _WARPS_OF_FEW, _stages(machine, _STAGES_OF_FEW)
         )
-    config = replace(config, registers=_registers_of_few(machine))
+    config = replace(config, registers=_registers(machine))
     while config.columns > products.least_columns * products.most and products.programs(config) < machine.threads:
         config = replace(config, columns=config.columns // 2)
     transposed = _may_transpose(products, machine) and config.columns >= _TRANSPOSED * products.most
@@ -190,7 +190,9 @@ def _many_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
     if bytes_ == 2 and products.most <= _WIDE.get(machine.code, 0) and light:
         columns *= 2
     rows = min(rows, power_of_two(estimate(products.count)))
-    config = KernelConfig(rows, columns, _depth(products, depth), stages=_stages(machine))
+    unpacks = any(map(is_computed, products.shape.contractions))
+    registers = _registers(machine) if unpacks else 0
+    config = KernelConfig(rows, columns, _depth(products, depth), stages=_stages(machine), registers=registers)
     while config.rows * config.columns > _LEAST and products.all_programs(config) < machine.threads:
         wide = config.columns >= config.rows
         config = replace(config, columns=config.columns // 2) if wide else replace(config, rows=config.rows // 2)
@@ -217,7 +219,7 @@ def _attention(attention: Attention, machine: Machine) -> KernelConfig:
             config = replace(config, stages=config.stages - 1)
         return config
     rows = max(least, power_of_two(attention.rows))
-    config = KernelConfig(rows, depth=keys, stages=_stages(machine), registers=_registers_of_few(machine))
+    config = KernelConfig(rows, depth=keys, stages=_stages(machine), registers=_registers(machine))
     blocks = estimate(attention.keys.size) // keys
     splits = (n for n in _PARTS_OF_KEYS if n * _LEAST_BLOCKS <= blocks or n == 1)
     return min((replace(config, splits=n) for n in splits), key=lambda c: _time_of_keys(attention, machine, c))
