@@ -410,7 +410,7 @@ template <class T, int N> FN Vec<T, N> shift_right(Vec<T, N> a, Vec<T, N> b) {
   if constexpr (sizeof(raw) == 8 && N > 1) {  // GCC shifts half a register, and by unequal bits, element by element
     return low_half(shift_right(in_register(a), in_register<true>(b)));
   } else {
-    const auto inside = (b.v >= T(0)) & (b.v <= last);
+    const auto inside = (b.v & T(~last)) == T(0);
     const raw shifted = a.v >> (inside ? b.v : raw{} + last);
     if constexpr (T(-1) < T(0)) return Vec<T, N>(shifted);
     else return Vec<T, N>(inside ? shifted : raw{});

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from fusec.analysis.machine import Machine
+from fusec.codegen.cpp.schedules.column_lanes import column_in_lanes
 from fusec.config import Config
-from fusec.ir.types import BF16, F16, F32, I8, U8, estimate, product
+from fusec.ir.types import BF16, F16, F32, I8, U8
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride, walk
-from fusec.loops.kinds import Limits, is_computed, prologue_objections, weight_of
+from fusec.loops.kinds import Limits, is_computed, prologue_objections, stored_bits, weight_of
 from fusec.loops.tables import tables
 from fusec.loops.updates import Move
 
@@ -40,23 +41,27 @@ def limits(config: Config, machine: Machine, lanes: int) -> Limits:
 
 def _weight_prologue(contraction: IndexedExpr, lanes: int) -> Iterator[str]:
     """Yield what keeps a right operand from being computed in registers of so many lanes."""
-    roots, axis = [right for _, right in contraction.pairs], contraction.bound[-1]
-    found = tables(roots, axis, lanes)
+    roots, by_columns = [right for _, right in contraction.pairs], column_in_lanes(contraction) is not None
+    found = {} if by_columns else tables(roots, contraction.bound[-1], lanes)
     items = [*walk(roots, lambda i: i not in found), *walk(table.code for table in found.values())]
     objections = list(prologue_objections(items, ("load", "pointwise", "constant", "index")))
     yield from objections
-    # Stride 0: several elements are packed in a word. A dense weight beside one whose neighbours share a byte is read
-    # in segments as well.
-    if not objections and stride(weight_of(contraction), axis) not in range(len(roots) + 1):
-        yield "its weight is not contiguous along the summed dim"
+    if not objections and not by_columns and not _lies_along_the_sum(contraction):
+        yield "its weight is not contiguous along the summed dim or the columns"
+
+
+def _lies_along_the_sum(contraction: IndexedExpr) -> bool:
+    """Return whether a computed weight is contiguous along the summed dim.
+
+    Stride 0: several elements are packed in a word. A dense weight beside one whose neighbours share a byte is read in
+    segments as well.
+    """
+    return stride(weight_of(contraction), contraction.bound[-1]) in range(len(contraction.pairs) + 1)
 
 
 def _unpacked_rows(contraction: IndexedExpr) -> int:
     """Return the rows up to which a weight is unpacked in its matmul: narrow codes take longer to unpack to memory."""
-    weight = weight_of(contraction)
-    stored = 8 * weight.dtype.bytes * estimate(product(tuple(a.size for a in weight.axes)))
-    elements = sum(estimate(product(tuple(a.size for a in right.axes))) for _, right in contraction.pairs)
-    return UNPACKED_ROWS if stored < 8 * elements else 0
+    return UNPACKED_ROWS if stored_bits(contraction) < 8 else 0
 
 
 def _illegal_layouts(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
@@ -64,8 +69,9 @@ def _illegal_layouts(nest: LoopNest, contraction: IndexedExpr) -> Iterator[str]:
     bound = contraction.bound
     left, right = contraction.operands[:2]
     if is_computed(contraction):
-        return  # of any layout
-    if not is_even(left, bound):
+        if not _lies_along_the_sum(contraction):
+            yield "its weight is not contiguous along the summed dim"
+    elif not is_even(left, bound):
         yield "the summed dims of its left operand are not contiguous"
     elif stride(left, bound[-1]) != 1:
         yield "the summed dim is not contiguous"

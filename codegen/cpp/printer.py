@@ -11,6 +11,7 @@ from fusec.codegen.cpp.statements import COMBINE, Statements, matrix, pointer_to
 from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
+    ColumnDot,
     Compute,
     ComputedDot,
     Dot,
@@ -82,7 +83,10 @@ class _Printer(Statements):
     # ------------------------------------------------------------------ frame
 
     def _head(self) -> list[str]:
-        header = "dot.h" if any(isinstance(s, (Dot, ComputedDot)) for s in walk(self.kernel.body)) else "vec.h"
+        kinds = {type(s) for s in walk(self.kernel.body)}
+        header = (
+            "dot_columns.h" if ColumnDot in kinds else "dot.h" if kinds & {Dot, ComputedDot, GroupedDot} else "vec.h"
+        )
         lines = [f'#include "{header}"', "using namespace fusec;"]
         lines += [f"extern template struct {name};" for name in sorted(self.linked)]
         for kind in sorted(self.types, key=lambda k: k.text):
@@ -261,6 +265,36 @@ class _Printer(Statements):
             self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({arguments});")
         self._close()
 
+    @_statement.register
+    def _column_dot(self, s: ColumnDot) -> None:
+        """Print the right operand as a lambda that returns one for its tiles of columns, then the call."""
+        self._open("{")
+        *outer, tile, inner = _nested(s.right)
+        axes = tile.axis, outer[0].axis if outer else "step", inner.axis
+        column, step, k = (f"const int64_t {identifier(axis)}" for axis in axes)
+        self._open(f"const auto values = [&]({column}, {step}, const auto lanes) LANEWISE {{")
+        self._run(statement for loop in outer for statement in loop.body if not isinstance(statement, Loop))
+        self.tiles.append(tile)
+        self._run(statement for statement in tile.body if not isinstance(statement, Loop))
+        self._open(f"return [=]({k}, auto* values) LANEWISE {{")
+        self._run(inner.body)
+        for i, value in enumerate(s.values):
+            self.line(f"values[{i}] = {identifier(value)};")
+        self._close("};")
+        self._close("};")
+        streams = self._streams(inner)
+        by_step = str(not streams).lower()
+        line = self._prefetch(streams or self._streams(tile), f"{column}, {step}, {k}")
+        self.tiles.pop()
+        left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
+        lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
+        self.line(f"const Left<{left}> lefts[] = {{{lefts}}};")
+        extent = [tile.start, tile.stop, _count(outer[0]) if outer else 1, _count(inner)]
+        arguments = [matrix(s.target, s.target.row_stride), "lefts", "values", "fetch", *map(CPP.print, extent)]
+        options = f"{s.rows}, {tile.step}, {len(s.values)}, {line}, {by_step}"
+        self.line(f"dot_columns<{options}>({', '.join(arguments)});")
+        self._close()
+
     def _right(self, s: ComputedDot, around: list[Loop], tile: Loop, at: list[str]) -> None:
         """Print the right operand: ``values(column, step)`` returns a function that fills tiles at k, or a group."""
         self._open(f"const auto values = [&]({at[0]}, {at[1]}) LANEWISE {{")
@@ -286,15 +320,22 @@ class _Printer(Statements):
     def _fetch(self, tile: Loop, at: str) -> int:
         """Print the prefetch of a tile's loads as a lambda; return the elements that one prefetch serves."""
         self.tiles.append(tile)
-        streams = [load for load in tile.body if isinstance(load, Load) and self.strides_one(load)]
+        served = self._prefetch(self._streams(tile), at)
         self.tiles.pop()
+        lanes, length = int(tile.step), int(tile.stop)
+        return max(min(served, length // lanes * lanes), lanes)
+
+    def _streams(self, loop: Loop) -> list[Load]:
+        """Return the loads of a loop's own body that are contiguous along the open tile loop."""
+        return [load for load in loop.body if isinstance(load, Load) and self.strides_one(load)]
+
+    def _prefetch(self, loads: list[Load], at: str) -> int:
+        """Print the prefetch of loads as a lambda; return the elements that it serves."""
         self._open(f"const auto fetch = [&]({at}) LANEWISE {{")
-        for load in streams:
+        for load in loads:
             self.line(f"__builtin_prefetch({pointer_to(load.buffer, load.offset)}, 0, 2);")
         self._close("};")
-        lanes, length = int(tile.step), int(tile.stop)
-        line = 64 // max((self.buffers[load.buffer].dtype.bytes for load in streams), default=4)
-        return max(min(line, length // lanes * lanes), lanes)
+        return 64 // max((self.buffers[load.buffer].dtype.bytes for load in loads), default=4)
 
     def _table(self, s: TableLookup) -> None:
         """Print a table, as a lambda and the registers that it fills: equal for all tiles of the loop around it."""

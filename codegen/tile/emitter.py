@@ -30,9 +30,10 @@ from fusec.codegen.tile.kernel import (
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value, is_written, storage
-from fusec.ir.types import I8, I32, I64, U8, DType, Size, TensorType, accumulation, holds_all, product, same_size
+from fusec.ir.types import I8, I32, I64, U8, DType, Size, TensorType, accumulation, product, same_size
 from fusec.loops import indexing
 from fusec.loops.affine import Affine, Axis
+from fusec.loops.casts import keeps_all
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, Output
 
 _FAR = 2**40
@@ -438,7 +439,7 @@ class Emitter:
         level = self._level(item, operands)
         if not target.is_float:
             operands = (self._rounded(item.operands[0], operands[0]),)
-        rounds = target if accumulation(target) != target and not holds_all(target, source) else None
+        rounds = target if accumulation(target) != target and not keeps_all(item) else None
         return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
 
 

@@ -364,6 +364,15 @@ class GroupedDot(ComputedDot):
 
 
 @dataclass(frozen=True)
+class ColumnDot(ComputedDot):
+    """A ``ComputedDot`` of few rows whose lanes are columns.
+
+    ``right`` is the loop over the outer steps of k, if there are any; in it a tile loop over the columns of the block,
+    and in that a loop over the inner steps.
+    """
+
+
+@dataclass(frozen=True)
 class TableLookup(Definition):
     """``dst = values[index]``: a look-up in a table that registers hold (C++), modulo its size where it fills them."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fusec.config import Config
 from fusec.ir.types import F32, I8
 from fusec.loops.indexing import IndexedExpr, walk
-from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, prologue_objections
+from fusec.loops.kinds import FEW_ROWS, HALVES, Limits, prologue_objections, stored_bits
 
 FEW_ROWS_OF_HALVES = 2 * FEW_ROWS
 """Rows of half types up to which a small-M GEMM has one block of rows. Every program reads the whole block: with more
@@ -36,12 +36,17 @@ def _weight_prologue(contraction: IndexedExpr) -> Iterator[str]:
     return prologue_objections(walk(right for _, right in contraction.pairs), kinds)
 
 
+def _unpacked_rows(contraction: IndexedExpr) -> int:
+    """Return the rows up to which a weight that takes less memory than its elements is unpacked in its matmul."""
+    return UNPACKED_ROWS if stored_bits(contraction) < 8 * contraction.operands[1].dtype.bytes else 0
+
+
 ANY = Limits(
     small_m=1 << 16,
     many=TRIED | {F32},
     few_halves=FEW_ROWS_OF_HALVES,
     byte_products=frozenset({I8}),
-    unpacked_rows=lambda contraction: UNPACKED_ROWS,
+    unpacked_rows=_unpacked_rows,
     weight_prologue=_weight_prologue,
 )
 """Whatever has a schedule, whether it wins or not."""

@@ -8,13 +8,16 @@ EXACT = 256
 """Integers up to this are exact in every floating-point dtype."""
 
 
+def keeps_all(item: IndexedExpr) -> bool:
+    """Return whether a cast keeps all values that it may get."""
+    (narrow,) = item.operands
+    values = interval(narrow.value)
+    small = values is not None and item.dtype.is_float and max(map(abs, values)) <= EXACT
+    return holds_all(item.dtype, narrow.dtype) or small or bool(values and values == interval(item.value))
+
+
 def uncast(item: IndexedExpr) -> IndexedExpr:
     """Return what an expression casts, as far as each cast keeps all values that it may get."""
-    while item.kind == "pointwise" and item.node.is_op("cast"):
-        (narrow,) = item.operands
-        values = interval(narrow.value)
-        small = values is not None and item.dtype.is_float and max(map(abs, values)) <= EXACT
-        if not (holds_all(item.dtype, narrow.dtype) or small or (values and values == interval(item.value))):
-            break
-        item = narrow
+    while item.kind == "pointwise" and item.node.is_op("cast") and keeps_all(item):
+        (item,) = item.operands
     return item

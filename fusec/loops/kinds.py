@@ -157,6 +157,14 @@ def weight_of(contraction: IndexedExpr) -> IndexedExpr:
     return max(loads, key=lambda i: estimate(product(tuple(a.size for a in i.axes))))
 
 
+def stored_bits(contraction: IndexedExpr) -> float:
+    """Return the bits in memory for each element of the right operand of a matmul."""
+    weight = weight_of(contraction)
+    stored = 8 * weight.dtype.bytes * estimate(product(tuple(a.size for a in weight.axes)))
+    elements = sum(estimate(product(tuple(a.size for a in right.axes))) for _, right in contraction.pairs)
+    return stored / max(1, elements)
+
+
 def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], limits: Limits) -> Iterator[str]:
     """Yield why a nest cannot be a large-M GEMM."""
     dependent = above(nest, contractions)

@@ -9,14 +9,15 @@ import argparse
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from rich.table import Table
 from torch import nn
 
 from bench.harness import progress, report
-from fusec.dynamo import compiled_graphs
+from fusec.config import Config
+from fusec.dynamo import backend_for, compiled_graphs
 from fusec.ir.graph import Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import TensorType
@@ -56,7 +57,7 @@ class Found:
         return not self.dense_bytes and not self.failed
 
 
-def examine(layer: Layer, rows: int, dtype: torch.dtype) -> Found:
+def examine(layer: Layer, rows: int, dtype: torch.dtype, config: Config) -> Found:
     """Compile a layer, run it, and compare it with the float64 product with its dequantized weight."""
     found = Found(layer.name, layer.library, rows, str(dtype).removeprefix("torch."))
     torch.manual_seed(0)
@@ -67,7 +68,7 @@ def examine(layer: Layer, rows: int, dtype: torch.dtype) -> Found:
             module = layer.make(dtype)
             x = torch.randn(rows, DEPTH).to(dtype)
             eager = module(x)
-            compiled = torch.compile(module, backend="fusec", dynamic=False)(x)
+            compiled = torch.compile(module, backend=backend_for(config), dynamic=False)(x)
         except Exception as error:  # whatever a library raises is a finding
             found.problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
             return found
@@ -102,20 +103,23 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.campaigns.quantized", description=__doc__)
     parser.add_argument("--only", default="", help="a part of the names of layers or libraries")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
-    parser.add_argument("--json", default="", help="by default tests/campaigns/results/quantized.json")
+    parser.add_argument("--target", default="cpp", help="cpp, or triton: in its interpreter where there is no GPU")
+    parser.add_argument("--json", default="", help="by default in tests/campaigns/results")
     options = parser.parse_args(argv)
+    config = replace(Config.from_environment(), target=options.target)
     chosen = [layer for layer in layers() if options.only in f"{layer.library} {layer.name}"]
     cases = [(layer, int(rows), dtype) for layer in chosen for rows in options.rows.split(",") for dtype in DTYPES]
     found = []
     with progress() as bar:
         for layer, rows, dtype in bar.track(cases, description="quantized layers"):
-            found.append(examine(layer, rows, dtype))
+            found.append(examine(layer, rows, dtype, config))
     console = report()
     console.print(_table(found))
     failed = [f for f in found if f.failed]
     packed = sum(f.packed for f in found)
     console.print(f"{len(found)} cases of {len(chosen)} spellings: {packed} packed, {len(failed)} failed")
-    write_result("quantized", 0, {"cases": [asdict(f) for f in found]}, options.json)
+    name = "quantized" if options.target == "cpp" else f"quantized_{options.target}"
+    write_result(name, 0, {"cases": [asdict(f) for f in found]}, options.json)
     return int(bool(failed))
 
 

@@ -88,9 +88,7 @@ def agrees(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], found: T
 
 
 def cases(target: str, queries: int, *marks: pytest.MarkDecorator) -> list[Any]:
-    """All forms; float8 operands are not generated for GPUs."""
-    forms = [form for form in FORMS if target == "cpp" or form != "float8"]
-    return [pytest.param(form, queries, target, marks=marks) for form in forms]
+    return [pytest.param(form, queries, target, marks=marks) for form in FORMS]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fusec.codegen.cpp.schedules import gemm
 from fusec.codegen.tile.bounds import unproven_accesses
-from fusec.codegen.tile.kernel import ComputedDot, walk
+from fusec.codegen.tile.kernel import ColumnDot, ComputedDot, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
@@ -127,6 +127,43 @@ def test_scales_of_groups_are_computed_in_lanes(groups: int, transposed: bool, d
     )
     exact = linear(*(x.double() if x.is_floating_point() else x for x in inputs))
     assert compare_outputs([linear(*inputs)], found(list(inputs)), [exact], dtype).passed
+
+
+def of_bytes(x: Tensor, q: Tensor, s: Tensor) -> Tensor:
+    """Bytes by nibbles: sums of integers."""
+    return torch._int_mm(x.to(torch.int8), (q >> 4).to(torch.int8)).to(x.dtype) * s
+
+
+BY_ROWS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
+    "int8": (lambda x, q, s: x @ (q.to(x.dtype) * s), (200, 90)),
+    "int8 in groups": (lambda x, q, s: x @ ((q.reshape(5, 40, 90).to(x.dtype) - 3) * s).reshape(200, 90), (200, 90)),
+    "halves of the depth in a byte": (
+        lambda x, q, s: x @ (torch.cat([q & 15, q >> 4]).to(x.dtype) * s),
+        (100, 90),
+    ),
+    "blocks of columns": (
+        lambda x, q, s: F.linear(x, torch.cat([q & 15, q >> 4], -1).to(x.dtype).transpose(1, 2).flatten(0, 1)) * s,
+        (3, 200, 15),
+    ),
+    "bytes": (of_bytes, (200, 90)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 13])
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_columns_that_are_contiguous_lie_in_lanes(name: str, rows: int, dtype: torch.dtype) -> None:
+    function, shape = BY_ROWS[name]
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 200).mul(4).round() if name == "bytes" else torch.randn(rows, 200)
+    inputs = [x.to(dtype), torch.randint(-128, 128, shape, dtype=torch.int8), scales(90).to(dtype)]
+    if name != "bytes" and not name.startswith("int8"):
+        inputs[1] = inputs[1].view(torch.uint8)
+    found = compile_graph(trace(function, inputs, symbolic=False), replace(Config(), strict=True)).program
+    (kernel,) = found.kernels.values()
+    assert any(isinstance(s, ColumnDot) for s in walk(kernel.body)) and unproven_accesses(kernel) == []
+    exact = function(*(t.double() if t.dtype == dtype else t for t in inputs))
+    assert compare_outputs([function(*inputs)], found(inputs), [exact], dtype).passed
 
 
 @pytest.mark.parametrize("form", ["int4, neighbours in a byte", "int4, halves in a byte", "two bits"])

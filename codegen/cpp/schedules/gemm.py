@@ -15,6 +15,7 @@ from dataclasses import replace
 import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks
+from fusec.codegen.cpp.schedules.column_lanes import column_dot, column_in_lanes
 from fusec.codegen.cpp.schedules.groups import keep_scales, shared_by_groups
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
@@ -60,6 +61,8 @@ LEAST_ROWS = 192
 """The fewest rows of such a block."""
 PANEL_TILES = 4
 """The most tiles of columns of a block: ``dot.h`` keeps them in the first-level cache, contiguous if transposed."""
+BLOCK_OF_ROWS = 512
+"""The most columns of a block of a computed weight whose rows are contiguous: as much as possible of each."""
 LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
 """The fewest rows for which a frozen weight is prepacked transposed, by lanes of a register and type. With fewer,
 it is memory-bound and the horizontal sums are cheap; few rows of bfloat16 are multiplied in pairs, which are
@@ -277,6 +280,8 @@ class _Contraction:
         weights = ((weight_of(c), c.bound[-1]) for c in self.products.of(results))
         if any(stride(weight, axis) == 1 and stride(weight, bound) != 1 for weight, bound in weights):
             size = max(size, 4 * self.tiling.lanes)
+        if any(column_in_lanes(c) is axis for c in self.products.of(results)):
+            size = min(BLOCK_OF_ROWS, max(size, n // 32 * 8))
         start, stop = block_range(index_symbol("block") * size, size, n)
         with self.emitter.repeat("block", 0, -(-n // size), 1, "dynamic"):
             self._block(results, lefts, Block(axis, start, stop, size), rows)
@@ -329,6 +334,15 @@ class _Contraction:
             for a in inner[:-1]:
                 loops.enter_context(emitter.loop(a, "serial"))
             result = Matrix(target.name, offset, row_stride, 1)
+            if block is None and column_in_lanes(contraction) is columns.axis:
+                first = {emitter.axis_symbol(a): 0 for a in (*self.rows, self._k(contraction.bound))}
+                matrices = [at(Matrix(m.buffer, m.offset, m.row_stride, m.column_stride), first) for m in lefts]
+                starts = self._starts(contraction.bound, columns, None)
+                lanes, count = self.tiling.lanes, self._row_count()
+                emitter.inner.append(
+                    column_dot(emitter, contraction, matrices, at(result, starts), count, columns, lanes)
+                )
+                return
             if block is None and is_computed(contraction):
                 groups = self.groups.get(contraction)
                 shared = groups.rights[0].scales if groups else shared_by_groups(contraction)

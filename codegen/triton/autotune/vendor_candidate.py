@@ -8,6 +8,8 @@ from fusec.codegen.program.fallback import as_typed
 from fusec.codegen.program.program import build_program
 from fusec.codegen.target import Target
 from fusec.ir.graph import Graph, is_written
+from fusec.ir.types import DType
+from fusec.loops.kinds import no_weight_prologue
 from fusec.pipeline import Context
 
 
@@ -27,7 +29,8 @@ class VendorCandidate:
     def __init__(self, name: str, body: Graph, target: Target, context: Context) -> None:
         graph = _with_destinations(body)
         config = replace(context.config, mode="default", autotune=False, cuda_graphs=False, strict=False)
-        limits = replace(context.limits, small_m=0, many=frozenset(), some=frozenset())
+        none = frozenset[DType]()
+        limits = replace(context.limits, small_m=0, many=none, some=none, weight_prologue=no_weight_prologue)
         own = Context(config, machine=context.machine, limits=limits)
         context.vendor.run(graph, own)
         self._program = build_program(graph, target, own)
