@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fusec.frontend.packed_matmuls import decompositions_of_packed_matmuls
 from fusec.frontend.predictions import laid_out
 from fusec.frontend.torch_internals import decomposition_table
 
@@ -33,8 +34,13 @@ zero zero_ fill eye linspace
 """.split()
 
 
-@cache
 def decompositions() -> dict[Any, Any]:
+    """Return all decompositions: torch's own, and those of packed matmuls."""
+    return _decompositions() | decompositions_of_packed_matmuls()
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
     """Torch's own decompositions of the chosen operations; half types compute in f32 and round once, as in eager."""
     packets = [getattr(_aten, name) for name in _NAMES if hasattr(_aten, name)]
     return {operation: laid_out(operation, d) for operation, d in decomposition_table(packets).items()}

@@ -245,11 +245,12 @@ def _torchao() -> Iterator[Layer]:
 def _bitsandbytes() -> Iterator[Layer]:
     import bitsandbytes as bnb
 
-    def make(kind: str, nested: bool, dtype: torch.dtype) -> nn.Module:
+    def make(kind: str, nested: bool, dtype: torch.dtype, repacks: bool = False) -> nn.Module:
         layer = bnb.nn.Linear4bit(*SHAPE, bias=False, compute_dtype=dtype, quant_type=kind, compress_statistics=nested)
         layer.weight = bnb.nn.Params4bit(
             dense(dtype).weight.data, requires_grad=False, quant_type=kind, compress_statistics=nested, module=layer
         )
+        layer.support_avx512bf16_for_cpu &= repacks
         return layer.to("cpu").eval()
 
     def make8(dtype: torch.dtype) -> nn.Module:
@@ -260,6 +261,7 @@ def _bitsandbytes() -> Iterator[Layer]:
     for kind in ("nf4", "fp4"):
         yield Layer(f"Linear4bit {kind}", lambda dtype, k=kind: make(k, False, dtype), "bitsandbytes")  # type: ignore[misc]
     yield Layer("Linear4bit nf4, nested", lambda dtype: make("nf4", True, dtype), "bitsandbytes")
+    yield Layer("Linear4bit nf4, AVX512-BF16", lambda dtype: make("nf4", False, dtype, True), "bitsandbytes")
     yield Layer("Linear8bitLt", make8, "bitsandbytes", activations=True)
 
 

@@ -1,0 +1,113 @@
+"""Operations of libraries that multiply by packed weights, in plain PyTorch: kernels then unpack what they read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.frontend.torch_internals import outside_tracing
+
+_aten = torch.ops.aten
+_NESTED = 256
+"""Scales that share one."""
+Decomposition: TypeAlias = Callable[..., Any]
+
+
+def decompositions_of_packed_matmuls() -> dict[Any, Decomposition]:
+    """Return the decomposition of each operation whose library is loaded."""
+    found: dict[Any, Decomposition] = {_aten._weight_int4pack_mm_for_cpu.default: _int4pack_mm}
+    if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
+        dequantize = partial(_dequantize_4bit, _codebooks())
+        found[torch.ops.bitsandbytes.dequantize_4bit.default] = dequantize
+        found[torch.ops.bitsandbytes.gemm_4bit.default] = partial(_gemm_4bit, dequantize)
+    return found
+
+
+def _int4pack_mm(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> Any:
+    """``_weight_int4pack_mm_for_cpu``: codes as ``_convert_weight_to_int4pack_for_cpu`` lays them out.
+
+    Blocks of columns lie one after another, each [summed, columns / 2] bytes. A whole block has its first half of the
+    columns in the low bits; the rest of the columns are a block in which neighbours share a byte. So are all blocks
+    without vector instructions.
+
+    Args:
+        x: [rows, summed].
+        packed: uint8, [columns, summed / 2].
+        group: summed elements that share a scale.
+        scales: [summed / group, columns, 2]: scales, and what is added to the products of the codes less 8 and them.
+    """
+    columns, summed = packed.shape[0], 2 * packed.shape[1]
+    width = {"AVX512": 64, "AVX2": 32}.get(torch.backends.cpu.get_cpu_capability(), columns + 1)
+    whole = columns // width * width
+    flat, parts = packed.reshape(-1), list[Tensor]()
+    if whole:
+        blocks = flat[: whole * summed // 2].reshape(whole // width, summed, width // 2)
+        parts.append(torch.cat([blocks & 15, blocks >> 4], -1).transpose(1, 2).reshape(whole, summed))
+    if whole < columns:
+        rest = flat[whole * summed // 2 :].reshape(summed, (columns - whole) // 2)
+        parts.append(torch.stack([rest & 15, rest >> 4], -1).reshape(summed, columns - whole).t())
+    codes = parts[0] if len(parts) == 1 else torch.cat(parts)
+    scale, zero = scales.to(x.dtype).permute(2, 1, 0)[..., None].unbind(0)
+    weight = (codes.reshape(columns, -1, group).to(x.dtype) - 8) * scale + zero
+    return F.linear(x, weight.reshape(columns, summed))
+
+
+def _gemm_4bit(
+    dequantize: Decomposition,
+    x: Tensor,
+    packed: Tensor,
+    shape: Sequence[int],
+    absmax: Tensor,
+    block: int,
+    kind: str,
+    bias: Tensor | None = None,
+    absmax_8bit: Tensor | None = None,
+    absmax_code: Tensor | None = None,
+    absmax_offset: Tensor | None = None,
+) -> Any:
+    """bitsandbytes' ``gemm_4bit``: neighbours of a row share a byte, the first in the high bits.
+
+    With ``absmax_8bit`` the scales are codes themselves, with a scale for 256 of them.
+    """
+    if absmax_8bit is not None and absmax_code is not None and absmax_offset is not None:
+        outer = absmax[:, None].expand(-1, _NESTED).reshape(-1)[: absmax_8bit.numel()]
+        absmax = absmax_code[absmax_8bit.int()] * outer + absmax_offset
+    weight = dequantize(packed, absmax, block, kind, shape, x.dtype)
+    return weight if weight is NotImplemented else F.linear(x, weight, bias)
+
+
+def _dequantize_4bit(
+    codebooks: Mapping[str, Tensor],
+    packed: Tensor,
+    absmax: Tensor,
+    block: int,
+    kind: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> Any:
+    """bitsandbytes' ``dequantize_4bit``, where blocks are whole and do not cross rows."""
+    if packed.dtype != torch.uint8 or len(shape) != 2 or shape[1] % block:
+        return NotImplemented
+    codes = packed.reshape(-1)
+    numbers = _aten.lift_fresh_copy.default(codebooks[kind]).to(packed.device)
+    values = numbers[torch.stack([codes >> 4, codes & 15], -1).int()]
+    return (values.reshape(-1, block) * absmax[:, None]).reshape(tuple(shape)).to(dtype)
+
+
+@cache
+def _codebooks() -> dict[str, Tensor]:
+    """Return the numbers of all codes, as bitsandbytes has them.
+
+    To be called ahead of a trace, which would record it.
+    """
+    pairs = torch.tensor([[code << 4 | code] for code in range(16)] * 2, dtype=torch.uint8)
+
+    def numbers(kind: str) -> Tensor:
+        found = torch.ops.bitsandbytes.dequantize_4bit.default(pairs, torch.ones(2), 32, kind, (32, 2), torch.float32)
+        return found[:16, 0].clone()
+
+    with outside_tracing():
+        return {kind: numbers(kind) for kind in ("nf4", "fp4")}
