@@ -2,8 +2,8 @@
 
 ``python -m bench.quantized``
 
-All formats of a workload run in one interleaved run, in bfloat16. A peer is what a user of another library would run:
-torchao's int8 weights under Inductor, where torchao is installed.
+All formats of a workload run in one interleaved run, in bfloat16. Peers are what a user of another library would run,
+where it is installed: torchao's int8 weights under Inductor, and llama.cpp with the same weights in its own types.
 """
 
 import argparse
@@ -12,19 +12,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 import fusec
+from bench import llama_cpp
 from bench.harness import Measurement, console, measure, report
 from bench.machine import wait_until_idle
 from bench.peers import peer
 from bench.pictures import Line, draw_ratios, say_drawn
 from bench.record import write_result
-from bench.workloads import Call, Prepared, decode, described, prefill
+from bench.workloads import VALID, Call, Prepared, decode, described, prefill
 from fusec.quantization.linear import QuantizedLinear
 
 DENSE = "bfloat16"
@@ -35,6 +38,8 @@ WORKLOADS: dict[str, Callable[[int], Prepared]] = {
     "decode 8": partial(decode, torch.bfloat16, batch=8),
     "prefill 128": partial(prefill, torch.bfloat16, length=128),
 }
+TOKENS = {"decode 1": (1, 1, VALID), "decode 8": (8, 1, VALID), "prefill 128": (1, 128, 0)}
+"""Sequences, tokens of each, and tokens in the cache, for llama.cpp."""
 READ_MB = 512
 
 
@@ -62,6 +67,8 @@ def main(words: list[str] | None = None) -> int:
     found: dict[str, dict[str, Any]] = {}
     for title in options.workloads.split(","):
         candidates, failed = _candidates(WORKLOADS[title], options.formats.split(","), options.seed)
+        if llama_cpp.is_installed():
+            candidates |= _by_llama_cpp(WORKLOADS[title](options.seed).model, *TOKENS[title], options.seed)
         wait_until_idle(options.allow_busy)
         data = torch.ones((READ_MB << 20) // 4)
         calls = {name: c.call for name, c in candidates.items()} | {"read": lambda data=data: torch.amax(data)}
@@ -99,6 +106,23 @@ def _candidates(prepare: Callable[[int], Prepared], formats: list[str], seed: in
                 raise
             failed[name] = described(problem)
     return candidates, failed
+
+
+def _by_llama_cpp(model: nn.Module, sequences: int, length: int, valid: int, seed: int) -> dict[str, Candidate]:
+    """Return a model as llama.cpp runs it, in each of its types."""
+    console.print("  write the model for llama.cpp", style="dim", highlight=False)
+    tokens, found = _tokens(model, sequences, length, seed), dict[str, Candidate]()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model.gguf"
+        llama_cpp.write_model(model, file)
+        for name in llama_cpp.FORMATS:
+            found[f"llama.cpp {name}"] = Candidate(*llama_cpp.call(llama_cpp.quantized(file, name), tokens, valid))
+    return found
+
+
+def _tokens(model: Any, sequences: int, length: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, model.config.vocab_size, (sequences, length), generator=generator)
 
 
 def _quantize(model: nn.Module, format: str) -> None:

@@ -740,20 +740,94 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
 // are computed from lies, and transposed. Rows of halves, and those whose outer steps do not follow one another, are
 // copied, group by group: step(segment, o) gives where such a step begins.
 struct Contiguous {};
+
+// The steps along k from one on, so many of them, of which each run lies in one outer step: use(j, o, at, run).
+template <class Use> FN void each_run(int64_t k, int64_t count, int64_t inner, const Use& use) {
+  for (int64_t j = 0, run; j < count; j += run) {
+    const int64_t o = (k + j) / inner, at = (k + j) % inner;
+    run = inner - at < count - j ? inner - at : count - j;
+    use(j, o, at, run);
+  }
+}
+
+#ifdef IN_PAIRS
+// The same in pairs of bfloat16. Of two segments whose left operands are neighbours each pair has one of both; else
+// pairs are neighbours along k.
+template <int N, int SEGMENTS, class Values, class Step>
+FN void dot_many_in_pairs(float* target, int64_t target_step, const Left<bf16>* lefts, const Values& values,
+                          int64_t rows, int64_t first, int64_t last, int64_t outer, int64_t inner, const Step& step) {
+  constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
+  constexpr bool contiguous = same_type<Step, Contiguous>::value;
+  const bool joined = SEGMENTS == 2 && contiguous && lefts[0].step_k == 2 && lefts[1].data == lefts[0].data + 1;
+  alignas(64) bf16 block[SEGMENTS][wide * some], group[6 * some];
+  alignas(64) word transposed[wide * some];
+  for (int64_t c = first; c < last; c += wide) {
+    const int64_t width = last - c < wide ? last - c : wide;
+    for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {
+      const int64_t far = outer * inner - k < some ? outer * inner - k : some;
+      each_run(k, far, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
+        for (int64_t i = 0; i < width; i++) {
+          const auto fill = values(c + i, o);
+          const auto put = [&](int64_t t, auto lanes) LANEWISE {
+            Vec<float, N> tiles[SEGMENTS];
+            fill(at + t, lanes, tiles);
+            if (joined) {
+              const auto pairs = narrowed_bits(tiles[0]) | narrowed_bits(tiles[SEGMENTS - 1]) << 16;
+              store((int32_t*)block + i * some + j + t, Vec<int32_t, N>((typename Raw<int32_t, N>::type)pairs), lanes);
+            } else {
+              for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j + t, tiles[s], lanes);
+            }
+          };
+          int64_t t = 0;
+          for (; t + N <= run; t += N) put(t, All{});
+          if (t < run) put(t, Part{run - t});
+        }
+      });
+      for (int s = 0; s < (joined ? 1 : SEGMENTS); s++) {
+        const Left<bf16> left = lefts[s];
+        const int64_t words = joined ? far : far / 2, there = joined ? k : k / 2;
+        turn<N>(transposed, wide, (const word*)block[s], joined ? some : some / 2, width, words);
+        const bool direct = joined || (contiguous && left.step_k == 1);
+        const auto from = [&](int64_t r, int64_t to) LANEWISE {
+          const bf16* const row = left.data + r * left.step;
+          if (direct) return (const word*)row + there;
+          each_run(k, far, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
+            int64_t begin = (k + j) * left.step_k;
+            if constexpr (!contiguous) begin = step(s, o) + at * left.step_k;
+            for (int64_t i = 0; i < (to - r) * run; i++)
+              group[i / run * some + j + i % run] = row[i / run * left.step + begin + i % run * left.step_k];
+          });
+          return (const word*)group;
+        };
+        const Panel<float, word, word> panel{target_step, direct ? left.step / 2 : some / 2, 1, transposed, wide, width,
+                                             words, k || s};
+        dot_panel_n<N>(panel, target + c - first, rows, from);
+      }
+    }
+  }
+}
+#endif
+
 template <int N, int SEGMENTS, class A, class L, class Values, class Step>
 FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, int64_t rows,
                           int64_t first, int64_t last, int64_t outer, int64_t inner, const Step& step) {
   constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
   constexpr bool contiguous = same_type<Step, Contiguous>::value, copied = is_half<L> || !contiguous;
+#ifdef IN_PAIRS
+  if constexpr (in_pairs<A, L, bf16, N>) {
+    bool even = outer * inner % 2 == 0;
+    for (int s = 0; s < SEGMENTS; s++) even &= lefts[s].step % 2 == 0;
+    if (even)
+      return dot_many_in_pairs<N, SEGMENTS>(target, target_step, lefts, values, rows, first, last, outer, inner, step);
+  }
+#endif
   typedef typename Chosen<copied, A, L>::type Factor;
   alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some], group[copied ? 6 * some : 1];
   for (int64_t c = first; c < last; c += wide) {
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {  // without anything to sum the result is 0
       const int64_t far = outer * inner - k < some ? outer * inner - k : some;
-      for (int64_t j = 0, run; j < far; j += run) {
-        const int64_t o = (k + j) / inner, at = (k + j) % inner;
-        run = inner - at < far - j ? inner - at : far - j;
+      each_run(k, far, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
         for (int64_t i = 0; i < width; i++) {
           const auto fill = values(c + i, o);
           const auto put = [&](int64_t t, auto lanes) LANEWISE {
@@ -765,7 +839,7 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
           for (; t + N <= run; t += N) put(t, All{});
           if (t < run) put(t, Part{run - t});
         }
-      }
+      });
       for (int s = 0; s < SEGMENTS; s++) {
         const Left<L> left = lefts[s];
         turn<N>(transposed, wide, (const A*)block[s], some, width, far);
@@ -777,11 +851,9 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
             widen_rows<N>(group, some, there + k * left.step_k, left.step, to - r, far, left.step_k);
             return (const A*)group;
           } else {
-            for (int64_t j = 0, run; j < far; j += run) {
-              const int64_t o = (k + j) / inner, at = (k + j) % inner;
-              run = inner - at < far - j ? inner - at : far - j;
+            each_run(k, far, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
               widen_rows<N>(group + j, some, there + step(s, o) + at * left.step_k, left.step, to - r, run, left.step_k);
-            }
+            });
             return (const A*)group;
           }
         };

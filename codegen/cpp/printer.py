@@ -7,7 +7,7 @@ import sympy
 
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
-from fusec.codegen.cpp.statements import COMBINE, Statements, matrix, pointer_to
+from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, matrix, pointer_to
 from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
@@ -253,7 +253,8 @@ class _Printer(Statements):
             self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
             sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
-            self.linked.add(f"fusec::RowTiles<{lanes}, {sums}, {sums}, {sums}>")
+            pairs = [("word", "word")] if lanes == PAIRED_LANES and (sums, left) == ("float", "bf16") else []
+            self.linked |= {f"fusec::RowTiles<{lanes}, {sums}, {', '.join(p)}>" for p in [(sums, sums), *pairs]}
             step = "step" if s.steps else "Contiguous{}"
             if s.steps:
                 offsets = ", ".join(map(CPP.print, s.steps))

@@ -35,7 +35,7 @@ from fusec.loops.kinds import FEW_ROWS
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """The operation that combines two partial results of a reduction."""
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"))
-_PAIRED_LANES = 16
+PAIRED_LANES = 16
 """Lanes of the instruction that multiplies pairs of bfloat16."""
 _BROADCASTING = _COMPARISONS | {"add", "sub", "mul", "div", "maximum", "minimum", "and", "or", "xor", "fma"}
 
@@ -286,7 +286,7 @@ class Statements:
         """Note the templates of ``dot.h`` that a large-M product uses."""
         lanes = self.steps[0]
         sums, left, right = (MEMORY_TYPES[self.buffers[m.buffer].dtype] for m in (s.target, s.left, s.right))
-        paired = lanes == _PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")
+        paired = lanes == PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")
         words = [("word", "word")] if paired else []
         quads = [(f"Quad<{left}>",) * 2] if sums == "int32_t" else []
         operands = {

@@ -285,12 +285,14 @@ template <int N> FN typename Raw<uint32_t, N>::type wide_bits(Vec<uint16_t, N> h
 template <int N> FN Vec<float, N> widen(Vec<uint16_t, N> h, bf16) {
   return Vec<float, N>((typename Vec<float, N>::raw)(wide_bits(h) << 16));
 }
-template <int N> FN Vec<uint16_t, N> narrow(Vec<float, N> x, bf16) {
+template <int N> FN typename Raw<uint32_t, N>::type narrowed_bits(Vec<float, N> x) {
   typedef typename Raw<uint32_t, N>::type wide;
   wide u = (wide)x.v;
   wide rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  rounded = (x.v != x.v) ? wide{} + 0x7fc0u : rounded;
-  return Vec<uint16_t, N>(__builtin_convertvector(rounded, typename Raw<uint16_t, N>::type));
+  return (x.v != x.v) ? wide{} + 0x7fc0u : rounded;
+}
+template <int N> FN Vec<uint16_t, N> narrow(Vec<float, N> x, bf16) {
+  return Vec<uint16_t, N>(__builtin_convertvector(narrowed_bits(x), typename Raw<uint16_t, N>::type));
 }
 
 // IEEE half precision, where a register of eight is converted by the machine. Else by bits: the exponent is moved by an
