@@ -196,6 +196,15 @@ template <class Tiles> struct ColumnTiles<Tiles, 0> {
   template <class Use> LANEWISE void each(const Use&, int) const {}
 };
 
+// Adds the products of two tiles of the right operand, in pairs of bfloat16.
+template <int ROWS, class Sums, class L, class Tile>
+FN void add_pairs_of(Sums& sums, int c, const Left<L>& left, int64_t k, Tile low, Tile high) {
+#ifdef IN_PAIRS
+  const Pairs x = paired(low.v, high.v);
+  for (int r = 0; r < ROWS; r++) sums[r][c] = add_pairs(sums[r][c], PairStep::left(left.data + r * left.step + k), x);
+#endif
+}
+
 template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
 DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
                                const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
@@ -214,13 +223,24 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
         }
       });
     };
+    const auto add_all = [&](int64_t k, int64_t end) LANEWISE {
+      if constexpr (in_pairs<A, L, bf16, N>)
+        for (; k + 2 * N <= end; k += 2 * N)
+          columns.each([&](int c, const auto& fill) LANEWISE {
+            Vec<A, N> low[SEGMENTS], high[SEGMENTS];
+            fill(k, All{}, low);
+            fill(k + N, All{}, high);
+            for (int s = 0; s < SEGMENTS; s++) add_pairs_of<ROWS>(sums, c, lefts[s], o * inner + k, low[s], high[s]);
+          });
+      for (; k + N <= end; k += N) add(k, All{});
+      return k;
+    };
     int64_t k = 0;
     for (; k + LINE <= inner; k += LINE) {
       for (int c = 0; c < COLUMNS; c++) fetch(column + COLUMNS + c, o, k);
-      for (int i = 0; i < LINE; i += N) add(k + i, All{});
+      add_all(k, k + LINE);
     }
-    if (LINE > N)
-      for (; k + N <= inner; k += N) add(k, All{});
+    if (LINE > N) k = add_all(k, inner);
     if (k < inner) add(k, Part{inner - k});
   }
   A found[folded<N>(ROWS * COLUMNS)];
@@ -233,7 +253,7 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
 template <int ROWS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
 FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, const Fetch& fetch,
                      int64_t first, int64_t last, int64_t outer, int64_t inner) {
-  if constexpr (ROWS > 8) {
+  if constexpr (ROWS > (in_pairs<A, L, bf16, N> ? 12 : 8)) {
     constexpr int half = (ROWS + 1) / 2;
     Left<L> below[SEGMENTS];
     for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step, 1};
@@ -241,7 +261,7 @@ FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const
     dot_computed<ROWS - half, N, SEGMENTS, LINE>(target + half * target_step, target_step, (const Left<L>*)below, values,
                                                  fetch, first, last, outer, inner);
   } else {
-    constexpr int wide = ROWS <= 4 ? REGISTERS / 8 : REGISTERS / 16;
+    constexpr int wide = ROWS <= 4 ? REGISTERS / 8 : ROWS <= 8 ? REGISTERS / 16 : 1;
     int64_t c = first;
     for (; c + wide <= last; c += wide)
       dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE>(target + c - first, target_step, lefts, values, fetch, c, outer,

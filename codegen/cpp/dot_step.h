@@ -24,6 +24,14 @@ FN Raw<float, 16>::type add_pairs(Raw<float, 16>::type sum, Pairs a, Pairs b) {
   return __builtin_ia32_dpbf16ps_v16sf(sum, a, b);
 #endif
 }
+// Two registers of floats as one: the conversion takes denormals for 0, as the products do.
+FN Pairs paired(Raw<float, 16>::type low, Raw<float, 16>::type high) {
+#if __GNUC__ >= 13
+  return (Pairs)__builtin_ia32_cvtne2ps2bf16_v32bf(high, low);
+#else
+  return (Pairs)__builtin_ia32_cvtne2ps2bf16_v32hi(high, low);
+#endif
+}
 struct PairStep {
   static constexpr int count = 2, excess = 0;
   static LANEWISE Pairs left(const bf16* p) { return right(p); }

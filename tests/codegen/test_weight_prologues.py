@@ -40,7 +40,9 @@ def compiled(form: Packed, rows: int, dtype: torch.dtype) -> tuple[Compiled, Cal
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype"), [(1, torch.float32), (1, torch.bfloat16), (3, torch.float16), (13, torch.float32)], ids=str
+    ("rows", "dtype"),
+    [(1, torch.float32), (1, torch.bfloat16), (3, torch.float16), (5, torch.bfloat16), (13, torch.float32)],
+    ids=str,
 )
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_packed_layer_is_one_kernel(form: Packed, rows: int, dtype: torch.dtype) -> None:

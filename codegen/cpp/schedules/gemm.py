@@ -67,6 +67,8 @@ LEAST_PACKED = {(16, F32): 2, (8, F32): 9, (16, BF16): FEW_ROWS + 1}
 """The fewest rows for which a frozen weight is prepacked transposed, by lanes of a register and type. With fewer,
 it is memory-bound and the horizontal sums are cheap; few rows of bfloat16 are multiplied in pairs, which are
 contiguous without prepacking."""
+LEAST_PAIRED = 3
+"""The fewest rows for which a computed weight is rounded to bfloat16 and multiplied in pairs: rounding takes time."""
 _NEVER = 1 << 62
 _QUAD_BYTES = 32
 """Bytes of a register of sums in groups: four in each of eight lanes."""
@@ -184,8 +186,11 @@ class _Contraction:
         if contraction in self.groups:
             return I8
         left, right = contraction.pairs[0]
-        lies_along_k = not is_computed(contraction) and stride(right, contraction.bound[-1]) == 1
-        if self.tiling.bf16_products and lies_along_k and left.dtype == right.dtype == BF16:
+        if is_computed(contraction):
+            paired = self._row_count() >= LEAST_PAIRED and column_in_lanes(contraction) is None
+        else:
+            paired = stride(right, contraction.bound[-1]) == 1
+        if self.tiling.bf16_products and paired and left.dtype == right.dtype == BF16:
             return BF16
         return accumulation(left.dtype)
 
