@@ -773,20 +773,24 @@ template <class Use> FN void each_run(int64_t k, int64_t count, int64_t inner, c
 #ifdef IN_PAIRS
 // The same in pairs of bfloat16. Of two segments whose left operands are neighbours each pair has one of both; else
 // pairs are neighbours along k.
-template <int N, int SEGMENTS, class Values, class Step>
+template <int N, int SEGMENTS, int LINE, class Values, class Fetch, class Step>
 FN void dot_many_in_pairs(float* target, int64_t target_step, const Left<bf16>* lefts, const Values& values,
-                          int64_t rows, int64_t first, int64_t last, int64_t outer, int64_t inner, const Step& step) {
-  constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
+                          const Fetch& fetch, int64_t rows, int64_t first, int64_t last, int64_t outer, int64_t inner,
+                          const Step& step) {
+  constexpr int64_t wide = PANEL_TILES * N;
   constexpr bool contiguous = same_type<Step, Contiguous>::value;
   const bool joined = SEGMENTS == 2 && contiguous && lefts[0].step_k == 2 && lefts[1].data == lefts[0].data + 1;
-  alignas(64) bf16 block[SEGMENTS][wide * some], group[6 * some];
-  alignas(64) word transposed[wide * some];
+  const int64_t some = joined ? CHAIN : 2 * CHAIN;  // a chain of words
+  alignas(64) bf16 block[SEGMENTS][wide * 2 * CHAIN], group[6 * 2 * CHAIN];
+  alignas(64) word transposed[wide * CHAIN];
   for (int64_t c = first; c < last; c += wide) {
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {
       const int64_t far = outer * inner - k < some ? outer * inner - k : some;
       each_run(k, far, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
+        const int64_t next = k + j + some, next_o = next / inner, next_at = next % inner;
         for (int64_t i = 0; i < width; i++) {
+          for (int64_t t = 0; t < run; t += LINE) fetch(c + i, next_o, next_at + t);
           const auto fill = values(c + i, o);
           const auto put = [&](int64_t t, auto lanes) LANEWISE {
             Vec<float, N> tiles[SEGMENTS];
@@ -828,9 +832,10 @@ FN void dot_many_in_pairs(float* target, int64_t target_step, const Left<bf16>* 
 }
 #endif
 
-template <int N, int SEGMENTS, class A, class L, class Values, class Step>
-FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, int64_t rows,
-                          int64_t first, int64_t last, int64_t outer, int64_t inner, const Step& step) {
+template <int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch, class Step>
+FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
+                          const Fetch& fetch, int64_t rows, int64_t first, int64_t last, int64_t outer, int64_t inner,
+                          const Step& step) {
   constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
   constexpr bool contiguous = same_type<Step, Contiguous>::value, copied = is_half<L> || !contiguous;
 #ifdef IN_PAIRS
@@ -838,7 +843,8 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
     bool even = outer * inner % 2 == 0;
     for (int s = 0; s < SEGMENTS; s++) even &= lefts[s].step % 2 == 0;
     if (even)
-      return dot_many_in_pairs<N, SEGMENTS>(target, target_step, lefts, values, rows, first, last, outer, inner, step);
+      return dot_many_in_pairs<N, SEGMENTS, LINE>(target, target_step, lefts, values, fetch, rows, first, last, outer,
+                                                  inner, step);
   }
 #endif
   typedef typename Chosen<copied, A, L>::type Factor;
@@ -848,7 +854,9 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {  // without anything to sum the result is 0
       const int64_t far = outer * inner - k < some ? outer * inner - k : some;
       each_run(k, far, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
+        const int64_t next = k + j + some, next_o = next / inner, next_at = next % inner;
         for (int64_t i = 0; i < width; i++) {
+          for (int64_t t = 0; t < run; t += LINE) fetch(c + i, next_o, next_at + t);
           const auto fill = values(c + i, o);
           const auto put = [&](int64_t t, auto lanes) LANEWISE {
             Vec<A, N> tiles[SEGMENTS];

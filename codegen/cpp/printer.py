@@ -262,8 +262,9 @@ class _Printer(Statements):
                 self.line(f"const int64_t steps[] = {{{offsets}}};")
                 self.line("return steps[segment];")
                 self._close("};")
-            arguments = f"{operands}, {CPP.print(s.rows)}, {columns}, {step}"
-            self.line(f"dot_many_computed<{lanes}, {len(s.values)}>({arguments});")
+            line = self._fetch(tile, ", ".join(at))
+            arguments = f"{operands}, fetch, {CPP.print(s.rows)}, {columns}, {step}"
+            self.line(f"dot_many_computed<{lanes}, {len(s.values)}, {line}>({arguments});")
         self._close()
 
     @_statement.register

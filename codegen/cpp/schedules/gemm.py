@@ -69,6 +69,9 @@ it is memory-bound and the horizontal sums are cheap; few rows of bfloat16 are m
 contiguous without prepacking."""
 LEAST_PAIRED = 3
 """The fewest rows for which a computed weight is rounded to bfloat16 and multiplied in pairs: rounding takes time."""
+LEAST_IN_BYTES = 128
+"""The fewest elements of a group for which several rows are multiplied in bytes rather than in pairs of bfloat16, where
+the machine has both: each group of each row has a scale to multiply by."""
 _NEVER = 1 << 62
 _QUAD_BYTES = 32
 """Bytes of a register of sums in groups: four in each of eight lanes."""
@@ -107,9 +110,12 @@ class _Contraction:
         return max(reversed(even), key=lambda run: estimate(product(tuple(axis.size for axis in run))))
 
     def _byte_groups(self, contraction: IndexedExpr) -> ByteGroups | None:
-        """Return a product as sums of bytes, if whole registers fill a group."""
-        found = find_byte_groups(contraction)
-        return found if found and static_size(contraction.bound[-1]) % _QUAD_BYTES == 0 else None
+        """Return a product as sums of bytes, if whole registers fill a group and that is predicted to be fastest."""
+        found, length = find_byte_groups(contraction), static_size(contraction.bound[-1])
+        if found is None or length % _QUAD_BYTES:
+            return None
+        short = self._row_count() >= LEAST_PAIRED and length * len(found.rights) < LEAST_IN_BYTES
+        return None if short and self.tiling.bf16_products and contraction.dtype == BF16 else found
 
     def _lefts(self, contraction: IndexedExpr) -> tuple[IndexedExpr, ...]:
         """Return the left operands of a product, as they are multiplied."""
