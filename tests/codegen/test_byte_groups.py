@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec.codegen import target_named
 from fusec.codegen.cpp.build import BuildError, build
 from fusec.codegen.cpp.printer import print_kernel
+from fusec.codegen.cpp.schedules import gemm
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import GroupedDot, Kernel, walk
 from fusec.compiler import compile_graph
@@ -22,6 +24,7 @@ from fusec.reference.dtypes import torch_dtype
 
 COLUMNS, DEPTH, GROUP = 40, 256, 64
 ALL_BYTES = torch.arange(COLUMNS * DEPTH).reshape(COLUMNS, DEPTH).to(torch.uint8)
+BF16_PRODUCTS = target_named("cpp").bf16_products
 SCALES, ZEROS = torch.rand(COLUMNS, DEPTH // GROUP) * 0.01 + 0.01, ALL_BYTES[:, : DEPTH // GROUP].contiguous()
 SIGNED, NIBBLES = ALL_BYTES.view(torch.int8), ALL_BYTES[:, ::2].contiguous()
 LEAST = torch.full_like(SIGNED, -128)
@@ -42,6 +45,12 @@ static inline Ints8 emulated_quads(Ints8 sums, Ints8 codes, Ints8 left) {
 }
 """
 """The instruction for quads of bytes on a machine without it."""
+
+
+@pytest.fixture(autouse=True)
+def in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiply in bytes also where pairs of bfloat16 are faster."""
+    monkeypatch.setattr(gemm, "LEAST_IN_BYTES", 0)
 
 
 def grouped(numbers: Tensor, scale: Tensor, zero: Tensor | float = 0) -> Tensor:
@@ -162,6 +171,28 @@ def test_vnni_as_emulated(form: str) -> None:
         built(tuple(copies), ())
         results.append(copies[-1])
     assert torch.equal(*results) and results[0].abs().sum() > 0
+
+
+@pytest.mark.skipif(not BF16_PRODUCTS, reason="pairs of bfloat16 are not multiplied by one instruction")
+@pytest.mark.parametrize(
+    ("rows", "group", "in_bytes"), [(2, 64, True), (3, 64, False), (3, 128, True), (16, 32, False)]
+)
+def test_short_groups_of_several_rows_are_multiplied_in_pairs(
+    rows: int, group: int, in_bytes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+
+    def run(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+        weight = codes.reshape(COLUMNS, -1, group).to(scale.dtype) * scale[..., None]
+        return F.linear(x.to(scale.dtype), weight.reshape(COLUMNS, 256))
+
+    x, codes = (torch.randint(-128, 128, (n, 256)).char() for n in (rows, COLUMNS))
+    inputs = x, codes, torch.rand(COLUMNS, 256 // group).bfloat16()
+    found = compile_graph(trace(run, inputs, symbolic=False), replace(Config(), strict=True)).program
+    (kernel,) = found.kernels.values()
+    assert is_grouped(kernel) == in_bytes
+    exact = run(*(p.double() if p.is_floating_point() else p for p in inputs))
+    assert compare_outputs([run(*inputs)], found(list(inputs)), [exact], torch.bfloat16).passed
 
 
 def is_grouped(kernel: Kernel) -> bool:
