@@ -41,15 +41,19 @@ def _joined(low: Lowering, x: Value, dtype: DType) -> Value:
 
 
 def from_float8(low: Lowering, x: Value, dtype: DType) -> Value:
-    """A float8 as a wider float, which is exact: its bits are those of the upper half of a float16, or moved to fit."""
-    bits = low.cast(low.emit("bitcast", x, dtype=U8), I32)
+    """A float8 as a wider float, which is exact.
+
+    E5M2 is the upper half of a float16. The bits of E4M3 are moved to where a float32 has sign, exponent and fraction,
+    and its exponent, which is biased by 7 instead of 127, is corrected by a product.
+    """
+    byte = low.emit("bitcast", x, dtype=U8)
     if x.dtype == E5M2:
+        bits = low.cast(byte, I32)
         half = low.cast(low.pointwise("shift_left", bits, 8, dtype=I32), I16)
         return low.cast(low.emit("bitcast", half, dtype=F16), dtype)
-    sign = low.pointwise("shift_left", low.pointwise("and", bits, 0x80, dtype=I32), 8, dtype=I32)
-    rest = low.pointwise("and", bits, 0x7F, dtype=I32)
-    half = low.pointwise("or", sign, low.pointwise("shift_left", rest, 7, dtype=I32), dtype=I32)
-    value = low.cast(low.emit("bitcast", low.cast(half, I16), dtype=F16), F32)
-    value = low.pointwise("mul", value, 256.0, dtype=F32)  # exponents are biased by 7 instead of 15
-    nan = low.emit("eq", rest, low.number(0x7F, I32))
+    moved = low.pointwise("shift_left", low.cast(low.cast(byte, I8), I32), 20, dtype=I32)  # the sign fills the rest
+    rest = low.pointwise("and", moved, 0x07F00000, dtype=I32)
+    signed = low.pointwise("and", moved, 0x87F00000 - (1 << 32), dtype=I32)
+    value = low.pointwise("mul", low.emit("bitcast", signed, dtype=F32), 2.0**120, dtype=F32)
+    nan = low.emit("eq", rest, low.number(0x07F00000, I32))
     return low.cast(low.emit("where", nan, low.number(float("nan"), F32), value), dtype)

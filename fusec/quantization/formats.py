@@ -91,6 +91,26 @@ class Int8(Format):
         return codes.to(dtype) * scales["scale"].to(dtype)[..., None]
 
 
+class Float8(Format):
+    """Symmetric: ``codes · scale``, with codes in float8 (E4M3)."""
+
+    bits = 8
+
+    def fit(self, weight: Tensor) -> Parts:
+        """Return ``scale``."""
+        largest = weight.float().abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max
+        return {"scale": largest.clamp(min=_LEAST_SCALE).to(weight.dtype)}
+
+    def encode(self, weight: Tensor, scales: Parts) -> Tensor:
+        """Return the nearest codes, float8_e4m3fn: the largest, where a scale that is rounded down would exceed it."""
+        most = torch.finfo(torch.float8_e4m3fn).max
+        return (weight.float() / scales["scale"].float()[..., None]).clamp(-most, most).to(torch.float8_e4m3fn)
+
+    def decode(self, codes: Tensor, scales: Parts, dtype: torch.dtype) -> Tensor:
+        """Return the dequantized values."""
+        return codes.to(dtype) * scales["scale"].to(dtype)[..., None]
+
+
 class Int4(Format):
     """With zero points: ``(codes - zero) · scale``, with codes from 0 to 15."""
 
@@ -149,7 +169,7 @@ def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 _FAMILIES: dict[str, tuple[type[Format], int, bool]] = {
     "int8": (Int8, 128, False), "int4": (Int4, 64, False), "nf4": (NormalFloat4, 64, False),
-    "w8a8": (Int8, 0, True), "w4a8": (Int4, 64, True),
+    "fp8": (Float8, 0, False), "w8a8": (Int8, 0, True), "w4a8": (Int4, 64, True),
 }  # fmt: skip
 """By the first part of a name: the class, the group where the name has none, and whether inputs are quantized too."""
 

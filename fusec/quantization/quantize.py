@@ -38,8 +38,9 @@ def quantize(
     Args:
         model: the model; a linear layer itself has no parent to be replaced in.
         format: ``int8`` (groups of 128 columns), ``int4`` (groups of 64, with zero points), ``nf4`` (groups of 64), or
-            one with other groups: ``int8-row`` (one for each row), ``int4-g32``; or ``w8a8`` and ``w4a8``, which are
-            ``int8-row`` and ``int4`` with inputs that are quantized to int8 as well, row by row.
+            one with other groups: ``int8-row`` (one for each row), ``int4-g32``; ``fp8`` (float8 E4M3, a scale for each
+            row); or ``w8a8`` and ``w4a8``, which are ``int8-row`` and ``int4`` with inputs that are quantized to int8
+            as well, row by row.
         layers: formats of layers by patterns of their names, as ``{"*.down_proj": "int8", "lm_head": None}``; the first
             matching pattern wins, and None leaves a layer as it is.
         sample: inputs of the model, a tuple or a dict of keywords, or a list of several; without padding, which would

@@ -16,8 +16,8 @@ from fusec.quantization.linear import QuantizedLinear
 from fusec.quantization.rounding import round_for_inputs, round_to_nearest
 from tests.machines import profile
 
-FORMATS = ("int8", "int8-row", "int8-g32", "int4", "int4-g32", "nf4")
-ERROR = {"int8": 0.01, "int8-row": 0.012, "int8-g32": 0.008, "int4": 0.11, "int4-g32": 0.1, "nf4": 0.11}
+FORMATS = ("int8", "int8-row", "int8-g32", "int4", "int4-g32", "nf4", "fp8")
+ERROR = {"int8": 0.01, "int8-row": 0.012, "int8-g32": 0.008, "int4": 0.11, "int4-g32": 0.1, "nf4": 0.11, "fp8": 0.03}
 """Root mean square of the error over that of normal weights."""
 
 
@@ -145,7 +145,7 @@ def test_the_codes_of_a_row_reach_127_and_no_further() -> None:
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["int8", "int8-row", "int4-g32", "nf4", "w8a8", "w8a8-g32", "w4a8"])
+@pytest.mark.parametrize("name", ["int8", "int8-row", "int4-g32", "nf4", "fp8", "w8a8", "w8a8-g32", "w4a8"])
 def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: torch.dtype) -> None:
     model, tokens = block().to(dtype), torch.randint(0, 40, (1, 1))
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: to
         torch.testing.assert_close(found, model(tokens), atol=0.03 if dtype == torch.bfloat16 else 1e-5, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4-g32", "nf4", "w8a8", "w4a8"])
+@pytest.mark.parametrize("name", ["int8", "int4-g32", "nf4", "fp8", "w8a8", "w4a8"])
 def test_a_number_of_rows_that_changes(name: str) -> None:
     """The dense weight is in no kernel's memory."""
     model = block()
