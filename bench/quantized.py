@@ -3,7 +3,8 @@
 ``python -m bench.quantized``
 
 All formats of a workload run in one interleaved run, in bfloat16. Peers are what a user of another library would run,
-where it is installed: torchao's int8 weights under Inductor, and llama.cpp with the same weights in its own types.
+where it is installed: torchao's int8 and bitsandbytes' NF4 weights under Inductor, and llama.cpp with the same weights
+in its own types.
 """
 
 import argparse
@@ -32,13 +33,16 @@ from fusec.quantization.linear import QuantizedLinear
 
 DENSE = "bfloat16"
 FORMATS = ("int8-row", "int8", "int4", "nf4", "w8a8", "w4a8")
-TORCHAO = "torchao int8, inductor"
+TORCHAO, BITSANDBYTES = "torchao int8, inductor", "bitsandbytes nf4, inductor"
 WORKLOADS: dict[str, Callable[[int], Prepared]] = {
     "decode 1": partial(decode, torch.bfloat16),
     "decode 8": partial(decode, torch.bfloat16, batch=8),
     "prefill 128": partial(prefill, torch.bfloat16, length=128),
+    "prefill 512": partial(prefill, torch.bfloat16, length=512),
 }
-TOKENS = {"decode 1": (1, 1, VALID), "decode 8": (8, 1, VALID), "prefill 128": (1, 128, 0)}
+TOKENS = {
+    "decode 1": (1, 1, VALID), "decode 8": (8, 1, VALID), "prefill 128": (1, 128, 0), "prefill 512": (1, 512, 0),
+}  # fmt: skip
 """Sequences, tokens of each, and tokens in the cache, for llama.cpp."""
 READ_MB = 512
 
@@ -86,21 +90,25 @@ def main(words: list[str] | None = None) -> int:
 
 def _candidates(prepare: Callable[[int], Prepared], formats: list[str], seed: int) -> tuple[dict[str, Candidate], Any]:
     """Return each format that runs, and why the others do not."""
-    ways: dict[str, Callable[[nn.Module], None]] = {DENSE: lambda model: None}
+    ways: dict[str, Callable[[nn.Module], int | None]] = {DENSE: lambda model: None}
     ways |= {name: partial(_quantize, format=name) for name in formats}
     if find_spec("torchao") is not None:
         ways[TORCHAO] = _quantize_by_torchao
+    if find_spec("bitsandbytes") is not None:
+        ways[BITSANDBYTES] = _quantize_by_bitsandbytes
     candidates, failed = dict[str, Candidate](), dict[str, str]()
     for name, quantize in ways.items():
         console.print(f"  compile {name}", style="dim", highlight=False)
         torch._dynamo.reset()
         try:
             prepared = prepare(seed)
-            quantize(prepared.model)
+            stored = quantize(prepared.model)
             with torch.no_grad():
-                call = prepared.call(peer("inductor" if name == TORCHAO else "fusec", prepared.model, False))
+                call = prepared.call(
+                    peer("inductor" if name in (TORCHAO, BITSANDBYTES) else "fusec", prepared.model, False)
+                )
                 call()
-            candidates[name] = Candidate(call, _stored(prepared.model))
+            candidates[name] = Candidate(call, stored or _stored(prepared.model))
         except Exception as problem:
             if name == DENSE:
                 raise
@@ -133,6 +141,23 @@ def _quantize_by_torchao(model: nn.Module) -> None:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     quantize_(model, Int8WeightOnlyConfig())
+
+
+def _quantize_by_bitsandbytes(model: nn.Module) -> int:
+    """Replace the linear layers; return the bytes of their weights."""
+    import bitsandbytes as bnb
+
+    stored = 0
+    for name, linear in [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]:
+        layer = bnb.nn.Linear4bit(
+            linear.in_features, linear.out_features, bias=False, compute_dtype=linear.weight.dtype, quant_type="nf4"
+        )
+        options = {"requires_grad": False, "quant_type": "nf4", "compress_statistics": False, "module": layer}
+        layer.weight = bnb.nn.Params4bit(linear.weight.data, **options)
+        stored += linear.weight.numel() // 2 + linear.weight.numel() // 64 * 4
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, layer.to("cpu").eval())
+    return stored
 
 
 def _stored(model: nn.Module) -> int:
