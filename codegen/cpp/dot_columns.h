@@ -5,7 +5,8 @@
 
 namespace fusec {
 
-// Rows of the right operand that are read at once, each a stream of its own for the prefetchers.
+// Rows of the right operand that are read for a tile of columns before those of the next one, where they lie apart: as
+// many are fetched ahead.
 constexpr int STREAMS = 32;
 
 template <int N> struct Count { static constexpr int value = N; };
@@ -15,10 +16,11 @@ template <int N> struct Count { static constexpr int value = N; };
 // computed from: for each k, or if that is the same for all of them, for each outer step.
 
 // Adds the products of some outer steps, and some elements of each, to the sums.
-template <int ROWS, int TILES, int N, int SEGMENTS, int LINE, bool BY_STEP, class A, class L, class Values, class Fetch, class Lanes>
+template <int ROWS, int TILES, int N, int SEGMENTS, int LINE, bool BY_STEP, class A, class L, class Values, class Fetch,
+          class Lanes>
 DOT_FUNCTION dot_tile_columns(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
-                              const Fetch& fetch, int64_t column, Lanes lanes, int64_t first, int64_t last, int64_t start, int64_t end,
-                              int64_t inner) {
+                              const Fetch& fetch, int64_t column, Lanes lanes, int64_t first, int64_t last,
+                              int64_t start, int64_t end, int64_t inner) {
   CONTRACT
   constexpr int line = LINE > N ? LINE / N : 1;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
@@ -50,15 +52,15 @@ DOT_FUNCTION dot_tile_columns(A* target, int64_t target_step, const Left<L>* lef
 // Columns from first to last. Some rows of the right operand are read for all columns before the next ones, so that the
 // pages in use are few; rows of the left one go in parts of at most 4.
 template <int ROWS, int N, int SEGMENTS, int LINE, bool BY_STEP, class A, class L, class Values, class Fetch>
-FN void dot_columns(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, const Fetch& fetch, int64_t first,
-                    int64_t last, int64_t outer, int64_t inner) {
+FN void dot_columns(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, const Fetch& fetch,
+                    int64_t first, int64_t last, int64_t outer, int64_t inner) {
   if constexpr (ROWS > 4) {
     constexpr int half = (ROWS + 1) / 2;
     Left<L> below[SEGMENTS];
     for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step, 1};
     dot_columns<half, N, SEGMENTS, LINE, BY_STEP>(target, target_step, lefts, values, fetch, first, last, outer, inner);
-    dot_columns<ROWS - half, N, SEGMENTS, LINE, BY_STEP>(target + half * target_step, target_step, (const Left<L>*)below, values,
-                                          fetch, first, last, outer, inner);
+    dot_columns<ROWS - half, N, SEGMENTS, LINE, BY_STEP>(target + half * target_step, target_step,
+                                                         (const Left<L>*)below, values, fetch, first, last, outer, inner);
   } else {
     for (int r = 0; r < ROWS; r++)
       for (int64_t c = first; c < last; c++) target[r * target_step + c - first] = A(0);

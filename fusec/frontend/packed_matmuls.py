@@ -1,5 +1,6 @@
 """Operations of libraries that multiply by packed weights, in plain PyTorch: kernels then unpack what they read."""
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -13,25 +14,27 @@ from fusec.frontend.torch_internals import outside_tracing
 _aten = torch.ops.aten
 _NESTED = 256
 """Scales that share one."""
+_BLOCKS = {"AVX512": 64, "AVX2": 32, "DEFAULT": 32}
+"""Columns of a whole block of torch's packed four-bit weights, by the instructions that its kernels use."""
 Decomposition: TypeAlias = Callable[..., Any]
 
 
 def decompositions_of_packed_matmuls() -> dict[Any, Decomposition]:
     """Return the decomposition of each operation whose library is loaded."""
     found: dict[Any, Decomposition] = {_aten._weight_int4pack_mm_for_cpu.default: _int4pack_mm}
-    if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
-        dequantize = partial(_dequantize_4bit, _codebooks())
+    if hasattr(torch.ops.bitsandbytes, "gemm_4bit") and (codebooks := _codebooks()):
+        dequantize = partial(_dequantize_4bit, codebooks)
         found[torch.ops.bitsandbytes.dequantize_4bit.default] = dequantize
         found[torch.ops.bitsandbytes.gemm_4bit.default] = partial(_gemm_4bit, dequantize)
     return found
 
 
 def _int4pack_mm(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> Any:
-    """``_weight_int4pack_mm_for_cpu``: codes as ``_convert_weight_to_int4pack_for_cpu`` lays them out.
+    """``_weight_int4pack_mm_for_cpu``: codes as ``_convert_weight_to_int4pack_for_cpu`` lays them out on x86.
 
-    Blocks of columns lie one after another, each [summed, columns / 2] bytes. A whole block has its first half of the
-    columns in the low bits; the rest of the columns are a block in which neighbours share a byte. So are all blocks
-    without vector instructions.
+    Blocks of columns lie one after another, each [summed, columns / 2] bytes. With vector instructions a whole block
+    has its first half of the columns in the low bits. In a last block that is not whole, and without vector
+    instructions, neighbours share a byte.
 
     Args:
         x: [rows, summed].
@@ -40,19 +43,28 @@ def _int4pack_mm(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> Any:
         scales: [summed / group, columns, 2]: scales, and what is added to the products of the codes less 8 and them.
     """
     columns, summed = packed.shape[0], 2 * packed.shape[1]
-    width = {"AVX512": 64, "AVX2": 32}.get(torch.backends.cpu.get_cpu_capability(), columns + 1)
+    capability = torch.backends.cpu.get_cpu_capability()
+    width = _BLOCKS.get(capability) if platform.machine() in ("x86_64", "AMD64") else None
+    if width is None:
+        return NotImplemented
     whole = columns // width * width
     flat, parts = packed.reshape(-1), list[Tensor]()
     if whole:
         blocks = flat[: whole * summed // 2].reshape(whole // width, summed, width // 2)
-        parts.append(torch.cat([blocks & 15, blocks >> 4], -1).transpose(1, 2).reshape(whole, summed))
+        halves = torch.cat([blocks & 15, blocks >> 4], -1) if capability != "DEFAULT" else _neighbours(blocks)
+        parts.append(halves.transpose(1, 2).reshape(whole, summed))
     if whole < columns:
         rest = flat[whole * summed // 2 :].reshape(summed, (columns - whole) // 2)
-        parts.append(torch.stack([rest & 15, rest >> 4], -1).reshape(summed, columns - whole).t())
+        parts.append(_neighbours(rest).t())
     codes = parts[0] if len(parts) == 1 else torch.cat(parts)
     scale, zero = scales.to(x.dtype).permute(2, 1, 0)[..., None].unbind(0)
     weight = (codes.reshape(columns, -1, group).to(x.dtype) - 8) * scale + zero
     return F.linear(x, weight.reshape(columns, summed))
+
+
+def _neighbours(packed: Tensor) -> Tensor:
+    """Return the codes of bytes, the low bits first."""
+    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
 
 
 def _gemm_4bit(
@@ -99,7 +111,7 @@ def _dequantize_4bit(
 
 @cache
 def _codebooks() -> dict[str, Tensor]:
-    """Return the numbers of all codes, as bitsandbytes has them.
+    """Return the numbers of all codes, as bitsandbytes has them; none if it has no kernels for the CPU.
 
     To be called ahead of a trace, which would record it.
     """
@@ -109,5 +121,8 @@ def _codebooks() -> dict[str, Tensor]:
         found = torch.ops.bitsandbytes.dequantize_4bit.default(pairs, torch.ones(2), 32, kind, (32, 2), torch.float32)
         return found[:16, 0].clone()
 
-    with outside_tracing():
-        return {kind: numbers(kind) for kind in ("nf4", "fp4")}
+    try:
+        with outside_tracing(), torch.inference_mode(False):
+            return {kind: numbers(kind) for kind in ("nf4", "fp4")}
+    except (RuntimeError, OSError):  # NotImplementedError is among them
+        return {}

@@ -12,6 +12,7 @@ from fusec.analysis.machine import chip as machine
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import Statement
 from fusec.codegen.triton import TritonTarget
+from fusec.codegen.triton.check import check_region
 from fusec.codegen.triton.compile import compile_for
 from fusec.codegen.triton.schedules import configs
 from fusec.codegen.triton.schedules.gemm import _TiledContraction
@@ -25,7 +26,7 @@ from fusec.quantization.formats import format_named
 from fusec.quantization.linear import QuantizedLinear
 from fusec.quantization.rounding import round_to_nearest
 from fusec.reference.contract import Comparison, compare_outputs
-from tests.codegen.triton_regions import every_chip, kernel_regions
+from tests.codegen.triton_regions import every_chip, kernel_regions, regions_of
 from tests.contexts import plan_of
 from tests.packed import COLUMNS, DEPTH, FORMS, Packed
 
@@ -164,6 +165,16 @@ def test_bytes_are_multiplied_by_their_own_instructions(chip: str) -> None:
     (region,) = kernel_regions(gated("w8a8", 8))
     report = compile_for(TritonTarget().schedule(plan_of(region), "kernel", machine(chip)), chip)
     assert report.ok and all("i8" in name or "s8" in name for name in report.matrix_instructions), report
+
+
+def test_sums_that_are_shorter_than_an_instruction() -> None:
+    """Of bytes it multiplies 32; lanes beyond the end are 0."""
+    (region,) = regions_of(lambda x, w: torch._int_mm(x, w.t()).float() * 0.5, [bytes_of(8, 16), bytes_of(64, 16)])
+    assert (outcome := check_region(region, chips=("sm_90", "gfx942"))).ok, outcome
+
+
+def bytes_of(*shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
 
 
 def test_blocks_of_candidates_are_not_deeper_than_a_group() -> None:

@@ -1,5 +1,9 @@
 """Matmuls of libraries with packed weights are unpacked as these libraries pack them."""
 
+import os
+import subprocess
+import sys
+import textwrap
 from functools import partial
 
 import pytest
@@ -36,6 +40,24 @@ def test_int4_of_torch(rows: int, columns: int, dtype: torch.dtype) -> None:
     comparison = compare_outputs([matmul(*inputs)], found(inputs), [exact], dtype)
     assert comparison.passed, comparison
     assert "opaque" not in [step.kind for step in found.steps]
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_int4_of_torch_with_other_instructions(capability: str) -> None:
+    """Its layout depends on them."""
+    script = """
+        import torch
+        from fusec.frontend.packed_matmuls import _int4pack_mm
+        codes = torch.randint(0, 16, (80, 64), dtype=torch.int32)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        operands = torch.randn(3, 64), packed, 32, torch.rand(2, 80, 2)
+        found = _int4pack_mm(*operands)
+        assert found is NotImplemented or torch.allclose(
+            found, torch.ops.aten._weight_int4pack_mm_for_cpu(*operands), rtol=1e-3, atol=1e-3
+        )
+    """
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, check=True)
 
 
 def four_bits(rows: int, nested: bool) -> tuple[list[Tensor], Tensor]:

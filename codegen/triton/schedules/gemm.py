@@ -22,7 +22,7 @@ from fusec.codegen.tile.emitter import Emitter, grid
 from fusec.codegen.tile.kernel import Constant, DotTiles, Index, Statement, Update, index_symbol
 from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.descriptors import described
-from fusec.codegen.triton.schedules.operands import TiledProducts, block_of_group, length, multiplied
+from fusec.codegen.triton.schedules.operands import TiledProducts, length, multiplied
 from fusec.codegen.triton.schedules.partial_results import PartialResults
 from fusec.ir.types import I8, I64, Size, accumulation, simplify
 from fusec.loops.affine import Axis
@@ -200,7 +200,7 @@ class _TiledContraction:
         *outer, inner = bound
         with self.emitter.over(tuple(outer)) as groups:
             with self.emitter.loop(groups, "serial", 1, *over(1, length(tuple(outer)))):
-                with self.emitter.tile((inner,), min(self.config.depth, block_of_group(inner))):
+                with self.emitter.tile((inner,), min(self.config.depth, self.products.block_of_group(inner))):
                     yield inner
 
     def _products(self, name: str, left: IndexedExpr, right: IndexedExpr, axis: Axis) -> Statement:

@@ -201,7 +201,7 @@ def _many_rows(products: TiledProducts, machine: Machine) -> KernelConfig:
 
 def _depth(products: TiledProducts, most: int) -> int:
     """Return the elements of a block along the summed axes."""
-    return max(MATRIX_ROWS, min(most, products.deepest))
+    return min(most, products.deepest)
 
 
 def _attention(attention: Attention, machine: Machine) -> KernelConfig:
@@ -297,9 +297,9 @@ def _by_descriptors(products: TiledProducts, machine: Machine, default: KernelCo
 
 def _fits(products: TiledProducts, machine: Machine, config: KernelConfig) -> bool:
     """Return whether a configuration is legal and fits the machine."""
-    if config.columns < products.least_columns * products.most or not MATRIX_ROWS <= config.depth <= max(
-        MATRIX_ROWS, products.deepest
-    ):
+    if config.columns < products.least_columns * products.most:
+        return False
+    if not products.least_depth <= config.depth <= products.deepest:
         return False
     if config.splits > 1 and config.splits * config.depth > products.longest:
         return False

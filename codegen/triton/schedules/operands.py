@@ -73,8 +73,17 @@ class TiledProducts(Products):
     @property
     def deepest(self) -> int:
         """The most summed elements of a block: of a group, or of the longest sum."""
-        groups = [block_of_group(bound[-1]) for bound in self.grouped]
-        return min([power_of_two(self.longest), *groups])
+        groups = [self.block_of_group(bound[-1]) for bound in self.grouped]
+        return max(self.least_depth, min([power_of_two(self.longest), *groups]))
+
+    @property
+    def least_depth(self) -> int:
+        """The fewest summed elements of a block: matrix units multiply 32 bytes at least."""
+        return MATRIX_ROWS if all(multiplied(*c.pairs[0]).bytes > 1 for c in self.shape.contractions) else 32
+
+    def block_of_group(self, axis: Axis) -> int:
+        """Return the elements of a block that holds a group."""
+        return max(self.least_depth, power_of_two(length((axis,))))
 
     @property
     def all_columns(self) -> int:
@@ -114,11 +123,6 @@ class TiledProducts(Products):
         if all(isinstance(axis.size, int) for axis in rows):
             return rows
         return (max(reversed(rows), key=lambda axis: estimate(axis.size)),)
-
-
-def block_of_group(axis: Axis) -> int:
-    """Return the elements of a block that holds a group."""
-    return max(MATRIX_ROWS, power_of_two(length((axis,))))
 
 
 def _has_groups(contraction: IndexedExpr) -> bool:
