@@ -176,6 +176,25 @@ def _int4_of_torch(dtype: torch.dtype) -> tuple[Tensor, ...]:
     return packed, (torch.rand(DEPTH // 32, codes.shape[0], 2) * 0.1).to(dtype)
 
 
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where a word of eight columns has each of them, four bits at a time."""
+
+
+def _awq(x: Tensor, words: Tensor, zeros: Tensor, scale: Tensor) -> Tensor:
+    def unpacked(packed: Tensor) -> Tensor:
+        return torch.stack([packed >> 4 * i & 15 for i in _AWQ_ORDER], -1).reshape(packed.shape[0], -1).to(torch.int8)
+
+    codes = unpacked(words).reshape(scale.shape[0], -1, scale.shape[1])
+    weight = (codes - unpacked(zeros)[:, None]).to(x.dtype) * scale[:, None]
+    return x @ weight.reshape(words.shape[0], -1)
+
+
+def _awq_parts(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    groups, most = DEPTH // 64, 2**31
+    words, zeros = (torch.randint(-most, most, (n, COLUMNS // 8), dtype=torch.int32) for n in (DEPTH, groups))
+    return words, zeros, scales(groups, COLUMNS).to(dtype)
+
+
 _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[torch.dtype], tuple[Tensor, ...]]]] = {
     "int8, scales after the matmul": (lambda x, q, s: F.linear(x, q.to(x.dtype)) * s, _int8_parts),
     "aten._weight_int8pack_mm": (lambda x, q, s: torch.ops.aten._weight_int8pack_mm(x, q, s), _int8_parts),
@@ -183,6 +202,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[torch.dtype], tuple
         lambda x, q, s: torch.ops.aten._weight_int4pack_mm_for_cpu(x, q, 32, s),
         _int4_of_torch,
     ),
+    "AWQ, words of eight columns": (_awq, _awq_parts),
     "int8 input, aten._int_mm": (
         lambda x, q, s: _bytes_of_input(x, q, s, lambda a, b: torch._int_mm(a, b.t()).float()),
         _int8_parts,
