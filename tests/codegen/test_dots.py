@@ -27,6 +27,8 @@ EMULATED = """
 #define __AVX512BF16__ 1
 #undef __AVX512FP16__
 #define __builtin_ia32_dpbf16ps_v16sf(sums, a, b) emulated_pairs(sums, (Halves32)(a), (Halves32)(b))
+#define __builtin_ia32_cvtne2ps2bf16_v32hi emulated_conversion
+#define __builtin_ia32_cvtne2ps2bf16_v32bf emulated_conversion
 typedef float Floats16 __attribute__((vector_size(64)));
 typedef unsigned short Halves32 __attribute__((vector_size(64)));
 static inline Floats16 emulated_pairs(Floats16 sums, Halves32 a, Halves32 b) {
@@ -39,8 +41,18 @@ static inline Floats16 emulated_pairs(Floats16 sums, Halves32 a, Halves32 b) {
   }
   return sums;
 }
+static inline Halves32 emulated_conversion(Floats16 high, Floats16 low) {
+  Halves32 pairs;
+  for (int i = 0; i < 32; i++) {
+    float x = i < 16 ? low[i] : high[i - 16];
+    unsigned bits;
+    __builtin_memcpy(&bits, &x, 4);
+    pairs[i] = (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  }
+  return pairs;
+}
 """
-"""The instruction for pairs of bfloat16 on a machine without it."""
+"""The instructions for pairs of bfloat16 on a machine without it."""
 
 
 def dot(name: str, dtype: DType, along: str, rows: Size, adds: bool, other: DType | None = None) -> Kernel:
