@@ -770,6 +770,28 @@ template <class Use> FN void each_run(int64_t k, int64_t count, int64_t inner, c
   }
 }
 
+// Computes so many columns of the right operand along k from one step on, and asks memory for what follows after so many
+// steps: put(column, j, lanes, tiles) takes the tiles of each segment.
+template <int N, int SEGMENTS, int LINE, class A, class Values, class Fetch, class Put>
+FN void each_tile(const Values& values, const Fetch& fetch, int64_t column, int64_t columns, int64_t k, int64_t count,
+                  int64_t ahead, int64_t inner, const Put& put) {
+  each_run(k, count, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
+    const int64_t next = k + j + ahead, next_o = next / inner, next_at = next % inner;
+    for (int64_t i = 0; i < columns; i++) {
+      for (int64_t t = 0; t < run; t += LINE) fetch(column + i, next_o, next_at + t);
+      const auto fill = values(column + i, o);
+      const auto some = [&](int64_t t, auto lanes) LANEWISE {
+        Vec<A, N> tiles[SEGMENTS];
+        fill(at + t, lanes, tiles);
+        put(i, j + t, lanes, tiles);
+      };
+      int64_t t = 0;
+      for (; t + N <= run; t += N) some(t, All{});
+      if (t < run) some(t, Part{run - t});
+    }
+  });
+}
+
 #ifdef IN_PAIRS
 // The same in pairs of bfloat16. Of two segments whose left operands are neighbours each pair has one of both; else
 // pairs are neighbours along k.
@@ -787,26 +809,15 @@ FN void dot_many_in_pairs(float* target, int64_t target_step, const Left<bf16>* 
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {
       const int64_t far = outer * inner - k < some ? outer * inner - k : some;
-      each_run(k, far, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
-        const int64_t next = k + j + some, next_o = next / inner, next_at = next % inner;
-        for (int64_t i = 0; i < width; i++) {
-          for (int64_t t = 0; t < run; t += LINE) fetch(c + i, next_o, next_at + t);
-          const auto fill = values(c + i, o);
-          const auto put = [&](int64_t t, auto lanes) LANEWISE {
-            Vec<float, N> tiles[SEGMENTS];
-            fill(at + t, lanes, tiles);
-            if (joined) {
-              const auto pairs = narrowed_bits(tiles[0]) | narrowed_bits(tiles[SEGMENTS - 1]) << 16;
-              store((int32_t*)block + i * some + j + t, Vec<int32_t, N>((typename Raw<int32_t, N>::type)pairs), lanes);
-            } else {
-              for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j + t, tiles[s], lanes);
-            }
-          };
-          int64_t t = 0;
-          for (; t + N <= run; t += N) put(t, All{});
-          if (t < run) put(t, Part{run - t});
+      const auto put = [&](int64_t i, int64_t j, auto lanes, const auto* tiles) LANEWISE {
+        if (joined) {
+          const auto pairs = narrowed_bits(tiles[0]) | narrowed_bits(tiles[SEGMENTS - 1]) << 16;
+          store((int32_t*)block + i * some + j, Vec<int32_t, N>((typename Raw<int32_t, N>::type)pairs), lanes);
+        } else {
+          for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j, tiles[s], lanes);
         }
-      });
+      };
+      each_tile<N, SEGMENTS, LINE, float>(values, fetch, c, width, k, far, some, inner, put);
       for (int s = 0; s < (joined ? 1 : SEGMENTS); s++) {
         const Left<bf16> left = lefts[s];
         const int64_t words = joined ? far : far / 2, there = joined ? k : k / 2;
@@ -853,21 +864,10 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {  // without anything to sum the result is 0
       const int64_t far = outer * inner - k < some ? outer * inner - k : some;
-      each_run(k, far, inner, [&](int64_t j, int64_t o, int64_t at, int64_t run) LANEWISE {
-        const int64_t next = k + j + some, next_o = next / inner, next_at = next % inner;
-        for (int64_t i = 0; i < width; i++) {
-          for (int64_t t = 0; t < run; t += LINE) fetch(c + i, next_o, next_at + t);
-          const auto fill = values(c + i, o);
-          const auto put = [&](int64_t t, auto lanes) LANEWISE {
-            Vec<A, N> tiles[SEGMENTS];
-            fill(at + t, lanes, tiles);
-            for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j + t, tiles[s], lanes);
-          };
-          int64_t t = 0;
-          for (; t + N <= run; t += N) put(t, All{});
-          if (t < run) put(t, Part{run - t});
-        }
-      });
+      const auto put = [&](int64_t i, int64_t j, auto lanes, const auto* tiles) LANEWISE {
+        for (int s = 0; s < SEGMENTS; s++) store(block[s] + i * some + j, tiles[s], lanes);
+      };
+      each_tile<N, SEGMENTS, LINE, A>(values, fetch, c, width, k, far, some, inner, put);
       for (int s = 0; s < SEGMENTS; s++) {
         const Left<L> left = lefts[s];
         turn<N>(transposed, wide, (const A*)block[s], some, width, far);

@@ -112,7 +112,7 @@ class _Contraction:
     def _byte_groups(self, contraction: IndexedExpr) -> ByteGroups | None:
         """Return a product as sums of bytes, if whole registers fill a group and that is predicted to be fastest."""
         found, length = find_byte_groups(contraction), static_size(contraction.bound[-1])
-        if found is None or length % _QUAD_BYTES:
+        if found is None or length % _QUAD_BYTES or column_in_lanes(contraction) is not None:
             return None
         short = self._row_count() >= LEAST_PAIRED and length * len(found.rights) < LEAST_IN_BYTES
         return None if short and self.tiling.bf16_products and contraction.dtype == BF16 else found
@@ -192,10 +192,12 @@ class _Contraction:
         if contraction in self.groups:
             return I8
         left, right = contraction.pairs[0]
-        if is_computed(contraction):
-            paired = self._row_count() >= LEAST_PAIRED and column_in_lanes(contraction) is None
-        else:
+        if not is_computed(contraction):
             paired = stride(right, contraction.bound[-1]) == 1
+        elif self.blocked_rows:
+            paired = False  # left operands of many rows are loaded as they are, and their number may be unknown
+        else:
+            paired = self._row_count() >= LEAST_PAIRED and column_in_lanes(contraction) is None
         if self.tiling.bf16_products and paired and left.dtype == right.dtype == BF16:
             return BF16
         return accumulation(left.dtype)
