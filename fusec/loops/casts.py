@@ -12,8 +12,11 @@ def keeps_all(item: IndexedExpr) -> bool:
     """Return whether a cast keeps all values that it may get."""
     (narrow,) = item.operands
     values = interval(narrow.value)
-    small = values is not None and item.dtype.is_float and max(map(abs, values)) <= EXACT
-    return holds_all(item.dtype, narrow.dtype) or small or bool(values and values == interval(item.value))
+    if values is None or holds_all(item.dtype, narrow.dtype):
+        return holds_all(item.dtype, narrow.dtype)
+    if item.dtype.is_float:
+        return max(map(abs, values)) <= EXACT
+    return values == interval(item.value)
 
 
 def uncast(item: IndexedExpr) -> IndexedExpr:

@@ -32,3 +32,16 @@ def test_every_pair_of_bytes(function: Callable[[Tensor, Tensor], Tensor], dtype
     x, y = every.repeat_interleave(256), every.repeat(256)
     found = compile_graph(trace(function, (x, y), symbolic=False), replace(Config(), strict=True)).program([x, y])[0]
     assert torch.equal(found, function(x, y))
+
+
+@pytest.mark.parametrize("most", [255, 1023])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_casts_to_half_types_round_what_these_cannot_hold(dtype: torch.dtype, most: int) -> None:
+    """Integers up to 256 are exact in all of them, and are not rounded."""
+    x = torch.arange(4096, dtype=torch.int32)
+
+    def function(x: Tensor) -> Tensor:
+        return (x & most).to(dtype).float() - most
+
+    (found,) = compile_graph(trace(function, [x], symbolic=False), replace(Config(), strict=True)).program([x])
+    assert torch.equal(found, function(x))
