@@ -34,7 +34,7 @@ WRITTEN = f"<!-- Written by `{COMMAND}`. -->"
 class Avx512Target(CppTarget):
     """A fixed CPU, whichever one the pages are written on."""
 
-    lanes, bf16_products, cores = 16, False, 4
+    lanes, bf16_products, has_amx, cores = 16, False, False, 4
 
 
 TARGETS: dict[str, Target] = {"cpp": Avx512Target(), "triton": TritonTarget()}

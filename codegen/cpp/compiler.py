@@ -1,5 +1,6 @@
 """The C++ compiler of this machine: its command, features and flags."""
 
+import ctypes
 import functools
 import os
 import shutil
@@ -37,10 +38,14 @@ LINK_FLAGS = ("-shared", "-fPIC", "-nostartfiles", "-nodefaultlibs", "-Wl,-z,rel
 Without start files: one of them, crtfastmath.o, makes the processor flush denormals to zero.
 """
 _SECONDS = 120
+_AMX = ("AMX_TILE", "AMX_BF16", "AMX_INT8")
+_WITHOUT_AMX = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+"""Numbers of Linux on x86-64: a system call, its request, and what is requested."""
 _MATMULS = {
-    "bf16": ("AVXNECONVERT", "AMX_BF16"),
+    "bf16": ("AVXNECONVERT",),
     "f16": ("AVXNECONVERT", "AVX512FP16", "AMX_FP16"),
-    "i8": ("AMX_INT8",),
+    "i8": (),
 }
 """Extensions of x86 for matmuls of a type that the vendor's library (oneDNN) uses, and fusec does not."""
 
@@ -59,6 +64,11 @@ class Compiler:
     def lanes(self) -> int:
         """The number of floats in a register."""
         return 16 if "#define __AVX512F__ 1" in self.identity else 8
+
+    @property
+    def has_amx(self) -> bool:
+        """True if ``dot.h`` multiplies tiles of bfloat16 and bytes with Intel AMX."""
+        return all(map(self._has, _AMX)) and "__clang__" not in self.identity
 
     @property
     def has_bf16_products(self) -> bool:
@@ -171,11 +181,23 @@ def find_compiler() -> Compiler:
 @functools.cache
 def _query(command: tuple[str, ...]) -> Compiler | BuildError:
     reason = BuildError("the C++ compiler did not run", where=command[0])
+    preprocess = ("-x", "c++", "-E", "-dM", "/dev/null")
     for machine_flags in (("-march=native",), ("-mcpu=native",), ()):
         try:
-            identity = run_compiler(command, [*machine_flags, "-x", "c++", "-E", "-dM", "/dev/null"])
+            identity = run_compiler(command, [*machine_flags, *preprocess])
         except BuildError as error:
             reason = error
             continue
+        if "#define __AMX_" in identity and not _permits_amx():
+            machine_flags = (*machine_flags, *_WITHOUT_AMX)
+            identity = run_compiler(command, [*machine_flags, *preprocess])
         return Compiler(command, machine_flags, identity)
     return reason
+
+
+def _permits_amx() -> bool:
+    """Ask Linux to let this process use the registers of AMX, which it saves at switches only where they are used."""
+    try:
+        return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
+    except (OSError, AttributeError):
+        return False

@@ -6,7 +6,7 @@
 // compiling them takes several times as long as all else.
 #pragma once
 
-#include "dot_step.h"
+#include "amx.h"
 
 namespace fusec {
 
@@ -362,16 +362,15 @@ FN void dot_grouped(float* target, int64_t target_step, const Left<int8_t>* left
   }
 }
 
-// What one lane multiplies in one step: a number, or a word of two bfloat16 that are neighbours along k.
-struct __attribute__((packed, aligned(2), may_alias)) word { int32_t bits; };
-template <class A, class R, int N> struct Lanes {
+// What one lane multiplies in one step: a number, a word of two bfloat16, or four bytes.
+template <class A, class L, class R, int N> struct Lanes {
   typedef typename Raw<A, N>::type row;
   template <class Count> static LANEWISE row of(const R* p, Count count) { return cast<A>(load<N>(p, count)).v; }
-  template <class L> static LANEWISE A factor(const L* p) { return A(load(p)); }
+  static LANEWISE A factor(const L* p) { return A(load(p)); }
   static LANEWISE row add(row sum, A x, row y) { return sum + x * y; }
 };
 #ifdef IN_PAIRS
-template <> struct Lanes<float, word, 16> {
+template <> struct Lanes<float, word, word, 16> {
   typedef Raw<int32_t, 16>::type row;
   typedef Raw<float, 16>::type floats;
   template <class Count> static LANEWISE row of(const word* p, Count count) {
@@ -381,13 +380,10 @@ template <> struct Lanes<float, word, 16> {
   static LANEWISE floats add(floats sum, row x, row y) { return add_pairs(sum, (Pairs)x, (Pairs)y); }
 };
 #endif
-
-// Four bytes that are neighbours along k, of a left operand of type L, or to be multiplied with one.
-template <class L> struct __attribute__((packed, aligned(1), may_alias)) Quad { int32_t bits; };
 #ifdef IN_QUADS
-template <class L> struct Lanes<int32_t, Quad<L>, QUAD_LANES> {
+template <class L, class R> struct Lanes<int32_t, Quad<L>, Quad<R>, QUAD_LANES> {
   typedef typename Raw<int32_t, QUAD_LANES>::type row;
-  template <class Count> static LANEWISE row of(const Quad<L>* p, Count count) {
+  template <class Count> static LANEWISE row of(const Quad<R>* p, Count count) {
     return load<QUAD_LANES>((const int32_t*)p, count).v;
   }
   static LANEWISE row factor(const Quad<L>* p) { return row{} + p->bits; }
@@ -402,21 +398,13 @@ template <int N> FN Part of_tile(Part all, int tile) {
   return {count < 0 ? 0 : count < N ? count : N};
 }
 
-// What tiles of one product have in common. The right operand lies along its columns.
-template <class A, class L, class R> struct Panel {
-  int64_t target_step, left_step, left_k;
-  const R* right;
-  int64_t right_step, columns, depth;
-  bool adds;  // to what is there. Asked when sums are stored: were it known when compiled, all would be compiled twice
-};
-
 // Lanes along the columns, TILES of them at once. Of as many rows from ``next`` on, so many tiles each are asked for
 // meanwhile.
 template <int ROWS, int TILES, int N, class A, class L, class R, class Count>
 DOT_FUNCTION dot_tile_n(const Panel<A, L, R>& panel, A* target, const L* left, int64_t first, Count columns,
                         const R* next, int asked) {
   CONTRACT
-  typedef Lanes<A, R, N> lanes;
+  typedef Lanes<A, L, R, N> lanes;
   constexpr int line = N * sizeof(R) < 64 ? 64 / (N * sizeof(R)) : 1;  // tiles
   const int64_t target_step = panel.target_step, left_step = panel.left_step, left_k = panel.left_k;
   const int64_t right_step = panel.right_step, depth = panel.depth;
@@ -486,42 +474,48 @@ template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int6
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(p + r * step + i, 0, 2);
 }
 
-// The tiles of six rows at a time, which leave room for their sums, one row of the right operand and a factor, and of
-// the last ones: few together wait for each other's sums, so these are shared out, 8 are 4 and 4.
+// The tiles of some rows at a time, and of the last ones: 32 with AMX; else six, which leave room for their sums, one row
+// of the right operand and a factor. Few of these wait for each other's sums, so the last are shared out: 8 are 4 and 4.
 template <int N, class A, class L, class R> struct RowTiles {
-  static void dot(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next, int asked);
+  static constexpr int MOST = in_amx<A, L, R> ? AMX_ROWS : 6;
+  static void dot(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next, int asked,
+                  TileShapes& shapes);
   static int64_t together(int64_t rows) {
+    if (in_amx<A, L, R>) return rows < MOST ? rows : MOST;
     return rows >= 9 || rows == 6 ? 6 : rows >= 7 || rows == 4 ? 4 : rows >= 3 ? 3 : rows;
   }
 };
 template <int N, class A, class L, class R>
 void RowTiles<N, A, L, R>::dot(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next,
-                             int asked) {
-  if (rows == 6) dot_columns_n<6, N>(panel, target, left, next, asked);
-  if (rows == 4) dot_columns_n<4, N>(panel, target, left, next, asked);
-  if (rows == 3) dot_columns_n<3, N>(panel, target, left, next, asked);
-  if (rows == 2) dot_columns_n<2, N>(panel, target, left, next, asked);
-  if (rows == 1) dot_columns_n<1, N>(panel, target, left, next, asked);
+                             int asked, TileShapes& shapes) {
+  if constexpr (in_amx<A, L, R>) return dot_amx(panel, rows, target, left, next, asked, shapes);
+  else {
+    if (rows == 6) dot_columns_n<6, N>(panel, target, left, next, asked);
+    if (rows == 4) dot_columns_n<4, N>(panel, target, left, next, asked);
+    if (rows == 3) dot_columns_n<3, N>(panel, target, left, next, asked);
+    if (rows == 2) dot_columns_n<2, N>(panel, target, left, next, asked);
+    if (rows == 1) dot_columns_n<1, N>(panel, target, left, next, asked);
+  }
 }
-#ifndef IN_PAIRS
+#ifndef MANY_IN_PAIRS
 template <class A> struct RowTiles<16, A, word, word> {};  // nobody multiplies words
 #endif
 #ifndef IN_QUADS
-template <int N, class L> struct RowTiles<N, int32_t, Quad<L>, Quad<L>> {};
+template <int N, class L, class R> struct RowTiles<N, int32_t, Quad<L>, Quad<R>> {};
 #endif
 
 // As many rows as it takes, beside one panel. lefts() gives where the rows of the left operand lie from one up to
 // another. The first of them ask for the rows from ``next`` on, if there are any, while they compute: the more rows,
 // the less at once.
 template <int N, class A, class L, class R, class Lefts>
-FN void dot_panel_n(const Panel<A, L, R>& panel, A* target, int64_t rows, const Lefts& lefts,
+FN void dot_panel_n(const Panel<A, L, R>& panel, A* target, int64_t rows, const Lefts& lefts, TileShapes& shapes,
                     const R* next = nullptr) {
   typedef RowTiles<N, A, L, R> tiles;
-  const int most = !next ? 0 : rows <= 6 ? PANEL_TILES : rows < 48 ? PANEL_TILES / 2 : 1;
+  const int most = !next ? 0 : rows <= tiles::MOST ? PANEL_TILES : rows < 8 * tiles::MOST ? PANEL_TILES / 2 : 1;
   for (int64_t r = 0, some, first = 0; r < rows; r += some, first += most) {
     some = tiles::together(rows - r);
     tiles::dot(panel, some, target + r * panel.target_step, lefts(r, r + some), next + first * N,
-                first < PANEL_TILES ? most : 0);
+                first < PANEL_TILES ? most : 0, shapes);
   }
 }
 
@@ -553,10 +547,11 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
                          const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   constexpr bool widened = same_type<A, float>::value && is_narrow<L> && !same_type<L, float>::value;
   typedef typename Chosen<widened, float, L>::type Factor;
-  constexpr int64_t SOME = 64;
+  constexpr int64_t SOME = 64, most = RowTiles<N, A, Factor, R>::MOST;
   const bool across = left_k != 1 && left_step == 1;
   const int64_t step = !widened ? left_step : across ? 1 : CHAIN, step_k = !widened ? left_k : across ? SOME : 1;
   alignas(64) Factor wide_rows[widened ? SOME * CHAIN : 1];
+  TileShapes shapes;
   for (int64_t c = 0; c < columns; c += PANEL_TILES * N) {
     const int64_t wide = columns - c < PANEL_TILES * N ? columns - c : PANEL_TILES * N;
     for (int64_t k = 0; k == 0 || k < depth; k += CHAIN) {
@@ -566,7 +561,7 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
       const R* const next = block + some * right_step;
       int64_t first = 0, end = 0;  // of the rows that are widened
       const auto from = [&](int64_t r, int64_t last) LANEWISE {
-        if (left_k == 1) ask_for(left + k, left_step, last, last + 6 < rows ? last + 6 : rows, some);
+        if (left_k == 1) ask_for(left + k, left_step, last, last + most < rows ? last + most : rows, some);
         const L* const there = left + r * left_step + k * left_k;
         if constexpr (widened) {
           if (last > end) {
@@ -583,7 +578,7 @@ FN void dot_many_along_n(A* target, int64_t target_step, const L* left, int64_t 
         }
       };
       const Panel<A, Factor, R> panel{target_step, step, step_k, block, right_step, wide, some, ADDS || k};
-      dot_panel_n<N>(panel, target + c, rows, from, next);
+      dot_panel_n<N>(panel, target + c, rows, from, shapes, next);
     }
   }
 }
@@ -656,10 +651,11 @@ template <int N, class W, bool ADDS = false, bool FLIPS = false, class A, class 
 FN void dot_turned(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                    int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
   typedef typename Chosen<same_type<W, float>::value, float, L>::type Factor;
-  constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
+  constexpr int64_t wide = PANEL_TILES * N, some = CHAIN, most = RowTiles<N, A, Factor, W>::MOST;
   constexpr bool widened = !same_type<Factor, L>::value;
   alignas(64) W transposed[wide * some];
-  alignas(64) float group[widened ? 6 * some : 1];
+  alignas(64) float group[widened ? most * some : 1];
+  TileShapes shapes;
   for (int64_t c = 0; c < columns; c += wide) {
     const int64_t width = columns - c < wide ? columns - c : wide;
     for (int64_t k = 0; k == 0 || k < depth; k += some) {  // without anything to sum the result is 0
@@ -672,7 +668,7 @@ FN void dot_turned(A* target, int64_t target_step, const L* left, int64_t left_s
       const R* const next = right + (k + some < depth ? c * right_step + k + some : (c + width) * right_step);
       const auto lefts = [&](int64_t from, int64_t to) LANEWISE {
         ask_for(next, right_step, from * width / rows, to * width / rows, some);
-        ask_for(left + k, left_step, to, to + 6 < rows ? to + 6 : rows, far);
+        ask_for(left + k, left_step, to, to + most < rows ? to + most : rows, far);
         const L* const first = left + from * left_step + k;
         if constexpr (widened) {
           widen_rows<N>(group, some, first, left_step, to - from, far);
@@ -683,7 +679,7 @@ FN void dot_turned(A* target, int64_t target_step, const L* left, int64_t left_s
       };
       const int64_t step = widened ? some : left_step;
       dot_panel_n<N>(Panel<A, Factor, W>{target_step, step, 1, transposed, wide, width, far, ADDS || k}, target + c, rows,
-                     lefts);
+                     lefts, shapes);
     }
   }
 }
@@ -692,8 +688,8 @@ FN void dot_turned(A* target, int64_t target_step, const L* left, int64_t left_s
 template <int N, class A, class L, class R>
 FN void dot_packed(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right, int64_t rows,
                    int64_t columns, int64_t depth) {
-#ifdef IN_PAIRS
-  if constexpr (in_pairs<A, L, R, N>) {
+#ifdef MANY_IN_PAIRS
+  if constexpr (many_in_pairs<A, L, R, N>) {
     dot_many_along_n<N, false>(target, target_step, (const word*)left, left_step / 2, 1, (const word*)right, columns,
                                rows, columns, depth / 2);
     return;
@@ -722,8 +718,8 @@ FN void begin_flipped(int32_t* target, int64_t target_step, const L* left, int64
 template <int N, class A, class L, class R>
 FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
                          int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
-#ifdef IN_PAIRS
-  if constexpr (in_pairs<A, L, R, N>) {
+#ifdef MANY_IN_PAIRS
+  if constexpr (many_in_pairs<A, L, R, N>) {
     if (depth % 2 == 0 && left_step % 2 == 0 && right_step % 2 == 0) {
       dot_turned<N, word>(target, target_step, (const word*)left, left_step / 2, (const word*)right, right_step / 2,
                           rows, columns, depth / 2);
@@ -734,11 +730,10 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
 #ifdef IN_QUADS
   if constexpr (in_bytes<A, L, R> && N == QUAD_LANES) {
     if (depth % 4 == 0 && left_step % 4 == 0 && right_step % 4 == 0) {
-      typedef Quad<L> quad;
-      constexpr bool flips = flipped<L, R> != 0;
+      constexpr bool flips = flipped<L, R> && !in_amx<A, Quad<L>, Quad<R>>;
       if (flips) begin_flipped<N, R>(target, target_step, left, left_step, rows, columns, depth);
-      dot_turned<N, quad, flips, flips>(target, target_step, (const quad*)left, left_step / 4, (const quad*)right,
-                                        right_step / 4, rows, columns, depth / 4);
+      dot_turned<N, Quad<R>, flips, flips>(target, target_step, (const Quad<L>*)left, left_step / 4,
+                                           (const Quad<R>*)right, right_step / 4, rows, columns, depth / 4);
       return;
     }
   }
@@ -792,7 +787,7 @@ FN void each_tile(const Values& values, const Fetch& fetch, int64_t column, int6
   });
 }
 
-#ifdef IN_PAIRS
+#ifdef MANY_IN_PAIRS
 // The same in pairs of bfloat16. Of two segments whose left operands are neighbours each pair has one of both; else
 // pairs are neighbours along k.
 template <int N, int SEGMENTS, int LINE, class Values, class Fetch, class Step>
@@ -803,8 +798,10 @@ FN void dot_many_in_pairs(float* target, int64_t target_step, const Left<bf16>* 
   constexpr bool contiguous = same_type<Step, Contiguous>::value;
   const bool joined = SEGMENTS == 2 && contiguous && lefts[0].step_k == 2 && lefts[1].data == lefts[0].data + 1;
   const int64_t some = joined ? CHAIN : 2 * CHAIN;  // a chain of words
-  alignas(64) bf16 block[SEGMENTS][wide * 2 * CHAIN], group[6 * 2 * CHAIN];
+  constexpr int most = RowTiles<N, float, word, word>::MOST;
+  alignas(64) bf16 block[SEGMENTS][wide * 2 * CHAIN], group[most * 2 * CHAIN];
   alignas(64) word transposed[wide * CHAIN];
+  TileShapes shapes;
   for (int64_t c = first; c < last; c += wide) {
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {
@@ -836,7 +833,7 @@ FN void dot_many_in_pairs(float* target, int64_t target_step, const Left<bf16>* 
         };
         const Panel<float, word, word> panel{target_step, direct ? left.step / 2 : some / 2, 1, transposed, wide, width,
                                              words, k || s};
-        dot_panel_n<N>(panel, target + c - first, rows, from);
+        dot_panel_n<N>(panel, target + c - first, rows, from, shapes);
       }
     }
   }
@@ -849,8 +846,8 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
                           const Step& step) {
   constexpr int64_t wide = PANEL_TILES * N, some = CHAIN;
   constexpr bool contiguous = same_type<Step, Contiguous>::value, copied = is_half<L> || !contiguous;
-#ifdef IN_PAIRS
-  if constexpr (in_pairs<A, L, bf16, N>) {
+#ifdef MANY_IN_PAIRS
+  if constexpr (many_in_pairs<A, L, bf16, N>) {
     bool even = outer * inner % 2 == 0;
     for (int s = 0; s < SEGMENTS; s++) even &= lefts[s].step % 2 == 0;
     if (even)
@@ -860,6 +857,7 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
 #endif
   typedef typename Chosen<copied, A, L>::type Factor;
   alignas(64) A block[SEGMENTS][wide * some], transposed[wide * some], group[copied ? 6 * some : 1];
+  TileShapes shapes;
   for (int64_t c = first; c < last; c += wide) {
     const int64_t width = last - c < wide ? last - c : wide;
     for (int64_t k = 0; k == 0 || k < outer * inner; k += some) {  // without anything to sum the result is 0
@@ -887,7 +885,7 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
         };
         const int64_t row_step = copied ? some : left.step, step_k = copied ? 1 : left.step_k;
         const Panel<A, Factor, A> panel{target_step, row_step, step_k, transposed, wide, width, far, k || s};
-        dot_panel_n<N>(panel, target + c - first, rows, from);
+        dot_panel_n<N>(panel, target + c - first, rows, from, shapes);
       }
     }
   }

@@ -8,8 +8,23 @@ namespace fusec {
 template <bool, class X, class Y> struct Chosen { typedef X type; };
 template <class X, class Y> struct Chosen<false, X, Y> { typedef Y type; };
 
+// Words of neighbours along k: two bfloat16, or four bytes.
+struct __attribute__((packed, aligned(2), may_alias)) word { int32_t bits; };
+template <class T> struct __attribute__((packed, aligned(1), may_alias)) Quad { int32_t bits; };
+
+// What tiles of one product have in common. The right operand lies along its columns.
+template <class A, class L, class R> struct Panel {
+  int64_t target_step, left_step, left_k;
+  const R* right;
+  int64_t right_step, columns, depth;
+  bool adds;  // to what is there. Asked when sums are stored: were it known when compiled, all would be compiled twice
+};
+
 // One element along k in each lane: no such instruction.
 struct OneStep { static constexpr int count = 1; };
+
+template <class A, class L, class R>
+constexpr bool of_halves = same_type<A, float>::value && same_type<L, bf16>::value && same_type<R, bf16>::value;
 
 // Pairs of bfloat16 products are added into float lanes by one instruction, where the machine has it and is quick at it:
 // Intel's processors with AVX512-FP16 take two cycles for one, half the speed of their two FMAs a cycle.
@@ -42,12 +57,20 @@ struct PairStep {
   }
   static LANEWISE Raw<float, 16>::type add(Raw<float, 16>::type sum, Pairs l, Pairs r) { return add_pairs(sum, l, r); }
 };
-template <class A, class L, class R, int N>
-constexpr bool in_pairs =
-    N == 16 && same_type<A, float>::value && same_type<L, bf16>::value && same_type<R, bf16>::value;
+template <class A, class L, class R, int N> constexpr bool in_pairs = N == 16 && of_halves<A, L, R>;
 #else
 typedef OneStep PairStep;
 template <class A, class L, class R, int N> constexpr bool in_pairs = false;
+#endif
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__GNUC__) && !defined(__clang__)
+#define AMX
+#endif
+
+// With many rows AMX multiplies pairs as well.
+#if defined(IN_PAIRS) || defined(AMX)
+#define MANY_IN_PAIRS
+template <class A, class L, class R, int N> constexpr bool many_in_pairs = N == 16 && of_halves<A, L, R>;
 #endif
 
 // Bytes, signed or not, are multiplied exactly and added into lanes of int32_t, which wrap around.

@@ -21,7 +21,7 @@ measured to be faster than a vendor call and the kernel after it."""
 
 UNPACKED_ROWS = 48
 """Rows of half types up to which a weight of fewer than eight bits is unpacked in its matmul even where the vendor's
-GEMM is faster; measured with 4 bits on a processor with AMX. There int8 is better unpacked to memory."""
+GEMM is faster; measured with 4 bits and oneDNN's AMX. There int8 is better unpacked to memory."""
 
 
 def limits(config: Config, machine: Machine, lanes: int) -> Limits:

@@ -288,7 +288,7 @@ class Statements:
         sums, left, right = (MEMORY_TYPES[self.buffers[m.buffer].dtype] for m in (s.target, s.left, s.right))
         paired = lanes == PAIRED_LANES and (sums, left, right) == ("float", "bf16", "bf16")
         words = [("word", "word")] if paired else []
-        quads = [(f"Quad<{left}>",) * 2] if sums == "int32_t" else []
+        quads = [(f"Quad<{left}>", f"Quad<{right}>")] if sums == "int32_t" else []
         operands = {
             # transposed, and widened, in pairs or in groups of four bytes
             "along_k": [("float", "float"), *words] if sums == "float" else quads,

@@ -47,6 +47,17 @@ class CppTarget:
         compiler = _compiler()
         return compiler is not None and compiler.has_bf16_products
 
+    @property
+    def many_bf16_products(self) -> bool:
+        """True if it does so for many rows: in pairs, or in tiles of AMX."""
+        return self.bf16_products or self.has_amx
+
+    @property
+    def has_amx(self) -> bool:
+        """True if the machine multiplies tiles of bfloat16 and bytes with Intel AMX."""
+        compiler = _compiler()
+        return compiler is not None and compiler.has_amx
+
     def machine(self, config: Config) -> Machine:
         """Return the profile of this machine, with torch's number of threads, or of the one that options name.
 
@@ -86,7 +97,14 @@ class CppTarget:
         from fusec.codegen.cpp.schedules import schedule
         from fusec.codegen.tile.rows import Tiling
 
-        tiling = Tiling(self.lanes, bf16_products=self.bf16_products, cores=self.cores)
+        tiling = Tiling(
+            self.lanes,
+            bf16_products=self.bf16_products,
+            many_bf16_products=self.many_bf16_products,
+            cache_bytes=(2 if self.has_amx else 1) << 20,  # the least of such processors
+            tile_rows=48 if self.has_amx else 6,
+            cores=self.cores,
+        )
         return schedule(plan, name, tiling)
 
     def print(self, kernel: Kernel) -> str:

@@ -39,6 +39,12 @@ class Tiling:
     """A grid iteration may have scratch memory."""
     bf16_products: bool = False
     """The machine multiplies bfloat16 and adds into float32 in one instruction."""
+    many_bf16_products: bool = False
+    """The same for many rows at once."""
+    cache_bytes: int = 1 << 20
+    """Size of the second-level cache."""
+    tile_rows: int = 6
+    """Rows of a large-M GEMM that fill register tiles of all dtypes."""
     cores: int = 1
     """Number of cores."""
 

@@ -23,7 +23,7 @@ from fusec.debug.explain import explain
 from fusec.ir.types import F32
 from tests.machines import profile
 
-BF16_PRODUCTS = target_named("cpp").bf16_products
+BF16_PRODUCTS = target_named("cpp").many_bf16_products
 """Whether this machine multiplies pairs of bfloat16: where it does not, their blocks are widened in each call."""
 
 

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from fusec.codegen.cpp.build import CppKernel, build
-from fusec.codegen.cpp.compiler import FLAGS, LINK_FLAGS, _query, find_compiler
+from fusec.codegen.cpp.compiler import _AMX, FLAGS, LINK_FLAGS, _query, find_compiler
 from fusec.codegen.cpp.expressions import print_constant
 from fusec.codegen.cpp.printer import PARALLEL_WORK, print_kernel
 from fusec.codegen.tile.kernel import (
@@ -341,3 +341,20 @@ def test_a_compiler_that_does_not_work_does_not_hide_another(monkeypatch: pytest
     _query.cache_clear()
     with pytest.raises(BuildError, match=r"refused|did not run"):
         find_compiler()
+
+
+def test_where_linux_refuses_the_registers_of_amx_kernels_are_built_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A compiler that says what a processor with AMX makes it say."""
+    macros = "".join(f"#define __{name}__ 1\n" for name in _AMX)
+    script = f"""#!/bin/sh\ncase "$*" in *-mno-amx-tile*) ;; *) echo '{macros}' ;; esac\n"""
+    (tmp_path / "g++").write_text(script)
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    for permitted in (True, False):
+        monkeypatch.setattr("fusec.codegen.cpp.compiler._permits_amx", lambda permitted=permitted: permitted)
+        _query.cache_clear()
+        assert find_compiler().has_amx == permitted
+        assert ("-mno-amx-tile" in find_compiler().machine_flags) != permitted
+    _query.cache_clear()

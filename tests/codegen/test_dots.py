@@ -1,6 +1,5 @@
 """Blocks of products in C++, by hand: right at every size, in either layout, and nothing is written beside them."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from fusec.codegen.program.constant_folding import prepack
 from fusec.codegen.tile.kernel import Buffer, Dot, Kernel, Load, Loop, Matrix, Store
 from fusec.config import Config
 from fusec.ir.types import BF16, F32, F64, I8, I32, U8, DType, Size, symbol
+from tests.codegen.instructions import BF16_INSTRUCTIONS, BYTE_INSTRUCTIONS, built
 
 M, N, K, STEP = (symbol(name) for name in ("m", "n", "k", "step"))
 j = sympy.Symbol("j", integer=True, nonnegative=True)
@@ -23,36 +23,6 @@ THEIRS = {F32: torch.float32, F64: torch.float64, BF16: torch.bfloat16}
 RANGES = {I8: (torch.int8, -128, 127), U8: (torch.uint8, 0, 255)}
 ROWS, COLUMNS, DEPTHS = (1, 8, 17, 70), (1, 16, 37, 150), ((1, 4), (24, 28), (24, 29), (25, 28), (300, 304))
 """Depths, and how far rows of the left operand lie apart: pairs of bfloat16 have to be even in both."""
-EMULATED = """
-#define __AVX512BF16__ 1
-#undef __AVX512FP16__
-#define __builtin_ia32_dpbf16ps_v16sf(sums, a, b) emulated_pairs(sums, (Halves32)(a), (Halves32)(b))
-#define __builtin_ia32_cvtne2ps2bf16_v32hi emulated_conversion
-#define __builtin_ia32_cvtne2ps2bf16_v32bf emulated_conversion
-typedef float Floats16 __attribute__((vector_size(64)));
-typedef unsigned short Halves32 __attribute__((vector_size(64)));
-static inline Floats16 emulated_pairs(Floats16 sums, Halves32 a, Halves32 b) {
-  for (int i = 0; i < 32; i++) {
-    const unsigned x = (unsigned)a[i] << 16, y = (unsigned)b[i] << 16;
-    float left, right;
-    __builtin_memcpy(&left, &x, 4);
-    __builtin_memcpy(&right, &y, 4);
-    sums[i / 2] += left * right;
-  }
-  return sums;
-}
-static inline Halves32 emulated_conversion(Floats16 high, Floats16 low) {
-  Halves32 pairs;
-  for (int i = 0; i < 32; i++) {
-    float x = i < 16 ? low[i] : high[i - 16];
-    unsigned bits;
-    __builtin_memcpy(&bits, &x, 4);
-    pairs[i] = (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-  }
-  return pairs;
-}
-"""
-"""The instructions for pairs of bfloat16 on a machine without it."""
 
 
 def dot(name: str, dtype: DType, along: str, rows: Size, adds: bool, other: DType | None = None) -> Kernel:
@@ -85,10 +55,7 @@ LAID_OUT = [
     (F32, "packed", False, ""),
 ]
 """By element type, how weights may lie, whether a block may be added to what is there, and what stands in front."""
-if target_named("cpp").bf16_products:
-    LAID_OUT.append((BF16, "packed", False, ""))
-elif target_named("cpp").lanes == 16:  # what other machines multiply by one instruction, done by several
-    LAID_OUT += [(BF16, along, False, EMULATED) for along in ("k", "packed")]
+LAID_OUT += [(BF16, along, False, head) for along in ("k", "packed") for head in BF16_INSTRUCTIONS]
 
 
 @pytest.mark.parametrize("rows", [1, 6, M], ids=["one", "few", "many"])
@@ -96,11 +63,7 @@ elif target_named("cpp").lanes == 16:  # what other machines multiply by one ins
 def test_a_block_is_right_and_alone(along: str, adds: bool, dtype: DType, head: str, rows: Size) -> None:
     """What lies around the operands is NaN, and what lies around the result stays."""
     turned = along == "packed"
-    text = print_kernel(dot("block", dtype, along, rows, adds))
-    if head:  # which what is built for all kernels does not have
-        text = head + re.sub("^extern template.*$", "", text, flags=re.MULTILINE)
-    (kernel,) = build([("block", text)], Config())
-    assert not isinstance(kernel, BuildError), kernel
+    kernel = built(dot("block", dtype, along, rows, adds), head)
     for m in ROWS if rows == M else (int(rows),):
         for n in COLUMNS:
             for k, step in (pair for pair in DEPTHS if not turned or pair[0] % 2 == pair[1] % 2 == 0):
@@ -117,12 +80,12 @@ def test_a_block_is_right_and_alone(along: str, adds: bool, dtype: DType, head: 
 
 
 @pytest.mark.parametrize("rows", [1, 6, M], ids=["one", "few", "many"])
+@pytest.mark.parametrize("head", BYTE_INSTRUCTIONS, ids=str)
 @pytest.mark.parametrize("right", RANGES, ids=str)
 @pytest.mark.parametrize("left", RANGES, ids=str)
-def test_bytes_are_summed_exactly(left: DType, right: DType, rows: Size) -> None:
+def test_bytes_are_summed_exactly(left: DType, right: DType, head: str, rows: Size) -> None:
     """Extreme values included, where instructions may saturate; nothing is written beside the result."""
-    (kernel,) = build([("block", print_kernel(dot("block", left, "k", rows, False, right)))], Config())
-    assert not isinstance(kernel, BuildError), kernel
+    kernel = built(dot("block", left, "k", rows, False, right), head)
     for m in (1, 3, 17, 70) if rows == M else (int(rows),):
         for n in (1, 5, 16, 37, 150):
             for k, step in ((1, 4), (60, 64), (64, 64), (132, 136), (200, 201), (259, 264), (600, 600)):

@@ -20,7 +20,7 @@ from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.types import BF16
 from fusec.reference.contract import Comparison, compare_outputs
-from tests.codegen.test_dots import EMULATED
+from tests.codegen.instructions import PAIRS
 from tests.machines import profile
 from tests.packed import COLUMNS, DEPTH, FORMS, Packed, int8, per_group, scales
 
@@ -64,7 +64,7 @@ def test_pairs_of_bfloat16_as_emulated(form: str, monkeypatch: pytest.MonkeyPatc
     """On every machine, though few of them have the instructions."""
     if not target_named("cpp").bf16_products:
         monkeypatch.setattr(CppTarget, "bf16_products", True)
-        monkeypatch.setattr(target, "print_kernel", lambda kernel: EMULATED + print_kernel(kernel))
+        monkeypatch.setattr(target, "print_kernel", lambda kernel: PAIRS + print_kernel(kernel))
     found, compare = compiled(FORMS[form], 5, torch.bfloat16)
     (kernel,) = found.program.kernels.values()
     assert any(b.name.startswith("left") and b.dtype == BF16 for b in kernel.buffers)

@@ -5,8 +5,14 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusec.codegen.tile.kernel import Matrix
+from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size, simplify
 from fusec.loops.affine import Axis
+
+BLOCK_SHARE = 7 / 8
+"""The most of the second-level cache that a block of rows and their sums take."""
+LEAST_ROWS = 192
+"""The fewest rows of such a block."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,13 @@ class Block:
         return simplify(sympy.expand(sympy.sympify(self.stop) - self.start))
 
 
-def even_blocks(n: int, most: int, step: int = 6) -> int:
+def most_rows(row_bytes: int, tiling: Tiling) -> int:
+    """Return the number of rows, each with its sums of so many bytes, that stay in the second-level cache."""
+    most = int(BLOCK_SHARE * tiling.cache_bytes) // row_bytes
+    return max(LEAST_ROWS, most // tiling.tile_rows * tiling.tile_rows)
+
+
+def even_blocks(n: int, most: int, step: int) -> int:
     """Return the length of the fewest equal blocks that cover ``n`` elements; with several, a multiple of ``step``."""
     count = -(-n // most)
     return min(-(-n // (count * step)) * step, most, n)

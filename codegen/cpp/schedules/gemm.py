@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import sympy
 
-from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks
+from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks, most_rows
 from fusec.codegen.cpp.schedules.column_lanes import column_dot, column_in_lanes
 from fusec.codegen.cpp.schedules.groups import keep_scales, shared_by_groups
 from fusec.codegen.tile.blocks import block_range
@@ -55,10 +55,6 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
 from fusec.loops.kinds import FEW_ROWS, Shape, is_computed, weight_of
 from fusec.loops.tables import Table, tables
 
-BLOCK_BYTES = 896 << 10
-"""Size limit of a block of rows and their sums, which stay in the second-level cache."""
-LEAST_ROWS = 192
-"""The fewest rows of such a block."""
 PANEL_TILES = 4
 """The most tiles of columns of a block: ``dot.h`` keeps them in the first-level cache, contiguous if transposed."""
 BLOCK_OF_ROWS = 512
@@ -198,7 +194,8 @@ class _Contraction:
             paired = False  # left operands of many rows are loaded as they are, and their number may be unknown
         else:
             paired = self._row_count() >= LEAST_PAIRED and column_in_lanes(contraction) is None
-        if self.tiling.bf16_products and paired and left.dtype == right.dtype == BF16:
+        multiplied = self.tiling.many_bf16_products if self.blocked_rows else self.tiling.bf16_products
+        if multiplied and paired and left.dtype == right.dtype == BF16:
             return BF16
         return accumulation(left.dtype)
 
@@ -274,7 +271,7 @@ class _Contraction:
                 loops.enter_context(self.emitter.loop(axis, "serial"))
         joint = self.emitter.joint(self.blocked_rows)
         n, most = joint.size, self._most_in_block()
-        size = even_blocks(n, most) if isinstance(n, int) else most
+        size = even_blocks(n, most, self.tiling.tile_rows) if isinstance(n, int) else most
         start, stop = block_range(index_symbol("rows") * size, size, n)
         loops.enter_context(self.emitter.repeat("rows", 0, simplify(sympy.ceiling(sympy.sympify(n) / size)), 1))
         return Block(joint, start, stop, size)
@@ -284,7 +281,7 @@ class _Contraction:
         products = self.shape.contractions
         read = max(c.operands[0].dtype.bytes * static_size(self._k(c.bound)) for c in products)
         summed = sum(accumulation(c.dtype).bytes * self.most_columns for c in products)
-        return max(LEAST_ROWS, BLOCK_BYTES // (read + summed) // 6 * 6)
+        return most_rows(read + summed, self.tiling)
 
     def _blocks(self, axis: Axis, results: list[Output], lefts: dict[IndexedExpr, Left], rows: Block | None) -> None:
         """Emit the loop over blocks of the only column axis."""
