@@ -39,9 +39,11 @@ WORKLOADS: dict[str, Callable[[int], Prepared]] = {
     "decode 8": partial(decode, torch.bfloat16, batch=8),
     "prefill 128": partial(prefill, torch.bfloat16, length=128),
     "prefill 512": partial(prefill, torch.bfloat16, length=512),
+    "decode 1 of 1.1 billion": partial(decode, torch.bfloat16, hidden=2048, layers=16, mlp=8192),
 }
 TOKENS = {
     "decode 1": (1, 1, VALID), "decode 8": (8, 1, VALID), "prefill 128": (1, 128, 0), "prefill 512": (1, 512, 0),
+    "decode 1 of 1.1 billion": (1, 1, VALID),
 }  # fmt: skip
 """Sequences, tokens of each, and tokens in the cache, for llama.cpp."""
 READ_MB = 512

@@ -81,12 +81,12 @@ class Workload:
         return f"{self.name}, {str(self.dtype).removeprefix('torch.')}"
 
 
-def llama(dtype: torch.dtype, seed: int, hidden: int = HIDDEN, layers: int = LAYERS) -> Any:
+def llama(dtype: torch.dtype, seed: int, hidden: int = HIDDEN, layers: int = LAYERS, mlp: int = 0) -> Any:
     """The Llama, its parameters redrawn."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=hidden, intermediate_size=hidden * MLP // HIDDEN, num_hidden_layers=layers,
+        hidden_size=hidden, intermediate_size=mlp or hidden * MLP // HIDDEN, num_hidden_layers=layers,
         num_attention_heads=HEADS * hidden // HIDDEN or 1, num_key_value_heads=KEY_HEADS * hidden // HIDDEN or 1,
         vocab_size=VOCABULARY * hidden // HIDDEN, max_position_embeddings=8192,
     )  # fmt: skip
@@ -101,9 +101,10 @@ def decode(
     layers: int = LAYERS,
     valid: int = VALID,
     capacity: int = CAPACITY,
+    mlp: int = 0,
 ) -> Prepared:
     """One more token for each of ``batch`` rows beside a static cache, again and again at the same place."""
-    model = llama(dtype, seed, hidden, layers)
+    model = llama(dtype, seed, hidden, layers, mlp)
     tokens = _tokens(model.config.vocab_size, batch, valid, seed)
 
     @functools.cache

@@ -8,27 +8,29 @@ namespace fusec {
 #ifdef AMX
 constexpr int AMX_ROWS = 16, AMX_COLUMNS = 16, AMX_WORDS = 16;
 
-// The registers of tiles: 0 to 3 are sums, 4 the left operand, 5 to 7 the right one. To set their shapes takes as long as
-// several products, so it is done where these change.
+// The registers of tiles: 0 to 3 are sums, 4 the left operand, 5 to 7 the right one. To configure them takes as long as
+// several products, so it is done where shapes change; in the end they are as before, since other libraries in the
+// process may configure them once for each thread.
 class TileShapes {
-  struct {
+  struct Configuration {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes[16] = {};  // of each row
     uint8_t rows[16] = {};
-  } shapes;
+  } before, shapes;
   void set(int tile, int64_t rows, int64_t words) { shapes.rows[tile] = rows, shapes.bytes[tile] = 4 * words; }
 
  public:
   // For so many rows and columns of sums, and words along k.
   void require(int64_t rows, int64_t columns, int64_t words) {
     if (shapes.rows[4] == rows && shapes.bytes[0] == 4 * columns && shapes.bytes[4] == 4 * words) return;
+    if (!shapes.rows[4]) store_configuration(&before);
     for (int i = 0; i < 4; i++) set(i, rows, columns);
     set(4, rows, words);
     for (int i = 5; i < 8; i++) set(i, words, columns);
-    configure_tiles(&shapes);
+    load_configuration(&shapes);
   }
   ~TileShapes() {
-    if (shapes.rows[4]) release_tiles();
+    if (shapes.rows[4]) load_configuration(&before);
   }
 };
 

@@ -7,9 +7,10 @@
 #define FUSEC_AMX_INSTRUCTIONS
 namespace fusec {
 
-// Its palette is 1; 16 bytes from its start lie the bytes of each row, and 48 bytes from it the numbers of rows.
-FN void configure_tiles(const void* shapes) { asm volatile("ldtilecfg (%0)" : : "r"(shapes) : "memory"); }
-FN void release_tiles() { asm volatile("tilerelease"); }
+// A configuration is 64 bytes: a palette, which is 0 where registers are not in use, the bytes of each row from its 16th
+// byte on, and numbers of rows from its 48th.
+FN void load_configuration(const void* shapes) { asm volatile("ldtilecfg (%0)" : : "r"(shapes) : "memory"); }
+FN void store_configuration(void* shapes) { asm volatile("sttilecfg (%0)" : : "r"(shapes) : "memory"); }
 template <int TILE> FN void zero_tile() { asm volatile("tilezero %%tmm%c0" : : "i"(TILE)); }
 template <int TILE> FN void load_tile(const void* p, int64_t bytes) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(bytes), "i"(TILE) : "memory");

@@ -55,14 +55,14 @@ namespace fusec {
 struct word;
 template <class T> struct Quad;
 static struct { unsigned char rows, bytes, content[16][64]; } tiles[8];
-static inline void configure_tiles(const void* shapes) {
+static inline void load_configuration(const void* shapes) {
   for (int t = 0; t < 8; t++) {
     tiles[t].bytes = ((const unsigned char*)shapes)[16 + 2 * t];
     tiles[t].rows = ((const unsigned char*)shapes)[48 + t];
     __builtin_memset(tiles[t].content, 0, sizeof tiles[t].content);
   }
 }
-static inline void release_tiles() {}
+static inline void store_configuration(void* shapes) { __builtin_memset(shapes, 0, 64); }
 template <int TILE> static void zero_tile() { __builtin_memset(tiles[TILE].content, 0, sizeof tiles[TILE].content); }
 template <int TILE> static void load_tile(const void* p, long bytes) {
   zero_tile<TILE>();

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fusec.cache import Cache
 from fusec.codegen import target_named
-from fusec.codegen.cpp.build import BuildError, build, forget_loaded
+from fusec.codegen.cpp.build import BuildError, CppKernel, build, forget_loaded
+from fusec.codegen.cpp.compiler import find_compiler
 from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.program.constant_folding import prepack
 from fusec.codegen.tile.kernel import Buffer, Dot, Kernel, Load, Loop, Matrix, Store
@@ -139,3 +140,27 @@ def test_what_does_not_load_or_link_is_built_anew_and_replaced(tmp_path: Path, s
     (kernel,) = build([text], config)
     assert not isinstance(kernel, BuildError), kernel
     assert {path: path.read_bytes() for path in whole} == whole
+
+
+@pytest.mark.skipif(not find_compiler().has_amx, reason="no AMX")
+def test_tiles_of_other_libraries_keep_their_configuration() -> None:
+    """They may configure them once for each thread."""
+    text = """
+    #include "dot.h"
+    using namespace fusec;
+    extern "C" EXPORT int64_t probe(void* const* buffers, const int64_t*, Team&) {
+      uint8_t theirs[64] = {1}, after[64], none[64] = {};
+      theirs[16] = 32, theirs[48] = 7;
+      load_configuration(theirs);
+      const bf16 *const x = (const bf16*)buffers[0], *const w = (const bf16*)buffers[1];
+      dot_many_along_k<16>((float*)buffers[2], 40, x, 36, w, 36, 33, 40, 36);
+      store_configuration(after);
+      load_configuration(none);
+      return __builtin_memcmp(theirs, after, sizeof after) ? 256 : 0;
+    }
+    """
+    (probe,) = build([("probe", text)], Config())
+    assert isinstance(probe, CppKernel), probe
+    x, w, y = torch.randn(33, 36).bfloat16(), torch.randn(40, 36).bfloat16(), torch.empty(33, 40)
+    assert not probe((x, w, y), ())
+    torch.testing.assert_close(y, x.float() @ w.float().t(), atol=1e-4, rtol=1e-4)
