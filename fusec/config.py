@@ -3,6 +3,8 @@
 Nothing else reads the environment.
 """
 
+import functools
+import logging
 import os
 import shlex
 from collections.abc import Mapping
@@ -12,6 +14,8 @@ from typing import Any
 
 from fusec.errors import OptionError, suggestion
 from fusec.selector import Selector
+
+logger = logging.getLogger(__name__)
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -141,13 +145,22 @@ def option_table() -> list[tuple[str, str, str, str]]:
 
 def _environment() -> dict[str, Any]:
     chosen: dict[str, Any] = {}
-    for f in fields(Config):
-        text = os.environ.get(f"FUSEC_{f.name.upper()}")
-        if text is not None:
-            chosen[f.name] = _parse(f.name, text, type(f.default))
+    options = {f"FUSEC_{f.name.upper()}": f for f in fields(Config)}
+    for variable in filter(lambda name: name.startswith("FUSEC_"), os.environ):
+        if variable not in options:
+            _warn_of(variable, suggestion(variable, options))
+            continue
+        f = options[variable]
+        chosen[f.name] = _parse(f.name, os.environ[variable], type(f.default))
     if os.environ.get("TORCH_COMPILE_FORCE_DISABLE_CACHES") == "1":
         chosen["cache"] = False
     return chosen
+
+
+@functools.cache
+def _warn_of(variable: str, fix: str) -> None:
+    """Warn once: the variable may be another program's."""
+    logger.warning("fusec has no option for the environment variable %s; %s", variable, fix)
 
 
 def _parse(name: str, text: str, wanted: type) -> Any:

@@ -3,12 +3,17 @@
 import difflib
 from collections.abc import Iterable
 
+_SHOWN = 20
+
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion for a wrong name: close matches, or else all known names."""
+    """Return a suggestion for a wrong name: close matches, or else the known names, at most twenty."""
     known = sorted(set(known))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    rest = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return f"known: {', '.join(known[:_SHOWN])}{rest}"
 
 
 class FusecError(Exception):

@@ -35,3 +35,14 @@ class Selector:
         if any(a <= number <= b for a, b in self.unwanted):
             return False
         return not self.wanted or any(a <= number <= b for a, b in self.wanted)
+
+    def require(self, count: int) -> None:
+        """Check that the numbers, or the first ones of ranges, are less than the number of applications.
+
+        Raises:
+            OptionError: for one that is not.
+        """
+        for first, _ in (*self.wanted, *self.unwanted):
+            if first >= max(count, 1):
+                why = f"they are numbered from 0 to {count - 1}" if count else "no rewrite matched"
+                raise OptionError(f"there is no application {first}", why=why)

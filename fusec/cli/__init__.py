@@ -1,5 +1,8 @@
 """The command line: ``fusec capture | opt | explain | view | bisect | env | machine | cache``."""
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from fusec.cli.bisect import bisect
@@ -12,6 +15,15 @@ from fusec.cli.opt import opt
 from fusec.cli.terminal import reports
 from fusec.cli.view import view
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fusec {metadata.version('fusec')}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version")]
+
 app = typer.Typer(
     name="fusec",
     no_args_is_help=True,
@@ -23,8 +35,16 @@ app = typer.Typer(
     "refused, 4 a crash.",
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options(version: Version = False) -> None:
+    """Options of all commands; the help is the application's."""
+
+
 for command in (capture, opt, explain, view, bisect, env):
     app.command()(reports(command))
+
 app.add_typer(machine, name="machine")
 app.add_typer(cache, name="cache")
 

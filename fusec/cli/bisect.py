@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli.models import load
+from fusec.cli.models import loaded_model
 from fusec.cli.options import Batch, Dynamic, Json, Length, Model, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, note, write_json
 
@@ -26,11 +26,11 @@ def bisect(
     """
     from fusec.debug.bisect import bisect as search
 
-    loaded = load(model, batch, length)
-    found = search(
-        loaded.model, *loaded.inputs, dynamic=dynamic, train=train, options={"target": target, "disable": disable},
-        progress=note, **loaded.keywords,
-    )  # fmt: skip
+    with loaded_model(model, batch, length) as loaded:
+        found = search(
+            loaded.model, *loaded.inputs, dynamic=dynamic, train=train, options={"target": target, "disable": disable},
+            progress=note, **loaded.keywords,
+        )  # fmt: skip
     if as_json:
         write_json({"model": loaded.title, "graphs": [asdict(finding) for finding in found]})
     else:

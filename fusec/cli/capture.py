@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli.models import load
+from fusec.cli.models import loaded_model
 from fusec.cli.options import Batch, Dynamic, Length, Model, Train
 from fusec.cli.terminal import UsageError, note, write_json, write_text
 
@@ -29,8 +29,8 @@ def capture(
 
     if as_json and output == "-":
         raise UsageError("--json needs -o", why="standard output takes either the graph or the summary")
-    loaded = load(model, batch, length)
-    graphs = capture_graphs(loaded.model, *loaded.inputs, dynamic=dynamic, train=train, **loaded.keywords)
+    with loaded_model(model, batch, length) as loaded:
+        graphs = capture_graphs(loaded.model, *loaded.inputs, dynamic=dynamic, train=train, **loaded.keywords)
     written = []
     for i, graph in enumerate(graphs):
         if output == "-" and i > 0:

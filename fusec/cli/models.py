@@ -3,13 +3,19 @@
 import ast
 import importlib.util
 import inspect
+import logging
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fusec.cli.terminal import UsageError, check_name, read_text
+from fusec.errors import FusecError
 
 if TYPE_CHECKING:
     from fusec.config import Config
@@ -30,6 +36,10 @@ SMALL = {
 """Sizes that a ``transformers`` architecture is cut down to, where it has them."""
 SMALL_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
 WORDS = {"tokens", "decoder_tokens", "input_ids", "decoder_input_ids"}
+
+
+class ModelError(FusecError):
+    """A model that does not run."""
 
 
 @dataclass
@@ -76,11 +86,49 @@ def load(spec: str, batch: int = 2, length: int = 16) -> Loaded:
     )
 
 
+@contextmanager
+def loaded_model(spec: str, batch: int = 2, length: int = 16) -> Iterator[Loaded]:
+    """Load a model for this context, in which it is captured; an error that it raises in eager too is its own.
+
+    Raises:
+        UsageError: for a specification that names no model.
+        ModelError: where the model raises in eager, on its sample inputs.
+    """
+    import torch
+
+    loaded = load(spec, batch, length)
+    tracer = logging.getLogger("torch._subclasses.fake_tensor")
+    level = tracer.level
+    tracer.setLevel(logging.CRITICAL)  # it prints each exception of a model with its traceback
+    try:
+        yield loaded
+    except FusecError:
+        raise
+    except Exception:
+        try:
+            with torch.no_grad():
+                loaded.model(*loaded.inputs, **loaded.keywords)
+        except Exception as reason:
+            raise ModelError(
+                f"{loaded.title} raises on its sample inputs, in eager too",
+                where=_place(reason), why=_reason(reason), fix="change the model or its inputs",
+            ) from reason  # fmt: skip
+        raise
+    finally:
+        tracer.setLevel(level)
+
+
 def read_graph(path: str) -> "Graph":
-    """Parse and verify the text of a graph."""
+    """Parse and verify the text of a graph.
+
+    Raises:
+        UsageError: for a model.
+    """
     from fusec.ir.parser import parse_graph
     from fusec.ir.verifier import verify_graph
 
+    if path.endswith(".py") or path.startswith(("models:", "hf:")):
+        raise UsageError(f"{path} is a model, not a graph", fix=f"fusec capture {path} | fusec opt")
     graph = parse_graph(read_text(path))
     verify_graph(graph)
     return graph
@@ -97,9 +145,9 @@ def compiled_model(
     from fusec.debug.capture import compile_model
 
     if not is_graph_file(spec):
-        loaded = load(spec, batch, length)
-        title = loaded.title
-        found = compile_model(loaded.model, loaded.inputs, loaded.keywords, options, config=config, title=title)
+        with loaded_model(spec, batch, length) as loaded:
+            title = loaded.title
+            found = compile_model(loaded.model, loaded.inputs, loaded.keywords, options, config=config, title=title)
         return CompiledModel(title, found, loaded.model)
     if options.train or options.dynamic:
         why = "--train and --dynamic say how a model is captured"
@@ -215,8 +263,18 @@ def _load_script(path: str) -> Loaded:
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:
         spec.loader.exec_module(module)
+        return _defined(path, module)
+    except FusecError:
+        raise
+    except (Exception, SystemExit) as reason:
+        raise ModelError(
+            f"{path} raises", where=_place(reason, path), why=_reason(reason), fix=f"see `python {path}`"
+        ) from reason
     finally:
         sys.path.pop(0)
+
+
+def _defined(path: str, module: ModuleType) -> Loaded:
     if not hasattr(module, "model") or not hasattr(module, "inputs"):
         missing = " and ".join(n for n in ("model", "inputs") if not hasattr(module, n))
         raise UsageError(
@@ -240,3 +298,26 @@ def _call_with(title: str, model: Any, inputs: Any) -> Loaded:
     if isinstance(inputs, Mapping):
         return Loaded(title, model, (), dict(inputs))
     return Loaded(title, model, tuple(inputs) if isinstance(inputs, Sequence) else (inputs,))
+
+
+def _place(error: BaseException, path: str = "") -> str:
+    """Return where an error was raised: the last line in a file, by default in any but torch's and fusec's."""
+
+    def is_meant(filename: str) -> bool:
+        file = Path(filename).resolve()
+        return file == Path(path).resolve() if path else not any(package in file.parents for package in _packages())
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_meant(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def _packages() -> tuple[Path, ...]:
+    import torch
+
+    return Path(torch.__file__).parent, Path(__file__).resolve().parents[1]
+
+
+def _reason(error: BaseException) -> str:
+    """Return the type and the first line of an error."""
+    first = str(error).partition("\n")[0]
+    return shorten(f"{type(error).__name__}: {first}", 300)

@@ -56,13 +56,17 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
 
 
 def read_text(path: str) -> str:
-    """A file, or standard input for ``-``."""
-    if path == "-":
-        return sys.stdin.read()
+    """A file, or standard input for ``-``.
+
+    Raises:
+        UsageError: where there is none, or it is no text.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as reason:
         raise UsageError(f"cannot read {path}", why=reason.strerror or str(reason)) from reason
+    except UnicodeDecodeError as reason:
+        raise UsageError(f"{path} is not text", why=f"byte {reason.start} is not UTF-8") from reason
 
 
 def write_text(path: str, text: str) -> None:

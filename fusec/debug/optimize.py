@@ -8,6 +8,7 @@ from fusec.debug.subject import Subject
 from fusec.errors import VerificationError
 from fusec.ir.graph import Graph
 from fusec.pipeline import PassRecord, Pipeline
+from fusec.selector import Selector
 
 if TYPE_CHECKING:
     from fusec.verify.rewrites import EquivalenceResult
@@ -29,7 +30,7 @@ def opt(
         ``fusec.explain`` and ``fusec.view`` accept it.
 
     Raises:
-        OptionError: for an unknown pass or option.
+        OptionError: for an unknown pass or option, or an application that there is none of.
         VerificationError: where a pass changes the result, under ``verify_each``.
     """
     from fusec.codegen import target_for
@@ -39,6 +40,7 @@ def opt(
     target = target_for(graph, config)
     work, (context, _) = graph.copy(), context_for(target, config)
     choose_passes(passes, config).run(work, context)
+    Selector.parse(config.apply).require(context.next_number)
     if verify_each:
         require_agreement(context.records, verify_passes(context.records))
     return Subject(graph.name, work, graph, context.records, context.remarks)

@@ -8,6 +8,8 @@ from typing import NamedTuple, NoReturn, TypeVar
 from fusec.errors import ParseError
 
 T = TypeVar("T")
+_SHOWN = 200
+"""Characters of a line that an error shows on either side of its place."""
 _TOKEN = re.compile(
     r"""
     (?P<space>[ \t\r\n]+)
@@ -61,9 +63,9 @@ def error_at(text: str, offset: int, expected: str) -> ParseError:
     starts = [0, *(m.end() for m in re.finditer("\n", text))]
     line = bisect.bisect_right(starts, offset)
     column = offset - starts[line - 1] + 1
-    shown = text[starts[line - 1] :].partition("\n")[0]
+    shown = text[max(starts[line - 1], offset - _SHOWN) : offset + _SHOWN].partition("\n")[0]
     return ParseError(
-        f"line {line}, column {column}: expected {expected}",
+        f"line {line}, column {column}: expected {expected[:_SHOWN]}",
         where=shown.strip(),
         fix="the grammar is that of fusec.ir.parser.parse_graph; print_graph writes it",
     )

@@ -178,3 +178,13 @@ def test_a_reset_forgets_what_a_backend_of_chosen_options_compiled() -> None:
     assert len(dynamo.compiled_graphs()) == 1
     torch._dynamo.reset()
     assert dynamo.compiled_graphs() == []
+
+
+def test_a_variable_of_no_option_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FUSEC_STRIKT", "1")
+    for _ in range(2):
+        Config.from_environment()
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "FUSEC_STRIKT" in said and "FUSEC_STRICT" in said

@@ -166,11 +166,6 @@ def test_script_whose_model_is_none_is_a_usage_error(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "`model` is of type int" in result.stderr
 
 
-def test_script_that_raises_is_a_crash(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("1 / 0")
-    assert run("capture", str(tmp_path / "bad.py")).exit_code == 4
-
-
 def test_explain_and_view_of_a_grouped_graph(tmp_path: Path) -> None:
     path = tmp_path / "fused.fir"
     path.write_text(print_graph(decoder(1, fused=True)))
