@@ -49,6 +49,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show regions, kernels, coverage, fallbacks to ATen, and near misses."""
+    from fusec.analysis.devices import kernel_device
     from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects
     from fusec.debug.report import summary_line
@@ -70,6 +71,8 @@ def explain(
         typer.echo(summary_line(explanation))
     elif roofline or time:
         show(roofline_view(explanation, everything))
+        if time and config.target == "triton" and any(kernel_device(s.final) == "cpu" for s in compiled.subjects):
+            note("measured in Triton's interpreter, on the CPU: these times say nothing about a GPU")
     else:
         show(site_view(explanation) if sites else explanation_view(explanation, everything))
     _check_coverage(explanation, fail_under)

@@ -85,12 +85,14 @@ def roofline_view(e: Explanation, everything: bool = False) -> RenderableType:
 
 
 def roofline_table(e: Explanation, most: int) -> Table:
-    """Bytes, arithmetic and time of one launch each, and how much of the limit is reached."""
+    """Bytes, arithmetic and time of one launch each, and how much of the limit is reached, where that is known."""
     timed = e.totals.measured_us is not None
     measured = ("measured", "GB/s", "GFLOP/s") if timed else ()
-    columns = ("kernel", "launches", "bytes", "FLOPs", "FLOP/B", "bound by", "predicted", *measured, "of the limit")
+    limit = () if e.machine.source == ASSUMED else ("of the limit",)
+    columns = ("kernel", "launches", "bytes", "FLOPs", "FLOP/B", "bound by", "predicted", *measured, *limit)
     rows = sorted(e.kernels, key=lambda k: -k.roofline.us * k.launches)
-    table = _table("One launch each", *columns, numbers=tuple(n for n in range(1, len(columns) - 1) if n != 5))
+    numbers = tuple(n for n, name in enumerate(columns) if name not in ("kernel", "bound by", *limit))
+    table = _table("One launch each", *columns, numbers=numbers)
     for row in rows[:most]:
         r = row.roofline
         cells: list[Text | str] = [
@@ -104,7 +106,7 @@ def roofline_table(e: Explanation, most: int) -> Table:
         if timed:
             unknown = r.measured_us is None
             cells += ["-"] * 3 if unknown else [duration(r.us), f"{r.gb_s:.3g}", f"{r.gflop_s:.3g}"]
-        table.add_row(*cells, share_bar(r.share))
+        table.add_row(*cells, *([share_bar(r.share)] if limit else []))
     return _rest(table, len(rows) - most)
 
 

@@ -46,11 +46,10 @@ def _graph_data(explanation: Explanation) -> dict[str, Any]:
         return out | ({"reason": reasons[node]} if node in reasons else {})
 
     scene, passes = Scene(), []
-    history = _history(subject)
-    for i, (name, graph, about) in enumerate(history):
+    for name, graph, about in _history(subject):
         state = None
         if graph is not None:
-            scene.add_state(name, graph, facts if i == len(history) - 1 else lambda node: {})
+            scene.add_state(name, graph, facts if graph is subject.final else lambda node: {})
             state = len(scene.states) - 1
         passes.append({"name": name, "state": state, **about})
     report = _report(explanation, scene) if subject.is_grouped else None

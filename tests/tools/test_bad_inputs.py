@@ -95,5 +95,12 @@ def test_applications_that_there_are_none_of(tmp_path: Path) -> None:
     assert run("opt", path, "--apply", "0..900").exit_code == 0
 
 
+def test_times_in_the_interpreter_are_told_from_those_of_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "relu.py"
+    path.write_text("import torch\nmodel, inputs = torch.nn.ReLU(), (torch.ones(4),)")
+    for target, said in (("triton", True), ("cpp", False)):
+        assert ("Triton's interpreter" in run("explain", str(path), "--target", target, "--time").stderr) == said
+
+
 def test_the_version() -> None:
     assert run("--version").stdout.startswith("fusec ")

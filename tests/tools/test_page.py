@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.subject import subject_of
 from fusec.ir.graph import Graph, Source
@@ -91,6 +93,15 @@ def test_kernel_shows_its_source_and_its_model_lines() -> None:
     record = data["records"][data["states"][-1]["nodes"][str(row["nodes"][0])][0]]
     assert data["report"]["kernels"][record["kernel"]]["name"] == "rms_norm"
     assert record["sources"][0][:3] == ["model.layers.0.input_layernorm", "modeling_small.py", 12]
+
+
+def test_kernels_and_reasons_are_shown_though_the_last_pass_changed_nothing() -> None:
+    data = data_of(view(explain(lambda x: torch.sort(torch.softmax(x, -1)).values, torch.randn(4, 8))))
+    assert data["passes"][-1]["state"] is None
+    records = [data["records"][node[0]] for node in data["states"][-1]["nodes"].values()]
+    shown = {data["report"]["kernels"][r["kernel"]]["name"]: r for r in records if "kernel" in r}
+    assert shown.keys() == {"softmax", "aten.sort.default"}
+    assert shown["aten.sort.default"]["reason"] and "reason" not in shown["softmax"]
 
 
 def test_nodes_keep_their_keys_and_groups_their_layout_between_equal_states() -> None:
