@@ -1,4 +1,4 @@
-"""Find the application of a rewrite that makes a model wrong, by bisection over application numbers.
+"""Find the applications of rewrites that make a model wrong, by bisection over application numbers.
 
 Where grouping is the cause, each kernel is compared with the region it computes.
 """
@@ -14,6 +14,8 @@ from fusec.remarks import Remark
 
 NONE = "!0.."
 """Selects no application."""
+MOST = 8
+"""Applications at fault that are searched for in one graph."""
 SEED = 0
 
 
@@ -26,22 +28,22 @@ class Finding:
     """Number of applications."""
     wrong: str = ""
     """The difference of its program from eager; empty where it is right."""
-    culprit: Remark | None = None
-    """The first application with which it is."""
-    alone: bool = False
-    """True where it is right without that application."""
+    culprits: tuple[Remark, ...] = ()
+    """The fewest applications without which it is right, or the first ones if it is not right without them."""
+    fix: tuple[tuple[str, str], ...] = ()
+    """Options with which it is right; empty where none were found."""
     kernels: tuple[str, ...] = ()
     """Kernels that are wrong by themselves, where grouping is the cause and sizes are known."""
 
     def __str__(self) -> str:
         if not self.wrong:
             return f"{self.graph}: right, with {self.applications} applications of rewrites and passes"
-        if self.culprit is None:
+        if not self.culprits:
             return f"{self.graph}: {self.wrong}\n  cause: no rewrite and no generated kernel, it is wrong without any"
-        number = self.culprit.application
-        mend = f"options={{'apply': '!{number}'}}" if self.alone else f"none: it is wrong without number {number}, too"
         kernels = f" ({', '.join(self.kernels)})" if self.kernels else ""
-        return f"{self.graph}: {self.wrong}\n  cause: {self.culprit}{kernels}\n  fix:   {mend}"
+        causes = "\n         ".join(map(str, self.culprits))
+        fix = f"options={dict(self.fix)}" if self.fix else "none was found: it is wrong without these, too"
+        return f"{self.graph}: {self.wrong}\n  cause: {causes}{kernels}\n  fix:   {fix}"
 
 
 def bisect(
@@ -117,21 +119,71 @@ class _Trial:
 
 def _search(trial: _Trial) -> Finding:
     wrong, remarks = trial.wrong()
-    made = {r.application: r for r in remarks if r.kind == "passed" and r.application is not None}
+    made = _made(remarks)
     finding = Finding(trial.graph.name, len(made), wrong)
-    if not wrong or trial.wrong(apply=NONE)[0]:
+    culprits: list[int] = []
+    known: dict[int, Remark] = {}
+    while wrong and len(culprits) < MOST:
+        number = _first_wrong(trial, sorted(made), culprits)
+        if number is None:
+            break
+        culprits.append(number)
+        known[number] = made[number]
+        wrong, remarks = trial.wrong(apply=_without(culprits))
+        made = _made(remarks)
+    if not culprits:
         return finding
-    right, bad = -1, max(made, default=0)  # right with the applications up to the first, wrong up to the second
+    if not wrong:
+        culprits = _fewest(trial, culprits)
+    found = tuple(known[number] for number in sorted(culprits))
+    grouped = any(remark.subject == "group" for remark in found)
+    kernels = _wrong_kernels(trial) if grouped and not trial.graph.symbols() else ()
+    return replace(finding, culprits=found, fix=_fix(trial, found, not wrong), kernels=kernels)
+
+
+def _made(remarks: Sequence[Remark]) -> dict[int, Remark]:
+    return {r.application: r for r in remarks if r.kind == "passed" and r.application is not None}
+
+
+def _without(numbers: Sequence[int]) -> str:
+    """Return the selector of all applications but some."""
+    return ",".join(f"!{number}" for number in numbers)
+
+
+def _first_wrong(trial: _Trial, numbers: Sequence[int], excluded: Sequence[int]) -> int | None:
+    """Return the number up to which, without those excluded, a graph is wrong; None where it is wrong without any.
+
+    Numbers are those of a compile without those excluded, in which the graph is wrong.
+    """
+    right, bad = -1, len(numbers) - 1  # right with the numbers up to the first, wrong up to the second
     while bad - right > 1:
         middle = (right + bad) // 2
-        if trial.wrong(apply=f"0..{middle}")[0]:
+        if trial.wrong(apply=",".join(filter(None, (f"0..{numbers[middle]}", _without(excluded)))))[0]:
             bad = middle
         else:
             right = middle
-    culprit, alone = made.get(bad), not trial.wrong(apply=f"!{bad}")[0]
-    one_by_one = culprit is not None and culprit.subject == "group" and not trial.graph.symbols()
-    kernels = _wrong_kernels(trial) if one_by_one else ()
-    return replace(finding, culprit=culprit, alone=alone, kernels=kernels)
+    if bad < 0 or (bad == 0 and not excluded and trial.wrong(apply=NONE)[0]):
+        return None
+    return numbers[bad]
+
+
+def _fewest(trial: _Trial, culprits: list[int]) -> list[int]:
+    """Leave out those without which the graph is wrong only because of others that were found after them."""
+    for number in culprits[:-1]:
+        rest = [other for other in culprits if other != number]
+        if not trial.wrong(apply=_without(rest))[0]:
+            culprits = rest
+    return culprits
+
+
+def _fix(trial: _Trial, culprits: Sequence[Remark], right: bool) -> tuple[tuple[str, str], ...]:
+    """Return options with which a graph is right: of several applications, the names of their rewrites are disabled."""
+    if len(culprits) > 1:
+        names = sorted({remark.subject for remark in culprits})
+        if not trial.wrong(disable=",".join(filter(None, [trial.config.disable, *names])))[0]:
+            return (("disable", ",".join(names)),)
+    numbers = [remark.application for remark in culprits if remark.application is not None]
+    return (("apply", _without(numbers)),) if right else ()
 
 
 def _wrong_kernels(trial: _Trial) -> tuple[str, ...]:

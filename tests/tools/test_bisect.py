@@ -1,6 +1,7 @@
 """A search for the application of a rewrite that makes a model wrong."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +52,7 @@ class Layers(nn.Module):
 
 def test_a_right_model_is_right() -> None:
     (found,) = fusec.bisect(Layers(), torch.randn(4, 16))
-    assert not found.wrong and found.culprit is None and found.applications > 0
+    assert not found.wrong and not found.culprits and found.applications > 0
     assert str(found).endswith(f"right, with {found.applications} applications of rewrites and passes")
 
 
@@ -59,25 +60,64 @@ def test_a_right_model_is_right() -> None:
 def test_the_application_is_found_and_named(wrong_rewrite: None, options: dict[str, str]) -> None:
     trials: list[str] = []
     (found,) = fusec.bisect(Layers(), torch.randn(4, 16), options=options, progress=trials.append)
-    assert found.wrong and found.culprit is not None and found.alone
-    assert found.culprit.subject == "squared_sine" and "test_bisect.py" in found.culprit.sources[0]
-    assert found.culprit.application in range(1, found.applications)
-    assert f"'apply': '!{found.culprit.application}'" in str(found)
-    assert len(trials) <= 3 + found.applications.bit_length()
+    (culprit,) = found.culprits
+    assert culprit.subject == "squared_sine" and "test_bisect.py" in culprit.sources[0]
+    assert culprit.application in range(1, found.applications)
+    assert f"'apply': '!{culprit.application}'" in str(found)
+    assert len(trials) <= 2 + math.ceil(math.log2(found.applications))
 
 
 def test_both_graphs_of_training_are_looked_at(wrong_rewrite: None) -> None:
     forward, backward = fusec.bisect(Layers(), torch.randn(4, 16), train=True)
-    assert forward.culprit is not None and forward.culprit.subject == "squared_sine"
+    assert [culprit.subject for culprit in forward.culprits] == ["squared_sine"]
     assert not backward.wrong
 
 
-def test_two_wrong_ones_are_told_from_one(wrong_rewrite: None) -> None:
+def test_a_rewrite_that_is_wrong_at_two_sites_is_named_and_disabled(wrong_rewrite: None) -> None:
     def twice(x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.sin(x) * torch.sin(x), torch.sin(x + 1) * torch.sin(x + 1)
+        return torch.sin(x) * torch.sin(x) + x.softmax(-1), torch.sin(x + 1) * torch.sin(x + 1)
 
-    (found,) = fusec.bisect(twice, torch.randn(4, 16))
-    assert found.culprit is not None and not found.alone and "fix:   none" in str(found)
+    trials: list[str] = []
+    (found,) = fusec.bisect(twice, torch.randn(4, 16), progress=trials.append)
+    assert [culprit.subject for culprit in found.culprits] == ["squared_sine", "squared_sine"]
+    assert dict(found.fix) == {"disable": "squared_sine"} and "options={'disable': 'squared_sine'}" in str(found)
+    assert len(trials) <= 2 * (2 + math.ceil(math.log2(found.applications))) + 2
+    torch._dynamo.reset()
+    (mended,) = fusec.bisect(twice, torch.randn(4, 16), options=dict(found.fix))
+    assert not mended.wrong
+
+
+def test_two_rewrites_that_are_wrong(wrong_rewrite: None) -> None:
+    @rewrite
+    def squared_cosine(x: Rows) -> Tensor:
+        """cos²"""
+        return torch.cos(x) * torch.cos(x)
+
+    @squared_cosine.to
+    def _(x: Rows) -> Tensor:
+        return torch.cos(x)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(x) * torch.sin(x) + x.softmax(-1), torch.cos(x + 1) * torch.cos(x + 1)
+
+    try:
+        (found,) = fusec.bisect(both, torch.randn(4, 16))
+    finally:
+        REWRITES.pop("squared_cosine")
+    assert {culprit.subject for culprit in found.culprits} == {"squared_sine", "squared_cosine"}
+    assert dict(found.fix) == {"disable": "squared_cosine,squared_sine"}
+
+
+def test_of_two_at_fault_together_one_is_named() -> None:
+    """The fewest that have to be left out: here the second alone."""
+    tried: list[str] = []
+
+    class Pair:
+        def wrong(self, apply: str) -> tuple[str, tuple[()]]:
+            tried.append(apply)
+            return ("" if "!5" in apply else "wrong"), ()
+
+    assert module._fewest(Pair(), [3, 5]) == [5] and tried == ["!5"]  # type: ignore[arg-type]
 
 
 def test_a_kernel_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +128,7 @@ def test_a_kernel_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         return (torch.sin(x) + x) @ torch.exp(x.softmax(0)).T
 
     (found,) = fusec.bisect(model, torch.randn(4, 16), options={"cache": False, "small_m": 0})
-    assert found.culprit is not None and found.culprit.subject == "group" and found.alone
+    assert [culprit.subject for culprit in found.culprits] == ["group"] and dict(found.fix).keys() == {"apply"}
     (name,) = found.kernels
     assert "sin" in name and name in str(found)
 
@@ -102,7 +142,7 @@ def test_what_is_wrong_without_rewrites_and_kernels_is_said(monkeypatch: pytest.
 
     monkeypatch.setattr(module._Trial, "run", run)
     (found,) = fusec.bisect(lambda x: x.cumsum(0), torch.randn(4, 16))
-    assert found.wrong and found.culprit is None and "wrong without any" in str(found)
+    assert found.wrong and not found.culprits and "wrong without any" in str(found)
 
 
 def test_inputs_that_are_written_are_held_against_eager_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +172,7 @@ def test_the_command(tmp_path: Path, wrong_rewrite: None) -> None:
     result = CliRunner().invoke(app, ["bisect", str(script)])
     assert result.exit_code == 1 and "squared_sine" in result.stdout and "model.py:2" in result.stdout
     (graph,) = json.loads(CliRunner().invoke(app, ["bisect", str(script), "--json"]).stdout)["graphs"]
-    assert graph["culprit"]["subject"] == "squared_sine" and graph["alone"]
+    assert [culprit["subject"] for culprit in graph["culprits"]] == ["squared_sine"] and graph["fix"]
     REWRITES["squared_sine"].where(lambda x: False)
     assert CliRunner().invoke(app, ["bisect", str(script)]).exit_code == 0
     assert "squared_sine" not in FUSIONS
