@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fusec.config import Config
     from fusec.debug.bisect import bisect
     from fusec.debug.capture import capture
+    from fusec.debug.expect import expect
     from fusec.debug.explain import explain
     from fusec.debug.optimize import opt
     from fusec.dynamo import backend
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Config", "Dims", "backend", "bisect", "capture", "explain", "fusion", "opt", "quantize", "quantized_cache",
-    "rewrite", "view",
+    "Config", "Dims", "backend", "bisect", "capture", "expect", "explain", "fusion", "opt", "quantize",
+    "quantized_cache", "rewrite", "view",
 ]  # fmt: skip
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "backend": "fusec.dynamo",
     "bisect": "fusec.debug.bisect",
     "capture": "fusec.debug.capture",
+    "expect": "fusec.debug.expect",
     "explain": "fusec.debug.explain",
     "fusion": "fusec.rewriting.fusion",
     "opt": "fusec.debug.optimize",

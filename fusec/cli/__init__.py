@@ -1,4 +1,4 @@
-"""The command line: ``fusec capture | opt | explain | view | bisect | env | machine | cache``."""
+"""The command line: ``fusec capture | opt | explain | view | bisect | check | diff | env | machine | cache``."""
 
 from importlib import metadata
 from typing import Annotated
@@ -8,6 +8,7 @@ import typer
 from fusec.cli.bisect import bisect
 from fusec.cli.cache import cache
 from fusec.cli.capture import capture
+from fusec.cli.check import check, diff
 from fusec.cli.environment import env
 from fusec.cli.explain import explain
 from fusec.cli.machine import machine
@@ -42,7 +43,7 @@ def options(version: Version = False) -> None:
     """Options of all commands; the help is the application's."""
 
 
-for command in (capture, opt, explain, view, bisect, env):
+for command in (capture, opt, explain, view, bisect, check, diff, env):
     app.command()(reports(command))
 
 app.add_typer(machine, name="machine")

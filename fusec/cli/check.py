@@ -1,0 +1,115 @@
+"""``fusec check``: a model against a report that is kept beside it; ``fusec diff``: two models, or reports."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fusec.cli.models import compiled_model
+from fusec.cli.options import Batch, Dynamic, Json, Length, Model, Target, Train
+from fusec.cli.terminal import CHECK_FAILED, UsageError, note, read_text, write_json, write_text
+
+if TYPE_CHECKING:
+    from fusec.debug.compare import Change, Report
+
+Tolerance = Annotated[float, typer.Option(min=0, max=100, help="percent by which bytes and coverage may differ")]
+Either = Annotated[str, typer.Argument(metavar="MODEL|REPORT", help="as for explain, or a report, REPORT.json")]
+
+
+def check(
+    model: Model,
+    against: Annotated[str, typer.Option(metavar="REPORT", help="the report, a JSON file")],
+    update: Annotated[bool, typer.Option("--update", help="write the report instead")] = False,
+    tolerance: Tolerance = 1.0,
+    target: Target = "",
+    dynamic: Dynamic = False,
+    train: Train = False,
+    batch: Batch = 2,
+    length: Length = 16,
+    as_json: Json = False,
+) -> None:
+    """Compare the fusions of a model with a report of them; --update writes it.
+
+    Exits with 1 where sites or fusions are lost, or there are more launches, bytes or calls of ATen than before.
+    """
+    from fusec.debug.compare import changes
+
+    options = {"target": target, "dynamic": dynamic, "train": train, "batch": batch, "length": length}
+    kept = None if update else _report(against)
+    if kept is not None and kept.get("options", options) != options:
+        was = " ".join(f"--{name} {value}" for name, value in kept["options"].items() if value != options[name])
+        raise UsageError(f"{against} is a report with other options", why=was, fix="give these, or --update it")
+    now = {"options": options, **_compiled(model, target, dynamic, train, batch, length)}
+    if kept is None:
+        write_text(against, json.dumps(now, indent=1) + "\n")
+        note(f"{against}: {len(now['sites'])} sites, {sum(now['regions'].values())} fusions")
+        return
+    found = changes(kept, now, tolerance / 100)
+    _show(found, as_json)
+    if any(change.worse for change in found):
+        raise typer.Exit(CHECK_FAILED)
+
+
+def diff(
+    before: Either,
+    after: Either,
+    tolerance: Tolerance = 0.0,
+    target: Target = "",
+    dynamic: Dynamic = False,
+    train: Train = False,
+    batch: Batch = 2,
+    length: Length = 16,
+    as_json: Json = False,
+) -> None:
+    """Show what differs between the fusions of two models, or reports of them."""
+    from fusec.debug.compare import changes
+
+    old, new = (
+        _report(spec) if spec.endswith(".json") else _compiled(spec, target, dynamic, train, batch, length)
+        for spec in (before, after)
+    )
+    _show(changes(old, new, tolerance / 100), as_json)
+
+
+def _compiled(spec: str, target: str, dynamic: bool, train: bool, batch: int, length: int) -> dict[str, Any]:
+    """Compile a model or graph, and return its report."""
+    from fusec.config import Config
+    from fusec.debug.capture import CaptureOptions
+    from fusec.debug.compare import report_of
+    from fusec.debug.explain import explain_subjects
+
+    config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
+    compiled = compiled_model(spec, config, CaptureOptions(dynamic, train), batch, length)
+    return report_of(explain_subjects(compiled.subjects, compiled.title, compiled.model))
+
+
+def _report(path: str) -> "Report":
+    """Read a report.
+
+    Raises:
+        UsageError: for a file that is none.
+    """
+    from fusec.debug.compare import changes
+
+    try:
+        found = json.loads(read_text(path))
+        changes(found, found)
+    except (ValueError, LookupError, TypeError, AttributeError) as reason:
+        why, fix = f"{type(reason).__name__}: {reason}"[:200], "fusec check MODEL --against FILE --update writes one"
+        raise UsageError(f"{path} is no report", why=why, fix=fix) from reason
+    report: Report = found
+    return report
+
+
+def _show(found: "list[Change]", as_json: bool) -> None:
+    if as_json:
+        write_json([vars(change) for change in found])
+        return
+    worse = [change for change in found if change.worse]
+    lost = [change for change in worse if change.what == "site"]
+    if lost:
+        typer.echo(f"{len(lost)} {'site' if len(lost) == 1 else 'sites'} lost; first: {lost[0].name}")
+    for change in found:
+        typer.secho(f"{'-' if change.worse else '+'} {change}", fg="red" if change.worse else "green")
+    if not found:
+        typer.echo("the same")

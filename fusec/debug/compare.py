@@ -1,0 +1,95 @@
+"""Differences between two reports of a model: sites, fusions, launches, coverage and bytes, by meaning, not by text."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fusec.debug.explanation import KINDS, Explanation
+
+Report: TypeAlias = Mapping[str, Any]
+"""A result of ``report_of``, or an explanation as JSON data, of which it is a part."""
+_COUNTS = {"generated": "kernels", "vendor": "vendor calls", "opaque": "ATen calls"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference."""
+
+    what: str
+    """``site``, ``fusion``, ``launches``, ``coverage`` or ``bytes``."""
+    name: str
+    """The site or fusion, or the kind of launches or coverage."""
+    before: Any
+    after: Any
+    worse: bool
+    """True for less fusion, more launches or bytes, and more work left to ATen."""
+    why: str = ""
+    """The reason for which a site is not fused any more."""
+
+    def __str__(self) -> str:
+        if self.what == "site":
+            return f"site {'lost' if self.worse else 'gained'}: {self.name}{f' ({self.why})' if self.why else ''}"
+        figures = [f"{x:.1%}" if isinstance(x, float) else f"{x:,}" for x in (self.before, self.after)]
+        return f"{self.what if self.what in ('fusion', 'coverage') else ''} {self.name}: {' → '.join(figures)}".strip()
+
+
+def report_of(e: Explanation) -> dict[str, Any]:
+    """Return what a later compile is compared with, as JSON data: small, and without figures of a machine's speed."""
+    data = e.to_json()
+    sites = [{key: site[key] for key in ("kind", "module", "fused", "reason")} for site in data["sites"]]
+    kernels = [{key: row[key] for key in ("name", "kind", "launches", "bytes")} for row in data["kernels"]]
+    kept = {key: data[key] for key in ("title", "regions", "launches", "coverage")}
+    return {**kept, "kernels": kernels, "sites": sites}
+
+
+def changes(before: Report, after: Report, tolerance: float = 0.0) -> list[Change]:
+    """Return the differences, first those for the worse, and of each kind sites first.
+
+    Args:
+        before: the report that was kept.
+        after: that of now.
+        tolerance: share by which bytes and coverage may differ without being reported.
+    """
+    found = [
+        *_sites(before, after), *_fusions(before, after), *_launches(before, after),
+        *_shares(before, after, tolerance), *_bytes(before, after, tolerance),
+    ]  # fmt: skip
+    return sorted(found, key=lambda change: not change.worse)
+
+
+def _sites(before: Report, after: Report) -> Iterator[Change]:
+    old, new = ({(s["kind"], s["module"]): s for s in report["sites"]} for report in (before, after))
+    for key in dict.fromkeys((*old, *new)):
+        was, now = (key in sites and sites[key]["fused"] for sites in (old, new))
+        if was != now:
+            why = new[key]["reason"] if key in new else "it is not in the model any more"
+            yield Change("site", " ".join(filter(None, key)), was, now, was, why if was else "")
+
+
+def _fusions(before: Report, after: Report) -> Iterator[Change]:
+    for name in dict.fromkeys((*before["regions"], *after["regions"])):
+        was, now = (int(report["regions"].get(name, 0)) for report in (before, after))
+        if was != now:
+            yield Change("fusion", name, was, now, now < was)
+
+
+def _launches(before: Report, after: Report) -> Iterator[Change]:
+    for kind in KINDS:
+        was, now = (int(report["launches"][kind]) for report in (before, after))
+        if was != now:
+            yield Change("launches", _COUNTS[kind], was, now, now > was)
+
+
+def _shares(before: Report, after: Report, tolerance: float) -> Iterator[Change]:
+    for kind in KINDS:
+        was, now = (float(report["coverage"]["bytes"][kind]) for report in (before, after))
+        if abs(now - was) > max(tolerance, 5e-4):
+            yield Change(
+                "coverage", kind, was, now, now < was if kind == "generated" else kind == "opaque" and now > was
+            )
+
+
+def _bytes(before: Report, after: Report, tolerance: float) -> Iterator[Change]:
+    was, now = (sum(int(row["bytes"]) for row in report["kernels"]) for report in (before, after))
+    if abs(now - was) > tolerance * was:
+        yield Change("bytes", "bytes", was, now, now > was)

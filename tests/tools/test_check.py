@@ -1,0 +1,129 @@
+"""A model against the report of an earlier compile of it, and against expectations."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusec
+from fusec.debug.compare import changes, report_of
+from fusec.debug.expect import Unexpected
+from fusec.debug.explain import explain
+from tests.tools.test_cli import run
+
+SCRIPT = """
+import torch
+
+class RMSNorm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+class Other(RMSNorm):
+    def forward(self, x):
+        return FORMULA
+
+model = torch.nn.Sequential(RMSNorm(), torch.nn.Linear(16, 16), Other())
+inputs = (torch.randn(4, 16),)
+"""
+NORM = "super().forward(x)"
+EPS_OUTSIDE = "x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6) * self.weight"
+LEFT_TO_ATEN = "torch.sort(super().forward(x)).values"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, str]:
+    """A model, and the report of it."""
+    script, report = tmp_path / "model.py", str(tmp_path / "fused.json")
+    script.write_text(SCRIPT.replace("FORMULA", NORM))
+    assert run("check", str(script), "--against", report, "--update").exit_code == 0
+    return script, report
+
+
+def test_an_unchanged_model_is_the_same(files: tuple[Path, str]) -> None:
+    result = run("check", str(files[0]), "--against", files[1])
+    assert result.exit_code == 0 and result.stdout == "the same\n"
+
+
+def test_a_lost_site_is_named_with_the_reason(files: tuple[Path, str]) -> None:
+    script, report = files
+    script.write_text(SCRIPT.replace("FORMULA", EPS_OUTSIDE))
+    result = run("check", str(script), "--against", report)
+    assert result.exit_code == 1
+    assert "fusion rms_norm: 2 → 1" in result.stdout
+    (change,) = [c for c in json.loads(run("check", str(script), "--against", report, "--json").stdout) if c["worse"]]
+    assert (change["what"], change["before"], change["after"]) == ("fusion", 2, 1)
+    gained = run("diff", str(script), report)
+    assert gained.exit_code == 0 and gained.stdout == "+ fusion rms_norm: 1 → 2\n"
+
+
+def test_what_is_left_to_aten_is_worse(files: tuple[Path, str]) -> None:
+    script, report = files
+    script.write_text(SCRIPT.replace("FORMULA", LEFT_TO_ATEN))
+    result = run("check", str(script), "--against", report)
+    assert (
+        result.exit_code == 1 and "- ATen calls: 0 → 1" in result.stdout and "- coverage opaque: 0.0%" in result.stdout
+    )
+
+
+def test_a_report_with_other_options_is_refused(files: tuple[Path, str]) -> None:
+    result = run("check", str(files[0]), "--against", files[1], "--batch", "3")
+    assert result.exit_code == 2 and "--batch 2" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"sites": 3}', "graph"])
+def test_what_is_no_report_is_said(files: tuple[Path, str], text: str) -> None:
+    Path(files[1]).write_text(text)
+    for words in (("check", str(files[0]), "--against", files[1]), ("diff", files[1], files[1])):
+        result = run(*words)
+        assert result.exit_code == 2 and "is no report" in result.stderr and len(result.stderr) < 1000
+
+
+def test_a_site_is_lost_where_it_is_not_fused_or_gone() -> None:
+    site = {"kind": "norm", "module": "n", "fused": True, "reason": ""}
+    rest = report_of(explain(lambda x: x + 1, torch.ones(4)))
+    before = {**rest, "sites": [site, {**site, "module": "gone"}, {**site, "module": "kept"}]}
+    after = {**rest, "sites": [{**site, "fused": False, "reason": "two readers"}, {**site, "module": "kept"}]}
+    assert [str(change) for change in changes(before, after)] == [
+        "site lost: norm n (two readers)", "site lost: norm gone (it is not in the model any more)"
+    ]  # fmt: skip
+    assert [change.worse for change in changes(after, before)] == [False, False]
+
+
+def test_bytes_within_the_tolerance_are_the_same() -> None:
+    before = report_of(explain(lambda x: x + 1, torch.ones(100)))
+    after = report_of(explain(lambda x: x + 1, torch.ones(102)))
+    assert not changes(before, after, 0.05)
+    assert [(change.what, change.worse) for change in changes(before, after, 0.01)] == [("bytes", True)]
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate, self.up = nn.RMSNorm(16), nn.Linear(16, 32), nn.Linear(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return nn.functional.silu(self.gate(x)) * self.up(x)
+
+
+def test_expectations_that_hold() -> None:
+    found = fusec.expect(Gate(), torch.randn(4, 16), fused=["norm", "rms_norm"], opaque=0)
+    assert found.launches("opaque") == 0
+
+
+def test_expectations_that_do_not_hold() -> None:
+    class Sorted(Gate):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sort(super().forward(x)).values
+
+    with pytest.raises(AssertionError) as caught:
+        fusec.expect(Sorted(), torch.randn(4, 16), fused=["softmax"], opaque=0, kernels=0)
+    assert isinstance(caught.value, Unexpected)
+    for said in ("softmax: nothing matched", "1 calls are left to ATen, not 0: aten.sort.default", "kernels, not 0"):
+        assert said in str(caught.value)
