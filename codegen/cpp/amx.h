@@ -49,26 +49,26 @@ template <class L, class R> inline constexpr bool in_amx<int32_t, Quad<L>, Quad<
 template <int TILES, class A, class L, class R>
 FN void dot_amx_columns(const Panel<A, L, R>& panel, int64_t rows, int64_t first, int64_t columns, A* target,
                         const L* left, const R* next, int asked, TileShapes& shapes) {
-  const int64_t left_bytes = 4 * panel.left_step, right_bytes = 4 * panel.right_step, bytes = 4 * panel.target_step;
+  const int64_t bytes = 4 * panel.target_step, right_step = panel.right_step;
   const R* const right = panel.right + first;
   target += first;
   const auto add_up = [&](int64_t begin, int64_t end, int64_t words, bool adds) LANEWISE {
     shapes.require(rows, columns, words);
     each_tile_of<TILES>([&](auto tile) LANEWISE {
-      if (adds) load_tile<tile.value>(target + 16 * tile.value, bytes);
+      if (adds) load_tile<tile.value>(target + AMX_COLUMNS * tile.value, bytes);
       else zero_tile<tile.value>();
     });
     for (int64_t k = begin; k < end; k += AMX_WORDS) {
       for (int t = 0; t < asked; t++)
-        for (int i = 0; i < AMX_WORDS; i++) __builtin_prefetch(next + (k + i) * panel.right_step + 16 * t, 0, 2);
-      load_tile<4>(left + k, left_bytes);
+        for (int i = 0; i < AMX_WORDS; i++) __builtin_prefetch(next + (k + i) * right_step + AMX_COLUMNS * t, 0, 2);
+      load_tile<4>(left + k, 4 * panel.left_step);
       each_tile_of<TILES>([&](auto tile) LANEWISE {
         constexpr int other = 5 + tile.value % 3;
-        load_tile<other>(right + k * panel.right_step + 16 * tile.value, right_bytes);
+        load_tile<other>(right + k * right_step + AMX_COLUMNS * tile.value, 4 * right_step);
         multiply_tiles<tile.value, 4, other>(left, right);
       });
     }
-    each_tile_of<TILES>([&](auto tile) LANEWISE { store_tile<tile.value>(target + 16 * tile.value, bytes); });
+    each_tile_of<TILES>([&](auto tile) LANEWISE { store_tile<tile.value>(target + AMX_COLUMNS * tile.value, bytes); });
   };
   const int64_t whole = panel.depth / AMX_WORDS * AMX_WORDS;
   if (whole || !panel.depth) add_up(0, whole, AMX_WORDS, panel.adds);
@@ -79,11 +79,14 @@ FN void dot_amx_columns(const Panel<A, L, R>& panel, int64_t rows, int64_t first
 template <class A, class L, class R>
 FN void dot_amx(const Panel<A, L, R>& panel, int64_t rows, A* target, const L* left, const R* next, int asked,
                 TileShapes& shapes) {
+  constexpr int64_t some = 4 * AMX_COLUMNS;
   int64_t c = 0;
-  for (; c + 64 <= panel.columns; c += 64, asked = 0)
-    dot_amx_columns<4>(panel, rows, c, 16, target, left, next, asked, shapes);
-  for (; c < panel.columns; c += 16, asked = 0)
-    dot_amx_columns<1>(panel, rows, c, panel.columns - c < 16 ? panel.columns - c : 16, target, left, next, asked, shapes);
+  for (; c + some <= panel.columns; c += some, asked = 0)
+    dot_amx_columns<4>(panel, rows, c, AMX_COLUMNS, target, left, next, asked, shapes);
+  for (; c < panel.columns; c += AMX_COLUMNS, asked = 0) {
+    const int64_t rest = panel.columns - c;
+    dot_amx_columns<1>(panel, rows, c, rest < AMX_COLUMNS ? rest : AMX_COLUMNS, target, left, next, asked, shapes);
+  }
 }
 #else
 constexpr int AMX_ROWS = 0;

@@ -44,6 +44,16 @@ def test_hidden_keys_are_not_read() -> None:
     torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k[:, :, :512], v[:, :, :512]))
 
 
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_denormal_bfloat16_may_be_zero_in_matmuls(rows: int) -> None:
+    x, w = torch.full((rows, 64), 1e-39).bfloat16(), torch.full((64, 64), 1e38).bfloat16()
+    assert x[0, 0] > 0
+    with torch.no_grad():
+        found = torch.compile(lambda x, w: F.relu(F.linear(x, w)), backend="fusec")(x, w)
+    exact = (x.double() @ w.double().T).bfloat16()
+    assert ((found == 0) | torch.isclose(found, exact)).all()
+
+
 def test_uninitialized_memory_is_filled_where_algorithms_are_deterministic(backend: Any, deterministic: None) -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         return torch.empty(3), torch.empty_like(x), x.new_empty(2, dtype=torch.int64), torch.empty(5) + x[0]
