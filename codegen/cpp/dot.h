@@ -474,7 +474,7 @@ template <class T> FN void ask_for(const T* p, int64_t step, int64_t first, int6
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(p + r * step + i, 0, 2);
 }
 
-// The tiles of some rows at a time, and of the last ones: 32 with AMX; else six, which leave room for their sums, one row
+// The tiles of some rows at a time, and of the last ones: 16 with AMX; else six, which leave room for their sums, one row
 // of the right operand and a factor. Few of these wait for each other's sums, so the last are shared out: 8 are 4 and 4.
 template <int N, class A, class L, class R> struct RowTiles {
   static constexpr int MOST = in_amx<A, L, R> ? AMX_ROWS : 6;
@@ -519,7 +519,8 @@ FN void dot_panel_n(const Panel<A, L, R>& panel, A* target, int64_t rows, const 
   }
 }
 
-// Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower.
+// Steps along k that are added up in registers: what is longer is a sum of sums, whose rounding errors grow slower; AMX
+// adds all of them in order.
 constexpr int64_t CHAIN = 128;
 
 template <class T> constexpr bool is_half = same_type<T, bf16>::value || same_type<T, f16>::value;

@@ -26,7 +26,7 @@ def bisect(
     """
     from fusec.debug.bisect import bisect as search
 
-    with loaded_model(model, batch, length) as loaded:
+    with loaded_model(model, batch, length, train) as loaded:
         found = search(
             loaded.model, *loaded.inputs, dynamic=dynamic, train=train, options={"target": target, "disable": disable},
             progress=note, **loaded.keywords,

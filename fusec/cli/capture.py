@@ -29,7 +29,7 @@ def capture(
 
     if as_json and output == "-":
         raise UsageError("--json needs -o", why="standard output takes either the graph or the summary")
-    with loaded_model(model, batch, length) as loaded:
+    with loaded_model(model, batch, length, train) as loaded:
         graphs = capture_graphs(loaded.model, *loaded.inputs, dynamic=dynamic, train=train, **loaded.keywords)
     written = []
     for i, graph in enumerate(graphs):

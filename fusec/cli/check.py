@@ -37,8 +37,8 @@ def check(
     options = {"target": target, "dynamic": dynamic, "train": train, "batch": batch, "length": length}
     kept = None if update else _report(against)
     if kept is not None and kept.get("options", options) != options:
-        was = " ".join(f"--{name} {value}" for name, value in kept["options"].items() if value != options[name])
-        raise UsageError(f"{against} is a report with other options", why=was, fix="give these, or --update it")
+        words = filter(None, (_spelled(name, kept["options"].get(name, now)) for name, now in options.items()))
+        raise UsageError(f"{against} is a report with other options", fix=f"give {' '.join(words)}, or --update it")
     now = {"options": options, **_compiled(model, target, dynamic, train, batch, length)}
     if kept is None:
         write_text(against, json.dumps(now, indent=1) + "\n")
@@ -94,11 +94,17 @@ def _report(path: str) -> "Report":
     try:
         found = json.loads(read_text(path))
         changes(found, found)
+        _ = [site["reason"] for site in found["sites"]], found.get("options", {}).items()
     except (ValueError, LookupError, TypeError, AttributeError) as reason:
         why, fix = f"{type(reason).__name__}: {reason}"[:200], "fusec check MODEL --against FILE --update writes one"
         raise UsageError(f"{path} is no report", why=why, fix=fix) from reason
     report: Report = found
     return report
+
+
+def _spelled(name: str, value: Any) -> str:
+    """Return an option of the command line; "" for a flag that is not set, or no value."""
+    return f"--{name}" if value is True else f"--{name} {value}" if value not in (False, "") else ""
 
 
 def _show(found: "list[Change]", as_json: bool) -> None:

@@ -35,6 +35,7 @@ SMALL = {
 }  # fmt: skip
 """Sizes that a ``transformers`` architecture is cut down to, where it has them."""
 SMALL_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+_PACKAGE = Path(__file__).absolute().parents[1]
 WORDS = {"tokens", "decoder_tokens", "input_ids", "decoder_input_ids"}
 
 
@@ -87,15 +88,13 @@ def load(spec: str, batch: int = 2, length: int = 16) -> Loaded:
 
 
 @contextmanager
-def loaded_model(spec: str, batch: int = 2, length: int = 16) -> Iterator[Loaded]:
+def loaded_model(spec: str, batch: int = 2, length: int = 16, train: bool = False) -> Iterator[Loaded]:
     """Load a model for this context, in which it is captured; an error that it raises in eager too is its own.
 
     Raises:
         UsageError: for a specification that names no model.
-        ModelError: where the model raises in eager, on its sample inputs.
+        ModelError: where the model, loaded anew, raises the same in eager.
     """
-    import torch
-
     loaded = load(spec, batch, length)
     tracer = logging.getLogger("torch._subclasses.fake_tensor")
     level = tracer.level
@@ -104,18 +103,35 @@ def loaded_model(spec: str, batch: int = 2, length: int = 16) -> Iterator[Loaded
         yield loaded
     except FusecError:
         raise
-    except Exception:
-        try:
-            with torch.no_grad():
-                loaded.model(*loaded.inputs, **loaded.keywords)
-        except Exception as reason:
-            raise ModelError(
-                f"{loaded.title} raises on its sample inputs, in eager too",
-                where=_place(reason), why=_reason(reason), fix="change the model or its inputs",
-            ) from reason  # fmt: skip
-        raise
+    except Exception as error:
+        own = _eager_error(spec, batch, length, train)
+        if own is None or (_is_compilers(error) and _first_line(own) not in str(error)):
+            raise
+        raise ModelError(
+            f"{loaded.title} raises on its sample inputs, in eager too",
+            where=_place(own), why=_reason(own), fix="change the model or its inputs",
+        ) from own  # fmt: skip
     finally:
         tracer.setLevel(level)
+
+
+def _is_compilers(error: Exception) -> bool:
+    """Return whether an error passed through the compiler, rather than through torch's tracing of the model alone."""
+    tools = (_PACKAGE / "cli", _PACKAGE / "debug")
+    files = [Path(frame.filename).absolute() for frame in traceback.extract_tb(error.__traceback__)]
+    return any(_PACKAGE in f.parents and not any(tool in f.parents for tool in tools) for f in files)
+
+
+def _eager_error(spec: str, batch: int, length: int, train: bool) -> Exception | None:
+    """Return what a model raises in eager; it is loaded anew, as a call may have changed it or its inputs."""
+    from fusec.debug.capture import call_model
+
+    try:
+        loaded = load(spec, batch, length)
+        call_model(loaded.model, loaded.inputs, loaded.keywords, train)
+    except Exception as own:
+        return own
+    return None
 
 
 def read_graph(path: str) -> "Graph":
@@ -145,7 +161,7 @@ def compiled_model(
     from fusec.debug.capture import compile_model
 
     if not is_graph_file(spec):
-        with loaded_model(spec, batch, length) as loaded:
+        with loaded_model(spec, batch, length, options.train) as loaded:
             title = loaded.title
             found = compile_model(loaded.model, loaded.inputs, loaded.keywords, options, config=config, title=title)
         return CompiledModel(title, found, loaded.model)
@@ -260,7 +276,8 @@ def _load_script(path: str) -> Loaded:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["fusec_script"] = module
-    sys.path.insert(0, str(Path(path).resolve().parent))
+    folder = str(Path(path).resolve().parent)
+    sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
         return _defined(path, module)
@@ -271,7 +288,7 @@ def _load_script(path: str) -> Loaded:
             f"{path} raises", where=_place(reason, path), why=_reason(reason), fix=f"see `python {path}`"
         ) from reason
     finally:
-        sys.path.pop(0)
+        sys.path.remove(folder)
 
 
 def _defined(path: str, module: ModuleType) -> Loaded:
@@ -302,22 +319,22 @@ def _call_with(title: str, model: Any, inputs: Any) -> Loaded:
 
 def _place(error: BaseException, path: str = "") -> str:
     """Return where an error was raised: the last line in a file, by default in any but torch's and fusec's."""
+    import torch
+
+    packages = (Path(torch.__file__).absolute().parent, _PACKAGE)
 
     def is_meant(filename: str) -> bool:
-        file = Path(filename).resolve()
-        return file == Path(path).resolve() if path else not any(package in file.parents for package in _packages())
+        file = Path(filename).absolute()
+        return file == Path(path).absolute() if path else not any(package in file.parents for package in packages)
 
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_meant(f.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
-def _packages() -> tuple[Path, ...]:
-    import torch
-
-    return Path(torch.__file__).parent, Path(__file__).resolve().parents[1]
-
-
 def _reason(error: BaseException) -> str:
     """Return the type and the first line of an error."""
-    first = str(error).partition("\n")[0]
-    return shorten(f"{type(error).__name__}: {first}", 300)
+    return shorten(f"{type(error).__name__}: {_first_line(error)}", 300)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -89,6 +89,8 @@ class _Trial:
         self.graph, self.arguments, self.config, self.progress = graph, arguments, config, progress
         self.eager = self.run(lambda given: evaluate(graph, given, mutate=True))
         wide = self.run(lambda given: evaluate(graph, given, dtype=torch.float64))
+        self.numbered: dict[int, Remark] = {}
+        """The applications that were seen so far, made or not."""
         self.reference = [*wide[: len(graph.outputs)], *self.eager[len(graph.outputs) :]]
 
     def run(self, function: Callable[[list[Any]], list[Any]]) -> list[Any]:
@@ -101,6 +103,13 @@ class _Trial:
         torch.manual_seed(SEED)
         return [*function(list(given)), *given]
 
+    def note(self, remarks: Sequence[Remark]) -> None:
+        """Note applications by number: those not made depend on the ones before, so later trials know better."""
+        for remark in remarks:
+            number = remark.application
+            if number is not None and getattr(self.numbered.get(number), "kind", "") != "passed":
+                self.numbered[number] = remark
+
     def wrong(self, **changes: Any) -> tuple[str, Sequence[Remark]]:
         """Return how a program is wrong, and the remarks of its compile."""
         from fusec.compiler import compile_graph
@@ -111,6 +120,7 @@ class _Trial:
         try:
             compiled = compile_graph(self.graph, replace(self.config, **changes))
             remarks = compiled.remarks
+            self.note(remarks)
             comparison = compare_outputs(self.eager, self.run(compiled.program), self.reference)
         except Exception as reason:
             return f"{type(reason).__name__}: {reason}", remarks
@@ -119,30 +129,42 @@ class _Trial:
 
 def _search(trial: _Trial) -> Finding:
     wrong, remarks = trial.wrong()
-    made = _made(remarks)
-    finding = Finding(trial.graph.name, len(made), wrong)
+    finding = Finding(trial.graph.name, len(_made(remarks)), wrong)
     culprits: list[int] = []
-    known: dict[int, Remark] = {}
     while wrong and len(culprits) < MOST:
-        number = _first_wrong(trial, sorted(made), culprits)
+        number = _first_wrong(trial, sorted(_made(remarks)) or _numbers(trial, culprits), culprits)
         if number is None:
             break
         culprits.append(number)
-        known[number] = made[number]
         wrong, remarks = trial.wrong(apply=_without(culprits))
-        made = _made(remarks)
     if not culprits:
         return finding
     if not wrong:
         culprits = _fewest(trial, culprits)
-    found = tuple(known[number] for number in sorted(culprits))
+    found = tuple(trial.numbered[number] for number in sorted(culprits))
     grouped = any(remark.subject == "group" for remark in found)
     kernels = _wrong_kernels(trial) if grouped and not trial.graph.symbols() else ()
     return replace(finding, culprits=found, fix=_fix(trial, found, not wrong), kernels=kernels)
 
 
-def _made(remarks: Sequence[Remark]) -> dict[int, Remark]:
-    return {r.application: r for r in remarks if r.kind == "passed" and r.application is not None}
+def _made(remarks: Sequence[Remark]) -> list[int]:
+    return [r.application for r in remarks if r.kind == "passed" and r.application is not None]
+
+
+def _numbers(trial: _Trial, excluded: Sequence[int]) -> range:
+    """Return numbers among which is the first wrong one, where a compile raises and leaves no remarks.
+
+    The compile with a part of the numbers tells whether there are more: those not selected are in its remarks.
+    """
+    count = 1
+    while not trial.wrong(apply=_up_to(count - 1, excluded))[0] and count <= max(trial.numbered, default=-1):
+        count *= 2
+    return range(count)
+
+
+def _up_to(number: int, excluded: Sequence[int]) -> str:
+    """Return the selector of the applications up to a number, but some."""
+    return ",".join(filter(None, (f"0..{number}", _without(excluded))))
 
 
 def _without(numbers: Sequence[int]) -> str:
@@ -155,16 +177,17 @@ def _first_wrong(trial: _Trial, numbers: Sequence[int], excluded: Sequence[int])
 
     Numbers are those of a compile without those excluded, in which the graph is wrong.
     """
+    numbers = [number for number in numbers if number not in excluded]
     right, bad = -1, len(numbers) - 1  # right with the numbers up to the first, wrong up to the second
     while bad - right > 1:
         middle = (right + bad) // 2
-        if trial.wrong(apply=",".join(filter(None, (f"0..{numbers[middle]}", _without(excluded)))))[0]:
+        if trial.wrong(apply=_up_to(numbers[middle], excluded))[0]:
             bad = middle
         else:
             right = middle
     if bad < 0 or (bad == 0 and not excluded and trial.wrong(apply=NONE)[0]):
         return None
-    return numbers[bad]
+    return numbers[bad] if numbers[bad] in trial.numbered else None
 
 
 def _fewest(trial: _Trial, culprits: list[int]) -> list[int]:

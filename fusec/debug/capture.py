@@ -61,7 +61,7 @@ def captured_calls(
     Raises:
         NothingCaptured: where no graph was produced.
     """
-    from fusec.dynamo import backend_with
+    from fusec.dynamo import backend_with, fallbacks
     from fusec.reference.interpreter import evaluate
 
     found: list[tuple[Graph, list[Any]]] = []
@@ -79,8 +79,9 @@ def captured_calls(
         return SimpleNamespace(program=program)
 
     with _kept_log():
+        failed = len(fallbacks())
         _run(model, backend_with(kept), inputs, keywords, dynamic, train)
-        return _checked(found)
+        return _checked(found, fallbacks()[failed:])
 
 
 def compile_model(
@@ -105,9 +106,10 @@ def compile_model(
     chosen = backend_for(replace(config or Config.from_environment(), record=True), watch.compile if watch else None)
     count, failed = len(compiled_graphs()), len(fallbacks())
     _run(model, chosen, inputs, keywords or {}, options.dynamic, options.train)
-    found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:])]
+    reasons = fallbacks()[failed:]
+    found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:], reasons)]
     what = "a whole graph runs through ATen"
-    failures = [Remark("failure", "compile", what, reason=reason) for reason in fallbacks()[failed:]]
+    failures = [Remark("failure", "compile", what, reason=reason) for reason in reasons]
     found[-1].remarks = (*found[-1].remarks, *failures)
     if watch:
         for subject in found:
@@ -125,19 +127,28 @@ def _run(
 ) -> None:
     import torch
 
-    if isinstance(model, torch.nn.Module) and model.training != train:
-        with _mode(model, train):
-            return _run(model, backend, inputs, keywords, dynamic, train)
     compiled = torch.compile(model, backend=backend, dynamic=dynamic or None)
     # The user's own compiles of this model are preserved, and do not count towards torch's limit.
-    unlimited = torch._dynamo.config.patch(recompile_limit=10**6, accumulated_recompile_limit=10**6)
-    with unlimited, nullcontext() if train else torch.no_grad():
-        out = compiled(*inputs, **keywords)
-    if train:
-        loss = sum(x.float().square().mean() for x in _floats(out))
+    with torch._dynamo.config.patch(recompile_limit=10**6, accumulated_recompile_limit=10**6):
+        call_model(model, inputs, keywords, train, compiled)
+
+
+def call_model(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any],
+    train: bool,
+    run: Callable[..., Any] | None = None,
+) -> None:
+    """Call a model, or its compiled form ``run``, once as a capture does: in training also for its gradients."""
+    import torch
+
+    switched = isinstance(model, torch.nn.Module) and model.training != train
+    with _mode(model, train) if switched else nullcontext(), nullcontext() if train else torch.no_grad():
+        out = (model if run is None else run)(*inputs, **keywords)
+        loss = sum(x.float().square().mean() for x in _floats(out)) if train else None
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
             torch.autograd.grad(loss, list(_leaves(loss)))  # unlike backward() it leaves every .grad as it is
-    return None
 
 
 def _leaves(loss: Any) -> Iterator[Any]:
@@ -186,10 +197,10 @@ def _floats(out: Any) -> Iterator[Any]:
             yield leaf
 
 
-def _checked(found: list[Any]) -> list[Any]:
+def _checked(found: list[Any], reasons: Sequence[str]) -> list[Any]:
+    if not found and reasons:
+        fix = "options={'strict': True} raises the error itself"
+        raise NothingCaptured("no graph of the model could be compiled", why="; ".join(reasons[:3]), fix=fix)
     if not found:
-        from fusec.dynamo import fallbacks
-
-        why = "; ".join(fallbacks()[-3:])
-        raise NothingCaptured("the model produced no graph", why=why or "it computes nothing on tensors")
+        raise NothingCaptured("the model produced no graph", why="it computes nothing on tensors")
     return found

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.tools.test_cli import run
 
@@ -82,6 +83,56 @@ def test_a_model_that_raises_is_told_from_a_crash_of_the_compiler(tmp_path: Path
     path.write_text("import torch\ndef model(x):\n    return x @ torch.ones(3)\ninputs = (torch.ones(2, 2),)")
     said = refused("explain", str(path))
     assert "in eager too" in said and "wrong.py:3: return x @ torch.ones(3)" in said and "size mismatch" in said
+
+
+NORMALIZED = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+inputs = (torch.randn(1, 8),)
+"""
+ONCE = """
+import torch
+used = []
+def model(x):
+    if used:
+        raise RuntimeError("called twice")
+    used.append(x)
+    return x.relu()
+inputs = (torch.randn(4),)
+"""
+NO_TRAINING = """
+import torch
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        if self.training:
+            raise RuntimeError("not in training")
+        return super().forward(x)
+model, inputs = Model(8, 8), (torch.randn(4, 8),)
+"""
+
+
+@pytest.mark.parametrize("text", [NORMALIZED, ONCE], ids=["raises in training", "raises when called again"])
+def test_a_crash_of_the_compiler_is_told_from_a_model_that_raises(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise KeyError("of the compiler")
+
+    (tmp_path / "model.py").write_text(text)
+    monkeypatch.setattr("fusec.pipeline.Pipeline.run", broken)
+    said = run("explain", str(tmp_path / "model.py"))
+    assert said.exit_code == 3 and "no graph of the model could be compiled" in said.stderr
+    assert "of the compiler" in said.stderr
+    torch._dynamo.reset()
+    monkeypatch.setenv("FUSEC_STRICT", "1")
+    result = run("explain", str(tmp_path / "model.py"))
+    assert result.exit_code == 4 and "of the compiler" in result.stderr
+
+
+def test_a_model_that_raises_in_training_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(NO_TRAINING)
+    assert "in eager too" in refused("explain", str(tmp_path / "model.py"), "--train")
+    assert run("explain", str(tmp_path / "model.py")).exit_code == 0
 
 
 def test_a_model_goes_to_opt_by_way_of_capture(tmp_path: Path) -> None:

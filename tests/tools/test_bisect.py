@@ -14,6 +14,7 @@ import fusec
 from fusec.cli import app
 from fusec.codegen.cpp import printer
 from fusec.debug import bisect as module
+from fusec.pipeline import Context
 from fusec.rewriting.fusion import FUSIONS, Dims
 from fusec.rewriting.rule import REWRITES, rewrite
 
@@ -106,6 +107,26 @@ def test_two_rewrites_that_are_wrong(wrong_rewrite: None) -> None:
         REWRITES.pop("squared_cosine")
     assert {culprit.subject for culprit in found.culprits} == {"squared_sine", "squared_cosine"}
     assert dict(found.fix) == {"disable": "squared_cosine,squared_sine"}
+
+
+@pytest.mark.parametrize("faulty", [0, 3, 5])
+def test_an_application_with_which_the_compile_raises(faulty: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there are no remarks that would say how many applications there are."""
+    application = Context.application
+
+    def broken(self: Context, *args: Any, **figures: Any) -> bool:
+        number = self.next_number
+        made = application(self, *args, **figures)
+        if made and number == faulty:
+            raise KeyError("in a rewrite")
+        return made
+
+    monkeypatch.setattr(Context, "application", broken)
+    monkeypatch.setattr(Context, "disable", lambda self, name, reason="": (_ for _ in ()).throw(KeyError(reason)))
+    (found,) = fusec.bisect(Layers(), torch.randn(4, 16), options={"strict": True, "cache": False})
+    assert "KeyError" in found.wrong
+    assert [culprit.application for culprit in found.culprits] == [faulty]
+    assert dict(found.fix) == {"apply": f"!{faulty}"}
 
 
 def test_of_two_at_fault_together_one_is_named() -> None:

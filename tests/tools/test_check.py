@@ -33,6 +33,7 @@ inputs = (torch.randn(4, 16),)
 """
 NORM = "super().forward(x)"
 EPS_OUTSIDE = "x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6) * self.weight"
+SORTED_SQUARES = "x * torch.rsqrt(torch.sort(x.pow(2)).values.mean(-1, keepdim=True) + 1e-6) * self.weight"
 LEFT_TO_ATEN = "torch.sort(super().forward(x)).values"
 
 
@@ -51,6 +52,14 @@ def test_an_unchanged_model_is_the_same(files: tuple[Path, str]) -> None:
 
 
 def test_a_lost_site_is_named_with_the_reason(files: tuple[Path, str]) -> None:
+    script, report = files
+    script.write_text(SCRIPT.replace("FORMULA", SORTED_SQUARES))
+    result = run("check", str(script), "--against", report)
+    assert result.exit_code == 1 and result.stdout.startswith("1 site lost; first: norm 2\n- site lost: norm 2 (")
+    assert "sort" in result.stdout.splitlines()[1]
+
+
+def test_a_lost_fusion_is_named(files: tuple[Path, str]) -> None:
     script, report = files
     script.write_text(SCRIPT.replace("FORMULA", EPS_OUTSIDE))
     result = run("check", str(script), "--against", report)
@@ -72,11 +81,21 @@ def test_what_is_left_to_aten_is_worse(files: tuple[Path, str]) -> None:
 
 
 def test_a_report_with_other_options_is_refused(files: tuple[Path, str]) -> None:
-    result = run("check", str(files[0]), "--against", files[1], "--batch", "3")
-    assert result.exit_code == 2 and "--batch 2" in result.stderr
+    result = run("check", str(files[0]), "--against", files[1], "--batch", "3", "--dynamic")
+    assert result.exit_code == 2 and "give --batch 2 --length 16, or --update it" in " ".join(result.stderr.split())
+    run("check", str(files[0]), "--against", files[1], "--update", "--dynamic")
+    assert "give --dynamic --batch 2" in " ".join(run("check", str(files[0]), "--against", files[1]).stderr.split())
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"sites": 3}', "graph"])
+WITHOUT_REASON = """{"regions": {}, "launches": {"generated": 1, "vendor": 0, "opaque": 0}, "kernels": [],
+"coverage": {"bytes": {"generated": 1, "vendor": 0, "opaque": 0}}, "sites": SITES, "options": OPTIONS}"""
+
+
+@pytest.mark.parametrize("text", [
+    "", "{}", "[1]", '{"sites": 3}', "graph",
+    WITHOUT_REASON.replace("SITES", '[{"kind": "norm", "module": "", "fused": true}]').replace("OPTIONS", "{}"),
+    WITHOUT_REASON.replace("SITES", "[]").replace("OPTIONS", "[]"),
+])  # fmt: skip
 def test_what_is_no_report_is_said(files: tuple[Path, str], text: str) -> None:
     Path(files[1]).write_text(text)
     for words in (("check", str(files[0]), "--against", files[1]), ("diff", files[1], files[1])):
