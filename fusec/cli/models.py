@@ -93,7 +93,7 @@ def loaded_model(spec: str, batch: int = 2, length: int = 16, train: bool = Fals
 
     Raises:
         UsageError: for a specification that names no model.
-        ModelError: where the model, loaded anew, raises the same in eager.
+        ModelError: where the model, loaded again, raises the same in eager.
     """
     loaded = load(spec, batch, length)
     tracer = logging.getLogger("torch._subclasses.fake_tensor")
@@ -123,7 +123,7 @@ def _is_compilers(error: Exception) -> bool:
 
 
 def _eager_error(spec: str, batch: int, length: int, train: bool) -> Exception | None:
-    """Return what a model raises in eager; it is loaded anew, as a call may have changed it or its inputs."""
+    """Return what a model raises in eager; it is loaded again, as a call may have changed it or its inputs."""
     from fusec.debug.capture import call_model
 
     try:
