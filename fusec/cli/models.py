@@ -5,15 +5,14 @@ import importlib.util
 import inspect
 import logging
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from textwrap import shorten
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fusec.cli.model_errors import ModelError, first_line, is_compilers, place, reason_of
 from fusec.cli.terminal import UsageError, check_name, read_text
 from fusec.errors import FusecError
 
@@ -35,12 +34,7 @@ SMALL = {
 }  # fmt: skip
 """Sizes that a ``transformers`` architecture is cut down to, where it has them."""
 SMALL_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
-_PACKAGE = Path(__file__).absolute().parents[1]
 WORDS = {"tokens", "decoder_tokens", "input_ids", "decoder_input_ids"}
-
-
-class ModelError(FusecError):
-    """A model that does not run."""
 
 
 @dataclass
@@ -105,21 +99,14 @@ def loaded_model(spec: str, batch: int = 2, length: int = 16, train: bool = Fals
         raise
     except Exception as error:
         own = _eager_error(spec, batch, length, train)
-        if own is None or (_is_compilers(error) and _first_line(own) not in str(error)):
+        if own is None or (is_compilers(error) and first_line(own) not in str(error)):
             raise
         raise ModelError(
             f"{loaded.title} raises on its sample inputs, in eager too",
-            where=_place(own), why=_reason(own), fix="change the model or its inputs",
+            where=place(own), why=reason_of(own), fix="change the model or its inputs",
         ) from own  # fmt: skip
     finally:
         tracer.setLevel(level)
-
-
-def _is_compilers(error: Exception) -> bool:
-    """Return whether an error passed through the compiler, rather than through torch's tracing of the model alone."""
-    tools = (_PACKAGE / "cli", _PACKAGE / "debug")
-    files = [Path(frame.filename).absolute() for frame in traceback.extract_tb(error.__traceback__)]
-    return any(_PACKAGE in f.parents and not any(tool in f.parents for tool in tools) for f in files)
 
 
 def _eager_error(spec: str, batch: int, length: int, train: bool) -> Exception | None:
@@ -285,7 +272,7 @@ def _load_script(path: str) -> Loaded:
         raise
     except (Exception, SystemExit) as reason:
         raise ModelError(
-            f"{path} raises", where=_place(reason, path), why=_reason(reason), fix=f"see `python {path}`"
+            f"{path} raises", where=place(reason, path), why=reason_of(reason), fix=f"see `python {path}`"
         ) from reason
     finally:
         sys.path.remove(folder)
@@ -315,26 +302,3 @@ def _call_with(title: str, model: Any, inputs: Any) -> Loaded:
     if isinstance(inputs, Mapping):
         return Loaded(title, model, (), dict(inputs))
     return Loaded(title, model, tuple(inputs) if isinstance(inputs, Sequence) else (inputs,))
-
-
-def _place(error: BaseException, path: str = "") -> str:
-    """Return where an error was raised: the last line in a file, by default in any but torch's and fusec's."""
-    import torch
-
-    packages = (Path(torch.__file__).absolute().parent, _PACKAGE)
-
-    def is_meant(filename: str) -> bool:
-        file = Path(filename).absolute()
-        return file == Path(path).absolute() if path else not any(package in file.parents for package in packages)
-
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_meant(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-
-
-def _reason(error: BaseException) -> str:
-    """Return the type and the first line of an error."""
-    return shorten(f"{type(error).__name__}: {_first_line(error)}", 300)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
