@@ -90,7 +90,7 @@ class _Trial:
         self.eager = self.run(lambda given: evaluate(graph, given, mutate=True))
         wide = self.run(lambda given: evaluate(graph, given, dtype=torch.float64))
         self.numbered: dict[int, Remark] = {}
-        """The applications that were seen so far, made or not."""
+        """The applications that were seen without those at fault, made or not."""
         self.reference = [*wide[: len(graph.outputs)], *self.eager[len(graph.outputs) :]]
 
     def run(self, function: Callable[[list[Any]], list[Any]]) -> list[Any]:
@@ -131,17 +131,20 @@ def _search(trial: _Trial) -> Finding:
     wrong, remarks = trial.wrong()
     finding = Finding(trial.graph.name, len(_made(remarks)), wrong)
     culprits: list[int] = []
+    known: dict[int, Remark] = {}
     while wrong and len(culprits) < MOST:
         number = _first_wrong(trial, sorted(_made(remarks)) or _numbers(trial, culprits), culprits)
         if number is None:
             break
         culprits.append(number)
+        known[number] = trial.numbered[number]
+        trial.numbered = {}  # without it, later ones may have other numbers
         wrong, remarks = trial.wrong(apply=_without(culprits))
     if not culprits:
         return finding
     if not wrong:
         culprits = _fewest(trial, culprits)
-    found = tuple(trial.numbered[number] for number in sorted(culprits))
+    found = tuple(known[number] for number in sorted(culprits))
     grouped = any(remark.subject == "group" for remark in found)
     kernels = _wrong_kernels(trial) if grouped and not trial.graph.symbols() else ()
     return replace(finding, culprits=found, fix=_fix(trial, found, not wrong), kernels=kernels)
