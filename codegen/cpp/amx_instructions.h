@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dot_step.h"
+#include "panel.h"
 
 #if defined(AMX) && !defined(FUSEC_AMX_INSTRUCTIONS)
 #define FUSEC_AMX_INSTRUCTIONS

@@ -102,7 +102,7 @@ class CppTarget:
             bf16_products=self.bf16_products,
             many_bf16_products=self.many_bf16_products,
             cache_bytes=(2 if self.has_amx else 1) << 20,  # the least of such processors
-            tile_rows=48 if self.has_amx else 6,
+            tile_rows=48 if self.has_amx else 6,  # whole tiles of 6 rows and of AMX's 16
             cores=self.cores,
         )
         return schedule(plan, name, tiling)

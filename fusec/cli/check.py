@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.models import compiled_model
+from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import Batch, Dynamic, Json, Length, Model, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, UsageError, note, read_text, write_json, write_text
 
@@ -73,13 +73,11 @@ def diff(
 
 def _compiled(spec: str, target: str, dynamic: bool, train: bool, batch: int, length: int) -> dict[str, Any]:
     """Compile a model or graph, and return its report."""
-    from fusec.config import Config
     from fusec.debug.capture import CaptureOptions
     from fusec.debug.compare import report_of
     from fusec.debug.explain import explain_subjects
 
-    config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
-    compiled = compiled_model(spec, config, CaptureOptions(dynamic, train), batch, length)
+    compiled = compiled_model(spec, recording(target=target), CaptureOptions(dynamic, train), batch, length)
     return report_of(explain_subjects(compiled.subjects, compiled.title, compiled.model))
 
 
@@ -94,7 +92,8 @@ def _report(path: str) -> "Report":
     try:
         found = json.loads(read_text(path))
         changes(found, found)
-        _ = [site["reason"] for site in found["sites"]], found.get("options", {}).items()
+        if not isinstance(found.get("options", {}), dict):
+            raise TypeError("its options are no object")
     except (ValueError, LookupError, TypeError, AttributeError) as reason:
         why, fix = f"{type(reason).__name__}: {reason}"[:200], "fusec check MODEL --against FILE --update writes one"
         raise UsageError(f"{path} is no report", why=why, fix=fix) from reason

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.models import compiled_model, is_graph_file
+from fusec.cli.models import compiled_model, is_graph_file, recording
 from fusec.cli.options import Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, show, write_json
-from fusec.config import CHIPS, Config
+from fusec.config import CHIPS
 
 if TYPE_CHECKING:
     from fusec.debug.explanation import Explanation
@@ -55,8 +55,7 @@ def explain(
     from fusec.debug.report import summary_line
     from fusec.debug.tables import explanation_view, roofline_view, site_view
 
-    chosen = {"target": target, "machine": machine}
-    config = Config.from_options(None, {"record": True, **{k: v for k, v in chosen.items() if v}})
+    config = recording(target=target, machine=machine)
     if sites and is_graph_file(model):
         raise UsageError("a graph has no sites", why="they are found from the modules of a model", fix="pass the model")
     compiled = compiled_model(model, config, CaptureOptions(dynamic, train, time), batch, length)

@@ -137,6 +137,13 @@ def read_graph(path: str) -> "Graph":
     return graph
 
 
+def recording(**chosen: str) -> "Config":
+    """Return the configuration of a compile that is recorded; options that are "" have their defaults."""
+    from fusec.config import Config
+
+    return Config.from_options(None, {"record": True, **{name: value for name, value in chosen.items() if value}})
+
+
 def compiled_model(
     spec: str, config: "Config", options: "CaptureOptions", batch: int = 2, length: int = 16
 ) -> CompiledModel:

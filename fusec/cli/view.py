@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli.models import compiled_model
+from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import UsageError, note, write_text
 
@@ -24,13 +24,11 @@ def view(
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
     """Write a page that shows the graph pass by pass, its kernels, and where each node comes from."""
-    from fusec.config import Config
     from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects
     from fusec.viz.html import render
 
-    config = Config.from_options(None, {"record": True, **({"target": target} if target else {})})
-    compiled = compiled_model(model, config, CaptureOptions(dynamic, train, time), batch, length)
+    compiled = compiled_model(model, recording(target=target), CaptureOptions(dynamic, train, time), batch, length)
     found = compiled.subjects
     if graph is not None:
         if not 0 <= graph < len(found):

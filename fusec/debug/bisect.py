@@ -38,6 +38,9 @@ class Finding:
     def __str__(self) -> str:
         if not self.wrong:
             return f"{self.graph}: right, with {self.applications} applications of rewrites and passes"
+        if not self.culprits and self.fix:
+            fix = f"options={dict(self.fix)}"
+            return f"{self.graph}: {self.wrong}\n  cause: not found among the applications\n  fix:   {fix}"
         if not self.culprits:
             return f"{self.graph}: {self.wrong}\n  cause: no rewrite and no generated kernel, it is wrong without any"
         kernels = f" ({', '.join(self.kernels)})" if self.kernels else ""
@@ -141,7 +144,8 @@ def _search(trial: _Trial) -> Finding:
         trial.numbered = {}  # without it, later ones may have other numbers
         wrong, remarks = trial.wrong(apply=_without(culprits))
     if not culprits:
-        return finding
+        rewritten = bool(wrong) and not trial.wrong(apply=NONE)[0]
+        return replace(finding, fix=(("apply", NONE),) if rewritten else ())
     if not wrong:
         culprits = _fewest(trial, culprits)
     found = tuple(known[number] for number in sorted(culprits))
@@ -176,7 +180,7 @@ def _without(numbers: Sequence[int]) -> str:
 
 
 def _first_wrong(trial: _Trial, numbers: Sequence[int], excluded: Sequence[int]) -> int | None:
-    """Return the number up to which, without those excluded, a graph is wrong; None where it is wrong without any.
+    """Return the number up to which, without those excluded, a graph is wrong; None where none is found.
 
     Numbers are those of a compile without those excluded, in which the graph is wrong.
     """

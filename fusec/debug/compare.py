@@ -8,6 +8,8 @@ from fusec.debug.explanation import KINDS, Explanation
 
 Report: TypeAlias = Mapping[str, Any]
 """A result of ``report_of``, or an explanation as JSON data, of which it is a part."""
+_WORSE = {"generated": -1, "vendor": 0, "opaque": 1}
+"""The sign of a change of coverage that is for the worse."""
 _COUNTS = {"generated": "kernels", "vendor": "vendor calls", "opaque": "ATen calls"}
 
 
@@ -58,11 +60,13 @@ def changes(before: Report, after: Report, tolerance: float = 0.0) -> list[Chang
 
 
 def _sites(before: Report, after: Report) -> Iterator[Change]:
-    old, new = ({(s["kind"], s["module"]): s for s in report["sites"]} for report in (before, after))
+    old, new = (
+        {(s["kind"], s["module"]): (s["fused"], s["reason"]) for s in report["sites"]} for report in (before, after)
+    )
+    gone = (False, "it is not in the model any more")
     for key in dict.fromkeys((*old, *new)):
-        was, now = (key in sites and sites[key]["fused"] for sites in (old, new))
+        (was, _), (now, why) = old.get(key, gone), new.get(key, gone)
         if was != now:
-            why = new[key]["reason"] if key in new else "it is not in the model any more"
             yield Change("site", " ".join(filter(None, key)), was, now, was, why if was else "")
 
 
@@ -84,9 +88,7 @@ def _shares(before: Report, after: Report, tolerance: float) -> Iterator[Change]
     for kind in KINDS:
         was, now = (float(report["coverage"]["bytes"][kind]) for report in (before, after))
         if abs(now - was) > max(tolerance, 5e-4):
-            yield Change(
-                "coverage", kind, was, now, now < was if kind == "generated" else kind == "opaque" and now > was
-            )
+            yield Change("coverage", kind, was, now, _WORSE[kind] * (now - was) > 0)
 
 
 def _bytes(before: Report, after: Report, tolerance: float) -> Iterator[Change]:

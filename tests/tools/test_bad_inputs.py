@@ -100,6 +100,14 @@ def model(x):
     return x.relu()
 inputs = (torch.randn(4),)
 """
+LATER = """
+import torch
+def model(x):
+    x = x.relu()
+    torch._dynamo.graph_break()
+    raise RuntimeError("of the model")
+inputs = (torch.randn(4),)
+"""
 NO_TRAINING = """
 import torch
 class Model(torch.nn.Linear):
@@ -124,6 +132,21 @@ def test_a_crash_of_the_compiler_is_told_from_a_model_that_raises(
     assert said.exit_code == 3 and "no graph of the model could be compiled" in said.stderr
     assert "of the compiler" in said.stderr
     torch._dynamo.reset()
+    monkeypatch.setenv("FUSEC_STRICT", "1")
+    result = run("explain", str(tmp_path / "model.py"))
+    assert result.exit_code == 4 and "of the compiler" in result.stderr
+
+
+def test_a_crash_of_the_compiler_comes_before_an_error_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise KeyError("of the compiler")
+
+    (tmp_path / "model.py").write_text(LATER)
+    assert "of the model" in refused("explain", str(tmp_path / "model.py"))
+    torch._dynamo.reset()
+    monkeypatch.setattr("fusec.pipeline.Pipeline.run", broken)
     monkeypatch.setenv("FUSEC_STRICT", "1")
     result = run("explain", str(tmp_path / "model.py"))
     assert result.exit_code == 4 and "of the compiler" in result.stderr
