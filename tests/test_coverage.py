@@ -14,7 +14,7 @@ from tests.golden_models import optimized
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("hidden", [64, 1024])
+@pytest.mark.parametrize("hidden", [pytest.param(64, marks=pytest.mark.thorough), 1024])
 @pytest.mark.parametrize("length", [1, pytest.param(8, marks=pytest.mark.thorough), 16])
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_only_generated_kernels_between_attentions(family: str, length: int, hidden: int, dtype: torch.dtype) -> None:

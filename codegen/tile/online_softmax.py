@@ -70,21 +70,22 @@ class OnlineSoftmax:
         """Return the factor for a softmax that subtracts something else than the largest score, as with sinks."""
         return self.emitter.emit(self._at_largest(self.parts.exponential))
 
-    def define_result(self, total: Operand | None, sums: Operand) -> None:
+    def define_result(self, total: Operand | None, sums: Iterable[Operand]) -> None:
         """Define the weighted sum, divided by the sum of exponentials or whatever the weights do with it.
 
         Args:
             total: the sum of exponentials, where the region takes it.
-            sums: the sum of values, weighted by exponentials.
+            sums: the sum of values, weighted by exponentials, for each segment of the columns.
         """
         emitter, parts = self.emitter, self.parts
         if parts.total is not None and total is not None:
             emitter.define(parts.total, total)
-        weighted = replace(parts.weighted, kind="load", operands=())
-        emitter.define(weighted, sums)
-        # The weights are linear in the exponential, and the result is rounded instead of them.
-        result = substituted(parts.weights, parts.exponential, weighted, parts.keys, casts=False)
-        emitter.define(parts.weighted, emitter.emit(result))
+        for weighted, found in zip(parts.weighted, sums, strict=True):
+            whole = replace(weighted, kind="load", operands=())
+            emitter.define(whole, found)
+            # The weights are linear in the exponential, and the result is rounded instead of them.
+            result = substituted(parts.weights, parts.exponential, whole, parts.keys, casts=False)
+            emitter.define(weighted, emitter.emit(result))
 
     def _at_largest(self, item: IndexedExpr) -> IndexedExpr:
         return substituted(item, self.parts.scores, self.parts.largest, self.parts.keys)

@@ -1,4 +1,4 @@
-"""The command line: ``fusec capture | opt | explain | view | bisect | check | diff | env | machine | cache``."""
+"""The command line: ``fusec capture | opt | explain | why | view | bisect | check | diff | env | machine | cache``."""
 
 from importlib import metadata
 from typing import Annotated
@@ -15,6 +15,7 @@ from fusec.cli.machine import machine
 from fusec.cli.opt import opt
 from fusec.cli.terminal import reports
 from fusec.cli.view import view
+from fusec.cli.why import why
 
 
 def _print_version(wanted: bool) -> None:
@@ -43,7 +44,7 @@ def options(version: Version = False) -> None:
     """Options of all commands; the help is the application's."""
 
 
-for command in (capture, opt, explain, view, bisect, check, diff, env):
+for command in (capture, opt, explain, why, view, bisect, check, diff, env):
     app.command()(reports(command))
 
 app.add_typer(machine, name="machine")

@@ -13,6 +13,7 @@ from fusec.codegen.program.constant_folding import PASS_NAME as FREEZE
 from fusec.codegen.program.recordings import PASS_NAME as RECORDED
 from fusec.debug.explanation import KINDS, Explanation
 from fusec.debug.site_status import SiteStatus
+from fusec.debug.why import Finding
 from fusec.remarks import Remark
 
 COLOURS = {"generated": "green", "vendor": "blue", "opaque": "yellow"}
@@ -230,6 +231,29 @@ def _unnamed_table(sites: list[SiteStatus]) -> Table:
         where = shorten_sources(tuple(s.place or s.site.module for s in equal))
         table.add_row(first.site.kind + times, ", ".join(first.kernels), escape(nearest), Text(where, style="dim"))
     return table
+
+
+_COLOURS = {"fused": "green", "unnamed": "cyan", "missed": "yellow", "opaque": "yellow", "absent": "dim"}
+
+
+def finding_view(findings: list[Finding]) -> RenderableType:
+    """Findings at a place, a paragraph each."""
+    text = Text()
+    for v in findings:
+        times = f" ×{v.count}" if v.count > 1 else ""
+        text.append(f"{v.what}{times}", style="bold").append(f"  {v.status}", style=_COLOURS[v.status])
+        text.append(f"  {v.where}\n", style="dim")
+        if v.status != "fused":
+            why = f"{v.reason} [{v.code}]" if v.code else v.reason
+            lost = f"{amount(v.bytes_lost, 'B')} written and read again" if v.bytes_lost else ""
+            rows = {"why": why, "nearest": v.attempt, "line": v.text, "lost": lost, "edit": v.edit}
+        else:
+            rows = {"as": v.reason}
+        rows["in"] = ", ".join(v.kernels)
+        for name, value in rows.items():
+            if value:
+                text.append(f"  {name:8}", style="dim").append(f"{value}\n")
+    return text if findings else Text("Nothing is fused here, and nothing is missed.", style="dim")
 
 
 def _no_sites(e: Explanation) -> str:

@@ -9,7 +9,7 @@ from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import I8, U8, accumulation, estimate, product
 from fusec.loops.affine import Axis
 from fusec.loops.casts import uncast
-from fusec.loops.indexing import IndexedExpr, LoopNest, below, ordered, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, below, is_even, ordered, stride, walk
 
 NO_ATTENTION = "no generated attention"
 """The beginning of each reason why a matmul and another that reads its result are not one attention kernel."""
@@ -21,6 +21,22 @@ _HEADS_RANK = 4
 """Rank of queries, keys and values: batch, heads, rows and columns."""
 _FUSIBLE = Trait.POINTWISE | Trait.REDUCTION | Trait.VIEW
 _MAX_NODES = 60
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The elements of one key or value: loops over these axes, outer first, in each of some segments.
+
+    One axis and one segment, unless codes have scales for groups of elements, or share bytes.
+    """
+
+    axes: tuple[Axis, ...]
+    segments: int = 1
+
+    @property
+    def count(self) -> int:
+        """Number of elements; a schedule is legal only where it is known."""
+        return self.segments * math.prod(int(axis.size) for axis in self.axes)
 
 
 @dataclass(frozen=True)
@@ -41,29 +57,31 @@ class Softmax:
     """The sum of a row of exponentials."""
     weights: IndexedExpr
     """The operand of the second matmul: ``exponential``, divided by ``total``."""
-    weighted: IndexedExpr
-    """The second matmul."""
+    weighted: tuple[IndexedExpr, ...]
+    """The second matmul, for each segment of its columns."""
     keys: Axis
     """The axis of the softmax."""
-    depth: Axis
-    """The axis that ``product`` sums over."""
+    depth: Elements
+    """The elements that ``product`` sums over."""
 
 
 @dataclass(frozen=True)
 class Attention(Softmax):
     """The parts of ``Σ_j softmax_j(scores(query·key))·value``, and the axes they run over."""
 
-    query: IndexedExpr
-    key: IndexedExpr
+    query: tuple[IndexedExpr, ...]
+    """For each segment of ``depth``, as ``key``."""
+    key: tuple[IndexedExpr, ...]
     factors: tuple[tuple[str, IndexedExpr], ...]
     """Constants that the keys are multiplied (``mul``) or divided (``div``) by; schedules apply them to queries."""
-    value: IndexedExpr
+    value: tuple[IndexedExpr, ...]
+    """For each segment of ``columns``."""
     batch: tuple[Axis, ...]
     """Axes that queries and keys share."""
     queries: tuple[Axis, ...]
     """Axes of the queries alone: their positions, and the heads that share one key head; the last is the innermost."""
-    columns: Axis
-    """The axis of the elements of one value."""
+    columns: Elements
+    """The elements of one value."""
 
     @property
     def is_plain(self) -> bool:
@@ -90,7 +108,7 @@ class Attention(Softmax):
     @property
     def loops(self) -> tuple[Axis, ...]:
         """Every axis of the loops around the first matmul."""
-        return (*self.batch, *self.queries, self.keys, self.depth)
+        return (*self.batch, *self.queries, self.keys, *self.depth.axes)
 
 
 def find_attention(nest: LoopNest) -> Attention | None:
@@ -103,27 +121,31 @@ def find_attention(nest: LoopNest) -> Attention | None:
     inner = [c for c in contractions if c in below(contractions)]
     if not inner:
         return None
-    if len(contractions) != 2:
-        raise _refused(f"it has {len(contractions)} matmuls")
+    if len(matmuls := {c.value for c in contractions}) > 2:
+        raise _refused(f"it has {len(matmuls)} matmuls")
+    if len(inner) > 1:
+        raise _refused("its first matmul is read at several indices")
     (product,) = inner
-    (weighted,) = [c for c in contractions if c is not product]
-    if any(len(matmul.bound) != 1 or len(matmul.pairs) != 1 for matmul in (weighted, product)):
-        raise _refused("a matmul sums over several axes")
-    dependent = [o for o in weighted.operands if o is product or product in below([o])]
-    if len(dependent) != 1:
+    weighted = tuple(c for c in contractions if c is not product)
+    if any(len(matmul.bound) != 1 or len(matmul.pairs) != 1 for matmul in weighted):
+        raise _refused("its second matmul sums over several axes")
+    dependent = [[o for o in c.operands if o is product or product in below([o])] for c in weighted]
+    if any(len(found) != 1 for found in dependent):
         raise _refused("both operands of its second matmul depend on the first")
-    (weights,) = dependent
-    (value,) = [o for o in weighted.operands if o is not weights]
-    attention = _operands(nest, _softmax(nest, product, weighted, weights), value)
+    ((weights, *others),) = zip(*dependent, strict=True)
+    if any(other is not weights for other in others):
+        raise _refused("its weights differ along its columns")
+    values = tuple(next(o for o in c.operands if o is not weights) for c in weighted)
+    attention = _operands(nest, _softmax(nest, product, weighted, weights), values)
     _check_axes(nest, attention)
     _check_strides(attention)
     return attention
 
 
-def _softmax(nest: LoopNest, product: IndexedExpr, weighted: IndexedExpr, weights: IndexedExpr) -> Softmax:
+def _softmax(nest: LoopNest, product: IndexedExpr, weighted: tuple[IndexedExpr, ...], weights: IndexedExpr) -> Softmax:
     """Return the parts of the softmax that makes ``weights`` of ``product``, or raise ScheduleError."""
-    (keys,), (depth,) = weighted.bound, product.bound
-    exponentials = [i for i in below([weighted]) if i.kind == "pointwise" and i.node.is_op("exp") and keys in i.axes]
+    (keys,), depth = weighted[0].bound, Elements(product.bound, len(product.pairs))
+    exponentials = [i for i in below(weighted) if i.kind == "pointwise" and i.node.is_op("exp") and keys in i.axes]
     if len(exponentials) != 1:
         raise _refused("its weights are not a softmax")
     (exponential,) = exponentials
@@ -135,7 +157,7 @@ def _softmax(nest: LoopNest, product: IndexedExpr, weighted: IndexedExpr, weight
         raise _refused("its softmax does not subtract the maximum")
     largest, *further = maxima
     scores = largest.operands[0]
-    if len({accumulation(item.dtype) for item in (product, scores, weighted)}) > 1:
+    if len({accumulation(item.dtype) for item in (product, scores, *weighted)}) > 1:
         raise _refused("its softmax and its matmuls accumulate in different types")
     if not all(_is_shifted(i.operands[0], scores, keys) for i in (*further, exponential)):
         raise _refused("its softmax does not subtract the maximum")
@@ -151,31 +173,32 @@ def _softmax(nest: LoopNest, product: IndexedExpr, weighted: IndexedExpr, weight
     return Softmax(product, scores, largest, tuple(further), exponential, total, weights, weighted, keys, depth)
 
 
-def _operands(nest: LoopNest, softmax: Softmax, value: IndexedExpr) -> Attention:
+def _operands(nest: LoopNest, softmax: Softmax, values: tuple[IndexedExpr, ...]) -> Attention:
     """Return an attention with its operands and their axes.
 
     Raises:
         ScheduleError: where keys or values are neither loaded nor unpacked.
     """
-    keys, depth = softmax.keys, softmax.depth
-    query, key = softmax.product.operands
-    if keys in query.axes:
-        query, key = key, query
-    key, factors = _plain_operand(key)
-    plain, value_factors = _plain_operand(value)
-    if not value_factors:
-        value = plain
-    readable = all(item.kind == "load" or is_unpacked(item) for item in (key, value))
-    if not readable or keys in query.axes or keys not in key.axes:
+    keys, product = softmax.keys, softmax.product
+    query, key = zip(*(pair[::-1] if keys in pair[0].axes else pair for pair in product.pairs), strict=True)
+    plain, factors = zip(*map(_plain_operand, key), strict=True)
+    if all(other == factors[0] for other in factors):
+        key = plain
+    else:
+        factors = ((),)
+    values = tuple(item if found else plain for item in values for plain, found in [_plain_operand(item)])
+    readable = all(item.kind == "load" or is_unpacked(item) for item in (*key, *values))
+    if not readable or any(keys in q.axes for q in query) or any(keys not in k.axes for k in key):
         raise _refused("its keys or values are computed in the same kernel")
-    batch = key.axes - {keys, depth}
-    queries = query.axes - batch - {depth}
-    columns = value.axes - batch - {keys}
-    if not batch <= softmax.product.axes or len(columns) != 1 or columns & (query.axes | key.axes):
+    batch = key[0].axes - {keys, *softmax.depth.axes}
+    queries = query[0].axes - batch - {*softmax.depth.axes}
+    columns = values[0].axes - batch - {keys}
+    same = all(value.axes - batch - {keys} == columns for value in values)
+    if not same or not batch <= product.axes or not columns or any(columns & o.axes for o in product.operands):
         raise _refused("its values have other axes than its keys")
     return Attention(
-        **vars(softmax), query=query, key=key, factors=factors, value=value, batch=ordered(nest, batch),
-        queries=ordered(nest, queries), columns=next(iter(columns)),
+        **vars(softmax), query=query, key=key, factors=factors[0], value=values, batch=ordered(nest, batch),
+        queries=ordered(nest, queries), columns=Elements(ordered(nest, columns), len(values)),
     )  # fmt: skip
 
 
@@ -184,20 +207,24 @@ def _check_axes(nest: LoopNest, attention: Attention) -> None:
     batch, queries = frozenset(attention.batch), frozenset(attention.queries)
     if attention.product.axes != batch | queries | {attention.keys}:
         raise _refused("its queries and keys have other axes than its scores")
-    for axis in (attention.depth, attention.columns):
+    for axis in (*attention.depth.axes, *attention.columns.axes):
         if not isinstance(axis.size, int):
             raise _refused(f"the size {axis.size} is not known at compile time")
     for output in nest.outputs:
-        is_result = output.root is attention.weighted or attention.weighted in below([output.root])
-        if output.axes != batch | queries | {attention.columns} or not is_result:
+        is_result = not below([output.root]).union([output.root]).isdisjoint(attention.weighted)
+        if output.axes != batch | queries | {*attention.columns.axes} or not is_result:
             raise _refused("an output is not computed from its result")
 
 
 def _check_strides(attention: Attention) -> None:
-    """Raise ScheduleError where the schedule for few queries cannot load vectors of keys or values."""
-    key, value = attention.key, attention.value
-    contiguous = is_unpacked(value) or has_rows(value, attention.columns)
-    contiguous &= is_unpacked(key) or has_rows(key, attention.depth, attention.keys)
+    """Raise ScheduleError where the schedules cannot load vectors of keys or values."""
+    for items, elements in ((attention.key, attention.depth), (attention.value, attention.columns)):
+        loads = [item for item in items if item.kind == "load"]
+        if loads and (elements.segments > 1 or not is_even(loads[0], elements.axes)):
+            raise _refused("the elements of its keys or values are not one dim in memory")
+    (key, *_), (value, *_) = attention.key, attention.value
+    contiguous = is_unpacked(value) or has_rows(value, *attention.columns.axes[-1:])
+    contiguous &= is_unpacked(key) or has_rows(key, *attention.depth.axes[-1:], attention.keys)
     if attention.rows <= FEW_QUERIES and not contiguous:
         raise _refused("its keys or values are not contiguous")
 
@@ -234,17 +261,23 @@ def is_unpacked(item: IndexedExpr) -> bool:
     return sum(_bytes(i) for i in items if i.kind == "load") < _bytes(item)
 
 
-def scale_behind(item: IndexedExpr, summed: Axis) -> tuple[IndexedExpr, IndexedExpr | None]:
-    """Return the codes of unpacked keys or values, as loaded, and the scale that may multiply the sum over an axis.
+def scale_behind(
+    items: tuple[IndexedExpr, ...], elements: Elements
+) -> tuple[tuple[IndexedExpr, ...], IndexedExpr | None]:
+    """Return the codes of unpacked keys or values, as loaded, and the scale that may multiply a sum over elements.
 
-    Without one, because it differs along the axis or the product is rounded, return the operand and None.
+    Without one, because it differs between elements or the product is rounded, return the operands and None.
     """
-    if item.kind == "pointwise" and item.node.is_op("mul"):
-        for factor, scale in (item.operands, item.operands[::-1]):
-            codes = _loaded_codes(factor)
-            if codes is not None and summed not in scale.axes:
-                return codes, scale
-    return _loaded_codes(item) or item, None
+    if len(items) == 1:
+        (item,) = items
+        found: list[tuple[IndexedExpr | None, IndexedExpr | None]] = [(_loaded_codes(item), None)]
+        if item.kind == "pointwise" and item.node.is_op("mul"):
+            found += [(_loaded_codes(factor), scale) for factor, scale in (item.operands, item.operands[::-1])]
+        for codes, scale in found:
+            same = scale is None or scale.axes.isdisjoint(elements.axes)
+            if codes is not None and same and is_even(codes, elements.axes):
+                return (codes,), scale
+    return items, None
 
 
 def _loaded_codes(item: IndexedExpr) -> IndexedExpr | None:

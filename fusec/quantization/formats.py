@@ -49,20 +49,24 @@ class Format(ABC):
         return columns // length
 
     def pack(self, codes: Tensor, scales: Parts) -> Parts:
-        """Return the parts of a [rows, columns] weight from its codes and scales."""
-        return {"codes": codes if self.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4, **scales}
+        """Return the parts of [*, columns] codes and their scales."""
+        return {"codes": codes if self.bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4, **scales}
 
     def unpack(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        """Return the [rows, columns] weight of its parts, in a dtype."""
+        """Return the dequantized [*, columns] values of parts, in a dtype."""
         codes = parts["codes"]
         if self.bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), -1).reshape(codes.shape[0], -1)
+            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
         groups = codes.reshape(*parts["scale"].shape, -1)
         return self.decode(groups, parts, dtype).reshape(codes.shape)
 
     @abstractmethod
     def fit(self, weight: Tensor) -> Parts:
         """Return scales, [rows, groups] in the dtype of a [rows, groups, columns] weight."""
+
+    def cover(self, values: Tensor) -> Parts:
+        """Return scales [*, groups] of [*, groups, columns] values, with which all of them are in range."""
+        return self.fit(values)
 
     @abstractmethod
     def encode(self, weight: Tensor, scales: Parts) -> Tensor:
@@ -117,18 +121,24 @@ class Int4(Format):
     def fit(self, weight: Tensor) -> Parts:
         """Return ``scale`` and ``zero``, uint8: those with the least squared error among the clipping ratios."""
         x = weight.float()
-        low, high = x.amin(-1).clamp(max=0), x.amax(-1).clamp(min=0)
-        least, scale, zero = torch.full_like(low, torch.inf), low, low
+        low, high = x.aminmax(dim=-1)
+        least, best = torch.full_like(low, torch.inf), self._scales(low, high, weight.dtype)
         for clip in _CLIPS:
-            tried = ((high - low) * (clip / 15)).clamp(min=_LEAST_SCALE).to(weight.dtype).float()
-            origin = (-low * clip / tried).round().clamp(0, 15)
-            scales = {"scale": tried, "zero": origin}
-            error = (self.decode(self.encode(x, scales), scales, torch.float32) - x).square().sum(-1)
+            tried = self._scales(low * clip, high * clip, weight.dtype)
+            error = (self.decode(self.encode(x, tried), tried, torch.float32) - x).square().sum(-1)
             better = error < least
-            least, scale, zero = (
-                torch.where(better, a, b) for a, b in ((error, least), (tried, scale), (origin, zero))
-            )
-        return {"scale": scale.to(weight.dtype), "zero": zero.to(torch.uint8)}
+            least, best = torch.where(better, error, least), {n: torch.where(better, tried[n], best[n]) for n in best}
+        return best
+
+    def cover(self, values: Tensor) -> Parts:
+        """Return ``scale`` and ``zero`` of the whole range."""
+        return self._scales(*values.float().aminmax(dim=-1), values.dtype)
+
+    def _scales(self, low: Tensor, high: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the scale of a range, which is extended to 0, in a dtype, and its zero point."""
+        low, high = low.clamp(max=0), high.clamp(min=0)
+        scale = ((high - low) / 15).clamp(min=_LEAST_SCALE).to(dtype)
+        return {"scale": scale, "zero": (-low / scale.float()).round().clamp(0, 15).to(torch.uint8)}
 
     def encode(self, weight: Tensor, scales: Parts) -> Tensor:
         """Return the nearest codes, uint8."""

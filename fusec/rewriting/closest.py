@@ -251,13 +251,14 @@ class _Found:
         (clause, expected, found, change), *further = said
         for _, expected_too, found_too, _ in further:
             clause, found, change = "operation", f"{found}, and expected {expected_too}, found {found_too}", ""
+        keeps = not moved and all(edit.kind == "extra" for edit in edits)  # a factor of the result
         root = self.root.producer
         assert root is not None
         nodes = (n for edit in (*moved[1:], *edits) for n in (edit.node, self.reader(edit)))
         node = next((n for n in nodes if n is not None and n.sources), root)
         return MatchFailure(
             pattern.name, pattern.spelling, self.depth, self.size, root, anchor, node, clause, expected, found,
-            node.sources, change, pattern.place,
+            node.sources, change, keeps, pattern.place,
         )  # fmt: skip
 
     def said(self, edit: Edit) -> tuple[str, str, str, str]:

@@ -136,6 +136,8 @@ _EDITS = {
 }
 """For each clause of a match, how a model is changed to fulfil it, if that keeps its operations."""
 
+_CHANGED = "; this changes the result"
+
 
 @dataclass(frozen=True)
 class MatchFailure:
@@ -160,6 +162,8 @@ class MatchFailure:
     sources: tuple[Source, ...] = ()
     change: str = ""
     """The edit, where it does not follow from the clause."""
+    keeps: bool = False
+    """True if that edit keeps what the model computes, but for rounding."""
     pattern_place: str = ""
     """File and line of the spelling."""
 
@@ -172,7 +176,8 @@ class MatchFailure:
         """
         edit = self.change or _EDITS.get(self.clause, "").format(expected=self.expected, found=self.found)
         place = place_of(self.sources)
-        return f"{edit} at {place}" if edit and place else edit
+        effect = "" if self.keeps or (self.clause == "convex" and not self.change) else _CHANGED
+        return edit + (f" at {place}" if place else "") + effect if edit else ""
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def test_a_copy_is_a_copy_in_every_graph() -> None:
     assert made.copied == ["aten.index_copy.default", FILL, FILL]
 
 
-@pytest.mark.parametrize("tokens", [4, 16])
+@pytest.mark.parametrize("tokens", [pytest.param(4, marks=pytest.mark.thorough), 16])
 def test_several_tokens_are_verified_in_one_pass(tokens: int) -> None:
     from transformers import StaticCache
 

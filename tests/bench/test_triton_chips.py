@@ -26,7 +26,7 @@ def found(tmp_path: Path, *words: str) -> tuple[int, Any]:
 @pytest.mark.parametrize(
     ("model", "rows", "dtype", "chip"),
     [
-        ("llama", "8", "bfloat16", "gfx942"),
+        pytest.param("llama", "8", "bfloat16", "gfx942", marks=pytest.mark.thorough),
         ("bert", "8,512", "float16", "sm_90"),
         pytest.param("gpt2", "1", "bfloat16", "sm_100", marks=pytest.mark.thorough),
     ],

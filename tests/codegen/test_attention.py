@@ -291,7 +291,7 @@ def test_lanes_of_queries_and_results_lie_side_by_side(queries: int) -> None:
     assert steps == {query: 1, result: 1}
 
 
-@pytest.mark.parametrize("queries", [1, 5, 65, 130])
+@pytest.mark.parametrize("queries", [1, pytest.param(5, marks=pytest.mark.thorough), 65, 130])
 @pytest.mark.parametrize(("behind", "ahead"), [(17, -1), (1, 0), (64, 1), (65, 63), (300, 64), (-60, 65)], ids=str)
 def test_windows_that_end_at_the_edge_of_a_block(queries: int, behind: int, ahead: int) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

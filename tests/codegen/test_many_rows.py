@@ -80,7 +80,9 @@ def run(case: Case, config: Config, dtype: torch.dtype = torch.float32, symbolic
     return [step.kind for step in compiled.program.steps]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough)], ids=str
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_they_are_kernels_with_their_epilogue(case: Case, dtype: torch.dtype, quick: Config) -> None:
     steps = run(case, quick, dtype)

@@ -1,7 +1,8 @@
 """Attention over caches of bytes: quantised where keys and values are made, unpacked inside of the attention kernel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -36,6 +37,49 @@ def unsigned(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return ((x.float() - low) / scale).round().to(torch.uint8), scale, low
 
 
+def per_group(x: Tensor) -> tuple[Tensor, Tensor]:
+    codes, scale = per_token(x.unflatten(-1, (-1, 8)))
+    return codes.flatten(-2), scale.squeeze(-1)
+
+
+def ungrouped(dtype: torch.dtype, codes: Tensor, scale: Tensor) -> Tensor:
+    return (codes.unflatten(-1, (-1, 8)).to(dtype) * scale.to(dtype)[..., None]).flatten(-2)
+
+
+def nibbles(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes of four bits with a zero point and a scale in half precision for each group of 16."""
+    groups = x.float().unflatten(-1, (-1, 16))
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / 15).half().float()
+    zero = (-low / scale).round()
+    codes = ((groups / scale).round() + zero).clamp(0, 15).to(torch.uint8).flatten(-2)
+    return codes, scale.half().squeeze(-1), zero.clamp(0, 15).to(torch.uint8).squeeze(-1)
+
+
+def pairs(x: Tensor) -> tuple[Tensor, ...]:
+    codes, *scales = nibbles(x)
+    return codes[..., ::2] | codes[..., 1::2] << 4, *scales
+
+
+def halves(x: Tensor) -> tuple[Tensor, ...]:
+    codes, *scales = nibbles(x)
+    low, high = codes.chunk(2, -1)
+    return low | high << 4, *scales
+
+
+def with_zeros(dtype: torch.dtype, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    centered = codes.unflatten(-1, (-1, 16)).to(dtype) - zero.to(dtype)[..., None]
+    return (centered * scale.to(dtype)[..., None]).flatten(-2)
+
+
+def from_pairs(dtype: torch.dtype, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return with_zeros(dtype, torch.stack((codes & 15, codes >> 4), -1).flatten(-2), scale, zero)
+
+
+def from_halves(dtype: torch.dtype, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return with_zeros(dtype, torch.cat((codes & 15, codes >> 4), -1), scale, zero)
+
+
 def scaled(dtype: torch.dtype, codes: Tensor, scale: Tensor) -> Tensor:
     return codes.to(dtype) * scale.to(dtype)
 
@@ -56,6 +100,9 @@ FORMS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., Tensor]]
     "one scale": (lambda x: (per_token(x)[0],), lambda dtype, codes: codes.to(dtype) * 0.03),
     "unscaled": (lambda x: ((4 * x).to(torch.int8),), lambda dtype, codes: codes.to(dtype)),
     "wrapped": (unsigned, lambda dtype, codes, scale, _: codes.to(torch.int8).to(dtype) * scale.to(dtype)),
+    "per group": (per_group, ungrouped),
+    "four bits, pairs": (pairs, from_pairs),
+    "four bits, halves": (halves, from_halves),
     "float8": (lambda x: (x.to(torch.float8_e5m2),), lambda dtype, codes: codes.to(dtype)),
 }
 
@@ -87,21 +134,17 @@ def agrees(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], found: T
     return compare_outputs([function(*inputs)], [found], [exact]).passed
 
 
-def cases(target: str, queries: int, *marks: pytest.MarkDecorator) -> list[Any]:
-    return [pytest.param(form, queries, target, marks=marks) for form in FORMS]
+SETTINGS = {("cpp", 1): torch.bfloat16, ("cpp", 40): torch.float32, ("triton", 40): torch.bfloat16}
+"""Target, number of queries, and dtype; others are thorough."""
 
 
-@pytest.mark.parametrize(
-    ("form", "queries", "target"),
-    [
-        *cases("cpp", 1),
-        *cases("cpp", 5, pytest.mark.thorough),
-        *cases("cpp", 40),
-        *cases("triton", 1, pytest.mark.thorough),
-        *cases("triton", 40),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def cases() -> Iterator[Any]:
+    for target, queries, dtype in product(("cpp", "triton"), (1, 5, 40), (torch.float32, torch.bfloat16)):
+        marks = () if SETTINGS.get((target, queries)) is dtype else (pytest.mark.thorough,)
+        yield from (pytest.param(form, queries, target, dtype, marks=marks) for form in FORMS)
+
+
+@pytest.mark.parametrize(("form", "queries", "target", "dtype"), list(cases()))
 def test_keys_and_values_are_unpacked_in_the_kernel(form: str, dtype: torch.dtype, queries: int, target: str) -> None:
     function, inputs = over(form, dtype), sample(form, dtype, queries)
     found = built(function, inputs, target)
@@ -118,9 +161,12 @@ def test_scales_of_a_narrower_type_than_the_sums(form: str) -> None:
     torch.testing.assert_close(found.program(list(inputs))[0], function(*inputs), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("part", [2, 3, 4, 5])
-def test_planted_mistakes_are_found(part: int) -> None:
-    function, inputs = over("per token", torch.float32), sample("per token", torch.float32, 1)
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [*(("per token", part) for part in range(2, 6)), *(("four bits, pairs", part) for part in range(2, 8))],
+)
+def test_planted_mistakes_are_found(form: str, part: int) -> None:
+    function, inputs = over(form, torch.float32), sample(form, torch.float32, 1)
     wrong = (*inputs[:part], inputs[part].roll(1, 2), *inputs[part + 1 :])
     assert agrees(function, inputs, function(*inputs)) and not agrees(function, inputs, function(*wrong))
 

@@ -25,7 +25,7 @@ MODELS = {"llama": (Llama(LLAMA_PRESETS["tiny"]), 1), "bert": (Bert(BERT_PRESETS
 """Each with the number of its tokens."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_both_targets_have_the_same_kernels(name: str, dtype: torch.dtype) -> None:
     model, tokens = MODELS[name]

@@ -244,7 +244,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("chip", [pytest.param("sm_80", marks=pytest.mark.thorough), "sm_90", "gfx942"])
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip: str) -> None:

@@ -26,7 +26,6 @@ from fusec.models.llama import Llama
 from tests.codegen.triton_regions import kernel_regions
 from tests.contexts import plan_of
 
-DTYPES = [torch.float32, torch.bfloat16]
 VENDOR = Config(small_m=0)
 """All products are the vendor's."""
 
@@ -82,8 +81,15 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize(
+    ("symbolic", "dtype"),
+    [
+        (False, torch.float32),
+        (True, torch.bfloat16),
+        pytest.param(False, torch.bfloat16, marks=pytest.mark.thorough),
+        pytest.param(True, torch.float32, marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_functions(function, symbolic, dtype):
     if symbolic and function is rotary:
@@ -206,7 +212,13 @@ def test_products_of_half_types_with_rows_and_columns_want_a_matrix_unit(functio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, dynamic, dtype", [("llama", False, torch.bfloat16), ("gpt2", True, torch.float32)])
+@pytest.mark.parametrize(
+    ("name", "dynamic", "dtype"),
+    [
+        ("llama", False, torch.bfloat16),
+        pytest.param("gpt2", True, torch.float32, marks=pytest.mark.thorough),
+    ],
+)
 def test_models(name, dynamic, dtype):
     model = Llama(LLAMA_PRESETS["tiny"]) if name == "llama" else GPT2(GPT2_PRESETS["tiny"])
     inputs = sample_tokens(100, 2, 9), padded_mask(2, 9, "left")

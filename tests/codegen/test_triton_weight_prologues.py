@@ -55,7 +55,14 @@ def compared(form: Packed, rows: int, dtype: torch.dtype, steps: int = 1) -> Com
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype"), [(1, torch.float32), (1, torch.bfloat16), (5, torch.float16), (20, torch.bfloat16)], ids=str
+    ("rows", "dtype"),
+    [
+        pytest.param(1, torch.float32, marks=pytest.mark.thorough),
+        (1, torch.bfloat16),
+        (5, torch.float16),
+        pytest.param(20, torch.bfloat16, marks=pytest.mark.thorough),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_packed_layer_is_one_kernel(form: Packed, rows: int, dtype: torch.dtype) -> None:

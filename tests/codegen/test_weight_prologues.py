@@ -47,7 +47,13 @@ def compiled(form: Packed, rows: int, dtype: torch.dtype) -> tuple[Compiled, Cal
 
 @pytest.mark.parametrize(
     ("rows", "dtype"),
-    [(1, torch.float32), (1, torch.bfloat16), (3, torch.float16), (5, torch.bfloat16), (13, torch.float32)],
+    [
+        (1, torch.bfloat16),
+        (3, torch.float16),
+        (13, torch.float32),
+        pytest.param(1, torch.float32, marks=pytest.mark.thorough),
+        pytest.param(5, torch.bfloat16, marks=pytest.mark.thorough),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -171,7 +177,7 @@ BY_ROWS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 13])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.thorough), 13])
 @pytest.mark.parametrize("name", BY_ROWS)
 def test_columns_that_are_contiguous_lie_in_lanes(name: str, rows: int, dtype: torch.dtype) -> None:
     function, shape = BY_ROWS[name]

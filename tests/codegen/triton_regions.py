@@ -16,7 +16,7 @@ from fusec.passes.grouping.joins import Grouping
 from tests.contexts import context_of
 
 every_chip = pytest.mark.parametrize(
-    "chip", ["sm_90", "gfx942", *(pytest.param(chip, marks=pytest.mark.thorough) for chip in ("sm_80", "sm_100"))]
+    "chip", ["sm_90", *(pytest.param(chip, marks=pytest.mark.thorough) for chip in ("gfx942", "sm_80", "sm_100"))]
 )
 """Chips that kernels are compiled for ahead of time."""
 

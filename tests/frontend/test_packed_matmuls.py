@@ -20,7 +20,9 @@ from fusec.reference.contract import compare_outputs
 GROUP = 32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough)], ids=str
+)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 128), (5, 80), (1, 16), (40, 96)])
 def test_int4_of_torch(rows: int, columns: int, dtype: torch.dtype) -> None:
     """Whole blocks of columns, and a rest, whose layout differs."""

@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Write, str]] = {
     "three products": (lambda q, k, v, m: weights(product(product(q, k) @ k, k)) @ v, "it has 4 matmuls"),
     "of itself": (
         lambda q, k, v, m: weights(s := product(q, k)) @ torch.sin(s).transpose(-1, -2),
-        "it has 3 matmuls",
+        "its first matmul is read at several indices",
     ),
     "no softmax": (lambda q, k, v, m: torch.tanh(product(q, k)) @ v, "its weights are not a softmax"),
     "not shifted": (lambda q, k, v, m: torch.exp(product(q, k) + m) @ v, "does not subtract the maximum"),
@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[Write, str]] = {
     "another maximum": (another_maximum, "does not subtract the maximum"),
     "summed over queries too": (
         lambda q, k, v, m: torch.einsum("bqk,bqkc->bc", torch.tanh(product(q, k)), m[..., None] * v[:, None]),
-        "a matmul sums over several axes",
+        "second matmul sums over several axes",
     ),
     "squares": (squares, "does not divide by the sum"),
     "two sums": (twice_summed, "does not divide by the sum"),
@@ -139,10 +139,11 @@ SCALES = {FOUND["scaled key"]: ["mul"], FOUND["divided key"]: ["div"]}
 def test_parts_are_found(write: Write) -> None:
     found = parts(write)
     assert found is not None
-    assert (found.keys.size, found.depth.size, found.columns.size) == (KEYS, DEPTH, COLUMNS)
+    assert (found.keys.size, found.depth.count, found.columns.count) == (KEYS, DEPTH, COLUMNS)
     assert [a.size for a in found.batch] == [2] and [a.size for a in found.queries] == [QUERIES]
-    assert found.key.value.shape == SHAPES["k"] and found.value.value.shape == SHAPES["v"]
-    assert found.keys not in found.query.axes and found.depth in found.query.axes
+    (query,), (key,), (value,), (depth,) = found.query, found.key, found.value, found.depth.axes
+    assert key.value.shape == SHAPES["k"] and value.value.shape == SHAPES["v"]
+    assert found.keys not in query.axes and depth in query.axes
     assert [scale for scale, _ in found.factors] == SCALES.get(write, [])
     assert (found.total is None) == (write is undivided)
     assert {a.size for a in found.loops} == {2, QUERIES, KEYS, DEPTH}

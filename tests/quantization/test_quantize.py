@@ -157,7 +157,9 @@ def test_a_quantized_block_has_the_kernels_of_the_dense_one(name: str, dtype: to
         torch.testing.assert_close(found, model(tokens), atol=0.03 if dtype == torch.bfloat16 else 1e-5, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4-g32", "nf4", "fp8", "w8a8", "w4a8"])
+@pytest.mark.parametrize(
+    "name", ["int8", "int4-g32", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("nf4", "fp8", "w8a8")), "w4a8"]
+)
 def test_a_number_of_rows_that_changes(name: str) -> None:
     """The dense weight is in no kernel's memory."""
     model = block()

@@ -7,7 +7,8 @@ read and results written along the head, which is contiguous in memory, where ro
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 
 import sympy
 
@@ -17,8 +18,7 @@ from fusec.codegen.tile.emitter import Emitter, grid, static_size
 from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbol
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size
-from fusec.loops.affine import Axis
-from fusec.loops.attention import FEW_QUERIES, Attention, has_rows, scale_behind
+from fusec.loops.attention import FEW_QUERIES, Attention, Elements, has_rows, scale_behind
 from fusec.loops.indexing import LoopNest
 
 _QUERIES = 64
@@ -61,15 +61,18 @@ class _AlongQueries(BlockedAttention):
     def row(self) -> sympy.Expr:
         return self.emitter.axis_symbol(self.lane) - self.first
 
-    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
-        return sympy.expand((self.emitter.axis_symbol(axis) - start) * _QUERIES + self.row())
+    def place(self, count: int, position: sympy.Expr) -> sympy.Expr:
+        return sympy.expand(position * _QUERIES + self.row())
 
     def rows(self) -> AbstractContextManager[None]:
         return self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop)
 
     @contextmanager
-    def cells(self, axis: Axis) -> Iterator[None]:
-        with self.emitter.loop(axis, "serial"), self.rows():
+    def cells(self, elements: Elements) -> Iterator[None]:
+        with ExitStack() as loops:
+            for axis in elements.axes:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            loops.enter_context(self.rows())
             yield
 
     def block_keys(self) -> AbstractContextManager[None]:
@@ -79,11 +82,11 @@ class _AlongQueries(BlockedAttention):
         return accumulator  # lanes are rows
 
     def scoring(self, queries: str) -> Dot:
-        left = self.matrix(self.key, self.parts.keys, self.parts.depth)
+        left = self.matrix(self.key, self.parts.depth)
         return Dot(_rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, self.count, self.depth)
 
     def weighing(self) -> Dot:
-        left = self.matrix(self.value, self.parts.columns, self.parts.keys)
+        left = _transposed(self.matrix(self.value, self.parts.columns))
         weights = _rows(self.scores, _QUERIES)
         return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, self.count, self.key_count, True)
 
@@ -101,10 +104,10 @@ class _AlongKeys(BlockedAttention):
         super().__init__(emitter, nest, attention, tiling)
         # With so few queries, unpacking takes longer than the products.
         key, scale = scale_behind(attention.key, attention.depth)
-        if key.kind == "load" and has_rows(key, attention.depth, attention.keys):
+        if key[0].kind == "load" and has_rows(key[0], attention.depth.axes[-1], attention.keys):
             self.key, self.key_scale = key, scale
         value, scale = scale_behind(attention.value, attention.columns)
-        if value.kind == "load" and has_rows(value, attention.columns):
+        if value[0].kind == "load" and has_rows(value[0], attention.columns.axes[-1]):
             self.value, self.value_scale = value, scale
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
@@ -135,14 +138,14 @@ class _AlongKeys(BlockedAttention):
             place = place * static_size(axis) + self.emitter.axis_symbol(axis)
         return sympy.expand(place)
 
-    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
-        return sympy.expand(self.row() * count + self.emitter.axis_symbol(axis) - start)
+    def place(self, count: int, position: sympy.Expr) -> sympy.Expr:
+        return sympy.expand(self.row() * count + position)
 
     def rows(self) -> AbstractContextManager[None]:
         return self.one_by_one(self.inside)
 
-    def cells(self, axis: Axis) -> AbstractContextManager[None]:
-        return self.elements(axis)
+    def cells(self, elements: Elements) -> AbstractContextManager[None]:
+        return self.elements(elements)
 
     def block_keys(self) -> AbstractContextManager[None]:
         return self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, *self.block_keys_range())
@@ -151,12 +154,12 @@ class _AlongKeys(BlockedAttention):
         return self.emitter.fold(op, accumulator, self.dtype)
 
     def scoring(self, queries: str) -> Dot:
-        right = self.matrix(self.key, self.parts.depth, self.parts.keys)
+        right = _transposed(self.matrix(self.key, self.parts.depth))
         left = _rows(queries, self.depth)
         return Dot(_rows(self.scores, self.keys), left, right, self.row_count, self.key_count, self.depth)
 
     def weighing(self) -> Dot:
-        right = self.matrix(self.value, self.parts.keys, self.parts.columns)
+        right = self.matrix(self.value, self.parts.columns)
         left = _rows(self.scores, self.keys)
         sums = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
         return Dot(sums, left, right, self.row_count, self.columns, self.key_count, True)
@@ -181,8 +184,9 @@ class _AlongKeys(BlockedAttention):
         with self.rows(), emitter.repeat(str(SHARE), 1, self.shares, 1):
             kept, other = self.load(self.largest, self.state(first)), self.load(self.largest, self.state())
             largest, factors = self.softmax.combine_maxima((kept, other))
-            with emitter.loop(self.parts.columns, "tile", self.tiling.lanes):
-                self._add(self.sums, (self.sum(first), self.sum()), factors)
+            with self.along(self.parts.columns):
+                for segment in self.segments:
+                    self._add(self.sums, (self.sum(segment, first), self.sum(segment)), factors)
             self._add(self.total, (self.state(first), self.state()), factors)
             emitter.inner.append(Store(self.largest, self.state(first), largest))
 
@@ -194,3 +198,7 @@ class _AlongKeys(BlockedAttention):
 
 def _rows(buffer: str, length: int) -> Matrix:
     return Matrix(buffer, sympy.Integer(0), length, 1)
+
+
+def _transposed(matrix: Matrix) -> Matrix:
+    return replace(matrix, row_stride=matrix.column_stride, column_stride=matrix.row_stride)

@@ -14,7 +14,7 @@ from fusec.codegen.tile.rows import Tiling
 from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
 from fusec.ir.types import BOOL, Size, accumulation
 from fusec.loops.affine import Axis
-from fusec.loops.attention import Attention
+from fusec.loops.attention import Attention, Elements
 from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 from fusec.loops.visible import loaded_masks
 
@@ -45,22 +45,39 @@ class BlockedAttention(ABC):
         """Return the offset of a query."""
 
     @abstractmethod
-    def place(self, count: int, axis: Axis, start: Size = 0) -> sympy.Expr:
-        """Return the offset of an element of a query, one of ``count`` along ``axis`` from ``start`` on."""
+    def place(self, count: int, position: sympy.Expr) -> sympy.Expr:
+        """Return the offset of one of the ``count`` elements of a query."""
 
     @abstractmethod
     def rows(self) -> AbstractContextManager[None]:
         """Loop over the queries."""
 
     @abstractmethod
-    def cells(self, axis: Axis) -> AbstractContextManager[None]:
-        """Loop over the queries and an axis."""
+    def cells(self, elements: Elements) -> AbstractContextManager[None]:
+        """Loop over the queries and the elements of one segment."""
 
     @contextmanager
-    def elements(self, axis: Axis) -> Iterator[None]:
-        """Loop over the queries and an axis with unit stride in memory, with lanes along it."""
-        with self.one_by_one(self.inside), self.emitter.loop(axis, "tile", self.tiling.lanes):
+    def elements(self, elements: Elements) -> Iterator[None]:
+        """Loop over the queries and the elements of one segment, with lanes along the last axis."""
+        with self.one_by_one(self.inside), self.along(elements):
             yield
+
+    @contextmanager
+    def along(self, elements: Elements) -> Iterator[None]:
+        """Loop over the elements of one segment, with lanes along the last axis."""
+        *outer, last = elements.axes
+        with ExitStack() as loops:
+            for axis in outer:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            loops.enter_context(self.emitter.loop(last, "tile", self.tiling.lanes))
+            yield
+
+    def position(self, elements: Elements, segment: int) -> sympy.Expr:
+        """Return the number of an element: those of a segment are in order, one segment after another."""
+        position: sympy.Expr = sympy.Integer(segment)
+        for axis in elements.axes:
+            position = position * static_size(axis) + self.emitter.axis_symbol(axis)
+        return sympy.expand(position)
 
     @contextmanager
     def one_by_one(self, axes: Iterable[Axis]) -> Iterator[None]:
@@ -94,12 +111,13 @@ class BlockedAttention(ABC):
         self.emitter, self.nest, self.parts, self.tiling = emitter, nest, attention, tiling
         self.softmax, self.load = OnlineSoftmax(emitter, attention), emitter.load
         self.dtype = self.softmax.dtype
-        self.depth, self.columns = static_size(attention.depth), static_size(attention.columns)
+        self.depth, self.columns = attention.depth.count, attention.columns.count
         self.key, self.value = attention.key, attention.value
         self.key_scale: IndexedExpr | None = None
         """Multiplies the products with the keys, where the keys are read without it."""
         self.value_scale: IndexedExpr | None = None
-        for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
+        heads, columns = (*attention.batch, *attention.queries), attention.columns.axes
+        for axis in (*heads, *columns, attention.keys, *attention.depth.axes):
             emitter.axis_name(axis)
         self.inner_range: dict[sympy.Symbol, tuple[Size, Size]] = {}
         """First and last value of the queries' axes that loop inside an iteration of the grid."""
@@ -122,10 +140,15 @@ class BlockedAttention(ABC):
         """Return the offset of a query's maximum and of its sum of exponentials."""
         return sympy.expand(self.row() + self.slot(self.row_count, share))
 
-    def sum(self, share: sympy.Expr | None = None) -> sympy.Expr:
+    def sum(self, segment: int, share: sympy.Expr | None = None) -> sympy.Expr:
         """Return the offset of an element of a query's sum of values."""
-        place = self.place(self.columns, self.parts.columns)
+        place = self.place(self.columns, self.position(self.parts.columns, segment))
         return sympy.expand(place + self.slot(self.row_count * self.columns, share))
+
+    @property
+    def segments(self) -> range:
+        """The segments of the columns."""
+        return range(self.parts.columns.segments)
 
     def run(self) -> tuple[Statement, ...]:
         """Return the statements of the kernel."""
@@ -136,7 +159,7 @@ class BlockedAttention(ABC):
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
         self.factor = self.scratch("factor", 1)
-        if any(item.kind != "load" for item in (self.key, self.value)):
+        if any(item.kind != "load" for item in (*self.key, *self.value)):
             size = self.keys * max(self.depth, self.columns)
             self.unpacked = emitter.add_scratch(self.dtype, size, "unpacked").name
         self._start(queries)
@@ -153,12 +176,14 @@ class BlockedAttention(ABC):
         """Copy the queries, scaled, and fill in the state before any key."""
         emitter, parts = self.emitter, self.parts
         with self.elements(parts.depth):
-            query = emitter.emit(parts.query)
-            for scale, factor in parts.factors:
-                query = self.softmax.compute(scale, query, emitter.emit(factor))
-            self._store(queries, self.place(self.depth, parts.depth), query)
+            for segment, item in enumerate(parts.query):
+                query = emitter.emit(item)
+                for scale, factor in parts.factors:
+                    query = self.softmax.compute(scale, query, emitter.emit(factor))
+                self._store(queries, self.place(self.depth, self.position(parts.depth, segment)), query)
         with self.cells(parts.columns):
-            self._store(self.sums, self.sum(), Constant(0.0))
+            for segment in self.segments:
+                self._store(self.sums, self.sum(segment), Constant(0.0))
         with self.rows():
             self._store(self.largest, self.state(), LOWEST)
             self._store(self.total, self.state(), Constant(0.0))
@@ -175,7 +200,7 @@ class BlockedAttention(ABC):
         with self.elements(self.parts.columns):
             self.softmax.define_maxima(self.load(self.largest, self.state()))
             total = None if self.parts.total is None else self.load(self.total, self.state())
-            self.softmax.define_result(total, self.load(self.sums, self.sum()))
+            self.softmax.define_result(total, [self.load(self.sums, self.sum(s)) for s in self.segments])
             for output in self.nest.outputs:
                 self.emitter.store(output)
 
@@ -190,17 +215,16 @@ class BlockedAttention(ABC):
         self._unpack(self.value, parts.columns)
         emitter.inner.append(self.weighing())
 
-    def _unpack(self, item: IndexedExpr, along: Axis) -> None:
+    def _unpack(self, items: tuple[IndexedExpr, ...], elements: Elements) -> None:
         """Store the block of keys or values, where they are computed, as rows in scratch."""
-        if item.kind == "load":
+        if items[0].kind == "load":
             return
         emitter, keys = self.emitter, self.parts.keys
-        place = (emitter.axis_symbol(keys) - self.first_key) * static_size(along) + emitter.axis_symbol(along)
-        with (
-            emitter.loop(keys, "serial", 1, *self.block_keys_range()),
-            emitter.loop(along, "tile", self.tiling.lanes),
-        ):
-            self._store(self.unpacked, sympy.expand(place), emitter.emit(item))
+        row = (emitter.axis_symbol(keys) - self.first_key) * elements.count
+        with emitter.loop(keys, "serial", 1, *self.block_keys_range()), self.along(elements):
+            for segment, item in enumerate(items):
+                place = sympy.expand(row + self.position(elements, segment))
+                self._store(self.unpacked, place, emitter.emit(item))
 
     def _seen(self) -> str | None:
         """Emit whether any query here sees any key of the block, according to the loaded mask; None without one."""
@@ -226,7 +250,7 @@ class BlockedAttention(ABC):
     def _softmax(self) -> None:
         """Replace one row of a block's scores by exponentials, and update the row's maximum and sum."""
         emitter, parts, softmax = self.emitter, self.parts, self.softmax
-        place = self.place(self.keys, parts.keys, self.first_key)
+        place = self.place(self.keys, emitter.axis_symbol(parts.keys) - self.first_key)
         scores = next(b for b in emitter.scratch if b.name == self.scores)
         emitter.kept = {parts.product: (scores, place)}
         peak = emitter.accumulator("max", self.dtype, True)
@@ -279,22 +303,24 @@ class BlockedAttention(ABC):
     def _rescale_sums(self) -> None:
         """Multiply the sums of each row by its factor."""
         with self.cells(self.parts.columns):
-            old, factor = self.load(self.sums, self.sum()), self.load(self.factor, self.row())
-            self._store(self.sums, self.sum(), self.softmax.rescaled(old, factor))
+            factor = self.load(self.factor, self.row())
+            for segment in self.segments:
+                old = self.load(self.sums, self.sum(segment))
+                self._store(self.sums, self.sum(segment), self.softmax.rescaled(old, factor))
 
     def _store(self, buffer: str, offset: sympy.Expr, value: Operand) -> None:
         self.emitter.inner.append(Store(buffer, offset, value))
 
-    def matrix(self, item: IndexedExpr, down: Axis, right: Axis) -> Matrix:
-        """Return keys or values as a matrix, from the first key of the block on."""
-        emitter, parts = self.emitter, self.parts
+    def matrix(self, items: tuple[IndexedExpr, ...], elements: Elements) -> Matrix:
+        """Return keys or values as a matrix of one row for each key, from the first key of the block on."""
+        emitter, keys, item = self.emitter, self.parts.keys, items[0]
         if item.kind != "load":
-            size = static_size(down if right is parts.keys else right)
-            return Matrix(self.unpacked, sympy.Integer(0), *(size if a is parts.keys else 1 for a in (down, right)))
-        first = {emitter.axis_symbol(a): 0 for a in (parts.depth, parts.columns)}
-        first[emitter.axis_symbol(parts.keys)] = self.first_key
+            return Matrix(self.unpacked, sympy.Integer(0), elements.count, 1)
+        first = {emitter.axis_symbol(a): sympy.Integer(0) for a in elements.axes} | {
+            emitter.axis_symbol(keys): self.first_key
+        }
         offset = sympy.expand(emitter.offset(item.index, item.value.tensor).subs(first))
-        return Matrix(emitter.buffers[item.value].name, offset, stride(item, down), stride(item, right))
+        return Matrix(emitter.buffers[item.value].name, offset, stride(item, keys), stride(item, elements.axes[-1]))
 
     @property
     def key_count(self) -> Size:

@@ -36,7 +36,7 @@ def with_one_call(body: Graph) -> Graph:
     attention = find_attention(lower_to_loops(body))
     if attention is None:
         raise _error("there is no attention")
-    first, second = attention.product.node, attention.weighted.node
+    first, second = attention.product.node, attention.weighted[0].node
     weights = _softmax(attention, second)
     factor, added = _scores(body, attention.scores.node.result, first.result)
     roles = _Roles(body, first, second, weights)

@@ -22,7 +22,7 @@ from fusec.codegen.triton.schedules.operands import MATRIX_ROWS, multiplied, pow
 from fusec.codegen.triton.schedules.partial_results import PartialResults
 from fusec.ir.types import BOOL, DType, Size, accumulation, simplify
 from fusec.loops.affine import Axis
-from fusec.loops.attention import FEW_QUERIES, Attention
+from fusec.loops.attention import FEW_QUERIES, Attention, Elements
 from fusec.loops.indexing import IndexedExpr, LoopNest
 from fusec.loops.visible import loaded_masks
 
@@ -43,7 +43,8 @@ class _TiledAttention:
         self.emitter, self.nest, self.parts = emitter, nest, attention
         self.softmax = OnlineSoftmax(emitter, attention, "exp_of_weight")
         self.dtype = self.softmax.dtype
-        for axis in (*attention.batch, *attention.queries, attention.columns, attention.keys, attention.depth):
+        self.depth, self.columns = (emitter.joint(x.axes) for x in (attention.depth, attention.columns))
+        for axis in (*attention.batch, *attention.queries, self.columns, attention.keys, self.depth):
             emitter.axis_name(axis)
         self.rows, self.keys, self.splits = config.rows, config.depth, config.splits
         self.few = attention.rows <= FEW_QUERIES
@@ -61,9 +62,9 @@ class _TiledAttention:
             self._store_part()
         parts = self._grid((_PART.name, self.splits))
         # No product follows that would need rows: the fewer lanes, the more programs and parts at once.
-        rows, columns = power_of_two(self.parts.rows), static_size(self.parts.columns)
+        rows, columns = power_of_two(self.parts.rows), static_size(self.columns)
         width = min(power_of_two(columns), max(MATRIX_ROWS, _FOUND // (rows * self.splits)))
-        tiles = self.emitter.tile((self.parts.columns,), width, *block_range(_COLUMN_BLOCK * width, width, columns))
+        tiles = self.emitter.tile(self.parts.columns.axes, width, *block_range(_COLUMN_BLOCK * width, width, columns))
         with self._queries(rows), tiles:
             self._combine_parts()
             self._finish()
@@ -74,10 +75,10 @@ class _TiledAttention:
         """Emit a pass over the keys; its maximum and sums are visible inside."""
         emitter, parts = self.emitter, self.parts
         with self._whole(parts.depth):
-            query = emitter.emit(parts.query)
+            query = [emitter.emit(item) for item in parts.query]
             with self._whole(parts.columns):
-                self.largest, self.total, self.sums = (
-                    emitter.accumulator(op, self.dtype) for op in ("max", "sum", "sum")
+                self.largest, self.total, *self.sums = (
+                    emitter.accumulator(op, self.dtype) for op in ("max", "sum", *["sum"] * parts.columns.segments)
                 )
                 with emitter.loop(parts.keys, "tile", self.keys, *self._own(*self._visible())):
                     seen = self._seen()
@@ -101,9 +102,10 @@ class _TiledAttention:
             (self.lane,), self.rows, *block_range(self.block * self.rows, self.rows, self.lane.size)
         )
 
-    def _whole(self, axis: Axis) -> AbstractContextManager[None]:
-        """Open one tile over a whole axis of a head."""
-        return self.emitter.tile((axis,), max(MATRIX_ROWS, power_of_two(static_size(axis))))
+    def _whole(self, elements: Elements) -> AbstractContextManager[None]:
+        """Open one tile over a segment of the elements of a head."""
+        length = elements.count // elements.segments
+        return self.emitter.tile(elements.axes, max(MATRIX_ROWS, power_of_two(length)))
 
     def _grid(self, *inner: tuple[str, Size]) -> tuple[Statement, ...]:
         loops = [*((self.emitter.axis_name(a), a.size) for a in self._outer()), *inner]
@@ -157,12 +159,12 @@ class _TiledAttention:
             seen = self._folded("max", seen, BOOL, emitter.joint(parts.queries))
         return seen
 
-    def _block(self, query: Operand) -> None:
+    def _block(self, query: list[Operand]) -> None:
         """Process one block of keys: scores, softmax, weighted values."""
         emitter, parts, softmax = self.emitter, self.parts, self.softmax
-        key = emitter.emit(parts.key)
-        scores = emitter.accumulator("sum", self.dtype)
-        product: Operand = self._dot(scores, query, key, parts.depth, parts.query, parts.key)
+        product: Operand = emitter.accumulator("sum", self.dtype)
+        for part, *operands in zip(query, parts.query, parts.key, strict=True):
+            self._dot(product, part, self.depth, *operands)
         for scale, number in parts.factors:
             product = softmax.compute(scale, product, emitter.emit(number))
         emitter.define(parts.product, product)
@@ -173,8 +175,9 @@ class _TiledAttention:
         emitter.define(parts.exponential, weight)
         before = softmax.rescaled(self.total, factor)
         self._assign(self.total, softmax.compute("add", before, self._folded("sum", weight)))
-        self._assign(self.sums, softmax.rescaled(self.sums, factor))
-        self._dot(self.sums, weight, emitter.emit(parts.value), parts.keys, parts.weights, parts.value)
+        for sums, value in zip(self.sums, parts.value, strict=True):
+            self._assign(sums, softmax.rescaled(sums, factor))
+            self._dot(sums, weight, parts.keys, parts.weights, value)
         self._assign(self.largest, largest)
 
     def _finish(self) -> None:
@@ -183,7 +186,7 @@ class _TiledAttention:
         softmax.define_maxima(self.largest)
         if not self.parts.is_plain:
             factor = softmax.shift()
-            sums, total = (softmax.rescaled(x, factor) for x in (sums, total))
+            total, *sums = (softmax.rescaled(x, factor) for x in (total, *sums))
         softmax.define_result(total, sums)
         for output in self.nest.outputs:
             self.emitter.store(output)
@@ -194,25 +197,25 @@ class _TiledAttention:
         """Store the state for the next grid."""
         parts, splits = self.parts, self.splits
         rows = (*parts.batch, *parts.queries)
-        self.found = [
-            PartialResults(self.emitter, self.dtype, axes, splits, name)
-            for name, axes in (("largest", rows), ("total", rows), ("sums", (*rows, parts.columns)))
-        ]
-        for part, value in zip(self.found, (self.largest, self.total, self.sums), strict=True):
+        axes = {"largest": rows, "total": rows}
+        axes |= {f"sums{segment}": (*rows, *parts.columns.axes) for segment in range(len(self.sums))}
+        self.found = [PartialResults(self.emitter, self.dtype, over, splits, name) for name, over in axes.items()]
+        for part, value in zip(self.found, (self.largest, self.total, *self.sums), strict=True):
             part.store(_PART, value)
 
     def _combine_parts(self) -> None:
         """Combine the states of all parts, in a fixed order."""
         loaded = [[result.load(split) for result in self.found] for split in range(self.splits)]
-        maxima, totals, sums = zip(*loaded, strict=True)
+        maxima, *sums = zip(*loaded, strict=True)
         self.largest, factors = self.softmax.combine_maxima(maxima)
-        self.total, self.sums = (self.softmax.combine_sums(parts, factors) for parts in (totals, sums))
+        self.total, *self.sums = (self.softmax.combine_sums(parts, factors) for parts in sums)
 
-    def _dot(self, acc: str, left: Operand, right: Operand, axis: Axis, first: IndexedExpr, second: IndexedExpr) -> str:
-        assert isinstance(left, str) and isinstance(right, str)  # both depend on the summed axis
+    def _dot(self, acc: Operand, left: Operand, axis: Axis, first: IndexedExpr, second: IndexedExpr) -> None:
+        """Add the product of a tile, which is ``first``, with ``second``."""
+        right = self.emitter.emit(second)
+        assert isinstance(acc, str) and isinstance(left, str) and isinstance(right, str)
         dtype = multiplied(first, second)
         self.emitter.inner.append(DotTiles(acc, left, right, self.emitter.axis_name(axis), dtype))
-        return acc
 
     def _folded(self, op: str, tile: Operand, dtype: DType | None = None, axis: Axis | None = None) -> str:
         """Reduce the lanes of a tile, by default along the keys and in the type of the sums."""

@@ -206,10 +206,9 @@ def _depth(products: TiledProducts, most: int) -> int:
 
 def _attention(attention: Attention, machine: Machine) -> KernelConfig:
     """Return blocks whose sums registers hold; few queries are one block."""
-    bytes_ = max(attention.weights.dtype.bytes, attention.value.dtype.bytes)
+    bytes_ = max(attention.weights.dtype.bytes, attention.value[0].dtype.bytes)
     rows, keys = _QUERIES[bytes_]
-    sizes = [axis.size for axis in (attention.columns, attention.depth)]
-    widest = max(_WIDTH, *(power_of_two(size) for size in sizes if isinstance(size, int)))
+    widest = max(_WIDTH, *(power_of_two(elements.count) for elements in (attention.columns, attention.depth)))
     least = 1 if accumulation(attention.product.dtype) == F64 else MATRIX_ROWS
     rows, keys = (max(least, n * _WIDTH // widest) for n in (rows, keys))
     if attention.rows > FEW_QUERIES:
@@ -227,23 +226,23 @@ def _attention(attention: Attention, machine: Machine) -> KernelConfig:
 
 def _keys_copied(attention: Attention, config: KernelConfig) -> int:
     """Return the bytes of shared memory of a block's queries and of the keys and values in flight, as observed."""
-    depth, columns = (power_of_two(estimate(axis.size)) for axis in (attention.depth, attention.columns))
-    keys, values = depth * attention.key.dtype.bytes, columns * attention.value.dtype.bytes
+    keys, values = (
+        power_of_two(elements.count) * items[0].dtype.bytes
+        for elements, items in ((attention.depth, attention.key), (attention.columns, attention.value))
+    )
     return config.rows * keys + (config.stages - 1) * config.depth * (keys + values)
 
 
 def _time_of_keys(attention: Attention, machine: Machine, config: KernelConfig) -> float:
     """Return the seconds to read keys and values at the bandwidth of the bytes in flight; splits cost a launch."""
-    sizes = [estimate(axis.size) for axis in (attention.depth, attention.columns)]
-    wide = sizes[0] * attention.key.dtype.bytes + sizes[1] * attention.value.dtype.bytes
+    columns = attention.columns.count
+    wide = attention.depth.count * attention.key[0].dtype.bytes + columns * attention.value[0].dtype.bytes
     heads = estimate(product(tuple(axis.size for axis in attention.batch)))
     block = config.depth * wide
     bytes_ = heads * estimate(attention.keys.size) * wide
     seconds = _reading(machine, bytes_, heads * config.splits, config.stages, block)
     if config.splits > 1:
-        found = (
-            2 * config.splits * heads * attention.rows * (sizes[1] + 2) * accumulation(attention.product.dtype).bytes
-        )
+        found = 2 * config.splits * heads * attention.rows * (columns + 2) * accumulation(attention.product.dtype).bytes
         seconds += machine.launch_us * 1e-6 + found / machine.bandwidth(cached=True)
     return seconds
 
