@@ -143,14 +143,20 @@ def option_table() -> list[tuple[str, str, str, str]]:
     return [(f.name, type(f.default).__name__, repr(f.default), f.metadata["doc"]) for f in fields(Config)]
 
 
+def unknown_settings() -> list[str]:
+    """Return the environment variables that are named as options, but are none."""
+    options = {f"FUSEC_{f.name.upper()}" for f in fields(Config)}
+    return sorted(name for name in os.environ if name.startswith("FUSEC_") and name not in options)
+
+
 def _environment() -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     options = {f"FUSEC_{f.name.upper()}": f for f in fields(Config)}
-    for variable in filter(lambda name: name.startswith("FUSEC_"), os.environ):
-        if variable not in options:
-            _warn_of(variable, suggestion(variable, options))
+    for variable in unknown_settings():
+        _warn_of(variable, suggestion(variable, options))
+    for variable, f in options.items():
+        if variable not in os.environ:
             continue
-        f = options[variable]
         chosen[f.name] = _parse(f.name, os.environ[variable], type(f.default))
     if os.environ.get("TORCH_COMPILE_FORCE_DISABLE_CACHES") == "1":
         chosen["cache"] = False

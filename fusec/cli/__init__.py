@@ -1,4 +1,4 @@
-"""The command line: ``fusec capture | opt | explain | why | view | bisect | check | diff | env | machine | cache``."""
+"""The command line, ``fusec``: a module for each command."""
 
 from importlib import metadata
 from typing import Annotated
@@ -9,10 +9,12 @@ from fusec.cli.bisect import bisect
 from fusec.cli.cache import cache
 from fusec.cli.capture import capture
 from fusec.cli.check import check, diff
+from fusec.cli.doctor import doctor
 from fusec.cli.environment import env
 from fusec.cli.explain import explain
 from fusec.cli.machine import machine
 from fusec.cli.opt import opt
+from fusec.cli.reduce import reduce
 from fusec.cli.terminal import reports
 from fusec.cli.view import view
 from fusec.cli.why import why
@@ -44,7 +46,7 @@ def options(version: Version = False) -> None:
     """Options of all commands; the help is the application's."""
 
 
-for command in (capture, opt, explain, why, view, bisect, check, diff, env):
+for command in (capture, opt, explain, why, view, bisect, reduce, check, diff, doctor, env):
     app.command()(reports(command))
 
 app.add_typer(machine, name="machine")

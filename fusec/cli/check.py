@@ -7,7 +7,7 @@ import typer
 
 from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import Batch, Dynamic, Json, Length, Model, Target, Train
-from fusec.cli.terminal import CHECK_FAILED, UsageError, note, read_text, write_json, write_text
+from fusec.cli.terminal import CHECK_FAILED, UsageError, check_writable, note, read_text, write_json, write_text
 
 if TYPE_CHECKING:
     from fusec.debug.compare import Change, Report
@@ -34,6 +34,8 @@ def check(
     """
     from fusec.debug.compare import changes
 
+    if update:
+        check_writable(against)
     options = {"target": target, "dynamic": dynamic, "train": train, "batch": batch, "length": length}
     kept = None if update else _report(against)
     if kept is not None and kept.get("options", options) != options:

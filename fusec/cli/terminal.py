@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -78,6 +79,27 @@ def write_text(path: str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as reason:
         raise UsageError(f"cannot write {path}", why=reason.strerror or str(reason)) from reason
+
+
+def check_writable(path: str) -> None:
+    """Raise UsageError where a file cannot be written, before the work for it is done; ``-`` is standard output."""
+    folder = Path(path).resolve().parent
+    if path == "-":
+        return
+    why = next(
+        (
+            reason
+            for wrong, reason in (
+                (Path(path).is_dir(), "it is a folder"),
+                (not folder.is_dir(), f"there is no folder {folder}"),
+                (not os.access(path if Path(path).exists() else folder, os.W_OK), "permission denied"),
+            )
+            if wrong
+        ),
+        "",
+    )
+    if why:
+        raise UsageError(f"cannot write {path}", why=why)
 
 
 def write_json(data: Any) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
-from fusec.cli.terminal import UsageError, note, write_text
+from fusec.cli.terminal import UsageError, check_writable, note, write_text
 
 
 def view(
@@ -28,6 +28,7 @@ def view(
     from fusec.debug.explain import explain_subjects
     from fusec.viz.html import render
 
+    check_writable(output)
     compiled = compiled_model(model, recording(target=target), CaptureOptions(dynamic, train, time), batch, length)
     found = compiled.subjects
     if graph is not None:

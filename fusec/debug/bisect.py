@@ -9,14 +9,13 @@ from typing import Any
 
 from fusec.config import Config
 from fusec.debug.capture import captured_calls
-from fusec.ir.graph import Graph
+from fusec.debug.trial import Trial
 from fusec.remarks import Remark
 
 NONE = "!0.."
 """Selects no application."""
 MOST = 8
 """Applications at fault that are searched for in one graph."""
-SEED = 0
 
 
 @dataclass(frozen=True)
@@ -78,59 +77,10 @@ def bisect(
     """
     config = replace(Config.from_options(None, options), apply="")
     calls = captured_calls(model, inputs, keywords, dynamic=dynamic, train=train)
-    return [_search(_Trial(graph, arguments, config, progress)) for graph, arguments in calls]
+    return [_search(Trial(graph, arguments, config, progress)) for graph, arguments in calls]
 
 
-class _Trial:
-    """One graph with its inputs and eager's results."""
-
-    def __init__(self, graph: Graph, arguments: Sequence[Any], config: Config, progress: Callable[[str], None]) -> None:
-        import torch
-
-        from fusec.reference.interpreter import evaluate
-
-        self.graph, self.arguments, self.config, self.progress = graph, arguments, config, progress
-        self.eager = self.run(lambda given: evaluate(graph, given, mutate=True))
-        wide = self.run(lambda given: evaluate(graph, given, dtype=torch.float64))
-        self.numbered: dict[int, Remark] = {}
-        """The applications that were seen without those at fault, made or not."""
-        self.reference = [*wide[: len(graph.outputs)], *self.eager[len(graph.outputs) :]]
-
-    def run(self, function: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Return the results, and the inputs after the call."""
-        import torch
-
-        from fusec.reference.contract import copy_arguments
-
-        given = copy_arguments(self.arguments)
-        torch.manual_seed(SEED)
-        return [*function(list(given)), *given]
-
-    def note(self, remarks: Sequence[Remark]) -> None:
-        """Note applications by number: those not made depend on the ones before, so later trials know better."""
-        for remark in remarks:
-            number = remark.application
-            if number is not None and getattr(self.numbered.get(number), "kind", "") != "passed":
-                self.numbered[number] = remark
-
-    def wrong(self, **changes: Any) -> tuple[str, Sequence[Remark]]:
-        """Return how a program is wrong, and the remarks of its compile."""
-        from fusec.compiler import compile_graph
-        from fusec.reference.contract import compare_outputs
-
-        self.progress(f"{self.graph.name}: {changes or 'everything'}")
-        remarks: Sequence[Remark] = ()
-        try:
-            compiled = compile_graph(self.graph, replace(self.config, **changes))
-            remarks = compiled.remarks
-            self.note(remarks)
-            comparison = compare_outputs(self.eager, self.run(compiled.program), self.reference)
-        except Exception as reason:
-            return f"{type(reason).__name__}: {reason}", remarks
-        return "" if comparison.passed else str(comparison), remarks
-
-
-def _search(trial: _Trial) -> Finding:
+def _search(trial: Trial) -> Finding:
     wrong, remarks = trial.wrong()
     finding = Finding(trial.graph.name, len(_made(remarks)), wrong)
     culprits: list[int] = []
@@ -158,7 +108,7 @@ def _made(remarks: Sequence[Remark]) -> list[int]:
     return [r.application for r in remarks if r.kind == "passed" and r.application is not None]
 
 
-def _numbers(trial: _Trial, excluded: Sequence[int]) -> range:
+def _numbers(trial: Trial, excluded: Sequence[int]) -> range:
     """Return numbers among which is the first wrong one, where a compile raises and leaves no remarks.
 
     The compile with a part of the numbers tells whether there are more: those not selected are in its remarks.
@@ -179,7 +129,7 @@ def _without(numbers: Sequence[int]) -> str:
     return ",".join(f"!{number}" for number in numbers)
 
 
-def _first_wrong(trial: _Trial, numbers: Sequence[int], excluded: Sequence[int]) -> int | None:
+def _first_wrong(trial: Trial, numbers: Sequence[int], excluded: Sequence[int]) -> int | None:
     """Return the number up to which, without those excluded, a graph is wrong; None where none is found.
 
     Numbers are those of a compile without those excluded, in which the graph is wrong.
@@ -197,7 +147,7 @@ def _first_wrong(trial: _Trial, numbers: Sequence[int], excluded: Sequence[int])
     return numbers[bad] if numbers[bad] in trial.numbered else None
 
 
-def _fewest(trial: _Trial, culprits: list[int]) -> list[int]:
+def _fewest(trial: Trial, culprits: list[int]) -> list[int]:
     """Leave out those without which the graph is wrong only because of others that were found after them."""
     for number in culprits[:-1]:
         rest = [other for other in culprits if other != number]
@@ -206,7 +156,7 @@ def _fewest(trial: _Trial, culprits: list[int]) -> list[int]:
     return culprits
 
 
-def _fix(trial: _Trial, culprits: Sequence[Remark], right: bool) -> tuple[tuple[str, str], ...]:
+def _fix(trial: Trial, culprits: Sequence[Remark], right: bool) -> tuple[tuple[str, str], ...]:
     """Return options with which a graph is right: of several applications, the names of their rewrites are disabled."""
     if len(culprits) > 1:
         names = sorted({remark.subject for remark in culprits})
@@ -216,7 +166,7 @@ def _fix(trial: _Trial, culprits: Sequence[Remark], right: bool) -> tuple[tuple[
     return (("apply", _without(numbers)),) if right else ()
 
 
-def _wrong_kernels(trial: _Trial) -> tuple[str, ...]:
+def _wrong_kernels(trial: Trial) -> tuple[str, ...]:
     """Return the wrong kernels of a graph of static sizes; with symbols, a kernel's inputs may not determine them."""
     from fusec.compiler import compile_graph
     from fusec.reference.interpreter import evaluate
@@ -229,6 +179,6 @@ def _wrong_kernels(trial: _Trial) -> tuple[str, ...]:
     found = []
     for region in regions:
         label, given = str(region.attributes["label"]), [known[v] for v in region.operands]
-        if _Trial(region.body, given, alone, trial.progress).wrong()[0]:
+        if Trial(region.body, given, alone, trial.progress).wrong()[0]:
             found.append(label)
     return tuple(dict.fromkeys(found))

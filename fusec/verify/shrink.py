@@ -105,6 +105,19 @@ def _cost(graph: Graph, symbols: dict[str, int]) -> int:
 # -- scaling static sizes --------------------------------------------------------------------------------------
 
 
+def scaled_down(graph: Graph) -> Iterator[Graph]:
+    """Yield copies of a graph with one set of its static sizes divided by a common factor, the largest sizes first."""
+    graphs = (graph, graph)
+    for size in sorted({_coefficient(n) for v in _values(graph) for n in _sizes_of(v)}, reverse=True):
+        divisible = _divisible(size, graphs) if size > 1 else set()
+        factor = _factor(divisible, graphs) if divisible else 1
+        if factor > 1:
+            try:
+                yield _Scaled(divisible, factor).graph(graph)
+            except GraphError:
+                continue
+
+
 def _scale(before: Graph, after: Graph, symbols: dict[str, int]) -> Trial | None:
     """Divide one set of sizes after the other, while that helps and fits."""
     graphs, divided = (before, after), False
@@ -212,7 +225,8 @@ class _Scaled:
         for node in graph.nodes:
             declared = node.has(Trait.OPAQUE | Trait.REGION)
             types = [self.type(r.type) for r in node.results] if declared else None
-            copy = out.add_node(node.op.name, [to[v] for v in node.operands], self.attributes(node), types=types)
+            operands, attributes = [to[v] for v in node.operands], self.attributes(node)
+            copy = out.add_node(node.op.name, operands, attributes, types=types, sources=node.sources)
             to.update(zip(node.results, copy.results, strict=True))
         out.set_outputs([to[v] for v in graph.outputs])
         return out

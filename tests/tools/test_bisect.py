@@ -155,13 +155,13 @@ def test_a_kernel_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_wrong_without_rewrites_and_kernels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = module._Trial.run
+    evaluate = module.Trial.run
 
     def run(self: Any, function: Any) -> list[Any]:
         found = evaluate(self, function)
         return [found[0] + 1, *found[1:]] if function.__class__.__name__ == "Program" else found
 
-    monkeypatch.setattr(module._Trial, "run", run)
+    monkeypatch.setattr(module.Trial, "run", run)
     (found,) = fusec.bisect(lambda x: x.cumsum(0), torch.randn(4, 16))
     assert found.wrong and not found.culprits and "wrong without any" in str(found)
 
@@ -175,9 +175,9 @@ def test_inputs_that_are_written_are_held_against_eager_too(monkeypatch: pytest.
     before = x.clone()
     (found,) = fusec.bisect(write, x)
     assert not found.wrong
-    run = module._Trial.run
+    run = module.Trial.run
     monkeypatch.setattr(
-        module._Trial,
+        module.Trial,
         "run",
         lambda self, f: [*run(self, f)[:-1], before] if f.__class__.__name__ == "Program" else run(self, f),
     )

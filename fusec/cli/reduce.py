@@ -1,0 +1,82 @@
+"""``fusec reduce``: the smallest graph that still fails, as a script that stands alone."""
+
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusec.cli.models import is_graph_file, loaded_model, read_graph
+from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
+from fusec.cli.terminal import UsageError, check_writable, note
+
+if TYPE_CHECKING:
+    from fusec.debug.reduce import Case
+
+Output = Annotated[Path, typer.Option("-o", "--output", help="the script to write")]
+Command = Annotated[
+    str, typer.Option(metavar="COMMAND", help="keep what makes this command fail; {} in it is the graph, a .fir file")
+]
+Seconds = Annotated[float, typer.Option(min=1, help="the most time of the search")]
+
+
+def reduce(
+    model: ModelOrGraph,
+    output: Output = Path("reduced.py"),
+    command: Command = "",
+    target: Target = "",
+    disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="what falls back fails, too")] = False,
+    dynamic: Dynamic = False,
+    train: Train = False,
+    batch: Batch = 2,
+    length: Length = 16,
+    seconds: Seconds = 300.0,
+) -> None:
+    """Shrink a graph whose program is wrong or raises, while it fails in the same way.
+
+    Without --command, results are compared with eager and float64, as by bisect.
+    """
+    from fusec.config import Config
+    from fusec.debug.reduce import Case, failing_case, fails_with
+    from fusec.debug.reduce import reduce as search
+    from fusec.debug.timing import sample_inputs
+    from fusec.ir.types import ASSUMED_SIZE
+
+    check_writable(str(output))
+    options = {"target": target, "disable": disable, "strict": strict}
+    options = {name: value for name, value in options.items() if value}
+    config = Config.from_options(None, options)
+    fails = _fails(command) if command else fails_with(config)
+    if is_graph_file(model):
+        graph = read_graph(model)
+        inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+        found = search(Case(graph, tuple(inputs)), fails, progress=note, seconds=seconds)
+    else:
+        with loaded_model(model, batch, length, train) as loaded:
+            case = failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic, train=train)
+        found = search(case, fails, progress=note, seconds=seconds)
+    found.options = options
+    found.script(output)
+    typer.echo(f"{found.operations} → {found.case.size} operations after {found.tests} tests: {found.failure}")
+    note(f"python {output}")
+
+
+def _fails(command: str) -> "Callable[[Case], str]":
+    """Return the oracle that writes a graph and runs a command on it: the failure is its exit code."""
+    if "{}" not in command:
+        raise UsageError("the command reads no graph", fix="write {} where the path of the graph belongs")
+
+    def fails(case: "Case") -> str:
+        from fusec.scratch import scratch_folder
+
+        with scratch_folder() as folder:
+            path = folder / "graph.fir"
+            path.write_text(str(case.graph), encoding="utf-8")
+            words = [word.replace("{}", str(path)) for word in shlex.split(command)]
+            code = subprocess.run(words, capture_output=True, check=False).returncode
+        return f"exit code {code}" if code else ""
+
+    return fails

@@ -1,0 +1,178 @@
+"""Graphs that fail are reduced to a few operations, and to a script that fails alone."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from fusec.cli import app
+from fusec.config import Config
+from fusec.debug.reduce import Case, NothingFails, Reduced, failing_case, fails_with, reduce
+from fusec.debug.samples import Drawn, draw, drawn_like
+from fusec.frontend import trace
+from fusec.rewriting.fusion import Dims
+from fusec.rewriting.rule import REWRITES, rewrite
+
+Rows = Annotated[Tensor, Dims("*batch cols")]
+
+
+@pytest.fixture
+def wrong_rewrite() -> Any:
+    """sin(x)·sin(x) becomes sin(x)."""
+
+    @rewrite
+    def squared_sine(x: Rows) -> Tensor:
+        """sin²"""
+        return torch.sin(x) * torch.sin(x)
+
+    @squared_sine.to
+    def _(x: Rows) -> Tensor:
+        return torch.sin(x)
+
+    yield
+    REWRITES.pop("squared_sine")
+
+
+class Deep(nn.Module):
+    """Layers, in one of which is what a wrong rewrite matches."""
+
+    def __init__(self, layers: int, width: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            y = nn.functional.rms_norm(x, x.shape[-1:])
+            x = x + nn.functional.silu(layer(y)) * y
+            if i == 2 * len(self.layers) // 3:
+                s = torch.sin(x)
+                x = x + s * s
+        return x
+
+
+def case_of(model: Any, *inputs: Tensor) -> Case:
+    return failing_case(model, inputs, {}, fails_with(Config()))
+
+
+def names(found: Reduced) -> list[str]:
+    return [node.op.name for node in found.case.graph.nodes]
+
+
+def test_a_wrong_rewrite_is_left_with_what_it_matches(wrong_rewrite: None, tmp_path: Path) -> None:
+    case = case_of(Deep(3), torch.randn(8, 16))
+    found = reduce(case, fails_with(Config()))
+    assert found.failure == "wrong" and found.operations == case.size and found.case.size <= 3
+    assert "sin" in names(found) and found.case.drawn
+    assert sum(x.numel() for x in found.case.inputs) < 8 * 16
+    found.script(tmp_path / "reduced.py")
+    module = runpy.run_path(str(tmp_path / "reduced.py"))
+    assert "squared" not in module["GRAPH"] and isinstance(module["INPUTS"][0], Drawn)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(tmp_path / "reduced.py"), run_name="__main__")
+    assert ended.value.code == 1
+    done = subprocess.run([sys.executable, str(tmp_path / "reduced.py")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr
+
+
+@pytest.mark.thorough
+def test_a_thousand_operations_become_few(wrong_rewrite: None) -> None:
+    case = case_of(Deep(140, 8), torch.randn(4, 8))
+    assert case.size > 1000
+    found = reduce(case, fails_with(Config()), seconds=120)
+    assert found.case.size < 10 and found.tests < 100
+
+
+def test_a_crash_stays_the_same_crash() -> None:
+    """The graph has an operation that is wrong in another way, too."""
+
+    def fails(case: Case) -> str:
+        ops = [node.op.name for node in case.graph.nodes]
+        return "KeyError" if "tanh" in ops and "exp" in ops else "wrong" if "tanh" in ops else ""
+
+    graph = trace(lambda x, w: torch.tanh(torch.exp(x @ w).sum(-1) * 2) + 1, [torch.randn(6, 4), torch.randn(4, 4)])
+    found = reduce(Case(graph, (torch.randn(6, 4), torch.randn(4, 4))), fails)
+    assert found.failure == "KeyError" and {"tanh", "exp"} <= set(names(found)) and "contraction" not in names(found)
+
+
+def test_values_that_matter_are_kept_beside_the_script(tmp_path: Path) -> None:
+    """Synthetic inputs with the same statistics do not fail, so that those that do are stored."""
+    special = torch.randn(4, 8)
+
+    def fails(case: Case) -> str:
+        return "wrong" if any(torch.equal(x, special) for x in case.inputs if isinstance(x, Tensor)) else ""
+
+    graph = trace(lambda x: torch.sin(torch.exp(x)), [special])
+    found = reduce(Case(graph, (special,)), fails)
+    assert found.case.size <= 1 and not found.case.drawn
+    found.script(tmp_path / "reduced.py")
+    (stored,) = torch.load(tmp_path / "reduced.pt")
+    assert torch.equal(stored, special)
+    assert torch.equal(runpy.run_path(str(tmp_path / "reduced.py"))["INPUTS"][0], special)
+
+
+def test_what_is_right_is_said() -> None:
+    graph = trace(torch.sin, [torch.randn(4)])
+    with pytest.raises(NothingFails, match="the graph is right"):
+        reduce(Case(graph, (torch.randn(4),)), fails_with(Config()))
+    with pytest.raises(NothingFails, match="the model is right"):
+        case_of(Deep(1), torch.randn(4, 16))
+
+
+def test_writes_are_kept_in_order(wrong_rewrite: None) -> None:
+    def write(x: Tensor, cache: Tensor) -> Tensor:
+        cache[:, :4] = torch.sin(x) * torch.sin(x)
+        return cache.exp().cumsum(0) + 1
+
+    found = reduce(case_of(write, torch.randn(4, 4), torch.zeros(4, 8)), fails_with(Config()))
+    assert found.case.size <= 3
+
+
+SAMPLES = [
+    torch.randn(64, 32) * 3 + 1, torch.randn(64, 32).bfloat16().t(), torch.randint(5, 9, (300,)), torch.arange(3, 90),
+    torch.rand(400) < 0.25, torch.randn(50).masked_fill(torch.arange(50) % 2 == 0, -torch.inf),
+    torch.randn(1, 50).expand(4, 50), torch.zeros(0, 3), torch.tensor(2.5), torch.full((3,), torch.nan),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("x", SAMPLES, ids=lambda x: f"{tuple(x.shape)} {x.dtype}")
+def test_drawn_tensors_have_the_type_and_statistics_of_the_recorded_ones(x: Tensor) -> None:
+    (described,) = drawn_like([x])
+    (found,) = draw(eval(repr([described])))
+    assert (found.shape, found.stride(), found.dtype) == (x.shape, x.stride(), x.dtype)
+    if not x.numel():
+        return
+    a, b = found.double(), x.double()
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert abs(float(kind(a).double().mean() - kind(b).double().mean())) < 0.2
+    a, b = a[a.isfinite()], b[b.isfinite()]
+    if len(b):
+        assert b.min() <= a.min() and a.max() <= b.max()
+        assert abs(float(a.mean() - b.mean())) < 0.3 * (float(b.std(correction=0)) + 0.2)
+    if x.dtype is torch.int64 and bool((x == torch.arange(len(x)) + x[0]).all()):
+        assert torch.equal(found, x)
+
+
+def test_the_command(tmp_path: Path, wrong_rewrite: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "def model(x):\n    y = torch.sin(x)\n    return (y * y).softmax(-1) + x.exp()\n"
+        "def inputs():\n    return (torch.randn(4, 16),)\n"
+    )
+    done = CliRunner().invoke(app, ["reduce", "model.py"])
+    assert done.exit_code == 0 and "operations after" in done.stdout and (tmp_path / "reduced.py").exists(), done.output
+    assert CliRunner().invoke(app, ["capture", "model.py", "-o", "model.fir"]).exit_code == 0
+    done = CliRunner().invoke(app, ["reduce", "model.fir", "-o", "other.py", "--command", "grep -vq exp {}"])
+    assert done.exit_code == 3, done.output
+    probe = tmp_path / "probe.py"
+    probe.write_text("import sys; sys.exit('max(' in open(sys.argv[1]).read())")
+    done = CliRunner().invoke(app, ["reduce", "model.fir", "-o", "o.py", "--command", f"{sys.executable} {probe} {{}}"])
+    assert done.exit_code == 0 and "→ 1 operations" in done.stdout, done.output
+    assert CliRunner().invoke(app, ["reduce", "model.fir", "--command", "true"]).exit_code == 2
+    assert CliRunner().invoke(app, ["reduce", "model.py", "-o", "missing/x.py"]).exit_code == 2
