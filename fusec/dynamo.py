@@ -33,6 +33,7 @@ from fusec.ir.types import ScalarType
 from fusec.reference.interpreter import bind_symbols, evaluate
 from fusec.reference.layout import finalize_outputs
 from fusec.reference.opaque import forget_registered
+from fusec.tracing import trace_event, traced
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,9 @@ def _compile_aten(
     """
     try:
         imported = import_for_call(gm, names, weights)
-        compiled = compile_graph(imported.graph, config)
+        with traced(imported.graph, config) as write:
+            compiled = compile_graph(imported.graph, config)
+            write(compiled)
         getattr(compiled, "remarks", [])[:0] = imported.remarks
         program = imported.callable(_recorded(compiled, gm, static) if config.cuda_graphs else compiled.program)
         program = _for_positive_numbers(program, imported.graph, gm, config)
@@ -230,6 +233,7 @@ def _fall_back(config: Config, reason: Exception) -> None:
         raise reason
     said = reason.reason if isinstance(reason, FusecError) else reason
     _fallbacks.append(f"{type(reason).__name__}: {said}")
+    trace_event(config, "fallback", _fallbacks[-1])
     logger.warning("fusec could not compile a graph, which now runs through ATen: %s", reason)
     logger.debug("the compile failed here", exc_info=reason)
 

@@ -16,6 +16,7 @@ from fusec.cli.machine import machine
 from fusec.cli.opt import opt
 from fusec.cli.reduce import reduce
 from fusec.cli.terminal import reports
+from fusec.cli.trace import trace
 from fusec.cli.view import view
 from fusec.cli.why import why
 
@@ -46,6 +47,7 @@ def options(version: Version = False) -> None:
     """Options of all commands; the help is the application's."""
 
 
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(reports(trace))
 for command in (capture, opt, explain, why, view, bisect, reduce, check, diff, doctor, env):
     app.command()(reports(command))
 

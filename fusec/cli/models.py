@@ -154,6 +154,10 @@ def compiled_model(
     """
     from fusec.debug.capture import compile_model
 
+    if Path(spec).is_dir():
+        from fusec.debug.traces import read_trace
+
+        return CompiledModel(Path(spec).name, read_trace(Path(spec)).subjects)
     if not is_graph_file(spec):
         with loaded_model(spec, batch, length, options.train) as loaded:
             title = loaded.title

@@ -1,6 +1,8 @@
 """An explanation as tables on a terminal."""
 
 import math
+import re
+from collections import Counter
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -13,6 +15,8 @@ from fusec.codegen.program.constant_folding import PASS_NAME as FREEZE
 from fusec.codegen.program.recordings import PASS_NAME as RECORDED
 from fusec.debug.explanation import KINDS, Explanation
 from fusec.debug.site_status import SiteStatus
+from fusec.debug.subject import kind_of
+from fusec.debug.traces import Trace
 from fusec.debug.why import Finding
 from fusec.remarks import Remark
 
@@ -254,6 +258,36 @@ def finding_view(findings: list[Finding]) -> RenderableType:
             if value:
                 text.append(f"  {name:8}", style="dim").append(f"{value}\n")
     return text if findings else Text("Nothing is fused here, and nothing is missed.", style="dim")
+
+
+def trace_view(trace: Trace) -> RenderableType:
+    """The compiles of a traced program, and its recompiles, graph breaks and fallbacks."""
+    table = _table(
+        "Compiles", "graph", "nodes", "kernels", "vendor", "ATen", "seconds", "folder", numbers=(1, 2, 3, 4, 5)
+    )
+    for compile in trace.compiles:
+        if compile.subject is None:
+            table.add_row(compile.state, *[""] * 5, f"{compile.path.name}\n{compile.error}", style="red")
+            continue
+        kinds = Counter(kind_of(node, compile.subject) for node in compile.subject.final.nodes)
+        sizes = f"{len(compile.subject.imported or ())} → {len(compile.subject.final)}"
+        counts = (str(kinds[kind]) for kind in ("generated", "vendor", "opaque"))
+        table.add_row(compile.subject.title, sizes, *counts, f"{compile.seconds:.2f}", compile.path.name)
+    parts: list[RenderableType] = [table]
+    for kind, title in (("recompile", "Recompiles"), ("graph break", "Graph breaks"), ("fallback", "Left to ATen")):
+        for reason, count in Counter(map(_essence, trace.of(kind))).items():
+            times = f" ×{count}" if count > 1 else ""
+            parts.append(Text(f"{title}{times}: ", style="yellow").append(reason, style="default"))
+    return Group(*parts)
+
+
+def _essence(text: str) -> str:
+    """Return the reason of an event of torch, and the user's line; texts of graph breaks have a traceback."""
+    place = re.search(r"user code at (\S+:\d+)", text)
+    reason = re.search(r"Explanation: (.*)|Reason: (.*)", text)
+    if place is None or reason is None:
+        return text
+    return f"{reason.group(1) or reason.group(2)}\n  {place.group(1)}"
 
 
 def _no_sites(e: Explanation) -> str:

@@ -205,3 +205,32 @@ def predictions_corrected(operations: Collection[Any], correct: Callable[..., An
         yield
     finally:
         FakeTensorMode.dispatch = dispatch  # type: ignore[method-assign]
+
+
+def listen(heard: Callable[[str, str, str], None]) -> None:
+    """Call a function with name, payload and compile of each artifact in torch's structured trace."""
+    try:
+        from torch._logging._internal import trace_log
+    except ImportError:
+        logger.warning("this torch version has no structured trace: recompiles and graph breaks are not in the trace")
+        return
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            metadata = getattr(record, "metadata", {})
+            if isinstance(about := metadata.get("artifact"), dict):
+                compile = f"{metadata.get('frame_id', '')}/{metadata.get('frame_compile_id', '')}"
+                heard(str(about.get("name", "")), str(getattr(record, "payload", "") or ""), compile)
+
+    trace_log.addHandler(Handler())
+    trace_log.setLevel(logging.DEBUG)
+
+
+def artifact(name: str, payload: Callable[[], str]) -> None:
+    """Add a text to torch's structured trace (``TORCH_TRACE``), where one is written."""
+    try:
+        from torch._logging._internal import trace_log, trace_structured_artifact
+    except ImportError:
+        return
+    if trace_log.handlers:
+        trace_structured_artifact(name, "string", payload)

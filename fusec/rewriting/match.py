@@ -131,7 +131,6 @@ _EDITS = {
     "operand": "both uses must read the same tensor: {found}",
     "dim": "use {expected} instead of {found}",
     "constant": "write {expected} instead of {found}",
-    "shape": "use the shape of {expected}; it is {found}",
     "convex": "compute the nodes in between before or after it; there is {found}",
 }
 """For each clause of a match, how a model is changed to fulfil it, if that keeps its operations."""

@@ -1,0 +1,105 @@
+"""Reads the folder of a trace back: compiles for ``explain`` and ``view``, and events."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fusec.analysis.machine import Machine, assumed_cpu
+from fusec.debug.subject import Step, Subject
+from fusec.errors import FusecError
+from fusec.ir.parser import parse_graph
+from fusec.pipeline import PassRecord
+from fusec.remarks import Remark
+from fusec.tracing import COMPILE, EVENTS
+
+
+class NoTrace(FusecError):
+    """A folder that holds no trace."""
+
+
+@dataclass(frozen=True)
+class TracedCompile:
+    """One compile of a traced program."""
+
+    path: Path
+    state: str
+    """``done``, ``failed``, or ``running`` where the process ended during the compile."""
+    error: str = ""
+    seconds: float = 0.0
+    subject: Subject | None = None
+    """None unless it is done."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All compiles, in order, and what else happened."""
+
+    compiles: list[TracedCompile]
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def subjects(self) -> list[Subject]:
+        """The compiles that are done."""
+        return [compile.subject for compile in self.compiles if compile.subject is not None]
+
+    def of(self, kind: str) -> list[str]:
+        """Return the texts of events of a kind: ``graph break``, ``recompile``, ``fallback``."""
+        return [str(event["text"]) for event in self.events if event.get("kind") == kind]
+
+
+def read_trace(folder: Path) -> Trace:
+    """Read a trace; what a crash left unfinished is read as far as it goes.
+
+    Raises:
+        NoTrace: where there is none.
+    """
+    found = sorted(folder.glob(f"*/{COMPILE}"), key=lambda path: path.parent.stat().st_ctime_ns)
+    lines = (folder / EVENTS).read_text(encoding="utf-8").splitlines() if (folder / EVENTS).exists() else []
+    if not found and not lines:
+        why = "it has no compile of fusec" if folder.is_dir() else "there is no such folder"
+        raise NoTrace(f"{folder} is no trace", why=why, fix="fusec trace PROGRAM")
+    events = [event for line in lines if (event := _parsed(line)) is not None]
+    return Trace([_compile(path.parent) for path in found], events)
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None  # cut off by a crash
+
+
+def _compile(folder: Path) -> TracedCompile:
+    about = _parsed((folder / COMPILE).read_text(encoding="utf-8")) or {}
+    state = str(about.get("state", "running"))
+    if state != "done":
+        return TracedCompile(folder, state, str(about.get("error", "")))
+    return TracedCompile(folder, state, "", sum(about["seconds"].values()), _subject(folder, about))
+
+
+def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
+    def text(name: str) -> str:
+        return (folder / name).read_text(encoding="utf-8")
+
+    final, before, records = parse_graph(text("final.fir")), text("imported.fir"), []
+    for row in about["passes"]:
+        path = folder / "passes" / row.pop("file")
+        after = path.read_text(encoding="utf-8") if path.exists() else before
+        records.append(PassRecord(**{**row, "before": before, "after": after}))
+        before = after
+    remarks = [Remark(**{**r, "sources": tuple(r["sources"])}) for r in json.loads(text("remarks.json"))]
+    nodes, sources = (
+        final.nodes,
+        {path.stem: path.read_text(encoding="utf-8") for path in (folder / "kernels").iterdir()},
+    )
+    steps = {
+        nodes[s["node"]]: Step(s["name"], sources.get(s["name"], ""), s["kind"] == "kernel", s["formula"])
+        for s in about["steps"]
+    }
+    machine = Machine.from_json(about["machine"]) if about.get("machine") else assumed_cpu()
+    return Subject(
+        final.name, final, parse_graph(text("imported.fir")), tuple(records), tuple(remarks), steps,
+        copies=about["copies"], machine=machine, once=frozenset(nodes[i] for i in about["once"]),
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""A folder with everything about each compile of a process, as files: graphs, kernels, remarks, recompiles, breaks.
+
+Files are written immediately, the imported graph before the passes run, so that a crash leaves what led to it.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fusec.config import Config
+from fusec.errors import FusecError
+from fusec.frontend.torch_internals import artifact, listen
+from fusec.ir.graph import Graph
+
+logger = logging.getLogger(__name__)
+EVENTS, COMPILE = "events.jsonl", "compile.json"
+_KEPT = {"dynamo_graph_break_reason": "graph break", "recompile_reasons": "recompile"}
+"""Artifacts of torch's structured trace that are events here."""
+_folders: dict[str, "TraceFolder"] = {}
+_lock = threading.Lock()
+
+
+class TraceFolder:
+    """One folder; each process numbers its compiles."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path, self.count = path, 0
+        listen(self._of_torch)
+
+    def event(self, kind: str, text: str, **more: Any) -> None:
+        """Append a line to the events."""
+        line = json.dumps({"kind": kind, "text": text.strip(), "process": os.getpid(), **more})
+        with _lock, (self.path / EVENTS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def next_folder(self, name: str) -> Path:
+        """Make the folder of the next compile."""
+        with _lock:
+            self.count += 1
+            folder = self.path / f"{os.getpid()}-{self.count:03d}-{name}"
+        folder.mkdir()
+        return folder
+
+    def _of_torch(self, name: str, payload: str, compile: str) -> None:
+        if name in _KEPT:
+            self.event(_KEPT[name], payload, compile=compile)
+
+
+@contextmanager
+def traced(graph: Graph, config: Config) -> Iterator[Callable[[Any], None]]:
+    """Write a compile, if the configuration asks for it; yields a function that takes the compiled graph.
+
+    An error of the compile is written, and raised again. One of writing is logged: it never fails a compile.
+    """
+    folder = _Compile.begin(graph, config)
+    try:
+        yield folder.done if folder else _artifacts
+    except BaseException as error:
+        if folder:
+            folder.failed(error)
+        raise
+
+
+def trace_event(config: Config, kind: str, text: str) -> None:
+    """Append an event to the trace, if the configuration asks for one."""
+    if folder := _folder(config):
+        _quietly(lambda: folder.event(kind, text))
+
+
+class _Compile:
+    """The folder of one compile."""
+
+    def __init__(self, path: Path, graph: Graph, config: Config) -> None:
+        self.path = path
+        self.about: dict[str, Any] = {"graph": graph.name, "state": "running", "target": config.target}
+        self._write("imported.fir", str(graph))
+        self._save()
+
+    @classmethod
+    def begin(cls, graph: Graph, config: Config) -> "_Compile | None":
+        folder = _folder(config)
+        return _quietly(lambda: cls(folder.next_folder(graph.name), graph, config)) if folder else None
+
+    def done(self, compiled: Any) -> None:
+        _artifacts(compiled)
+        if hasattr(compiled, "graph"):  # another compiler's result may have a program alone
+            _quietly(lambda: self._done(compiled))
+
+    def failed(self, error: BaseException) -> None:
+        said = error.reason if isinstance(error, FusecError) else str(error)
+        self.about |= {"state": "failed", "error": f"{type(error).__name__}: {said}"}
+        _quietly(self._save)
+
+    def _done(self, compiled: Any) -> None:
+        (self.path / "passes").mkdir()
+        passes = []
+        for number, record in enumerate(compiled.records):
+            name = f"{number:02d}-{record.name.partition('{')[0]}.fir"
+            if record.changed and record.after:
+                self._write(f"passes/{name}", record.after)
+            row = {"name": record.name, "seconds": record.seconds, "changed": record.changed}
+            passes.append({**row, "applications": record.applications, "verified": record.verified, "file": name})
+        self._write("final.fir", str(compiled.graph))
+        self._write("remarks.json", json.dumps([r.to_json() for r in compiled.remarks], indent=1))
+        self._write("remarks.txt", "\n".join(map(str, compiled.remarks)) + "\n")
+        program = compiled.program
+        (self.path / "kernels").mkdir()
+        for name, text in program.texts.items():
+            self._write(f"kernels/{name}.{'py' if '@triton' in text else 'cpp'}", text)
+        nodes = {node: i for i, node in enumerate(compiled.graph.nodes)}
+        steps = [
+            {"node": nodes[s.node], "name": s.name, "kind": s.kind, "formula": _formula(program, s.name)}
+            for s in program.steps if s.node in nodes and s.kind in ("kernel", "interpreted")
+        ]  # fmt: skip
+        folded = getattr(program, "folded", None)
+        self.about |= {
+            "state": "done", "passes": passes, "seconds": compiled.seconds, "steps": steps,
+            "copies": sum(step.kind == "copy" for step in program.steps),
+            "once": sorted(nodes[n] for n in folded.nodes if n in nodes) if folded else [],
+            "machine": compiled.machine.to_json() if compiled.machine else None,
+        }  # fmt: skip
+        self._save()
+
+    def _save(self) -> None:
+        self._write(COMPILE, json.dumps(self.about, indent=1, default=str))
+
+    def _write(self, name: str, text: str) -> None:
+        (self.path / name).write_text(text, encoding="utf-8")
+
+
+def _formula(program: Any, name: str) -> str:
+    return str(getattr(program.kernels.get(name), "formula", ""))
+
+
+def _folder(config: Config) -> TraceFolder | None:
+    if not config.trace:
+        return None
+    if config.trace not in _folders:
+        made = _quietly(lambda: TraceFolder(Path(config.trace)))
+        if made is None:
+            return None
+        _folders[config.trace] = made
+    return _folders[config.trace]
+
+
+def _artifacts(compiled: Any) -> None:
+    """Hand the final graph and the remarks to torch's structured trace, which ``tlparse`` shows."""
+    if hasattr(compiled, "graph"):
+        artifact("fusec_final_graph", lambda: str(compiled.graph))
+        artifact("fusec_remarks", lambda: "\n".join(map(str, compiled.remarks)))
+
+
+def _quietly(write: Callable[[], Any]) -> Any:
+    """Return the result of a function; an OSError is logged, as for a full disk, and None is returned."""
+    try:
+        return write()
+    except OSError as error:
+        logger.warning("the trace is incomplete: %s", error)
+        return None

@@ -1,0 +1,116 @@
+"""``trace``: each compile of a program as files, read back as the compile was, also after a crash."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from fusec.cli import app
+from fusec.debug.explain import explain_subjects
+from fusec.debug.subject import subject_of
+from fusec.debug.tables import as_text, trace_view
+from fusec.debug.traces import NoTrace, read_trace
+from fusec.debug.why import why
+from fusec.dynamo import compiled_graphs
+from fusec.viz.html import render
+
+PROGRAM = """
+import sys, torch
+from torch import nn
+
+def function(x):
+    y = torch.softmax(x * 2, -1)
+    print("in between")
+    return torch.cumsum(y + 1, 0)
+
+compiled = torch.compile(function, backend="fusec")
+with torch.no_grad():
+    compiled(torch.randn(4, 16)), compiled(torch.randn(5, 16))
+sys.exit(len(sys.argv))
+"""
+
+
+def test_a_compile_is_read_back_as_it_was(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.RMSNorm(16), nn.GELU(), nn.Softmax(-1)).eval()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend="fusec", options={"trace": str(tmp_path / "t")})(torch.randn(4, 16))
+    (compiled,) = compiled_graphs()
+    (read,) = (trace := read_trace(tmp_path / "t")).subjects
+    there, here = explain_subjects([read]), explain_subjects([subject_of(compiled)])
+    first, second = ({**e.to_json(), "pass_seconds": 0, "title": ""} for e in (there, here))
+    assert json.dumps(first, default=str) == json.dumps(second, default=str)
+    assert str(read.final) == str(compiled.graph) and str(read.imported) == str(compiled.imported)
+    assert [r.after for r in read.records if r.changed] == [r.after for r in compiled.records if r.changed]
+    assert render(there).count("kernel") == render(here).count("kernel")
+    assert [f.status for f in why([read], None, "rms_norm")] == ["fused"]
+    (compile,) = trace.compiles
+    assert compile.state == "done" and compile.seconds > 0
+    assert {path.suffix for path in (compile.path / "kernels").iterdir()} == {".cpp"}
+
+
+def test_a_program_with_recompiles_and_graph_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "fusec", "trace", "-o", "t", "program.py", "--flag", "1"]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert done.returncode == 3, done.stderr  # as the program's
+    assert "size mismatch at index 0. expected 4, actual 5" in done.stdout and "program.py:7" in done.stdout
+    trace = read_trace(Path("t"))
+    assert len(trace.subjects) == 4 and len(trace.of("recompile")) == 2 and len(trace.of("graph break")) >= 1
+    shown = CliRunner().invoke(app, ["explain", "t"])
+    assert shown.exit_code == 0 and "4 graphs" in shown.stdout
+    assert CliRunner().invoke(app, ["view", "t", "-o", "t.html"]).exit_code == 0 and Path("t.html").stat().st_size > 1e4
+
+
+@pytest.mark.parametrize(("what", "state"), [("os._exit(9)", "running"), ("{}['missing']", "failed")])
+def test_a_crash_leaves_the_graph(tmp_path: Path, what: str, state: str) -> None:
+    script = tmp_path / "crash.py"
+    script.write_text(
+        "import os, torch\nfrom fusec.codegen.program import program\n"
+        f"program.build_program = lambda *a: {what}\n"
+        'torch.compile(lambda x: torch.sin(x) + 1, backend="fusec")(torch.randn(4))\n'
+    )
+    environment = {**os.environ, "FUSEC_TRACE": str(tmp_path / "t")}
+    subprocess.run([sys.executable, str(script)], env=environment, check=False, capture_output=True)
+    trace = read_trace(tmp_path / "t")
+    (compile,) = trace.compiles
+    assert compile.state == state and compile.subject is None and "sin(" in (compile.path / "imported.fir").read_text()
+    assert ("KeyError: 'missing'" in compile.error) == (state == "failed") == bool(trace.of("fallback"))
+    assert state in as_text(trace_view(trace))
+
+
+def test_artifacts_go_to_torchs_own_trace(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    environment = {**os.environ, "TORCH_TRACE": str(tmp_path / "torch")}
+    subprocess.run([sys.executable, str(script)], env=environment, check=False, capture_output=True)
+    text = "".join(path.read_text() for path in (tmp_path / "torch").rglob("*") if path.is_file())
+    assert "fusec_final_graph" in text and "fusec_remarks" in text and "cumsum" in text
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="nothing cannot be written")
+def test_a_trace_that_cannot_be_written_fails_no_compile(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(4)
+    found = torch.compile(torch.sin, backend="fusec", options={"trace": "/dev/full/trace"})(x)
+    torch.testing.assert_close(found, torch.sin(x))
+    assert "the trace is incomplete" in caplog.text
+
+
+def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NoTrace, match="there is no such folder"):
+        read_trace(tmp_path / "missing")
+    Path("nothing.py").write_text("print('hello')\n")
+    assert CliRunner().invoke(app, ["trace", "missing.py"]).exit_code == 2
+    assert CliRunner().invoke(app, ["trace", "-o", str(tmp_path), "nothing.py"]).exit_code == 2
+    nothing = CliRunner().invoke(app, ["trace", "-o", "t", "nothing.py"])
+    assert nothing.exit_code == 0 and "nothing was compiled" in nothing.output
+    assert CliRunner().invoke(app, ["explain", str(tmp_path)]).exit_code == 3
