@@ -59,8 +59,15 @@ def traced(graph: Graph, config: Config) -> Iterator[Callable[[Any], None]]:
     An error of the compile is written, and raised again. One of writing is logged: it never fails a compile.
     """
     folder = _Compile.begin(graph, config)
+
+    def write(compiled: Any) -> None:
+        if hasattr(compiled, "records"):  # the result of another compiler may have a program alone
+            _artifacts(compiled)
+            if folder:
+                _quietly(lambda: folder.done(compiled))
+
     try:
-        yield folder.done if folder else _artifacts
+        yield write
     except BaseException as error:
         if folder:
             folder.failed(error)
@@ -87,17 +94,12 @@ class _Compile:
         folder = _folder(config)
         return _quietly(lambda: cls(folder.next_folder(graph.name), graph, config)) if folder else None
 
-    def done(self, compiled: Any) -> None:
-        _artifacts(compiled)
-        if hasattr(compiled, "graph"):  # another compiler's result may have a program alone
-            _quietly(lambda: self._done(compiled))
-
     def failed(self, error: BaseException) -> None:
         said = error.reason if isinstance(error, FusecError) else str(error)
         self.about |= {"state": "failed", "error": f"{type(error).__name__}: {said}"}
         _quietly(self._save)
 
-    def _done(self, compiled: Any) -> None:
+    def done(self, compiled: Any) -> None:
         (self.path / "passes").mkdir()
         passes = []
         for number, record in enumerate(compiled.records):
@@ -151,9 +153,8 @@ def _folder(config: Config) -> TraceFolder | None:
 
 def _artifacts(compiled: Any) -> None:
     """Hand the final graph and the remarks to torch's structured trace, which ``tlparse`` shows."""
-    if hasattr(compiled, "graph"):
-        artifact("fusec_final_graph", lambda: str(compiled.graph))
-        artifact("fusec_remarks", lambda: "\n".join(map(str, compiled.remarks)))
+    artifact("fusec_final_graph", lambda: str(compiled.graph))
+    artifact("fusec_remarks", lambda: "\n".join(map(str, compiled.remarks)))
 
 
 def _quietly(write: Callable[[], Any]) -> Any:
