@@ -42,6 +42,9 @@ int64_t {ENTRY}(int threads, const int64_t* table, void* const* buffers, const i
 class CppKernel:
     """A loaded kernel."""
 
+    edited = ""
+    """The path of the edit that its source is from; "" for the generated one."""
+
     def __init__(self, name: str, source: str, function: Any, launch_all: Any) -> None:
         self.name, self.source, self.function, self.launch_all = name, source, function, launch_all
 

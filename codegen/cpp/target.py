@@ -7,6 +7,7 @@ from dataclasses import replace
 from fusec.analysis.machine import ASSUMED, Machine, chip, cpu_machine, cpu_name
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import Compiler, find_compiler
+from fusec.codegen.cpp.edits import edited_source
 from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.target import Launchable
 from fusec.codegen.tile.kernel import Kernel
@@ -112,15 +113,21 @@ class CppTarget:
         return print_kernel(kernel)
 
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[CppKernel | BuildError]:
-        """Compile and load kernels, or load them from the cache."""
+        """Compile and load kernels, or load them from the cache; edited ones in place of those generated."""
         texts: list[tuple[str, str] | BuildError] = []
+        edits: dict[str, str] = {}
         for kernel in kernels:
             try:
-                texts.append((kernel.name, print_kernel(kernel)))
+                source, edits[kernel.name] = edited_source(kernel.name, print_kernel(kernel), config)
+                texts.append((kernel.name, source))
             except BuildError as error:
                 texts.append(error)
-        built = iter(build([text for text in texts if not isinstance(text, BuildError)], config))
-        return [text if isinstance(text, BuildError) else next(built) for text in texts]
+        built = build([text for text in texts if not isinstance(text, BuildError)], config)
+        for one in built:
+            if isinstance(one, CppKernel):
+                one.edited = edits[one.name]
+        results = iter(built)
+        return [text if isinstance(text, BuildError) else next(results) for text in texts]
 
     def select_kernel(
         self,

@@ -24,6 +24,8 @@ from fusec.refusal import Refusal
 from fusec.remarks import LAUNCH
 
 PASS_NAME = "program"
+EDITED = "edit"
+"""The pass of remarks on kernels that are built from an edited source."""
 
 
 class ScheduleCache:
@@ -88,6 +90,9 @@ def build_kernels(
             _report(context, node, "could not be built and runs through ATen", launchable)
             continue
         if kernel.name not in selected:
+            if path := getattr(launchable, "edited", ""):
+                said = {"subject": kernel.name, "reason": path, "suggestion": "fusec kernels revert removes the edit"}
+                context.remarks.add("analysis", EDITED, f"{kernel.name} is edited", **said)
             message = "could not be compiled and runs through ATen"
             report = partial(_report, context, node, message, name=kernel.name)
             selected[kernel.name] = target.select_kernel(node, kernel, launchable, context, report)

@@ -12,6 +12,7 @@ from fusec.cli.check import check, diff
 from fusec.cli.doctor import doctor
 from fusec.cli.environment import env
 from fusec.cli.explain import explain
+from fusec.cli.kernels import kernels
 from fusec.cli.machine import machine
 from fusec.cli.opt import opt
 from fusec.cli.reduce import reduce
@@ -51,6 +52,7 @@ app.command(context_settings={"ignore_unknown_options": True, "allow_intersperse
 for command in (capture, opt, explain, why, view, bisect, reduce, check, diff, doctor, env):
     app.command()(reports(command))
 
+app.add_typer(kernels, name="kernels")
 app.add_typer(machine, name="machine")
 app.add_typer(cache, name="cache")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fusec.analysis.machine import assumed_cpu
 from fusec.analysis.memory import flops, moved_bytes
+from fusec.codegen.program.kernels import EDITED
 from fusec.config import Config
 from fusec.debug.explanation import Explanation, Fallback, KernelRow
 from fusec.debug.near_misses import near_misses
@@ -143,6 +144,7 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
     launches: defaultdict[tuple[Any, ...], list[Roofline]] = defaultdict(list)
     for subject in subjects:
         rooflines = Rooflines(subject, sizes)
+        edited = {r.subject: r.reason for r in subject.remarks if r.pass_name == EDITED}
         for node in subject.final.nodes:
             kind = kind_of(node, subject)
             if not kind:
@@ -154,6 +156,7 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
                 inside = tuple(node.attributes.get("fusions", ()))
                 each = (estimate(moved, sizes), estimate(work, sizes))
                 rows[key] = KernelRow(name, kind, 0, *each, inside, source=step.source, formula=step.formula)
+                rows[key].edited = edited.get(name, "")
             row = rows[key]
             row.launches += 1
             row.nodes.append(node)

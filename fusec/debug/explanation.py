@@ -32,6 +32,8 @@ class KernelRow:
     formula: str = ""
     roofline: Roofline = _NOTHING
     """One launch against the limits of the machine."""
+    edited: str = ""
+    """Path of the edit that the kernel is built from; "" for the generated source."""
     nodes: list[Node] = field(default_factory=list)
 
     @property

@@ -13,7 +13,9 @@ from rich.text import Text
 from fusec.analysis.machine import ASSUMED, Machine
 from fusec.codegen.program.constant_folding import PASS_NAME as FREEZE
 from fusec.codegen.program.recordings import PASS_NAME as RECORDED
-from fusec.debug.explanation import KINDS, Explanation
+from fusec.debug.explanation import KINDS, Explanation, KernelRow
+from fusec.debug.kernel_bench import Alternative
+from fusec.debug.roofline import Roofline
 from fusec.debug.site_status import SiteStatus
 from fusec.debug.subject import kind_of
 from fusec.debug.traces import Trace
@@ -78,9 +80,37 @@ def kernel_table(e: Explanation, most: int) -> Table:
     for row in e.kernels[:most]:
         about = ", ".join(row.fusions) + ("\n" if row.fusions and row.sources else "")
         where = Text(about, style="magenta") + Text(shorten_sources(row.sources), style="dim")
-        kind = Text(row.kind, style=COLOURS[row.kind])
+        kind = Text(row.kind, style=COLOURS[row.kind]).append(", edited" if row.edited else "", style="red")
         table.add_row(escape(row.name), kind, str(row.launches), amount(row.bytes, "B"), amount(row.flops), where)
     return _rest(table, len(e.kernels) - most)
+
+
+def kernel_view(row: KernelRow) -> RenderableType:
+    """The facts of one kernel, without its source."""
+    r = row.roofline
+    measured = "" if r.measured_us is None else f", measured {duration(r.measured_us)}"
+    table = Table.grid(padding=(0, 2))
+    for name, value in {
+        "computes": row.formula,
+        "fusions": ", ".join(row.fusions),
+        "from": "\n".join(row.sources),
+        "launches": f"{row.launches}, {amount(row.bytes_each, 'B')} and {amount(row.flops_each)} FLOPs each",
+        "limit": f"{duration(r.limit_us)} by {r.bound}, predicted {duration(r.predicted_us)}{measured}",
+        "edited": row.edited,
+    }.items():
+        if value:
+            table.add_row(Text(name, style="dim"), escape(value))
+    return Group(Text(row.name, style="bold"), table)
+
+
+def alternative_view(name: str, found: list[Alternative], limit: Roofline, machine: Machine) -> RenderableType:
+    """Several ways to compute a region, with their times."""
+    table = _table(f"{name}, alone", "way", "kernels", "time", "of the limit", numbers=(1, 2, 3))
+    known = machine.source != ASSUMED and limit.limit_us > 0
+    for one in found:
+        share = f"{100 * limit.limit_us / one.us:.0f} %" if known else "unknown"
+        table.add_row(one.name, str(one.kernels), duration(one.us), share)
+    return table
 
 
 def roofline_view(e: Explanation, everything: bool = False) -> RenderableType:

@@ -1,0 +1,43 @@
+"""Edited kernels: a source in the cache's directory that is built in place of the one that was generated.
+
+The name of the file has the digest of the generated source, so that an edit of a kernel that changes is not used.
+"""
+
+import logging
+import re
+from pathlib import Path
+
+from fusec.cache import key_of
+from fusec.config import Config
+from fusec.ownership import make_private, open_own
+
+logger = logging.getLogger(__name__)
+FOLDER = "edited"
+
+
+def edit_path(name: str, source: str, config: Config) -> Path:
+    """Return the path of the edit of a kernel, given its generated source."""
+    return config.cache_path() / FOLDER / f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}-{key_of((source,))[:16]}.cpp"
+
+
+def edited_source(name: str, source: str, config: Config) -> tuple[str, str]:
+    """Return the source to build, and the path of the edit that it is from; "" where there is none."""
+    path = edit_path(name, source, config)
+    try:
+        with open_own(path) as file:
+            return file.read().decode(), str(path)
+    except FileNotFoundError:
+        return source, ""
+    except (OSError, UnicodeDecodeError) as error:
+        logger.warning("the edited kernel %s is not used: %s", path, error)
+        return source, ""
+
+
+def write_edit(name: str, source: str, config: Config) -> Path:
+    """Write the generated source of a kernel as an edit, if there is none yet; return its path."""
+    path = edit_path(name, source, config)
+    make_private(path.parent)
+    if not path.exists():
+        path.touch(0o600)
+        path.write_text(source, encoding="utf-8")
+    return path

@@ -1,0 +1,151 @@
+"""``fusec kernels``: list, show, time and edit the kernels of a model."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusec.cli.models import compiled_model, is_graph_file, loaded_model, recording
+from fusec.cli.options import Batch, Dynamic, Json, Length, ModelOrGraph, Target
+from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, reports, show, write_json
+from fusec.config import Config
+
+if TYPE_CHECKING:
+    from fusec.debug.explanation import Explanation, KernelRow
+
+kernels = typer.Typer(no_args_is_help=True, help="List, show, time and edit the kernels of a model.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="as `fusec kernels list` shows it")]
+
+
+def _explained(model: str, target: str, dynamic: bool, batch: int, length: int) -> "Explanation":
+    from fusec.debug.capture import CaptureOptions
+    from fusec.debug.explain import explain_subjects
+
+    compiled = compiled_model(model, recording(target=target), CaptureOptions(dynamic), batch, length)
+    return explain_subjects(compiled.subjects, compiled.title)
+
+
+def _row(explanation: "Explanation", name: str) -> "KernelRow":
+    rows = {row.name: row for row in explanation.kernels if row.kind == "generated"}
+    check_name("kernel", name, rows)
+    return rows[name]
+
+
+@kernels.command(name="list")
+@reports
+def list_kernels(
+    model: ModelOrGraph, target: Target = "", dynamic: Dynamic = False, batch: Batch = 2, length: Length = 16,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """List the generated kernels, the slowest first, with their limits."""
+    from fusec.debug.tables import roofline_table
+
+    explanation = _explained(model, target, dynamic, batch, length)
+    explanation.kernels = [row for row in explanation.kernels if row.kind == "generated"]
+    if as_json:
+        write_json([row.to_json() for row in explanation.kernels])
+    else:
+        show(roofline_table(explanation, len(explanation.kernels)))
+
+
+@kernels.command(name="show")
+@reports
+def show_kernel(
+    model: ModelOrGraph, name: Name, target: Target = "", dynamic: Dynamic = False, batch: Batch = 2,
+    length: Length = 16, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Show what a kernel computes, where it comes from, how far it is from the limit, and its source."""
+    from fusec.debug.tables import kernel_view
+
+    row = _row(_explained(model, target, dynamic, batch, length), name)
+    if as_json:
+        write_json(row.to_json())
+    else:
+        show(kernel_view(row))
+        typer.echo(row.source)
+
+
+@kernels.command()
+@reports
+def bench(
+    model: ModelOrGraph, name: Name, target: Target = "", dynamic: Dynamic = False, batch: Batch = 2,
+    length: Length = 16, seconds: Annotated[float, typer.Option(min=0.1, help="time to spend")] = 2.0,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Time a kernel alone on random inputs, interleaved with other ways to compute the same."""
+    from fusec.debug.kernel_bench import alternatives
+    from fusec.debug.tables import alternative_view
+
+    explanation = _explained(model, target, dynamic, batch, length)
+    config = Config.from_options(None, {"target": target} if target else {})
+    found, limit = alternatives(_row(explanation, name), explanation.assumed, config, seconds)
+    if as_json:
+        write_json({"limit_us": limit.limit_us, "alternatives": [vars(one) for one in found]})
+    else:
+        show(alternative_view(name, found, limit, explanation.machine))
+
+
+@kernels.command()
+@reports
+def edit(
+    model: ModelOrGraph, name: Name, batch: Batch = 2, length: Length = 16, dynamic: Dynamic = False,
+    path_only: Annotated[bool, typer.Option("--path", help="write the source if needed, and print its path")] = False,
+) -> None:  # fmt: skip
+    """Open the source of a C++ kernel in $EDITOR; it is used from then on, until its region changes.
+
+    Afterwards the model is compared with eager and float64; exits with 1 where it is wrong.
+    """
+    from fusec.codegen.cpp.edits import write_edit
+
+    row = _row(_explained(model, "cpp", dynamic, batch, length), name)
+    path = Path(row.edited) if row.edited else write_edit(name, row.source, Config.from_environment())
+    if path_only:
+        typer.echo(path)
+        return
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        subprocess.run([*shlex.split(editor), str(path)], check=False)
+    except OSError as error:
+        raise UsageError(
+            f"{editor} does not run", why=str(error), fix="name an editor in $EDITOR, or use --path"
+        ) from error
+    _check(model, batch, length, dynamic)
+    note(f"{path}: fusec kernels revert removes it")
+
+
+@kernels.command()
+@reports
+def revert(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="a kernel; by default all that are edited")] = "",
+) -> None:
+    """Remove edits, so that generated kernels are used again."""
+    from fusec.codegen.cpp.edits import FOLDER
+
+    folder = Config.from_environment().cache_path() / FOLDER
+    found = sorted(folder.glob(f"{name or '*'}-*.cpp"))
+    if name and not found:
+        check_name("edited kernel", name, {path.stem.rpartition("-")[0] for path in folder.glob("*.cpp")})
+    for path in found:
+        path.unlink()
+    typer.echo(f"{len(found)} edits removed")
+
+
+def _check(model: str, batch: int, length: int, dynamic: bool) -> None:
+    """Compare a model with eager; exit with 1 where it is wrong, or a kernel could not be built."""
+    from fusec.debug.reduce import NothingFails, failing_case, fails_with
+
+    fails = fails_with(Config.from_options(None, {"target": "cpp", "strict": True}))
+    if is_graph_file(model):
+        raise UsageError("a graph is not checked", fix="pass the model")
+    try:
+        with loaded_model(model, batch, length) as loaded:
+            failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic)
+    except NothingFails:
+        typer.echo("right: as eager and float64")
+        return
+    typer.echo("wrong with the edited kernel: compare it with eager by `fusec bisect`")
+    raise typer.Exit(CHECK_FAILED)
