@@ -3,17 +3,20 @@
 import importlib.util
 import json
 import re
+import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.config import option_table
+from fusec.rewriting.rule import REWRITES
 
 ROOT = Path(__file__).parents[1]
 README, OPTIONS, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "options.md", ROOT / "docs" / "performance.md"
@@ -126,6 +129,26 @@ def test_explain_prints_what_the_readme_shows(monkeypatch: pytest.MonkeyPatch) -
     assert not [line for line in lines if line not in squeezed(result.output)]
 
 
+@pytest.mark.parametrize("title", ["A wrong model", "A slow model", "A missed fusion"])
+def test_causes_are_found_as_the_page_shows(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    text = section(ROOT / "docs" / "debugging.md", title)
+    blocks = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)
+    count = 0
+    for shown in blocks:
+        for part in re.split(r"^\$ fusec ", shown, flags=re.M)[1:]:
+            command, *lines = part.rstrip().splitlines()
+            count += 1
+            torch._dynamo.reset()
+            output = CliRunner().invoke(app, command.split()).output
+            for line in lines:
+                wanted = r"\s+.*".join(r"\s+".join(map(re.escape, piece.split())) for piece in line.split("…"))
+                assert re.search(wanted, output), (command, line, output)
+    assert 0 < count <= 5
+    REWRITES.pop("squared_sine", None)
+
+
 def test_the_kernel_of_the_readme_is_generated() -> None:
     """Printed for registers of 16 floats, as shown, whatever this machine has."""
     from fusec.analysis.machine import assumed_cpu
@@ -208,7 +231,8 @@ def test_commands_exist(page: Path) -> None:
     modules = set(re.findall(r"python -m\s+((?:bench|tests)[\w.]*)", text))
     assert not [name for name in modules if importlib.util.find_spec(name.rstrip(".")) is None]
     known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    options = {name: {o for p in command.params for o in p.opts} for name, command in known.items()}
+    groups = {name: [command, *getattr(command, "commands", {}).values()] for name, command in known.items()}
+    options = {name: {o for one in group for p in one.params for o in p.opts} for name, group in groups.items()}
     shown = "\n".join(re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)).splitlines()
     for line in {*spans(page), *shown}:
         for name, rest in re.findall(r"^(?:\$ )?fusec ([a-z]+)(.*)", line):

@@ -314,10 +314,8 @@ def trace_view(trace: Trace) -> RenderableType:
 def _essence(text: str) -> str:
     """Return the reason of an event of torch, and the user's line; texts of graph breaks have a traceback."""
     place = re.search(r"user code at (\S+:\d+)", text)
-    reason = re.search(r"Explanation: (.*)|Reason: (.*)", text)
-    if place is None or reason is None:
-        return text
-    return f"{reason.group(1) or reason.group(2)}\n  {place.group(1)}"
+    reason = re.search(r"Explanation: (.*)", text) or re.search(r"Reason: (.*)", text)
+    return text if place is None or reason is None else f"{reason.group(1)}\n  {place.group(1)}"
 
 
 def _no_sites(e: Explanation) -> str:

@@ -109,6 +109,8 @@ class _AlongKeys(BlockedAttention):
         value, scale = scale_behind(attention.value, attention.columns)
         if value[0].kind == "load" and has_rows(value[0], attention.columns.axes[-1]):
             self.value, self.value_scale = value, scale
+        if any(item.kind != "load" for item in (*self.key, *self.value)):
+            self.keys = _KEYS  # so that an unpacked block stays in the L1 cache
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
         self.shares = self._worthwhile_shares()
