@@ -25,9 +25,10 @@ from fusec.analysis.machine import store_machine
 from fusec.config import Config
 from fusec.debug.explain import explain
 from fusec.debug.explanation import Explanation
+from fusec.debug.machine_table import machine_table
 from fusec.debug.measurement import measure_machine
 from fusec.debug.roofline import Roofline
-from fusec.debug.tables import machine_table, roofline_view
+from fusec.debug.tables import roofline_view
 
 
 def main(words: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -33,7 +34,7 @@ from fusec.ir.types import ScalarType
 from fusec.reference.interpreter import bind_symbols, evaluate
 from fusec.reference.layout import finalize_outputs
 from fusec.reference.opaque import forget_registered
-from fusec.tracing import trace_event, traced
+from fusec.tracing import start_trace, trace_event, traced
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ Boxed: TypeAlias = Callable[[list[Any]], Any]
 CompileGraph: TypeAlias = Callable[[Graph, Config], Any]
 """Returns an object whose ``program`` is Boxed; remarks of the import are added before its ``remarks``, if any."""
 
+start_trace(os.environ.get("FUSEC_TRACE", ""))
 _compiled: list[Any] = []
 _fallbacks: list[str] = []
 

@@ -76,7 +76,7 @@ def traced(graph: Graph, config: Config) -> Iterator[Callable[[Any], None]]:
 
 def trace_event(config: Config, kind: str, text: str) -> None:
     """Append an event to the trace, if the configuration asks for one."""
-    if folder := _folder(config):
+    if folder := start_trace(config.trace):
         _quietly(lambda: folder.event(kind, text))
 
 
@@ -91,7 +91,7 @@ class _Compile:
 
     @classmethod
     def begin(cls, graph: Graph, config: Config) -> "_Compile | None":
-        folder = _folder(config)
+        folder = start_trace(config.trace)
         return _quietly(lambda: cls(folder.next_folder(graph.name), graph, config)) if folder else None
 
     def failed(self, error: BaseException) -> None:
@@ -140,15 +140,16 @@ def _formula(program: Any, name: str) -> str:
     return str(getattr(program.kernels.get(name), "formula", ""))
 
 
-def _folder(config: Config) -> TraceFolder | None:
-    if not config.trace:
-        return None
-    if config.trace not in _folders:
-        made = _quietly(lambda: TraceFolder(Path(config.trace)))
-        if made is None:
-            return None
-        _folders[config.trace] = made
-    return _folders[config.trace]
+def start_trace(path: str) -> TraceFolder | None:
+    """Return the folder of a trace, and listen to torch from now on; None without a path, or where it is not writable.
+
+    Called when the backend is loaded, as graph breaks come before the first compile.
+    """
+    if path and path not in _folders:
+        made = _quietly(lambda: TraceFolder(Path(path)))
+        if made is not None:
+            _folders[path] = made
+    return _folders.get(path)
 
 
 def _artifacts(compiled: Any) -> None:

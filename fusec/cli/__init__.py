@@ -1,6 +1,5 @@
 """The command line, ``fusec``: a module for each command."""
 
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -24,6 +23,8 @@ from fusec.cli.why import why
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"fusec {metadata.version('fusec')}")
         raise typer.Exit
 

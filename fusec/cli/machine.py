@@ -21,10 +21,17 @@ machine = typer.Typer(
 @reports
 def show_machine(as_json: Json = False) -> None:
     """Show the figures that compiles go by."""
-    from fusec.codegen import target_named
+    from fusec.analysis.machine import stored_machines
     from fusec.config import Config
 
-    _write(target_named("cpp").machine(Config.from_environment()), as_json)
+    config = Config.from_environment()
+    stored = stored_machines(config)
+    if len(stored) == 1:  # else torch's number of threads decides
+        _write(stored[0], as_json)
+        return
+    from fusec.codegen import target_named
+
+    _write(target_named("cpp").machine(config), as_json)
 
 
 @machine.command()
@@ -69,7 +76,7 @@ def forget(as_json: Json = False) -> None:
 
 
 def _write(found: "Machine", as_json: bool) -> None:
-    from fusec.debug.tables import machine_table
+    from fusec.debug.machine_table import machine_table
 
     if as_json:
         write_json(found.to_json())

@@ -13,6 +13,8 @@ import typer
 
 from fusec.errors import FusecError, OptionError, ParseError, suggestion
 
+_PATHS = ("model", "graph", "before", "after")
+"""Parameters of commands that may be paths to read."""
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
 
 
@@ -26,6 +28,9 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
+            for path in (kwargs.get(name) for name in _PATHS):
+                if isinstance(path, str):
+                    check_readable(path)
             command(*args, **kwargs)
         except FusecError as error:
             typer.secho(f"error: {error}", err=True, fg="red")
@@ -43,6 +48,12 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
 def exit_code(error: FusecError) -> int:
     """Wrong names and unreadable text are wrong usage; whatever else fusec refuses on purpose is invalid."""
     return USAGE if isinstance(error, (UsageError, OptionError, ParseError)) else INVALID
+
+
+def check_readable(path: str) -> None:
+    """Raise UsageError where an argument is the path of a file that is not there, before torch is imported for it."""
+    if path.endswith((".py", ".fir", ".json")) and not Path(path).exists():
+        raise UsageError(f"cannot read {path}", why="there is no such file")
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:

@@ -1,5 +1,6 @@
 """Differences between two reports of a model: sites, fusions, launches, coverage and bytes, by meaning, not by text."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,7 +19,7 @@ class Change:
     """One difference."""
 
     what: str
-    """``site``, ``fusion``, ``launches``, ``coverage`` or ``bytes``."""
+    """``site``, ``fusion``, ``kernels`` of a fusion, ``launches``, ``coverage`` or ``bytes``."""
     name: str
     """The site or fusion, or the kind of launches or coverage."""
     before: Any
@@ -32,7 +33,8 @@ class Change:
         if self.what == "site":
             return f"site {'lost' if self.worse else 'gained'}: {self.name}{f' ({self.why})' if self.why else ''}"
         figures = [f"{x:.1%}" if isinstance(x, float) else f"{x:,}" for x in (self.before, self.after)]
-        return f"{self.what if self.what in ('fusion', 'coverage') else ''} {self.name}: {' → '.join(figures)}".strip()
+        what = self.what if self.what in ("fusion", "kernels", "coverage") else ""
+        return f"{what} {self.name}: {' → '.join(figures)}".strip()
 
 
 def report_of(e: Explanation) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def changes(before: Report, after: Report, tolerance: float = 0.0) -> list[Chang
         tolerance: share by which bytes and coverage may differ without being reported.
     """
     found = [
-        *_sites(before, after), *_fusions(before, after), *_launches(before, after),
+        *_sites(before, after), *_fusions(before, after), *_whole(before, after), *_launches(before, after),
         *_shares(before, after, tolerance), *_bytes(before, after, tolerance),
     ]  # fmt: skip
     return sorted(found, key=lambda change: not change.worse)
@@ -75,6 +77,18 @@ def _fusions(before: Report, after: Report) -> Iterator[Change]:
         was, now = (int(report["regions"].get(name, 0)) for report in (before, after))
         if was != now:
             yield Change("fusion", name, was, now, now < was)
+
+
+def _whole(before: Report, after: Report) -> Iterator[Change]:
+    """Yield the fusions that are matched as often as before, and have fewer or more kernels of their name."""
+    for name in dict.fromkeys(("attention", *before["regions"])):
+        of_name = re.compile(rf"{re.escape(name)}(_\d+)?")
+        was, now = (
+            sum(row["launches"] for row in report["kernels"] if of_name.fullmatch(row["name"]))
+            for report in (before, after)
+        )
+        if was != now and before["regions"].get(name) == after["regions"].get(name):
+            yield Change("kernels", f"of {name}", was, now, now < was)
 
 
 def _launches(before: Report, after: Report) -> Iterator[Change]:

@@ -37,7 +37,7 @@ class RichExplanation(Explanation):
         return explanation_view(self)
 
     def __str__(self) -> str:
-        from fusec.debug.tables import as_text
+        from fusec.debug.text import as_text
 
         return as_text(self)
 

@@ -3,9 +3,8 @@
 import math
 import re
 from collections import Counter
-from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +17,7 @@ from fusec.debug.kernel_bench import Alternative
 from fusec.debug.roofline import Roofline
 from fusec.debug.site_status import SiteStatus
 from fusec.debug.subject import kind_of
+from fusec.debug.text import amount, cut_rows, duration, new_table, shorten_sources
 from fusec.debug.traces import Trace
 from fusec.debug.why import Finding
 from fusec.remarks import Remark
@@ -76,13 +76,13 @@ def coverage_bars(e: Explanation, width: int = 48) -> Table:
 
 def kernel_table(e: Explanation, most: int) -> Table:
     """Generated kernels, vendor calls and ATen calls, those that move most first."""
-    table = _table("Kernels", "kernel", "runs", "launches", "bytes", "FLOPs", "fusions, sources", numbers=(2, 3, 4))
+    table = new_table("Kernels", "kernel", "runs", "launches", "bytes", "FLOPs", "fusions, sources", numbers=(2, 3, 4))
     for row in e.kernels[:most]:
         about = ", ".join(row.fusions) + ("\n" if row.fusions and row.sources else "")
         where = Text(about, style="magenta") + Text(shorten_sources(row.sources), style="dim")
         kind = Text(row.kind, style=COLOURS[row.kind]).append(", edited" if row.edited else "", style="red")
         table.add_row(escape(row.name), kind, str(row.launches), amount(row.bytes, "B"), amount(row.flops), where)
-    return _rest(table, len(e.kernels) - most)
+    return cut_rows(table, len(e.kernels) - most)
 
 
 def kernel_view(row: KernelRow) -> RenderableType:
@@ -105,7 +105,7 @@ def kernel_view(row: KernelRow) -> RenderableType:
 
 def alternative_view(name: str, found: list[Alternative], limit: Roofline, machine: Machine) -> RenderableType:
     """Several ways to compute a region, with their times."""
-    table = _table(f"{name}, alone", "way", "kernels", "time", "of the limit", numbers=(1, 2, 3))
+    table = new_table(f"{name}, alone", "way", "kernels", "time", "of the limit", numbers=(1, 2, 3))
     known = machine.source != ASSUMED and limit.limit_us > 0
     for one in found:
         share = f"{100 * limit.limit_us / one.us:.0f} %" if known else "unknown"
@@ -127,7 +127,7 @@ def roofline_table(e: Explanation, most: int) -> Table:
     columns = ("kernel", "launches", "bytes", "FLOPs", "FLOP/B", "bound by", "predicted", *measured, *limit)
     rows = sorted(e.kernels, key=lambda k: -k.roofline.us * k.launches)
     numbers = tuple(n for n, name in enumerate(columns) if name not in ("kernel", "bound by", *limit))
-    table = _table("One launch each", *columns, numbers=numbers)
+    table = new_table("One launch each", *columns, numbers=numbers)
     for row in rows[:most]:
         r = row.roofline
         cells: list[Text | str] = [
@@ -142,22 +142,7 @@ def roofline_table(e: Explanation, most: int) -> Table:
             unknown = r.measured_us is None
             cells += ["-"] * 3 if unknown else [duration(r.us), f"{r.gb_s:.3g}", f"{r.gflop_s:.3g}"]
         table.add_row(*cells, *([share_bar(r.share)] if limit else []))
-    return _rest(table, len(rows) - most)
-
-
-def machine_table(m: Machine) -> Table:
-    """The figures of a machine, a line each."""
-    table = Table.grid(padding=(0, 3))
-    table.add_row("[bold]machine[/]", f"{escape(m.name)}, {m.source}, {m.threads} threads")
-    table.add_row("[bold]memory[/]", f"{m.read_gb_s:.3g} GB/s")
-    if m.cache_gb_s:
-        table.add_row("[bold]last cache[/]", f"{m.cache_gb_s:.3g} GB/s, {amount(m.cache_bytes, 'B')}")
-    for name, rate in m.peaks.items():
-        unit, _, dtype = name.partition(" ")
-        ridge = f"   compute-bound from {m.ridge(dtype, unit):.3g} FLOP/B"
-        table.add_row(f"[bold]{name}[/]", f"{amount(rate * 1e9, 'FLOP/s')}{ridge}")
-    table.add_row("[bold]launch[/]", f"{m.launch_us:.3g} µs")
-    return table
+    return cut_rows(table, len(rows) - most)
 
 
 def _machine_line(e: Explanation) -> Text:
@@ -198,20 +183,15 @@ def share_bar(share: float, width: int = 10) -> Text:
     return text.append(f" {100 * share:.0f} %")
 
 
-def duration(us: float) -> str:
-    """``12.3 µs``, ``4.56 ms``."""
-    return f"{us:.3g} µs" if us < 1000 else f"{us / 1000:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
-
-
 def _fallback_table(e: Explanation, most: int) -> Table:
-    table = _table("Left to ATen", "operation", "count", "bytes", "FLOPs", "why", numbers=(1, 2, 3))
+    table = new_table("Left to ATen", "operation", "count", "bytes", "FLOPs", "why", numbers=(1, 2, 3))
     for f in e.fallbacks[:most]:
         table.add_row(escape(f.name), str(f.count), amount(f.bytes, "B"), amount(f.flops), escape(f.reason))
-    return _rest(table, len(e.fallbacks) - most)
+    return cut_rows(table, len(e.fallbacks) - most)
 
 
 def _remark_table(title: str, remarks: list[Remark], most: int) -> Table:
-    table = _table(title, "pass", "what", "why", "where")
+    table = new_table(title, "pass", "what", "why", "where")
     for r in remarks[:most]:
         why = r.reason + (f"\n→ {r.suggestion}" if r.suggestion else "")
         why += f"\n  runs in kernel {r.figures['kernel']} all the same" if "kernel" in r.figures else ""
@@ -219,12 +199,12 @@ def _remark_table(title: str, remarks: list[Remark], most: int) -> Table:
         table.add_row(
             r.pass_name, escape(r.message) + times, escape(why), Text(shorten_sources(r.sources), style="dim")
         )
-    return _rest(table, len(remarks) - most)
+    return cut_rows(table, len(remarks) - most)
 
 
 def site_view(e: Explanation) -> RenderableType:
     """The sites by kind, then those that are not fused, equal ones together."""
-    counts = _table("Sites", "kind", "fused", "recognised", "runs as", numbers=(1, 2))
+    counts = new_table("Sites", "kind", "fused", "recognised", "runs as", numbers=(1, 2))
     for kind in dict.fromkeys(v.site.kind for v in e.sites):
         mine = [v for v in e.sites if v.site.kind == kind]
         fused = sum(v.fused for v in mine)
@@ -240,7 +220,7 @@ def site_view(e: Explanation) -> RenderableType:
     for site in e.sites:
         if not site.fused:
             missed.setdefault((site.site.kind, site.reason), []).append(site)
-    reasons = _table("Not fused", "kind", "why", "where", "bytes lost", numbers=(3,))
+    reasons = new_table("Not fused", "kind", "why", "where", "bytes lost", numbers=(3,))
     for (kind, reason), same in missed.items():
         times = f" ×{len(same)}" if len(same) > 1 else ""
         why = f"{reason}\n→ {same[0].edit}" + (f"\n  nearest: {same[0].attempt}" if same[0].attempt else "")
@@ -256,7 +236,7 @@ def _unnamed_table(sites: list[SiteStatus]) -> Table:
     same: dict[tuple[str, ...], list[SiteStatus]] = {}
     for site in sites:
         same.setdefault((site.site.kind, *site.kernels, site.attempt, site.edit), []).append(site)
-    table = _table("Not recognised", "kind", "runs in", "nearest", "where")
+    table = new_table("Not recognised", "kind", "runs in", "nearest", "where")
     for equal in same.values():
         first, times = equal[0], f" ×{len(equal)}" if len(equal) > 1 else ""
         nearest = first.attempt or "no fusion is like it"
@@ -292,7 +272,7 @@ def finding_view(findings: list[Finding]) -> RenderableType:
 
 def trace_view(trace: Trace) -> RenderableType:
     """The compiles of a traced program, and its recompiles, graph breaks and fallbacks."""
-    table = _table(
+    table = new_table(
         "Compiles", "graph", "nodes", "kernels", "vendor", "ATen", "seconds", "folder", numbers=(1, 2, 3, 4, 5)
     )
     for compile in trace.compiles:
@@ -323,39 +303,3 @@ def _no_sites(e: Explanation) -> str:
     misses = len(e.near_misses)
     found = f"; `fusec explain` without --sites lists {misses} near miss{'es' if misses > 1 else ''}" if misses else ""
     return f"No sites: they are found from the classes and names of modules, such as RMSNorm or q_proj{found}."
-
-
-def _table(title: str, *columns: str, numbers: tuple[int, ...] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i in numbers else "left", header_style="dim", overflow="fold")
-    return table
-
-
-def _rest(table: Table, more: int) -> Table:
-    if more > 0:
-        table.caption, table.caption_justify = f"… and {more} more (--all)", "left"
-    return table
-
-
-def amount(n: float, unit: str = "") -> str:
-    """``1.5 MB``, in steps of a thousand."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if n < 1000 or prefix == "T":
-            break
-        n /= 1000
-    return f"{n:.3g} {prefix}{unit}".rstrip() if n < 1000 else f"{n:.0f} {prefix}{unit}"
-
-
-def shorten_sources(sources: tuple[str, ...], most: int = 2) -> str:
-    """Return the first few source locations, and the number of the rest."""
-    more = f" and {len(sources) - most} more" if len(sources) > most else ""
-    return "; ".join(sources[:most]) + more
-
-
-def as_text(view: Any, width: int = 140) -> str:
-    """Return the text that a terminal would show, without colours."""
-    console = Console(width=width, no_color=True, force_terminal=False)
-    with console.capture() as capture:
-        console.print(view)
-    return capture.get()

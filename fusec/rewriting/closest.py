@@ -200,6 +200,8 @@ def closest(graph: Graph, declarations: Iterable[Declaration], library: Patterns
                 best = max(found, key=lambda f: (not f.state.edits, f.fits, f.depth, -len(f.state.edits)))
                 if best.state.edits:
                     yield best.failure(anchor)
+                elif (cast := best.cast) is not None:
+                    yield best.cast_failure(anchor, cast)
                 break
 
 
@@ -237,6 +239,23 @@ class _Found:
         """The share of operations that fit; 0 where they are too few to name."""
         return self.depth / self.size if self.depth >= _LEAST_DEPTH else 0
 
+    @property
+    def cast(self) -> Node | None:
+        """The cast to the narrowest float type among the operations that fit, where the pattern has none."""
+        pairs = ((p.producer, v.producer) for p, v in self.state.values.items())
+        found = [cast for p, v in pairs if p is not None and v is not None and not any(_casts(p)) for cast in _casts(v)]
+        return min(found, key=lambda cast: cast.result.dtype.bytes, default=None)
+
+    def cast_failure(self, anchor: Node, cast: Node) -> MatchFailure:
+        """Return an alignment in which a cast is all that differs as a failed match."""
+        pattern, root, dtype = self.pattern, self.root.producer, cast.result.dtype.name
+        assert root is not None
+        return MatchFailure(
+            pattern.name, pattern.spelling, self.depth, self.size, root, anchor, cast, "type",
+            "one float type", f"a cast to {dtype}", cast.sources,
+            f"leave out the cast to {dtype}", False, pattern.place,
+        )  # fmt: skip
+
     def reader(self, edit: Edit) -> Node | None:
         """Return the node that would read what is missing."""
         users = edit.wanted.users if edit.wanted else ()
@@ -273,6 +292,14 @@ class _Found:
             is_factor = edit.node is not None and _is_factor(edit.node, self.root)
             return "operation", f"no {found}", "one", f"move {found} out of {pattern.name}" if is_factor else ""
         return "operation", _shown(edit.wanted, pattern), "none" if edit.kind == "missing" else found, ""
+
+
+def _casts(node: Node) -> Iterator[Node]:
+    """Yield the casts between float types that an operation reads."""
+    for value in node.operands:
+        cast = value.producer
+        if cast is not None and cast.is_op("cast") and cast.operands[0].dtype.is_float and value.dtype.is_float:
+            yield cast
 
 
 def _best(alignment: _Alignment, roots: list[Value]) -> _Found | None:

@@ -32,7 +32,6 @@ def generated(model: Any, cache: Any, count: int = 20) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "capacity", "format"),
     [
-        ("full", 40, "int8-row"),
         ("full", None, "int4-g8"),
         *[
             pytest.param(name, capacity, format, marks=pytest.mark.thorough)

@@ -1,5 +1,7 @@
 """Wrong input to each command: one clear message of less than 1 kB, the right exit code, no traceback."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,23 @@ def test_times_in_the_interpreter_are_told_from_those_of_a_gpu(tmp_path: Path) -
 
 def test_the_version() -> None:
     assert run("--version").stdout.startswith("fusec ")
+
+
+LIGHT = [
+    ["--help"], ["--version"], ["explain"], ["explain", "--help"], ["explain", "missing.py"], ["opt", "missing.fir"],
+    ["why", "missing.py", "norm"], ["bisect", "missing.py"], ["reduce", "missing.fir"], ["trace", "missing.py"],
+    ["kernels", "show", "missing.py", "name"], ["check", "missing.py", "--against", "x.json"], ["cache", "show"],
+    ["explain", "--batch", "0", "model.py"], ["no-such-command"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LIGHT, ids=" ".join)
+def test_help_and_wrong_use_import_neither_torch_nor_sympy(words: list[str]) -> None:
+    """They take a tenth of the time of importing torch."""
+    text = (
+        "import sys\nfrom fusec.cli import app\n"
+        f"try:\n    app({words!r})\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('torch', 'sympy', 'triton', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusec.debug.explain import explain
 from fusec.debug.report import activations_generated, left_to_aten, summarize, summary_line
-from fusec.debug.tables import amount
+from fusec.debug.text import amount
 from fusec.ir.graph import Graph
 from tests.tools.sample import HIDDEN, ROWS, compiled, decoder
 

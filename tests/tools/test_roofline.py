@@ -16,7 +16,8 @@ from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.debug import measurement
 from fusec.debug.explain import explain
-from fusec.debug.tables import as_text, duration, roofline_view, share_bar
+from fusec.debug.tables import roofline_view, share_bar
+from fusec.debug.text import as_text, duration
 from fusec.debug.timing import sample_inputs, time_program
 from fusec.ir.graph import Graph, Value
 from fusec.ir.printer import print_graph

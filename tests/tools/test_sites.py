@@ -13,7 +13,8 @@ from fusec.debug.explain import explain_subjects
 from fusec.debug.site_status import SiteStatus, site_statuses
 from fusec.debug.sites import sites_of
 from fusec.debug.subject import Subject
-from fusec.debug.tables import as_text, site_view
+from fusec.debug.tables import site_view
+from fusec.debug.text import as_text
 from fusec.models import gpt2, llama, t5
 from fusec.models.inputs import sample_tokens
 from fusec.passes import default_pipeline

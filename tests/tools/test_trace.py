@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from fusec.cli import app
 from fusec.debug.explain import explain_subjects
 from fusec.debug.subject import subject_of
-from fusec.debug.tables import as_text, trace_view
+from fusec.debug.tables import trace_view
+from fusec.debug.text import as_text
 from fusec.debug.traces import NoTrace, read_trace
 from fusec.debug.why import why
 from fusec.dynamo import compiled_graphs
