@@ -1,17 +1,26 @@
 """``fusec bisect``: find the application of a rewrite that makes a model's results wrong."""
 
+import os
+import shlex
+import subprocess
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fusec.cli.models import loaded_model
-from fusec.cli.options import Batch, Dynamic, Json, Length, Model, Target, Train
-from fusec.cli.terminal import CHECK_FAILED, note, write_json
+from fusec.cli.options import Batch, Dynamic, Json, Length, Target, Train
+from fusec.cli.terminal import CHECK_FAILED, UsageError, note, write_json
+
+Command = Annotated[
+    str, typer.Option(metavar="COMMAND", help="search by the exit code of this command instead; it runs many times")
+]
 
 
 def bisect(
-    model: Model,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="as for explain; none with --command")] = "",
+    command: Command = "",
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
@@ -22,8 +31,14 @@ def bisect(
 ) -> None:
     """Compare a compiled model with eager and float64; where it is wrong, find the application responsible.
 
-    Exits with 1 where it is wrong.
+    With --command, find the one with which a program fails: it may crash, or exit with 1 where it is too slow. Exits
+    with 1 where something is wrong.
     """
+    if bool(model) == bool(command):
+        raise UsageError("bisect takes a MODEL or a --command", fix='fusec bisect --command "python program.py"')
+    if command:
+        _bisect_command(command, {"FUSEC_TARGET": target, "FUSEC_DISABLE": disable}, as_json)
+        return
     from fusec.debug.bisect import bisect as search
 
     with loaded_model(model, batch, length, train) as loaded:
@@ -38,3 +53,30 @@ def bisect(
             typer.echo(str(finding))
     if any(finding.wrong for finding in found):
         raise typer.Exit(CHECK_FAILED)
+
+
+def _bisect_command(command: str, options: dict[str, str], as_json: bool) -> None:
+    from fusec.debug.bisect_command import bisect_command
+    from fusec.scratch import scratch_folder
+
+    words = shlex.split(command)
+    chosen = {name: value for name, value in options.items() if value}
+
+    def fails(selector: str, trace: Path) -> bool:
+        environment = {**os.environ, **chosen, "FUSEC_APPLY": selector, "FUSEC_TRACE": str(trace)}
+        try:
+            done = subprocess.run(
+                words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+            )
+        except OSError as error:
+            raise UsageError(f"{words[0]} does not run", why=error.strerror or str(error)) from error
+        note(f"{selector or 'everything'}: {'fails' if done.returncode else 'succeeds'} ({done.returncode})")
+        return done.returncode != 0
+
+    with scratch_folder() as folder:
+        found = bisect_command(fails, folder)
+    if as_json:
+        write_json(asdict(found))
+    else:
+        typer.echo(str(found))
+    raise typer.Exit(CHECK_FAILED)

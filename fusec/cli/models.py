@@ -265,6 +265,13 @@ def _small_sizes(config: Any) -> dict[str, Any]:
 
 def _load_script(path: str) -> Loaded:
     """Run a script and return its ``model`` and ``inputs``, or the results of functions of those names."""
+    module = run_script(path)
+    with _running(path):
+        return _defined(path, module)
+
+
+def run_script(path: str) -> ModuleType:
+    """Run a Python file, for its model or for the fusions and rewrites that it declares, and return its module."""
     text = read_text(path)
     try:
         ast.parse(text, path)
@@ -274,11 +281,18 @@ def _load_script(path: str) -> Loaded:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["fusec_script"] = module
+    with _running(path):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _running(path: str) -> Iterator[None]:
+    """Let code of a script import its neighbours; what it raises is its own error."""
     folder = str(Path(path).resolve().parent)
     sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
-        return _defined(path, module)
+        yield
     except FusecError:
         raise
     except (Exception, SystemExit) as reason:

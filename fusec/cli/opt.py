@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.models import read_graph
+from fusec.cli.models import read_graph, run_script
 from fusec.cli.terminal import CHECK_FAILED, check_name, note, write_json, write_text
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ Timing = Annotated[bool, typer.Option("--timing", help="a table of passes on sta
 ListPasses = Annotated[bool, typer.Option("--list-passes", help="name the passes and stop")]
 Apply = Annotated[str, typer.Option(metavar="SELECTOR", help="applications to make: 0..41,!17")]
 Disable = Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")]
+Declare = Annotated[
+    str,
+    typer.Option(metavar="SCRIPT", help="a Python file whose fusions and rewrites are applied as well"),
+]
 Remarks = Annotated[
     str, typer.Option(metavar="KINDS", help="remarks to print on standard error: passed,missed,failure,analysis")
 ]
@@ -54,6 +58,7 @@ def opt(
     list_passes: ListPasses = False,
     apply: Apply = "",
     disable: Disable = "",
+    declare: Declare = "",
     remarks: Remarks = "",
     sources: Sources = True,
     as_json: Json = False,
@@ -64,6 +69,8 @@ def opt(
     from fusec.debug.optimize import opt as run_passes
     from fusec.ir.printer import print_graph
 
+    if declare:
+        run_script(declare)
     options = {"apply": apply, "disable": disable, "target": target}
     pipeline = choose_passes(passes, Config.from_options(None, options))
     if list_passes:

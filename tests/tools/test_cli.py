@@ -208,3 +208,19 @@ def test_environment_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / ("a" * 64 + ".so")).exists() and (tmp_path / ("b" * 64 + ".so")).exists()
     assert run("cache", "clear", "--yes").exit_code == 0
     assert [f.name for f in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_opt_applies_what_a_script_declares(tmp_path: Path) -> None:
+    from fusec.rewriting.rule import REWRITES
+
+    script = str(Path(__file__).parents[2] / "examples" / "wrong_rewrite.py")
+    path = str(tmp_path / "graph.fir")
+    assert run("capture", script, "-o", path).exit_code == 0
+    REWRITES.pop("squared_sine")
+    assert "squared_sine" not in run("opt", path, "--remarks", "passed").output
+    try:
+        assert "squared_sine" in run("opt", path, "--declare", script, "--remarks", "passed").output
+        wrong = run("opt", path, "--declare", script, "--verify-each")
+        assert wrong.exit_code == 3 and "pass raise changes the result" in wrong.output
+    finally:
+        REWRITES.pop("squared_sine", None)

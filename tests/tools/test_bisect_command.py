@@ -1,0 +1,85 @@
+"""A search for the application with which a program fails, by its exit code."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fusec.cli import app
+from fusec.debug.bisect_command import CommandSucceeds, bisect_command
+
+PROGRAM = """
+import os, sys, torch
+from typing import Annotated
+from torch import Tensor
+from torch.nn import functional as F
+from fusec import rewrite
+from fusec.rewriting.fusion import Dims
+
+@rewrite
+def squared_sine(x: Annotated[Tensor, Dims("*batch cols")]) -> Tensor:
+    return torch.sin(x) * torch.sin(x)
+
+@squared_sine.to
+def _(x: Annotated[Tensor, Dims("*batch cols")]) -> Tensor:
+    return torch.sin(x)
+
+def model(x):
+    y = F.silu(F.rms_norm(x, (16,))).softmax(-1) + F.gelu(x)
+    return y + torch.sin(x) * torch.sin(x)
+
+x = torch.randn(4, 16)
+found = torch.compile(model, backend="fusec", options={"cache": False})(x)
+if not torch.allclose(found, model(x), atol=1e-4):
+    os.abort() if len(sys.argv) > 1 else sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("crash", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_the_rewrite_is_found_by_an_exit_code(tmp_path: Path, crash: bool) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = f"{sys.executable} {program}{' crash' * crash}"
+    done = CliRunner().invoke(app, ["bisect", "--command", command, "--json"])
+    assert done.exit_code == 1, done.output
+    found = json.loads(done.stdout)
+    (application,) = found["applications"]
+    assert application["subject"] == "squared_sine" and "program.py:19" in application["sources"][0]
+    assert found["fix"] == f"!{found['number']}" and found["runs"] <= 12
+
+
+def searched(bad: set[int], count: int) -> list[object]:
+    from fusec.selector import Selector
+
+    runs: list[str] = []
+
+    def fails(selector: str, folder: Path) -> bool:
+        runs.append(selector)
+        chosen = Selector.parse(selector)
+        return any(chosen.allows(number) for number in bad if number < count)
+
+    found = bisect_command(fails, Path("missing"))
+    return [found.number, found.fix, len(runs)]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 7, 8, 31, 63, 64, 300, 999])
+def test_any_number_is_found_in_few_runs(number: int) -> None:
+    found, fix, runs = searched({number}, 1000)
+    assert found == number and fix == f"!{number}" and isinstance(runs, int) and runs <= 4 + 2 * 10
+
+
+def test_several_and_none() -> None:
+    assert searched({5, 9}, 100)[:2] == [5, ""]
+    with pytest.raises(CommandSucceeds):
+        searched(set(), 100)
+
+
+def test_a_command_that_always_fails_and_wrong_use(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["bisect", "--command", "false"])
+    assert done.exit_code == 1 and "fails without any" in done.stdout
+    assert CliRunner().invoke(app, ["bisect", "--command", "true"]).exit_code == 3
+    assert CliRunner().invoke(app, ["bisect", "--command", "no-such-program"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bisect"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bisect", "model.py", "--command", "true"]).exit_code == 2
