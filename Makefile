@@ -76,6 +76,7 @@ verify: $(READY) ## everything that takes too long for CI; results with commit, 
 		bench.cpu \
 		"bench.sweeps --dtypes float32,bfloat16" \
 		bench.quantized \
+		bench.quantized_caches \
 		bench.sharing \
 		bench.memory \
 		bench.attention \
