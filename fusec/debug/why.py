@@ -127,7 +127,9 @@ def _findings(place: _Place, what: str, sites: Sequence[SiteStatus]) -> Iterator
     if what in RULE_OF and chosen:
         return
     misses = [m for m in place.remarks(near_misses(place.subject)) if what in (EVERYTHING, m.subject)]
-    yield from (_of_application(place, r) for r in _applied(place, what))
+    applied = _applied(place, what)
+    yield from (_of_application(place, r) for r in applied)
+    yield from () if applied else _grouped(place, what)
     yield from (_of_miss(place, m) for m in misses if "clause" in m.figures or m.subject in (what, "attention"))
     if what == EVERYTHING:
         yield from _opaque(place)
@@ -167,6 +169,14 @@ def _applied(place: _Place, what: str) -> list[Remark]:
 def _of_application(place: _Place, remark: Remark) -> Finding:
     where = next(iter(remark.sources), "")
     return Finding(remark.subject, where, "fused", place.kernels_at(remark.sources))
+
+
+def _grouped(place: _Place, what: str) -> Iterator[Finding]:
+    """Yield the kernels here that are a fusion which no declaration names, such as attention that is written out."""
+    for home in dict.fromkeys(o.home for o in place.operations):
+        if what in home.attributes.get("fusions", ()):
+            where = next((str(s) for o in place.operations if o.home is home for s in o.node.sources), "")
+            yield Finding(what, where, "fused", (place.subject.name_of(home),))
 
 
 def _of_miss(place: _Place, remark: Remark) -> Finding:

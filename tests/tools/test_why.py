@@ -91,6 +91,15 @@ def test_what_is_missed_has_a_reason(name: str) -> None:
     assert re.search(reason, first.reason) and first.where
 
 
+def test_attention_that_is_written_out_is_fused_by_grouping() -> None:
+    def heads(x: Tensor, weight: Tensor) -> Tensor:
+        h = x.reshape(1, 2, 2, 16)
+        return torch.softmax(h @ h.mT, -1) @ h * weight
+
+    (attention,) = findings(heads, "attention")
+    assert outcome(attention) == ("fused", "") and attention.kernels == ("attention",)
+
+
 def test_another_reader_is_named() -> None:
     def twice(x: Tensor, weight: Tensor) -> Any:
         probabilities = torch.softmax(x @ x.T, -1)
