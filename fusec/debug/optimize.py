@@ -35,11 +35,13 @@ def opt(
     """
     from fusec.codegen import target_for
     from fusec.compiler import context_for
+    from fusec.passes import kept_traces
 
     config = Config.from_options(None, {"record": True, **(options or {})})
     target = target_for(graph, config)
     work, (context, _) = graph.copy(), context_for(target, config)
-    choose_passes(passes, config).run(work, context)
+    with kept_traces(config):
+        choose_passes(passes, config).run(work, context)
     Selector.parse(config.apply).require(context.next_number)
     if verify_each:
         require_agreement(context.records, verify_passes(context.records))
