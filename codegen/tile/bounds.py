@@ -115,6 +115,8 @@ class _Space:
         ends = stop.args if isinstance(stop, sympy.Min) else (stop,)
         start = sympy.sympify(loop.start)
         parts = [part for part in start.args if part.is_Integer] if isinstance(start, sympy.Max) else []
+        if loop.kind != "tile" and all(sympy.sympify(n).is_Integer for n in (start, stop, loop.step)):
+            return start, (stop - 1 - (stop - 1 - start) % loop.step,)  # of blocks only the first elements
         return max(parts, default=self.expression(start)), tuple(sympy.expand(end - 1) for end in ends)
 
     def expression(self, size: Size) -> sympy.Expr:

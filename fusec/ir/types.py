@@ -272,8 +272,12 @@ def evaluate_sizes(sizes: Sequence[Size], symbols: Mapping[str, int]) -> tuple[i
 
 
 def estimate(size: Size, symbols: Mapping[str, int] | None = None) -> int:
-    """Return the approximate value of a size, for costs and display: unknown symbols count as ``ASSUMED_SIZE``."""
+    """Return the approximate value of a size, for costs and display: unknown symbols count as ``ASSUMED_SIZE``.
+
+    So does a size that has no value then, such as a quotient by a quotient that is 0.
+    """
     if isinstance(size, int):
         return size
     known = symbols or {}
-    return int(size.subs({s: known.get(s.name, ASSUMED_SIZE) for s in size.free_symbols}))
+    found = size.subs({s: known.get(s.name, ASSUMED_SIZE) for s in size.free_symbols})
+    return int(found) if found.is_finite else ASSUMED_SIZE

@@ -126,6 +126,8 @@ def find_attention(nest: LoopNest) -> Attention | None:
     if len(inner) > 1:
         raise _refused("its first matmul is read at several indices")
     (product,) = inner
+    if not product.bound:
+        raise _refused("its keys have one element")
     weighted = tuple(c for c in contractions if c is not product)
     if any(len(matmul.bound) != 1 or len(matmul.pairs) != 1 for matmul in weighted):
         raise _refused("its second matmul sums over several axes")

@@ -236,3 +236,33 @@ def test_keys_of_as_many_bytes_are_computed_ahead() -> None:
     keys = torch.randn(2, 2, CAPACITY, HEAD)
     found = built(run, (torch.randn(2, 2, 3, HEAD), keys, torch.randn(CAPACITY, HEAD)))
     assert [kernel.kind for kernel in found.program.kernels.values()] == ["pointwise", "attention"]
+
+
+def of_one_element(query: Tensor, codes: Tensor, scales: Tensor, values: Tensor) -> Tensor:
+    keys = (codes.unflatten(-1, (-1, 1)).to(query.dtype) * scales[..., None]).flatten(-2)
+    return F.scaled_dot_product_attention(query, keys, values)
+
+
+def of_two_halves(query: Tensor, codes: Tensor, scales: Tensor, values: Tensor) -> Tensor:
+    keys = torch.cat((codes & 15, codes >> 4), -1).to(query.dtype) * scales
+    return F.scaled_dot_product_attention(query.repeat(1, 1, 1, 2), keys, values)
+
+
+@pytest.mark.parametrize("queries", [2, 40])
+@pytest.mark.parametrize("function", [of_one_element, of_two_halves], ids=lambda f: f.__name__)
+def test_keys_of_so_few_elements_are_no_attention_kernel(function: Callable[..., Tensor], queries: int) -> None:
+    codes = torch.randint(0, 127, (1, 1, 70, 1), dtype=torch.uint8)
+    inputs = torch.randn(1, 1, queries, 1), codes, torch.rand(1, 1, 70, 1) / 30, torch.randn(1, 1, 70, 8)
+    assert agrees(function, inputs, built(function, inputs).program(list(inputs))[0])
+
+
+@pytest.mark.parametrize("keys", [64, 128, 256])
+@pytest.mark.parametrize("queries", [2, 40])
+def test_accesses_of_whole_blocks_are_proven(queries: int, keys: int) -> None:
+    function, (query, mask, *cache) = (
+        over("four bits, pairs", torch.float32),
+        sample("four bits, pairs", torch.float32, queries),
+    )
+    inputs = query, mask[:, :keys], *(x[:, :, :keys].contiguous() for x in cache)
+    (kernel,) = built(function, inputs).program.kernels.values()
+    assert kernel.kind == "attention" and unproven_accesses(kernel) == []

@@ -55,3 +55,10 @@ def test_the_one_form_of_a_quotient_has_its_value(a: Any, b: Any, c: Any, d: Any
     for s, n in ((1, 1), (2, 5), (63, 7), (64, 8), (65, 12)):
         sizes = {S: s, N: n}
         assert before.subs(sizes) == sympy.sympify(after).subs(sizes) == evaluate_size(after, {"s": s, "n": n})
+
+
+def test_a_size_without_a_value_is_estimated() -> None:
+    """A quotient whose divisor is 0 for the size that is assumed."""
+    a, b = symbol("a"), symbol("b")
+    assert estimate(sympy.floor(a / sympy.floor(a / (2 * b)))) == ASSUMED_SIZE
+    assert estimate(sympy.floor(a / sympy.floor(a / (2 * b))), {"a": 8, "b": 2}) == 4
