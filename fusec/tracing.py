@@ -6,6 +6,7 @@ Files are written immediately, the imported graph before the passes run, so that
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ class TraceFolder:
         """Make the folder of the next compile."""
         with _lock:
             self.count += 1
-            folder = self.path / f"{os.getpid()}-{self.count:03d}-{name}"
+            folder = self.path / f"{os.getpid()}-{self.count:03d}-{re.sub(r'[^A-Za-z0-9_]', '_', name)}"
         folder.mkdir()
         return folder
 
@@ -109,7 +110,7 @@ class _Compile:
             row = {"name": record.name, "seconds": record.seconds, "changed": record.changed}
             passes.append({**row, "applications": record.applications, "verified": record.verified, "file": name})
         self._write("final.fir", str(compiled.graph))
-        self._write("remarks.json", json.dumps([r.to_json() for r in compiled.remarks], indent=1))
+        self._write("remarks.json", json.dumps([r.to_json() for r in compiled.remarks], indent=1, default=str))
         self._write("remarks.txt", "\n".join(map(str, compiled.remarks)) + "\n")
         program = compiled.program
         (self.path / "kernels").mkdir()
@@ -159,9 +160,9 @@ def _artifacts(compiled: Any) -> None:
 
 
 def _quietly(write: Callable[[], Any]) -> Any:
-    """Return the result of a function; an OSError is logged, as for a full disk, and None is returned."""
+    """Return the result of a function; what it raises, as for a full disk, is logged, and None is returned."""
     try:
         return write()
-    except OSError as error:
-        logger.warning("the trace is incomplete: %s", error)
+    except Exception as error:
+        logger.warning("the trace is incomplete: %s: %s", type(error).__name__, error)
         return None

@@ -105,6 +105,18 @@ def test_a_trace_that_cannot_be_written_fails_no_compile(caplog: pytest.LogCaptu
     assert "the trace is incomplete" in caplog.text
 
 
+def test_a_trace_that_raises_fails_no_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr("fusec.tracing._Compile.done", broken)
+    torch._dynamo.reset()
+    x = torch.randn(4)
+    found = torch.compile(torch.sin, backend="fusec", options={"trace": str(tmp_path / "t"), "strict": True})(x)
+    torch.testing.assert_close(found, torch.sin(x))
+    assert [compile.state for compile in read_trace(tmp_path / "t").compiles] == ["running"]
+
+
 def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NoTrace, match="there is no such folder"):
