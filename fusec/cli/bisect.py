@@ -52,6 +52,7 @@ def bisect(
         for finding in found:
             typer.echo(str(finding))
     if any(finding.wrong for finding in found):
+        note(f"fusec reduce {model} shrinks it to a script")
         raise typer.Exit(CHECK_FAILED)
 
 
