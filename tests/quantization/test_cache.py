@@ -48,7 +48,7 @@ def test_tokens_are_those_of_eager(name: str, capacity: int | None, format: str)
     assert torch.equal(generated(model, fusec.quantized_cache(config, capacity, format)), expected)
 
 
-@pytest.mark.parametrize(("format", "more"), [("int8-row", 1), ("int4-g8", 2)])
+@pytest.mark.parametrize(("format", "more"), [("int8-row", 1), pytest.param("int4-g8", 2, marks=pytest.mark.thorough)])
 def test_a_step_quantizes_in_few_kernels_and_stores_no_dense_cache(format: str, more: int) -> None:
     """Two codes of four bits become a byte in a kernel of its own."""
     architecture, config = MODELS["full"]
