@@ -4,7 +4,6 @@ The name of the file has the digest of the generated source, so that an edit of 
 """
 
 import logging
-import re
 from pathlib import Path
 
 from fusec.cache import key_of
@@ -17,7 +16,7 @@ FOLDER = "edited"
 
 def edit_path(name: str, source: str, config: Config) -> Path:
     """Return the path of the edit of a kernel, given its generated source."""
-    return config.cache_path() / FOLDER / f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}-{key_of((source,))[:16]}.cpp"
+    return config.cache_path() / FOLDER / f"{name}-{key_of((source,))[:16]}.cpp"
 
 
 def edited_source(name: str, source: str, config: Config) -> tuple[str, str]:

@@ -187,18 +187,6 @@ def cpu_machine(config: Config, threads: int) -> Machine:
     return assumed_cpu(threads)
 
 
-def stored_machines(config: Config) -> list[Machine]:
-    """Return the usable profiles of this processor, one for each number of threads that was measured."""
-    found = []
-    for threads in range(1, (os.cpu_count() or 1) + 1):
-        try:
-            with open_own(profile_path(config, threads)) as file:
-                found.append(Machine.from_json(json.loads(file.read())))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-    return found
-
-
 def store_machine(machine: Machine, config: Config) -> Path:
     """Store a measured profile for later compiles, atomically; return its path."""
     path = profile_path(config, machine.threads)

@@ -59,7 +59,7 @@ def show_kernel(
     length: Length = 16, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Show what a kernel computes, where it comes from, how far it is from the limit, and its source."""
-    from fusec.debug.tables import kernel_view
+    from fusec.debug.kernel_tables import kernel_view
 
     row = _row(_explained(model, target, dynamic, batch, length), name)
     if as_json:
@@ -78,7 +78,7 @@ def bench(
 ) -> None:  # fmt: skip
     """Time a kernel alone on random inputs, interleaved with other ways to compute the same."""
     from fusec.debug.kernel_bench import alternatives
-    from fusec.debug.tables import alternative_view
+    from fusec.debug.kernel_tables import alternative_view
 
     explanation = _explained(model, target, dynamic, batch, length)
     config = Config.from_options(None, {"target": target} if target else {})
@@ -101,6 +101,8 @@ def edit(
     """
     from fusec.codegen.cpp.edits import write_edit
 
+    if is_graph_file(model) or Path(model).is_dir():
+        raise UsageError("the kernels of a graph or trace cannot be edited", why="they are checked with the model")
     row = _row(_explained(model, "cpp", dynamic, batch, length), name)
     path = Path(row.edited) if row.edited else write_edit(name, row.source, Config.from_environment())
     if path_only:
@@ -139,8 +141,6 @@ def _check(model: str, batch: int, length: int, dynamic: bool) -> None:
     from fusec.debug.reduce import NothingFails, failing_case, fails_with
 
     fails = fails_with(Config.from_options(None, {"target": "cpp", "strict": True}))
-    if is_graph_file(model):
-        raise UsageError("a graph is not checked", fix="pass the model")
     try:
         with loaded_model(model, batch, length) as loaded:
             failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic)

@@ -21,17 +21,10 @@ machine = typer.Typer(
 @reports
 def show_machine(as_json: Json = False) -> None:
     """Show the figures that compiles go by."""
-    from fusec.analysis.machine import stored_machines
+    from fusec.codegen import target_named
     from fusec.config import Config
 
-    config = Config.from_environment()
-    stored = stored_machines(config)
-    if len(stored) == 1:  # else torch's number of threads decides
-        _write(stored[0], as_json)
-        return
-    from fusec.codegen import target_named
-
-    _write(target_named("cpp").machine(config), as_json)
+    _write(target_named("cpp").machine(Config.from_environment()), as_json)
 
 
 @machine.command()

@@ -147,18 +147,15 @@ def recording(**chosen: str) -> "Config":
 def compiled_model(
     spec: str, config: "Config", options: "CaptureOptions", batch: int = 2, length: int = 16
 ) -> CompiledModel:
-    """Compile a MODEL; under ``options.time`` also time it, a graph on random inputs.
+    """Compile a MODEL, or read its trace; under ``options.time`` also time it, a graph on random inputs.
 
     Raises:
-        UsageError: for options that do not apply to a graph.
+        UsageError: for options that do not apply to a graph or a trace.
     """
     from fusec.debug.capture import compile_model
 
-    if Path(spec).is_dir():
-        from fusec.debug.traces import read_trace
-
-        return CompiledModel(Path(spec).name, read_trace(Path(spec)).subjects)
-    if not is_graph_file(spec):
+    is_trace = Path(spec).is_dir()
+    if not is_trace and not is_graph_file(spec):
         with loaded_model(spec, batch, length, options.train) as loaded:
             title = loaded.title
             found = compile_model(loaded.model, loaded.inputs, loaded.keywords, options, config=config, title=title)
@@ -166,6 +163,12 @@ def compiled_model(
     if options.train or options.dynamic:
         why = "--train and --dynamic say how a model is captured"
         raise UsageError("a graph is captured already", why=why, fix="pass the model")
+    if is_trace:
+        from fusec.debug.traces import read_trace
+
+        if options.time:
+            raise UsageError(f"{spec} is a trace, whose kernels do not run again", fix="pass the model")
+        return CompiledModel(Path(spec).name, read_trace(Path(spec)).subjects)
     title = "" if spec == "-" else Path(spec).stem
     subject = _compiled_graph(spec, config, options.time, title)
     return CompiledModel(subject.title, [subject])

@@ -6,7 +6,11 @@ import typer
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, or hf:llama")]
 ModelOrGraph = Annotated[
-    str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, hf:llama, GRAPH.fir, or - for a graph")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="SCRIPT.py, models:llama/tiny, hf:llama, GRAPH.fir, - for a graph, or a folder of fusec trace",
+    ),
 ]
 Target = Annotated[str, typer.Option(help="cpp or triton; by default by the device of the inputs")]
 Dynamic = Annotated[bool, typer.Option("--dynamic", help="batch and length as symbols")]

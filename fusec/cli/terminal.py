@@ -94,22 +94,15 @@ def write_text(path: str, text: str) -> None:
 
 def check_writable(path: str) -> None:
     """Raise UsageError where a file cannot be written, before the work for it is done; ``-`` is standard output."""
-    folder = Path(path).resolve().parent
-    if path == "-":
-        return
-    why = next(
-        (
-            reason
-            for wrong, reason in (
-                (Path(path).is_dir(), "it is a folder"),
-                (not folder.is_dir(), f"there is no folder {folder}"),
-                (not os.access(path if Path(path).exists() else folder, os.W_OK), "permission denied"),
-            )
-            if wrong
-        ),
-        "",
-    )
-    if why:
+    file, why = Path(path), ""
+    folder = file.resolve().parent
+    if file.is_dir():
+        why = "it is a folder"
+    elif not folder.is_dir():
+        why = f"there is no folder {folder}"
+    elif not os.access(file if file.exists() else folder, os.W_OK):
+        why = "permission denied"
+    if why and path != "-":
         raise UsageError(f"cannot write {path}", why=why)
 
 

@@ -19,14 +19,14 @@ def trace(program: Program, output: Folder = Path("fusec-trace")) -> None:
 
     ``fusec explain`` and ``fusec view`` read the folder. The exit code is the program's.
     """
-    check_writable(str(output) if not output.exists() else str(output.parent / "x"))
     if output.exists():
         raise UsageError(f"{output} exists", fix="name another folder with -o, or remove it")
+    check_writable(str(output))
     if program[0] != "-m" and not Path(program[0]).is_file():
         raise UsageError(f"there is no file {program[0]}", fix="fusec trace -- PROGRAM.py ARGUMENTS, or -m MODULE")
     environment = {**os.environ, "FUSEC_TRACE": str(output.resolve())}
     code = subprocess.run([sys.executable, *program], env=environment, check=False).returncode
-    from fusec.debug.tables import trace_view
+    from fusec.debug.trace_table import trace_view
     from fusec.debug.traces import NoTrace, read_trace
 
     try:

@@ -31,7 +31,7 @@ def why(
 ) -> None:
     """Say whether a fusion happened at a place; else the nearest attempt, its obstacle, and an edit."""
     from fusec.debug.capture import CaptureOptions
-    from fusec.debug.tables import finding_view
+    from fusec.debug.finding_table import finding_view
     from fusec.debug.why import why as findings
 
     compiled = compiled_model(model, recording(target=target), CaptureOptions(dynamic, train), batch, length)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fusec.config import Config
 from fusec.debug.capture import captured_calls
-from fusec.debug.trial import Trial
+from fusec.debug.trial import BEFORE_GROUPING, Trial
 from fusec.remarks import Remark
 
 NONE = "!0.."
@@ -175,7 +175,7 @@ def _wrong_kernels(trial: Trial) -> tuple[str, ...]:
     regions = [node for node in graph if node.is_op("region")]
     graph.set_outputs(list(dict.fromkeys(v for region in regions for v in region.operands)))
     known = dict(zip(graph.outputs, evaluate(graph, trial.arguments), strict=True))
-    alone = replace(trial.config, disable="canonicalize,raise,fuse,attention,bias")
+    alone = replace(trial.config, disable=BEFORE_GROUPING)
     found = []
     for region in regions:
         label, given = str(region.attributes["label"]), [known[v] for v in region.operands]

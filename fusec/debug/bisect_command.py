@@ -9,12 +9,12 @@ from fusec.debug.traces import NoTrace, read_trace
 from fusec.errors import FusecError
 from fusec.remarks import Remark
 
-_MOST = 1 << 16
-"""Applications in one graph, beyond which the search ends."""
+_MOST = 1 << 14
+"""More applications than any graph has."""
 
 
 class CommandSucceeds(FusecError):
-    """A command that does not fail, so that there is nothing to search for."""
+    """A command that does not fail, or not every time."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def bisect_command(fails: Callable[[str, Path], bool], folder: Path) -> CommandF
         folder: an empty folder for traces.
 
     Raises:
-        CommandSucceeds: where it does not fail.
+        CommandSucceeds: where it does not fail, or not every time.
     """
     search = _Search(fails, folder)
     if not search.fails(""):
@@ -54,8 +54,11 @@ def bisect_command(fails: Callable[[str, Path], bool], folder: Path) -> CommandF
     if search.fails(NONE):
         return CommandFinding(None, runs=search.runs)
     right, wrong = -1, 1
-    while not search.fails(f"0..{wrong - 1}") and wrong < _MOST:
+    while not search.fails(f"0..{wrong - 1}"):
         right, wrong = wrong - 1, 2 * wrong
+        if wrong > _MOST:
+            why = "it fails with all applications, and does not with the first ones, however many"
+            raise CommandSucceeds("the command does not fail every time", why=why)
     wrong -= 1  # right with the numbers up to the first, wrong up to the second
     while wrong - right > 1:
         middle = (right + wrong) // 2

@@ -3,21 +3,20 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.config import Config
 from fusec.debug.explanation import KernelRow
 from fusec.debug.roofline import Roofline
-from fusec.debug.timing import sample_inputs
+from fusec.debug.timing import clock_of, sample_inputs
+from fusec.debug.trial import BEFORE_GROUPING
 from fusec.ir.graph import Graph
 
-ALONE = "canonicalize,raise,fuse,attention,bias"
-"""The passes that a region has been through."""
 _ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
-    "as it is": {"disable": ALONE},
-    "library for its matmuls": {"disable": ALONE, "small_m": 0},
-    "a kernel for each operation": {"disable": f"{ALONE},group"},
+    "as it is": {"disable": BEFORE_GROUPING},
+    "library for its matmuls": {"disable": BEFORE_GROUPING, "small_m": 0},
+    "a kernel for each operation": {"disable": f"{BEFORE_GROUPING},group"},
 }
 _WARM_UP = 3
 
@@ -47,7 +46,7 @@ def alternatives(
     ways: dict[str, tuple[Callable[[list[Any]], Any], int]] = {}
     seen: set[str] = set()
     for name, options in _ALTERNATIVES.items():
-        compiled = compile_graph(body, Config.from_options(None, {**_chosen(config), **options}))
+        compiled = compile_graph(body, replace(config, **options))
         if (text := str(compiled.graph)) not in seen:
             seen.add(text)
             steps = sum(step.kind in ("kernel", "vendor", "opaque", "interpreted") for step in compiled.program.steps)
@@ -57,16 +56,12 @@ def alternatives(
     return [Alternative(name, ways[name][1], times[name]) for name in ways], row.roofline
 
 
-def _chosen(config: Config) -> dict[str, Any]:
-    return {"target": config.target, "cache_dir": config.cache_dir, "cache": config.cache}
-
-
 def _interleaved(
     runs: Mapping[str, Callable[[list[Any]], Any]], body: Graph, sizes: dict[str, int], seconds: float
 ) -> dict[str, float]:
     """Return the median microseconds of each function; they take turns."""
     inputs = sample_inputs(body, sizes)
-    written = set(body.written_inputs)
+    written, clock = set(body.written_inputs), clock_of(inputs)
 
     def fresh() -> list[Any]:
         return [x.clone() if i in written else x for i, x in enumerate(inputs)]
@@ -79,7 +74,7 @@ def _interleaved(
     while time.perf_counter() < end or len(next(iter(taken.values()))) < _WARM_UP:
         for name, run in runs.items():
             given = fresh()
-            start = time.perf_counter()
+            start = clock()
             run(given)
-            taken[name].append(time.perf_counter() - start)
+            taken[name].append(clock() - start)
     return {name: statistics.median(values) * 1e6 for name, values in taken.items()}

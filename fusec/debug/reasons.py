@@ -15,16 +15,17 @@ class Reason(NamedTuple):
 
 _CLAUSES = {
     "users": "another-reader", "convex": "cycle", "type": "dtype", "shape": "shape", "constant": "constant",
-    "operation": "operation", "operand": "operand", "attribute": "attribute", "dim": "dim", "kernel": "split",
+    "operation": "operation", "operand": "operand", "attribute": "attribute", "dim": "dim",
 }  # fmt: skip
-"""By the clause of a match that failed, or of a site."""
+"""By the clause of a match that failed."""
 REASONS = (
     Reason("operation", "", "an operation of the pattern is missing, or another one is in its place"),
     Reason("operand", "", "an operation reads another value than the pattern's"),
     Reason("attribute", "", "an operation has another attribute than the pattern's"),
     Reason("constant", "", "a constant differs from the pattern's"),
     Reason("dim", r"reduction is not over", "a reduction or concatenation is along another dim"),
-    Reason("shape", r"different (shapes|rows)|other (rows|axes)|one loop|broadcast along|sums over several|one column"
+    Reason("shape", r"different (shapes|rows)|other (rows|axes)|one loop|broadcast along|sums over several"
+           r"|one (column|element)"
            r"|without columns|lacks the summed|too many (rows|loops|segments)|at several indices|differ along"
            r"|batched|left operand|the result is",
            "shapes or loops that one kernel cannot have"),
@@ -37,7 +38,7 @@ REASONS = (
            "a value that would stay inside is a result"),
     Reason("cycle", r"reads the one and is read by the other", "another kernel would be both before and after it"),
     Reason("alias", r"reads what it writes|writes to a view|write cannot", "it reads memory that it updates"),
-    Reason("layout", r"contiguous|affine|exceeds|one dim in memory|concatenation|sums? is|split more than",
+    Reason("layout", r"contiguous|affine|exceeds|one dim in memory|concatenation|split more than",
            "memory that a kernel cannot read in vectors or tiles"),
     Reason("size", r"not known|not proven|symbolic", "a size that has to be a number is a symbol"),
     Reason("softmax", r"softmax|keys or values|sinks|dropout|no keys|(first|second) matmul|scale is not"
@@ -57,11 +58,12 @@ REASONS = (
 """In the order in which texts are compared."""
 
 
-def reason_code(reason: str, clause: str = "") -> str:
-    """Return the code of a reason's text, or of the clause of a match that failed; "" where there is neither."""
-    if clause and clause != "operation":
-        return _CLAUSES.get(clause, "clause")
-    if clause and not reason:
-        return clause
-    found = next((known.code for known in REASONS if known.text and re.search(known.text, reason)), "")
-    return found or clause or ("other" if reason else "")
+def code_of_clause(clause: str) -> str:
+    """Return the code of a clause of a match that failed."""
+    return _CLAUSES.get(clause, "clause")
+
+
+def code_of_text(reason: str) -> str:
+    """Return the code of the text of a reason; "" where there is none."""
+    found = next((known.code for known in REASONS if known.text and re.search(known.text, reason)), "other")
+    return found if reason else ""

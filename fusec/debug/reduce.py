@@ -12,7 +12,7 @@ from typing import Any
 
 from fusec.config import Config
 from fusec.debug.capture import captured_calls
-from fusec.debug.samples import Drawn, draw, drawn_like
+from fusec.debug.synthetic import SyntheticTensor, describe, draw
 from fusec.debug.trial import Trial
 from fusec.errors import FusecError, GraphError
 from fusec.ir.graph import Graph, Node, Value
@@ -191,7 +191,9 @@ class _Search:
 
     def synthetic(self, case: Case) -> Case:
         """Return a case with drawn inputs, if it fails with these as well."""
-        described = tuple(case.drawn or drawn_like(case.inputs))
+        described = tuple(case.drawn or describe(case.inputs))
+        if len(described) < len(case.inputs):
+            return case
         drawn = Case(case.graph, tuple(draw(described)), described)
         return drawn if self.fails(drawn) == self.failure else replace(case, drawn=())
 
@@ -245,9 +247,11 @@ def _with_output(case: Case, output: int) -> Case | None:
 
 def _resized(case: Case, graph: Graph) -> Case | None:
     """Return a case of other sizes; its inputs are drawn with the statistics of the present ones."""
-    described = list(case.drawn or drawn_like(case.inputs))
+    described = list(case.drawn or describe(case.inputs))
+    if len(described) < len(case.inputs):
+        return None
     for i, (value, one) in enumerate(zip(graph.inputs, described, strict=True)):
-        if isinstance(one, Drawn):
+        if isinstance(one, SyntheticTensor):
             shape, stride = value.tensor.shape, value.tensor.strides
             if not all(isinstance(n, int) for n in (*shape, *stride)):
                 return None
@@ -287,7 +291,7 @@ def _script(found: Reduced) -> str:
 _TEXT = '''"""A graph that fails ({failure}): {size} of {operations} operations. Exits with 1 while it does."""
 
 {imports}from fusec.debug.reduce import reproduce
-from fusec.debug.samples import Drawn  # noqa: F401
+from fusec.debug.synthetic import SyntheticTensor  # noqa: F401
 
 GRAPH = """
 {graph}

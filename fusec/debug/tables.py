@@ -1,25 +1,18 @@
 """An explanation as tables on a terminal."""
 
 import math
-import re
-from collections import Counter
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fusec.analysis.machine import ASSUMED, Machine
+from fusec.analysis.machine import ASSUMED
 from fusec.codegen.program.constant_folding import PASS_NAME as FREEZE
 from fusec.codegen.program.recordings import PASS_NAME as RECORDED
-from fusec.debug.explanation import KINDS, Explanation, KernelRow
-from fusec.debug.kernel_bench import Alternative
-from fusec.debug.roofline import Roofline
+from fusec.debug.explanation import KINDS, Explanation
 from fusec.debug.site_status import SiteStatus
-from fusec.debug.subject import kind_of
 from fusec.debug.text import amount, cut_rows, duration, new_table, shorten_sources
-from fusec.debug.traces import Trace
-from fusec.debug.why import Finding
 from fusec.remarks import Remark
 
 COLOURS = {"generated": "green", "vendor": "blue", "opaque": "yellow"}
@@ -83,34 +76,6 @@ def kernel_table(e: Explanation, most: int) -> Table:
         kind = Text(row.kind, style=COLOURS[row.kind]).append(", edited" if row.edited else "", style="red")
         table.add_row(escape(row.name), kind, str(row.launches), amount(row.bytes, "B"), amount(row.flops), where)
     return cut_rows(table, len(e.kernels) - most)
-
-
-def kernel_view(row: KernelRow) -> RenderableType:
-    """The facts of one kernel, without its source."""
-    r = row.roofline
-    measured = "" if r.measured_us is None else f", measured {duration(r.measured_us)}"
-    table = Table.grid(padding=(0, 2))
-    for name, value in {
-        "computes": row.formula,
-        "fusions": ", ".join(row.fusions),
-        "from": "\n".join(row.sources),
-        "launches": f"{row.launches}, {amount(row.bytes_each, 'B')} and {amount(row.flops_each)} FLOPs each",
-        "limit": f"{duration(r.limit_us)} by {r.bound}, predicted {duration(r.predicted_us)}{measured}",
-        "edited": row.edited,
-    }.items():
-        if value:
-            table.add_row(Text(name, style="dim"), escape(value))
-    return Group(Text(row.name, style="bold"), table)
-
-
-def alternative_view(name: str, found: list[Alternative], limit: Roofline, machine: Machine) -> RenderableType:
-    """Several ways to compute a region, with their times."""
-    table = new_table(f"{name}, alone", "way", "kernels", "time", "of the limit", numbers=(1, 2, 3))
-    known = machine.source != ASSUMED and limit.limit_us > 0
-    for one in found:
-        share = f"{100 * limit.limit_us / one.us:.0f} %" if known else "unknown"
-        table.add_row(one.name, str(one.kernels), duration(one.us), share)
-    return table
 
 
 def roofline_view(e: Explanation, everything: bool = False) -> RenderableType:
@@ -245,57 +210,6 @@ def _unnamed_table(sites: list[SiteStatus]) -> Table:
         where = shorten_sources(tuple(s.place or s.site.module for s in equal))
         table.add_row(first.site.kind + times, ", ".join(first.kernels), escape(nearest), Text(where, style="dim"))
     return table
-
-
-_COLOURS = {"fused": "green", "unnamed": "cyan", "missed": "yellow", "opaque": "yellow", "absent": "dim"}
-
-
-def finding_view(findings: list[Finding]) -> RenderableType:
-    """Findings at a place, a paragraph each."""
-    text = Text()
-    for v in findings:
-        times = f" ×{v.count}" if v.count > 1 else ""
-        text.append(f"{v.what}{times}", style="bold").append(f"  {v.status}", style=_COLOURS[v.status])
-        text.append(f"  {v.where}\n", style="dim")
-        if v.status != "fused":
-            why = f"{v.reason} [{v.code}]" if v.code else v.reason
-            lost = f"{amount(v.bytes_lost, 'B')} written and read again" if v.bytes_lost else ""
-            rows = {"why": why, "nearest": v.attempt, "line": v.text, "lost": lost, "edit": v.edit}
-        else:
-            rows = {"as": v.reason}
-        rows["in"] = ", ".join(v.kernels)
-        for name, value in rows.items():
-            if value:
-                text.append(f"  {name:8}", style="dim").append(f"{value}\n")
-    return text if findings else Text("Nothing is fused here, and nothing is missed.", style="dim")
-
-
-def trace_view(trace: Trace) -> RenderableType:
-    """The compiles of a traced program, and its recompiles, graph breaks and fallbacks."""
-    table = new_table(
-        "Compiles", "graph", "nodes", "kernels", "vendor", "ATen", "seconds", "folder", numbers=(1, 2, 3, 4, 5)
-    )
-    for compile in trace.compiles:
-        if compile.subject is None:
-            table.add_row(compile.state, *[""] * 5, f"{compile.path.name}\n{compile.error}", style="red")
-            continue
-        kinds = Counter(kind_of(node, compile.subject) for node in compile.subject.final.nodes)
-        sizes = f"{len(compile.subject.imported or ())} → {len(compile.subject.final)}"
-        counts = (str(kinds[kind]) for kind in ("generated", "vendor", "opaque"))
-        table.add_row(compile.subject.title, sizes, *counts, f"{compile.seconds:.2f}", compile.path.name)
-    parts: list[RenderableType] = [table]
-    for kind, title in (("recompile", "Recompiles"), ("graph break", "Graph breaks"), ("fallback", "Left to ATen")):
-        for reason, count in Counter(map(_essence, trace.of(kind))).items():
-            times = f" ×{count}" if count > 1 else ""
-            parts.append(Text(f"{title}{times}: ", style="yellow").append(reason, style="default"))
-    return Group(*parts)
-
-
-def _essence(text: str) -> str:
-    """Return the reason of an event of torch, and the user's line; texts of graph breaks have a traceback."""
-    place = re.search(r"user code at (\S+:\d+)", text)
-    reason = re.search(r"Explanation: (.*)", text) or re.search(r"Reason: (.*)", text)
-    return text if place is None or reason is None else f"{reason.group(1)}\n  {place.group(1)}"
 
 
 def _no_sites(e: Explanation) -> str:

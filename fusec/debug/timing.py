@@ -81,7 +81,7 @@ def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], second
         return [x.clone() if i in which else x for i, x in enumerate(given)]
 
     inputs = fresh(inputs, written)
-    clock = _clock(inputs)
+    clock = clock_of(inputs)
     stamps = [0.0] * (len(program.steps) + 1)
 
     def probe(i: int) -> None:
@@ -134,8 +134,8 @@ def sample_inputs(graph: Graph, symbols: dict[str, int]) -> list[Any]:
     return [as_declared(x, v.type) for v, x in zip(graph.inputs, drawn, strict=True)]
 
 
-def _clock(inputs: Sequence[Any]) -> Callable[[], float]:
-    """The time; on a GPU, when all that was launched is done."""
+def clock_of(inputs: Sequence[Any]) -> Callable[[], float]:
+    """Return a clock for calls with these inputs; on a GPU it waits until all that was launched is done."""
     import torch
 
     if not any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):

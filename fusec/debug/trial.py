@@ -8,6 +8,8 @@ from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.remarks import Remark
 
+BEFORE_GROUPING = "canonicalize,raise,fuse,attention,bias"
+"""The passes that are disabled for the body of a kernel region, which has been through them."""
 SEED = 0
 """Seed of random operations, in each run."""
 

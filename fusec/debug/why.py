@@ -8,7 +8,7 @@ from typing import Any
 
 from fusec.debug.near_misses import near_misses
 from fusec.debug.operations import Operation, operations_of
-from fusec.debug.reasons import reason_code
+from fusec.debug.reasons import code_of_clause, code_of_text
 from fusec.debug.site_status import SiteStatus, site_statuses
 from fusec.debug.sites import RULE_OF
 from fusec.debug.subject import Subject, usual_reason
@@ -150,7 +150,7 @@ def _of_site(status: SiteStatus) -> Finding:
         bytes_lost=status.bytes_lost,
     )  # fmt: skip
     expected = f"expected {status.expected}, found {status.found}" if status.found else ""
-    code = reason_code(status.found, status.clause)
+    code = code_of_clause(status.clause) if status.attempt else code_of_text(status.found)
     if status.fused and status.recognised is not False:
         return Finding(kind, where, "fused", status.kernels, reason=", ".join(status.meanings))
     if status.fused:
@@ -184,9 +184,10 @@ def _of_miss(place: _Place, remark: Remark) -> Finding:
     kernel = str(figures.get("kernel", ""))
     kernels = (kernel,) if kernel else place.kernels_at(remark.sources)
     attempt = f"{figures['depth']} of {figures['size']} operations" if "clause" in figures else ""
+    code = code_of_clause(str(figures["clause"])) if "clause" in figures else code_of_text(remark.reason)
     return Finding(
         remark.subject, where, "unnamed" if kernel else "missed", kernels,
-        reason_code(remark.reason, str(figures.get("clause", ""))), remark.reason, attempt,
+        code, remark.reason, attempt,
         str(figures.get("text", "")), remark.suggestion,
     )  # fmt: skip
 
@@ -202,7 +203,9 @@ def _opaque(place: _Place) -> Iterator[Finding]:
             edit = remark.suggestion if remark else ""
             source = next((s for s in operation.node.sources if place.holds(str(s))), None)
             text = source.text if source else ""
-            yield Finding(name, str(source or ""), "opaque", (name,), reason_code(reason), reason, text=text, edit=edit)
+            yield Finding(
+                name, str(source or ""), "opaque", (name,), code_of_text(reason), reason, text=text, edit=edit
+            )
 
 
 def _kernels(place: _Place) -> Iterator[Finding]:
@@ -221,7 +224,7 @@ def _kernels(place: _Place) -> Iterator[Finding]:
         if remark.pass_name == "group":
             where = next(iter(remark.sources), "")
             yield Finding(
-                remark.message, where, "missed", code=reason_code(remark.reason), reason=remark.reason,
+                remark.message, where, "missed", code=code_of_text(remark.reason), reason=remark.reason,
                 edit=remark.suggestion,
             )  # fmt: skip
 
@@ -246,7 +249,7 @@ def _absent(place: _Place, what: str) -> Iterator[Finding]:
         attempt, text = f"{best.depth} of {best.size} operations", next((s.text for s in best.sources), "")
         at = next(iter(best.places), where)
         yield Finding(
-            what, at, "missed", place.kernels_at(best.places), reason_code("", best.clause), str(best), attempt, text,
+            what, at, "missed", place.kernels_at(best.places), code_of_clause(best.clause), str(best), attempt, text,
             best.edit,
         )  # fmt: skip
         return

@@ -21,23 +21,6 @@ from fusec.rewriting.rule import REWRITES, rewrite
 Rows = Annotated[Tensor, Dims("*batch cols")]
 
 
-@pytest.fixture
-def wrong_rewrite() -> Any:
-    """sin(x)·sin(x) becomes sin(x) wherever it stands."""
-
-    @rewrite
-    def squared_sine(x: Rows) -> Tensor:
-        """sin²"""
-        return torch.sin(x) * torch.sin(x)
-
-    @squared_sine.to
-    def _(x: Rows) -> Tensor:
-        return torch.sin(x)
-
-    yield
-    REWRITES.pop("squared_sine")
-
-
 class Layers(nn.Module):
     """Much that is rewritten around the one place that is wrongly."""
 

@@ -69,6 +69,18 @@ def test_any_number_is_found_in_few_runs(number: int) -> None:
     assert found == number and fix == f"!{number}" and isinstance(runs, int) and runs <= 4 + 2 * 10
 
 
+def test_a_command_that_fails_now_and_then() -> None:
+    runs: list[str] = []
+
+    def fails(selector: str, folder: Path) -> bool:
+        runs.append(selector)
+        return selector == ""
+
+    with pytest.raises(CommandSucceeds, match="does not fail every time"):
+        bisect_command(fails, Path("missing"))
+    assert len(runs) < 20
+
+
 def test_several_and_none() -> None:
     assert searched({5, 9}, 100)[:2] == [5, ""]
     with pytest.raises(CommandSucceeds):

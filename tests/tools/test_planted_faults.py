@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 from fusec.cli import app
 from fusec.pipeline import Context
 from fusec.rewriting.fusion import Dims
-from fusec.rewriting.rule import REWRITES, rewrite
 
 Rows = Annotated[Tensor, Dims("*batch cols")]
 HEAD = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\ntorch.manual_seed(0)\n"
@@ -45,27 +43,12 @@ def of(expression: str) -> str:
     return written(PLAIN.format(expression))
 
 
-@pytest.fixture
-def false_rewrite() -> Iterator[None]:
-    @rewrite
-    def squared_sine(x: Rows) -> Tensor:
-        """sin²"""
-        return torch.sin(x) * torch.sin(x)
-
-    @squared_sine.to
-    def _(x: Rows) -> Tensor:
-        return torch.sin(x)
-
-    yield
-    REWRITES.pop("squared_sine")
-
-
-def test_a_false_rewrite_at_one_site(false_rewrite: None) -> None:
+def test_a_false_rewrite_at_one_site(wrong_rewrite: None) -> None:
     found = fusec("bisect", of("torch.sin(x) * torch.sin(x) + F.silu(x) * w"))
     assert found.exit_code == 1 and "squared_sine at model.py:6" in found.stdout and "'apply': '!" in found.stdout
 
 
-def test_a_false_rewrite_at_two_sites(false_rewrite: None) -> None:
+def test_a_false_rewrite_at_two_sites(wrong_rewrite: None) -> None:
     found = fusec("bisect", of("torch.sin(x) * torch.sin(x) + torch.sin(x + w) * torch.sin(x + w)"))
     assert found.stdout.count("squared_sine at") == 2 and "'disable': 'squared_sine'" in found.stdout
 

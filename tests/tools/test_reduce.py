@@ -14,29 +14,11 @@ from typer.testing import CliRunner
 from fusec.cli import app
 from fusec.config import Config
 from fusec.debug.reduce import Case, NothingFails, Reduced, failing_case, fails_with, reduce
-from fusec.debug.samples import Drawn, draw, drawn_like
+from fusec.debug.synthetic import SyntheticTensor, describe, draw
 from fusec.frontend import trace
 from fusec.rewriting.fusion import Dims
-from fusec.rewriting.rule import REWRITES, rewrite
 
 Rows = Annotated[Tensor, Dims("*batch cols")]
-
-
-@pytest.fixture
-def wrong_rewrite() -> Any:
-    """sin(x)·sin(x) becomes sin(x)."""
-
-    @rewrite
-    def squared_sine(x: Rows) -> Tensor:
-        """sin²"""
-        return torch.sin(x) * torch.sin(x)
-
-    @squared_sine.to
-    def _(x: Rows) -> Tensor:
-        return torch.sin(x)
-
-    yield
-    REWRITES.pop("squared_sine")
 
 
 class Deep(nn.Module):
@@ -72,7 +54,7 @@ def test_a_wrong_rewrite_is_left_with_what_it_matches(wrong_rewrite: None, tmp_p
     assert sum(x.numel() for x in found.case.inputs) < 8 * 16
     found.script(tmp_path / "reduced.py")
     module = runpy.run_path(str(tmp_path / "reduced.py"))
-    assert "squared" not in module["GRAPH"] and isinstance(module["INPUTS"][0], Drawn)
+    assert "squared" not in module["GRAPH"] and isinstance(module["INPUTS"][0], SyntheticTensor)
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(tmp_path / "reduced.py"), run_name="__main__")
     assert ended.value.code == 1
@@ -140,9 +122,15 @@ SAMPLES = [
 ]  # fmt: skip
 
 
+def test_what_has_no_statistics_is_kept() -> None:
+    assert describe([torch.randn(3, dtype=torch.complex64)]) == []
+    largest = torch.tensor([2**63 - 1, -(2**63)])
+    assert draw(describe([largest]))[0].dtype is torch.int64
+
+
 @pytest.mark.parametrize("x", SAMPLES, ids=lambda x: f"{tuple(x.shape)} {x.dtype}")
 def test_drawn_tensors_have_the_type_and_statistics_of_the_recorded_ones(x: Tensor) -> None:
-    (described,) = drawn_like([x])
+    (described,) = describe([x])
     (found,) = draw(eval(repr([described])))
     assert (found.shape, found.stride(), found.dtype) == (x.shape, x.stride(), x.dtype)
     if not x.numel():

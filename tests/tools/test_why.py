@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.debug.capture import compile_model
-from fusec.debug.reasons import REASONS, reason_code
+from fusec.debug.reasons import REASONS, code_of_text
 from fusec.debug.why import Finding, UnknownPlace, why
 from fusec.models import llama
 from fusec.models.inputs import sample_tokens
+from fusec.remarks import Remark
 
 
 class Norm(nn.Module):
@@ -159,11 +160,29 @@ def test_edits_say_whether_they_change_what_is_computed() -> None:
     assert all("changes" not in finding.edit for finding in scaled if "out of" in finding.edit)
 
 
+def test_the_code_of_a_miss_is_that_of_its_clause() -> None:
+    """Not that of a word in what it expected."""
+    torch._dynamo.reset()
+    (subject,) = compile_model(Model(rms).eval(), (torch.randn(4, 16),))
+    figures: Any = {
+        "clause": "constant",
+        "depth": 3,
+        "size": 4,
+        "expected": "1 as in `softmax`",
+        "found": "2",
+        "text": "",
+    }
+    subject.remarks = [
+        Remark("missed", "fuse", "softmax nearly matched", "softmax", "as in `softmax`", figures=figures)
+    ]
+    assert [outcome(found) for found in why([subject], None, "softmax")] == [("missed", "constant")]
+
+
 def test_every_reason_in_the_sources_has_a_code() -> None:
     summaries = {"7: 7", "no generated attention", "no generated GEMM"}
     texts = {re.sub(r"\{[^}]*\}", "7", text) for text in _reasons()} - summaries
     assert len(texts) > 50
-    others = [text for text in texts if reason_code(text) == "other"]
+    others = [text for text in texts if code_of_text(text) == "other"]
     assert not others, others
 
 

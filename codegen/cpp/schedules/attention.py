@@ -7,7 +7,7 @@ read and results written along the head, which is contiguous in memory, where ro
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import sympy
@@ -69,10 +69,7 @@ class _AlongQueries(BlockedAttention):
 
     @contextmanager
     def cells(self, elements: Elements) -> Iterator[None]:
-        with ExitStack() as loops:
-            for axis in elements.axes:
-                loops.enter_context(self.emitter.loop(axis, "serial"))
-            loops.enter_context(self.rows())
+        with self.serial(elements.axes), self.rows():
             yield
 
     def block_keys(self) -> AbstractContextManager[None]:

@@ -66,10 +66,15 @@ class BlockedAttention(ABC):
     def along(self, elements: Elements) -> Iterator[None]:
         """Loop over the elements of one segment, with lanes along the last axis."""
         *outer, last = elements.axes
+        with self.serial(outer), self.emitter.loop(last, "tile", self.tiling.lanes):
+            yield
+
+    @contextmanager
+    def serial(self, axes: Iterable[Axis]) -> Iterator[None]:
+        """Loop over axes one by one, without lanes."""
         with ExitStack() as loops:
-            for axis in outer:
+            for axis in axes:
                 loops.enter_context(self.emitter.loop(axis, "serial"))
-            loops.enter_context(self.emitter.loop(last, "tile", self.tiling.lanes))
             yield
 
     def position(self, elements: Elements, segment: int) -> sympy.Expr:

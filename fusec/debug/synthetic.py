@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 Recorded: TypeAlias = "Tensor | int | float | bool"
+_MOST = 1 << 53
+"""The largest integer that is drawn; statistics are in float64."""
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A tensor that is drawn: its type, and the statistics of its finite elements."""
+class SyntheticTensor:
+    """The type of a tensor, and the statistics of its finite elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -43,7 +45,8 @@ class Drawn:
         if dtype is torch.bool:
             return torch.rand(self.shape, generator=generator) < self.mean
         if not dtype.is_floating_point:
-            return torch.randint(int(self.low), int(self.high) + 1, self.shape, generator=generator).to(dtype)
+            low, high = max(int(self.low), -_MOST), min(int(self.high), _MOST)
+            return torch.randint(low, high + 1, self.shape, generator=generator).to(dtype)
         x = torch.randn(self.shape, generator=generator, dtype=torch.float64) * self.std + self.mean
         x = x.clamp(self.low, self.high)
         for name, share in self.special:
@@ -51,18 +54,20 @@ class Drawn:
         return x.to(dtype)
 
 
-def drawn_like(inputs: Sequence[Recorded]) -> list[Any]:
-    """Return a description of each tensor; numbers are kept."""
+def describe(inputs: Sequence[Recorded]) -> list[Any]:
+    """Return a description of each tensor; numbers are kept. Empty where there is a complex tensor."""
+    if any(isinstance(x, Tensor) and x.is_complex() for x in inputs):
+        return []
     return [_like(x) if isinstance(x, Tensor) else x for x in inputs]
 
 
 def draw(described: Sequence[Any], seed: int = 0) -> list[Any]:
     """Return tensors for descriptions."""
     generator = torch.Generator().manual_seed(seed)
-    return [x.draw(generator) if isinstance(x, Drawn) else x for x in described]
+    return [x.draw(generator) if isinstance(x, SyntheticTensor) else x for x in described]
 
 
-def _like(x: Tensor) -> Drawn:
+def _like(x: Tensor) -> SyntheticTensor:
     type = (tuple(x.shape), tuple(x.stride()), str(x.dtype).removeprefix("torch."))
     values = x.detach().cpu().double().flatten()
     finite = values[values.isfinite()]
@@ -72,7 +77,7 @@ def _like(x: Tensor) -> Drawn:
     special = ((name, float((values == float(name)).double().mean())) for name in ("inf", "-inf"))
     shares = [*special, ("nan", float(values.isnan().double().mean()))] if values.numel() else []
     counts = torch.arange(len(values), dtype=torch.float64) + low
-    return Drawn(
+    return SyntheticTensor(
         *type, low, high, float(finite.mean()), float(finite.std(correction=0)),
         tuple((name, share) for name, share in shares if share > 0),
         not x.is_floating_point() and x.dtype is not torch.bool and len(values) > 1 and bool((values == counts).all()),
