@@ -106,7 +106,7 @@ def recognised(subject: Subject) -> list[str]:
     graphs, every application counts, also one absorbed by a larger fusion.
     """
     from fusec.ir.parser import parse_graph
-    from fusec.rewriting.fusion import FUSIONS
+    from fusec.passes import FUSIONS
 
     found = declared(subject.final)
     for record in reversed([] if found else subject.records):

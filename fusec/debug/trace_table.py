@@ -1,5 +1,6 @@
 """A traced program as tables on a terminal."""
 
+import json
 import re
 from collections import Counter
 
@@ -33,7 +34,12 @@ def trace_view(trace: Trace) -> RenderableType:
 
 
 def _essence(text: str) -> str:
-    """Return the reason of an event of torch, and the user's line; texts of graph breaks have a traceback."""
+    """Return the reason of an event of torch, and the user's line.
+
+    Texts of graph breaks have a traceback; a recompile with several cached graphs has a list with a reason for each.
+    """
+    if text.startswith("["):
+        return "\n  ".join(dict.fromkeys(json.loads(text)))
     place = re.search(r"user code at (\S+:\d+)", text)
     reason = re.search(r"Explanation: (.*)", text) or re.search(r"Reason: (.*)", text)
     return text if place is None or reason is None else f"{reason.group(1)}\n  {place.group(1)}"

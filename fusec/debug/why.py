@@ -68,7 +68,7 @@ def why(subjects: Sequence[Subject], model: Any, what: str = EVERYTHING, at: str
     Raises:
         UnknownPlace: where nothing is called so, or no operation is there.
     """
-    from fusec.rewriting.fusion import FUSIONS
+    from fusec.passes import FUSIONS
 
     names = [EVERYTHING, KERNEL, *RULE_OF, *FUSIONS]
     if what not in names:
@@ -160,7 +160,7 @@ def _of_site(status: SiteStatus) -> Finding:
 
 def _applied(place: _Place, what: str) -> list[Remark]:
     """Return the applications of a declared fusion here, or of all."""
-    from fusec.rewriting.fusion import FUSIONS
+    from fusec.passes import FUSIONS
 
     passed = (r for r in place.subject.remarks if r.kind == "passed" and r.application is not None)
     return place.remarks(r for r in passed if r.subject in FUSIONS and what in (EVERYTHING, r.subject))
@@ -231,10 +231,9 @@ def _kernels(place: _Place) -> Iterator[Finding]:
 
 def _absent(place: _Place, what: str) -> Iterator[Finding]:
     """Yield the attempt to match a fusion here that came furthest; without any, the operations that are lacking."""
-    from fusec.passes import pattern_library
+    from fusec.passes import FUSIONS, pattern_library
     from fusec.passes.canonicalize import normalize
     from fusec.rewriting.application import attempts
-    from fusec.rewriting.fusion import FUSIONS
 
     where, library = place.at or "the model", pattern_library()
     if what not in FUSIONS:

@@ -16,7 +16,7 @@ from fusec.debug.explain import explain_subjects
 from fusec.debug.subject import subject_of
 from fusec.debug.text import as_text
 from fusec.debug.trace_table import trace_view
-from fusec.debug.traces import NoTrace, read_trace
+from fusec.debug.traces import NoTrace, Trace, read_trace
 from fusec.debug.why import why
 from fusec.dynamo import compiled_graphs
 from fusec.viz.html import render
@@ -67,6 +67,8 @@ def test_a_program_with_recompiles_and_graph_breaks(tmp_path: Path, monkeypatch:
     assert len(trace.subjects) == 4 and len(trace.of("recompile")) == 2 and len(trace.of("graph break")) >= 1
     shown = CliRunner().invoke(app, ["explain", "t"])
     assert shown.exit_code == 0 and "4 graphs" in shown.stdout
+    several = Trace([], [{"kind": "recompile", "text": json.dumps(["0/1: size 5", "0/0: size 4"])}])
+    assert as_text(trace_view(several), 80).rstrip().endswith("Recompiles: 0/1: size 5\n  0/0: size 4")
     assert CliRunner().invoke(app, ["explain", "t", "--train"]).exit_code == 2
     assert CliRunner().invoke(app, ["explain", "t", "--time"]).exit_code == 2
     assert CliRunner().invoke(app, ["kernels", "edit", "t", "softmax"]).exit_code == 2

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from fusec.debug.why import Finding, UnknownPlace, why
 from fusec.models import llama
 from fusec.models.inputs import sample_tokens
 from fusec.remarks import Remark
+from tests.tools.sample import decoder
 
 
 class Norm(nn.Module):
@@ -211,6 +214,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert json.loads(data.stdout)[0]["status"] == "unnamed"
     wrong = CliRunner().invoke(app, ["why", str(script), "rms_nrm"])
     assert wrong.exit_code == 3 and "rms_norm" in wrong.output
+
+
+def test_a_process_that_compiles_nothing_knows_the_fusions(tmp_path: Path) -> None:
+    graph = tmp_path / "graph.fir"
+    graph.write_text(str(decoder(1)))
+    command = [sys.executable, "-m", "fusec", "why", str(graph), "layer_norm"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("layer_norm  absent")
 
 
 def test_every_code_is_documented() -> None:
