@@ -124,6 +124,7 @@ class _Compile:
         folded = getattr(program, "folded", None)
         self.about |= {
             "state": "done", "passes": passes, "seconds": compiled.seconds, "steps": steps,
+            "origins": {name: kernel.origins for name, kernel in program.kernels.items()},
             "copies": sum(step.kind == "copy" for step in program.steps),
             "once": sorted(nodes[n] for n in folded.nodes if n in nodes) if folded else [],
             "machine": compiled.machine.to_json() if compiled.machine else None,

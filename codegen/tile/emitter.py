@@ -81,6 +81,9 @@ class Emitter:
             for i, v in enumerate(body.outputs)
         ]
         self.output_types = [v.tensor for v in body.outputs]
+        self.named = {b.name: v for b, v in zip(self.outputs, body.outputs, strict=True)}
+        self.named |= {b.name: v for v, b in self.buffers.items()}
+        """The value of the body that a name holds, where it holds one."""
         self.scratch: list[Buffer] = []
         self.packed: dict[Value, set[int]] = {}
         """For operands of products: the rows of transposed blocks in which it may be prepacked; 0 for none."""
@@ -236,6 +239,7 @@ class Emitter:
     def define(self, item: IndexedExpr, operand: Operand, level: int = -1) -> None:
         """Bind a value to a name from here on, within the loop of that level."""
         self.levels[level].names[item] = operand
+        self._name(item, operand)
 
     def add_scratch(
         self, dtype: DType, numel: Size, hint: str = "row", role: Literal["scratch", "shared"] = "scratch"
@@ -280,6 +284,7 @@ class Emitter:
                 return level.names[item]
         if item in self.kept:
             buffer, offset = self.kept[item]
+            self.named[buffer.name] = item.value
             return self._define(item, Load(self.fresh(), buffer.name, offset), self._level(item))
         if item.kind == "load":
             buffer = self.buffers[item.value]
@@ -365,7 +370,12 @@ class Emitter:
     def _define(self, item: IndexedExpr, statement: Definition, level: int) -> str:
         self.levels[level].statements.append(statement)
         self.levels[level].names[item] = statement.dst
+        self._name(item, statement.dst)
         return statement.dst
+
+    def _name(self, item: IndexedExpr, operand: Operand) -> None:
+        if isinstance(operand, str):
+            self.named.setdefault(operand, item.value)
 
     def _constant(self, item: IndexedExpr) -> Operand:
         node = item.node
@@ -429,6 +439,7 @@ class Emitter:
         level = self.levels[self._level(item, operands)]
         level.statements.append(compute)
         level.converted[item, rounds] = compute.dst
+        self._name(item, compute.dst)
         return compute.dst
 
     def _cast(self, item: IndexedExpr, operands: tuple[Operand, ...], source: DType, target: DType) -> Operand:
@@ -481,15 +492,3 @@ def grid(
     for name, size in reversed(loops):
         body = (Loop(name, 0, size, 1, kind, body),)
     return body
-
-
-def body_symbols(body: Graph) -> tuple[str, ...]:
-    """Return the names of the symbols that a kernel's text may mention: of all its types, and of slices' starts."""
-    sizes: list[Size] = []
-    nodes = body.nodes
-    for value in (*body.inputs, *(r for node in nodes for r in node.results)):
-        sizes += [*value.shape, *value.tensor.strides]
-    for node in nodes:
-        sizes += [node.attributes[key] for key in ("expr", "start") if key in node.attributes]
-    found = {str(s) for n in sizes if not isinstance(n, int) for s in n.free_symbols}
-    return tuple(sorted(found))

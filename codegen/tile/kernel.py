@@ -413,6 +413,8 @@ class Kernel:
     sources: tuple[Source, ...] = ()
     config: KernelConfig = field(default_factory=KernelConfig)
     """The choices of its schedule (Triton)."""
+    origins: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """For each name the operation of the region's body that it belongs to; see ``origins.py``."""
 
     @property
     def given(self) -> tuple[Buffer, ...]:

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 import sympy
 
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.tile.emitter import Emitter, body_symbols
+from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Kernel, Statement
+from fusec.codegen.tile.origins import name_origins
+from fusec.ir.graph import Graph
 from fusec.ir.printer import print_graph
 from fusec.ir.types import Size, estimate, product
 from fusec.loops.indexing import stored_value
@@ -27,11 +29,12 @@ def assemble(
         name=name,
         kind=plan.shape.kind,
         buffers=(*emitter.inputs(statements), *outputs, *emitter.scratch),
-        symbols=body_symbols(plan.body),
+        symbols=_symbols(plan.body),
         body=statements,
         work=_work(plan),
         formula=print_graph(plan.body, sources=False),
         config=config,
+        origins=name_origins(plan.body, emitter.named, statements),
     )
 
 
@@ -49,3 +52,15 @@ def _work(plan: Plan) -> Size:
     known = max((n for n in numels if isinstance(n, int)), default=0)
     symbolic = [n for n in numels if not isinstance(n, int)]
     return sympy.Max(known, max(symbolic, key=estimate), evaluate=False) if symbolic else known
+
+
+def _symbols(body: Graph) -> tuple[str, ...]:
+    """Return the names of the symbols that a kernel's text may mention: of all its types, and of slices' starts."""
+    sizes: list[Size] = []
+    nodes = body.nodes
+    for value in (*body.inputs, *(r for node in nodes for r in node.results)):
+        sizes += [*value.shape, *value.tensor.strides]
+    for node in nodes:
+        sizes += [node.attributes[key] for key in ("expr", "start") if key in node.attributes]
+    found = {str(s) for n in sizes if not isinstance(n, int) for s in n.free_symbols}
+    return tuple(sorted(found))

@@ -2,13 +2,16 @@
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import UsageError, check_writable, note, write_text
+
+if TYPE_CHECKING:
+    from fusec.debug.explanation import Explanation
 
 
 def view(
@@ -21,22 +24,40 @@ def view(
     length: Length = 16,
     graph: Annotated[int | None, typer.Option(help="this graph alone, where there are several")] = None,
     time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
+    before: Annotated[str, typer.Option(metavar="MODEL|GRAPH", help="an earlier version, to compare it with")] = "",
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
-    """Write a page that shows the graph pass by pass, its kernels, and where each node comes from."""
+    """Write a page that shows the graph pass by pass, its kernels, and where each node comes from.
+
+    With --before it shows the differences between two versions of a model: sites, kernels and the final graphs.
+    """
     from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects
-    from fusec.viz.html import render
+    from fusec.viz.html import render, render_comparison
+
+    def explained(spec: str) -> "Explanation":
+        compiled = compiled_model(spec, recording(target=target), CaptureOptions(dynamic, train, time), batch, length)
+        found = compiled.subjects
+        if graph is not None:
+            if not 0 <= graph < len(found):
+                raise UsageError(f"no graph {graph}", fix=f"0 to {len(found) - 1}")
+            found = [found[graph]]
+        return explain_subjects(found, compiled.title, compiled.model)
 
     check_writable(output)
-    compiled = compiled_model(model, recording(target=target), CaptureOptions(dynamic, train, time), batch, length)
-    found = compiled.subjects
-    if graph is not None:
-        if not 0 <= graph < len(found):
-            raise UsageError(f"no graph {graph}", fix=f"0 to {len(found) - 1}")
-        found = [found[graph]]
-    write_text(output, render(explain_subjects(found, compiled.title)))
+    old, now = explained(before) if before else None, explained(model)
+    text = render(now, _events(model)) if old is None else render_comparison(old, now)
+    write_text(output, text)
     if output != "-":
         note(f"{output}: {Path(output).stat().st_size / 1e6:.1f} MB")
         if open_it:
             webbrowser.open(Path(output).resolve().as_uri())
+
+
+def _events(model: str) -> list[dict[str, Any]]:
+    """Return the recompiles, graph breaks and fallbacks of a trace, equal ones once; none of another MODEL."""
+    if not Path(model).is_dir():
+        return []
+    from fusec.debug.traces import events_of, read_trace
+
+    return [{"kind": kind, "text": text, "count": count} for kind, text, count in events_of(read_trace(Path(model)))]

@@ -1,11 +1,12 @@
 """The subject of all tools, a compile or a bare graph, in one form; only this file reads the fields of a compile."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.analysis.memory import is_attention, is_lookup
+from fusec.debug.kernel_lines import Lines, kernel_lines
 from fusec.debug.timing import Timing
 from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
@@ -23,6 +24,8 @@ class Step:
     generated: bool = True
     """False where the region runs through ATen."""
     formula: str = ""
+    lines: Lines = ()
+    """The operation that each line of the text belongs to; empty where that is not known."""
 
 
 @dataclass
@@ -98,7 +101,16 @@ def _kernel_steps(compiled: Any) -> dict[Node, Step]:
             kernel = program.kernels.get(step.name) if step.kind == "kernel" else None
             text, formula = program.texts.get(step.name, ""), getattr(kernel, "formula", "")
             found[step.node] = Step(step.name, text, kernel is not None and step.name not in failed, formula)
-    return found
+    origins = {name: getattr(kernel, "origins", {}) for name, kernel in getattr(program, "kernels", {}).items()}
+    return with_lines(found, origins)
+
+
+def with_lines(steps: dict[Node, Step], origins: Mapping[str, Mapping[str, int]]) -> dict[Node, Step]:
+    """Set the origins of the lines of each kernel; ``origins`` as for ``kernel_lines``."""
+    names, texts = ({node: s.name for node, s in steps.items()}, {s.name: s.source for s in steps.values()})
+    for node, lines in kernel_lines(names, texts, origins).items():
+        steps[node].lines = lines
+    return steps
 
 
 def is_vendor(node: Node) -> bool:

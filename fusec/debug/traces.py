@@ -1,13 +1,15 @@
 """Reads the folder of a trace back: compiles for ``explain`` and ``view``, and events."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
-from fusec.debug.subject import Step, Subject
+from fusec.debug.subject import Step, Subject, with_lines
 from fusec.errors import FusecError
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import PassRecord
@@ -64,6 +66,25 @@ def read_trace(folder: Path) -> Trace:
     return Trace([_compile(path.parent) for path in found], events)
 
 
+def events_of(trace: Trace) -> Iterator[tuple[str, str, int]]:
+    """Yield kind, reason and number of equal events: recompiles, graph breaks, then what was left to ATen."""
+    for kind in ("recompile", "graph break", "fallback"):
+        for reason, count in Counter(map(_essence, trace.of(kind))).items():
+            yield kind, reason, count
+
+
+def _essence(text: str) -> str:
+    """Return the reason of an event of torch, and the user's line.
+
+    Texts of graph breaks have a traceback; a recompile with several cached graphs has a list with a reason for each.
+    """
+    if text.startswith("["):
+        return "\n  ".join(dict.fromkeys(json.loads(text)))
+    place = re.search(r"user code at (\S+:\d+)", text)
+    reason = re.search(r"Explanation: (.*)", text) or re.search(r"Reason: (.*)", text)
+    return text if place is None or reason is None else f"{reason.group(1)}\n  {place.group(1)}"
+
+
 def _parsed(line: str) -> Any:
     try:
         return json.loads(line)
@@ -98,6 +119,7 @@ def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
         nodes[s["node"]]: Step(s["name"], sources.get(s["name"], ""), s["kind"] == "kernel", s["formula"])
         for s in about["steps"]
     }
+    steps = with_lines(steps, about.get("origins", {}))
     machine = Machine.from_json(about["machine"]) if about.get("machine") else assumed_cpu()
     return Subject(
         final.name, final, parse_graph(text("imported.fir")), tuple(records), tuple(remarks), steps,

@@ -1,43 +1,103 @@
-"""The page: template, style, script and data in one offline file."""
+"""The page: template, style, scripts and compressed data in one offline file."""
 
+import base64
+import gzip
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from fusec.debug.compare import changes
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.explanation import Explanation
 from fusec.debug.subject import Subject
 from fusec.errors import FusecError
-from fusec.ir.graph import Graph, Node
+from fusec.ir.graph import Graph, Node, Source
+from fusec.ir.ops import Trait
+from fusec.viz.model_source import excerpts
 from fusec.viz.scene import Scene
 
+SCRIPTS = ("data", "geometry", "paint", "camera", "links", "details", "lists", "source", "passes", "keyboard", "start")
+"""The scripts of the page, in order; they share one scope."""
 
-def view(model: Any, *inputs: Any, path: str | Path | None = None, title: str = "", **keywords: Any) -> str:
+
+def view(
+    model: Any,
+    *inputs: Any,
+    path: str | Path | None = None,
+    title: str = "",
+    before: Explanation | None = None,
+    **keywords: Any,
+) -> str:
     """Write the page of a model (compiled on sample inputs), of a compile or of a graph; returns its HTML.
 
     It accepts the arguments of ``fusec.explain``: ``dynamic``, ``train`` and ``options`` among the keywords.
+
+    Args:
+        model: the model.
+        inputs: sample inputs.
+        path: the file to write.
+        title: display name.
+        before: the explanation of an earlier version, which the page compares the model with.
+        keywords: further arguments of ``fusec.explain``.
     """
-    text = render(explain(model, *inputs, title=title, **keywords))
+    explanation = explain(model, *inputs, title=title, **keywords)
+    text = render(explanation) if before is None else render_comparison(before, explanation)
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
 
 
-def render(explanation: Explanation) -> str:
-    """The page of an explanation, the largest of its graphs first."""
-    subjects = sorted(explanation.subjects, key=lambda s: -len(s.imported or s.final))
-    if len(subjects) == 1:
-        return page_of(explanation.title, [_graph_data(explanation)])
-    parts = [explain_subjects([subject], explanation.title) for subject in subjects]
-    return page_of(explanation.title, [_graph_data(part) for part in parts])
+def render(explanation: Explanation, events: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Return the page of an explanation, the largest of its graphs first, with the events of a trace."""
+    if len(explanation.subjects) == 1:
+        return _page(explanation.title, [_history(explanation)], events)
+    parts = [explain_subjects([subject], explanation.title) for subject in _by_size(explanation)]
+    for part in parts:
+        part.sites = explanation.sites
+    return _page(explanation.title, [_history(part) for part in parts], events)
 
 
-def _graph_data(explanation: Explanation) -> dict[str, Any]:
+def render_comparison(before: Explanation, after: Explanation) -> str:
+    """Return the page of the differences between two versions of a model: of the largest graph of each."""
+    scene, reports = Scene(), list[dict[str, Any]]()
+    pair = [(e, explain_subjects(_by_size(e)[:1], e.title)) for e in (before, after)]
+    for name, (whole, part) in zip(("before", "after"), pair, strict=True):
+        (subject,) = part.subjects
+        scene.add_state(name, subject.final, _facts(part), report=len(reports))
+        reports.append(_report(part, scene) | {"sites": [site.to_json() for site in whole.sites]})
+    passes = [{"name": f"{name}: {e.title}", "state": i, "seconds": None, "applications": 0}
+              for i, (name, e) in enumerate((("before", before), ("after", after)))]  # fmt: skip
+    found = [{**vars(change), "text": str(change)} for change in changes(before.to_json(), after.to_json())]
+    files = excerpts(_sources(part.subjects[0].final for _, part in pair))
+    data = {"passes": passes, "reports": reports, "files": files, "changes": found, **scene.to_json()}
+    return _page(f"{before.title} → {after.title}", [{"name": after.subjects[0].final.name, **data}], ())
+
+
+def _by_size(explanation: Explanation) -> list[Subject]:
+    return sorted(explanation.subjects, key=lambda s: -len(s.imported or s.final))
+
+
+def _history(explanation: Explanation) -> dict[str, Any]:
     (subject,) = explanation.subjects
+    scene, passes = Scene(), []
+    for name, graph, about in _states(subject):
+        state = None
+        if graph is not None:
+            scene.add_state(name, graph, _facts(explanation) if graph is subject.final else lambda node: {}, report=0)
+            state = len(scene.states) - 1
+        passes.append({"name": name, "state": state, **about})
+    reports = [_report(explanation, scene)] if subject.is_grouped else []
+    files = excerpts(_sources([subject.imported or subject.final, subject.final]))
+    data = {"passes": passes, "reports": reports, "files": files, "changes": [], **scene.to_json()}
+    return {"name": subject.final.name, **data}
+
+
+def _facts(explanation: Explanation) -> Any:
+    """Return a function of the data that the final graph's nodes have beside their own: kernel, reason."""
     numbers = {node: i for i, row in enumerate(explanation.kernels) for node in row.nodes}
     reasons = {node: f.reason for f in explanation.fallbacks for node in f.nodes}
 
@@ -45,47 +105,47 @@ def _graph_data(explanation: Explanation) -> dict[str, Any]:
         out: dict[str, Any] = {"kernel": numbers[node]} if node in numbers else {}
         return out | ({"reason": reasons[node]} if node in reasons else {})
 
-    scene, passes = Scene(), []
-    for name, graph, about in _history(subject):
-        state = None
-        if graph is not None:
-            scene.add_state(name, graph, facts if graph is subject.final else lambda node: {})
-            state = len(scene.states) - 1
-        passes.append({"name": name, "state": state, **about})
-    report = _report(explanation, scene) if subject.is_grouped else None
-    return {"name": subject.final.name, "passes": passes, "report": report, **scene.to_json()}
+    return facts
 
 
-def _history(subject: Subject) -> list[tuple[str, Graph | None, dict[str, Any]]]:
-    """The graph at import and after every pass that changed it; passes without effect have no graph."""
+def _states(subject: Subject) -> Iterator[tuple[str, Graph | None, dict[str, Any]]]:
+    """Yield the graph at import and after every pass that changed it; passes without effect have no graph."""
     from fusec.ir.parser import parse_graph
 
     quiet: dict[str, Any] = {"seconds": None, "applications": 0}
-    out: list[tuple[str, Graph | None, dict[str, Any]]] = []
     changing = [r for r in subject.records if r.changed and r.after]
-    if subject.imported is None and changing:
-        out.append(("import", parse_graph(changing[0].before), quiet))
-    elif subject.imported is not None:
-        out.append(("import", subject.imported, quiet))
+    if subject.imported is not None:
+        yield "import", subject.imported, quiet
+    elif changing:
+        yield "import", parse_graph(changing[0].before), quiet
     last = changing[-1] if changing else None
+    ended = last is not None and last.after == str(subject.final)
     for record in subject.records:
         about = {"seconds": record.seconds, "applications": record.applications}
-        graph = None
-        if record is last and record.after == str(subject.final):
-            graph = subject.final
-        elif record.changed and record.after:
-            graph = parse_graph(record.after)
-        out.append((record.name, graph, about))
-    if not any(graph is subject.final for _, graph, _ in out):
-        out.append(("final" if out else subject.final.name, subject.final, quiet))
-    return out
+        shown = record.changed and record.after
+        final = ended and record is last
+        yield record.name, subject.final if final else parse_graph(record.after) if shown else None, about
+    if not ended:
+        yield "final" if subject.records or subject.imported is not None else subject.final.name, subject.final, quiet
+
+
+def _sources(graphs: Any) -> Iterator[Source]:
+    for graph in graphs:
+        for node in graph.nodes:
+            yield from node.sources
+            if node.has(Trait.REGION):
+                yield from _sources([node.body])
 
 
 def _report(explanation: Explanation, scene: Scene) -> dict[str, Any]:
     data = explanation.to_json()
+    (subject,) = explanation.subjects
     shown = [row.nodes for row in explanation.kernels] + [row.nodes for row in explanation.fallbacks]
     for row, nodes in zip([*data["kernels"], *data["fallbacks"]], shown, strict=True):
         row["nodes"] = [scene.key(n) for n in nodes]
+    for row, nodes in zip(data["kernels"], shown, strict=False):
+        row["lines"] = next((list(subject.steps[n].lines) for n in nodes if n in subject.steps), [])
+        row["known"] = [scene.key(n) for n in nodes if n in subject.steps and subject.steps[n].lines]
     launches = data["launches"]
     data["headline"] = [
         (f"{explanation.imported_nodes:,} → {explanation.final_nodes:,}", "nodes"),
@@ -98,23 +158,20 @@ def _report(explanation: Explanation, scene: Scene) -> dict[str, Any]:
     return data
 
 
-def page_of(title: str, graphs: Sequence[dict[str, Any]]) -> str:
+def _page(title: str, graphs: Sequence[dict[str, Any]], events: Sequence[Mapping[str, Any]]) -> str:
     """Fill the template."""
-    part = {name: _part(f"page.{name}") for name in ("html", "css", "js")}
-    return Template(part["html"]).substitute(
+    return Template(_part("page.html")).substitute(
         title=html.escape(f"{title} · fusec"),
-        style=part["css"],
-        script=part["js"],
-        data=embed({"title": title, "graphs": list(graphs)}),
+        style=_part("page.css"),
+        script="\n".join(_part(f"{name}.js") for name in SCRIPTS),
+        data=pack({"title": title, "graphs": list(graphs), "events": list(events)}),
     )
 
 
-def embed(data: Any) -> str:
-    """Return JSON that cannot end its script element, whatever strings it contains."""
+def pack(data: Any) -> str:
+    """Return data as compressed JSON in base64, which cannot end its script element, whatever strings it contains."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str)
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _part(name: str) -> str:

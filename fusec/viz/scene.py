@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,14 @@ from fusec.debug.subject import sources_of
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.viz import labels
+from fusec.viz.descent import descendants
 from fusec.viz.layout import Layout, lay_out
 from fusec.viz.tree import Group, Tree, build_tree
 
 NODE_HEIGHT, GROUP_HEIGHT, PILL_HEIGHT = 38.0, 42.0, 20.0
+
+MANY_VALUES = 8
+"""More values than this at one border share a box."""
 
 Facts = Callable[[Node], dict[str, Any]]
 """Further data of a node for the page: its kernel, its remarks."""
@@ -35,7 +39,8 @@ class Scene:
 
     def add_state(self, name: str, graph: Graph, facts: Facts = lambda node: {}, **about: Any) -> None:
         """Append the graph after a pass; nodes that it shares with the last state keep their keys."""
-        state: dict[str, Any] = {"name": name, "nodes": {}, "inputs": {}, "groups": {}, "added": [], "removed": []}
+        state: dict[str, Any] = {"name": name, "nodes": {}, "inputs": {}, "groups": {}, "bodies": {},
+                                 "added": [], "removed": []}  # fmt: skip
         state.update(about)
         pairs: dict[Node, Node] = {}
         if self._last is not None:
@@ -47,9 +52,12 @@ class Scene:
         if self._last is not None:
             state["added"] = [self._keys[n] for n in diff.added]
             state["rewired"] = [self._keys[n] for n in diff.rewired]
+            heirs = descendants(diff.removed, diff.added)
+            state["became"] = {self._keys[old]: [self._keys[n] for n in new] for old, new in heirs.items()}
         self._last = graph
         tree = build_tree(graph)
         state["root"] = self._add_group(state, tree.root, tree, "root")
+        state["order"] = [self._keys[n] for n in graph.nodes]
         self._add_nodes(state, graph, facts)
         self.states.append(state)
 
@@ -83,6 +91,7 @@ class Scene:
             operands = [self._reference(v, prefix) for v in node.operands]
             state["nodes"][key] = [self._record(node, facts), operands]
             if node.has(Trait.REGION):
+                state["bodies"][key] = [self._keys[n] for n in node.body.nodes]
                 self._add_nodes(state, node.body, facts, f"r{key}i")
 
     def _reference(self, value: Value, prefix: str) -> list[Any]:
@@ -109,15 +118,18 @@ class Scene:
     def _add_group(
         self, state: dict[str, Any], group: Group, tree: Tree, kind: str, key: int | None = None, prefix: str = "i"
     ) -> str:
-        ends: list[Any] = [*group.inputs, *group.members]
-        ends += [_Exit(v) for v in group.outputs]
-        number: dict[Any, int] = {end: i for i, end in enumerate(ends) if not isinstance(end, _Exit)}
-        exits = {end.value: i for i, end in enumerate(ends) if isinstance(end, _Exit)}
+        ends: list[Any] = [*_merged(group.inputs, _Entry), *group.members, *_merged(group.outputs, _Exit)]
+        number: dict[Any, int] = {}
+        exits: dict[Value, int] = {}
+        for i, end in enumerate(ends):
+            places = exits if isinstance(end, _Exit) else number
+            places.update(dict.fromkeys(end.values if isinstance(end, _Exit | _Entry) else (end,), i))
         boxes = [self._box(state, end, tree, prefix) for end in ends]
-        edges = [(number[a], exits[b] if isinstance(b, Value) else number[b]) for a, b in group.edges]
+        ways = ((number[a], exits[b] if isinstance(b, Value) else number[b]) for a, b in group.edges)
+        edges = list(dict.fromkeys(ways))
         layout = lay_out([(box["w"], box["h"]) for box in boxes], edges)
         identity = f"r{key}" if key is not None else f"m{group.path}"
-        count = len(ends) - len(group.inputs) - len(exits) if key is not None else group.nodes()
+        count = len(group.members) if key is not None else group.nodes()
         state["groups"][identity] = {
             "name": group.name, "kind": kind, "count": count, "key": key, "boxes": boxes, **_plain(layout, len(boxes)),
         }  # fmt: skip
@@ -125,15 +137,15 @@ class Scene:
 
     def _box(self, state: dict[str, Any], end: Any, tree: Tree, prefix: str) -> dict[str, Any]:
         if isinstance(end, Group):
-            identity = self._add_group(state, end, tree, "module", prefix=prefix)
-            return _sized(
-                {"t": "g", "g": identity, "l": labels.shorten(end.name)}, f"{end.nodes()} nodes", GROUP_HEIGHT
-            )
+            identity = self._add_group(state, end, tree, "layers" if end.layers else "module", prefix=prefix)
+            box = {"t": "g", "g": identity, "l": labels.shorten(end.name)}
+            size = f"{end.nodes()} nodes" + (f" in {end.layers} equal layers" if end.layers else "")
+            return _sized(box, size, GROUP_HEIGHT)
         if isinstance(end, Node):
             return self._node_box(state, end, tree)
-        value = end.value if isinstance(end, _Exit) else end
-        box = {"t": "o" if isinstance(end, _Exit) else "i", "v": self._reference(value, prefix)}
-        return _sized(box | {"l": self._name(value)}, "", PILL_HEIGHT)
+        kind, values = "o" if isinstance(end, _Exit) else "i", end.values
+        names = f"{len(values)} {'results' if kind == 'o' else 'inputs'}" if len(values) > 1 else self._name(values[0])
+        return _sized({"t": kind, "v": self._reference(values[0], prefix), "l": names}, "", PILL_HEIGHT)
 
     def _name(self, value: Value) -> str:
         """Return the name of a value; an unnamed input of a body has the name of the region's operand."""
@@ -155,10 +167,22 @@ class Scene:
 
 
 @dataclass(frozen=True, eq=False)
-class _Exit:
-    """The key of a border output, distinct from that of the border input of the same value."""
+class _Entry:
+    """A box at the border for values from outside."""
 
-    value: Value
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Exit:
+    """A box at the border for values that are read outside."""
+
+    values: tuple[Value, ...]
+
+
+def _merged(values: Sequence[Value], kind: type[_Entry] | type[_Exit]) -> list[_Entry | _Exit]:
+    """A box for each value, or one for all where there are many: the caches of all layers."""
+    return [kind(tuple(values))] if len(values) > MANY_VALUES else [kind((value,)) for value in values]
 
 
 def _sized(box: dict[str, Any], below: str, height: float) -> dict[str, Any]:

@@ -1,13 +1,18 @@
 """A graph as a tree of boxes: modules of the model, regions, nodes; and in each group the edges between its boxes."""
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from fusec.debug.subject import sources_of
 from fusec.ir.graph import Graph, Node, Value
-from fusec.viz.labels import is_number
+from fusec.viz.labels import is_number, label
 
+_INDEXED = re.compile(r"(?P<stem>.*\D)?(?P<index>\d+)")
+_LEAST_FOLDED = 3
+"""Fewer equal layers than this are not folded."""
 MANY_INPUTS = 24
 """Up to here the body of a region shows every input."""
 
@@ -28,6 +33,9 @@ class Group:
     """Values of its own that are read outside."""
     edges: "dict[tuple[Group | Node | Value, Group | Node | Value], None]" = field(default_factory=dict)
     """Between members; a border input or output is itself a member."""
+
+    layers: int = 0
+    """The number of equal layers that it is made up of; 0 for a module."""
 
     def nodes(self) -> int:
         """Number of nodes in it, at any depth of modules."""
@@ -62,6 +70,7 @@ def build_tree(graph: Graph, path: str = "", modules: bool = True) -> Tree:
             member.parent = root
     tree = Tree(root, {}, {})
     _compress(root, tree)
+    _fold(root)
     few = not modules and len(graph.inputs) <= MANY_INPUTS
     _connect(graph, tree, set(graph.inputs) if few else _shown_inputs(graph))
     return tree
@@ -83,15 +92,25 @@ def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
     for node in reversed(graph.nodes):
         found = [segments(s.module) for s in sources_of(node) if s.module]
         if found:
-            paths[node] = _shared_start(found)
+            paths[node] = _home(found)
         elif not node.sources:
             # A node that a pass added without a source belongs where it is first read.
             paths[node] = next((paths[u] for u in node.users if u in paths), ())
     return paths
 
 
-def _shared_start(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False)))
+def _home(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the innermost module that more than half of a node's sources are in.
+
+    A kernel may reach from one layer into the next, or compute a rotation again in every layer.
+    """
+    home: tuple[str, ...] = ()
+    while inner := Counter(path[: len(home) + 1] for path in paths if path[: len(home)] == home and path != home):
+        best, count = inner.most_common(1)[0]
+        if 2 * count <= len(paths):
+            break
+        home = best
+    return home
 
 
 def _group_at(by_path: dict[tuple[str, ...], Group], path: tuple[str, ...]) -> Group:
@@ -119,6 +138,61 @@ def _compress(group: Group, tree: Tree) -> None:
             tree.home[member] = group
             if name:
                 tree.hints[member] = name
+
+
+def _fold(group: Group) -> None:
+    """Put runs of equal neighbouring layers into groups of their own: ``layers.1–30``."""
+    for member in group.members:
+        if isinstance(member, Group):
+            _fold(member)
+    members: list[Group | Node] = []
+    for run in _runs(group.members):
+        first, last = run[0], run[-1]
+        if len(run) < _LEAST_FOLDED or not isinstance(first, Group) or not isinstance(last, Group):
+            members += run
+            continue
+        folded = Group(f"{first.path}–{last.path}", f"{first.name}–{_index(last.name)}", group, layers=len(run))
+        for layer in run:
+            assert isinstance(layer, Group)
+            layer.parent = folded
+            folded.members.append(layer)
+        members.append(folded)
+    group.members = members
+
+
+def _runs(members: "list[Group | Node]") -> "list[list[Group | Node]]":
+    """Split members into the longest runs of layers with successive indices and equal contents."""
+    runs: list[list[Group | Node]] = []
+    keys: list[Hashable] = []
+    for member in members:
+        key = _contents(member) if isinstance(member, Group) and _index(member.name) is not None else None
+        before = runs[-1][-1] if runs else None
+        follows = isinstance(member, Group) and isinstance(before, Group) and _follows(before.name, member.name)
+        if follows and key is not None and keys[-1] == key:
+            runs[-1].append(member)
+        else:
+            runs.append([member])
+        keys.append(key)
+    return runs
+
+
+def _index(name: str) -> int | None:
+    found = _INDEXED.fullmatch(name)
+    return int(found["index"]) if found else None
+
+
+def _follows(before: str, after: str) -> bool:
+    first, second = _INDEXED.fullmatch(before), _INDEXED.fullmatch(after)
+    if first is None or second is None:
+        return False
+    return first["stem"] == second["stem"] and int(second["index"]) == int(first["index"]) + 1
+
+
+def _contents(member: "Group | Node") -> Hashable:
+    """Return a key of the operations of a member, in order."""
+    if isinstance(member, Group):
+        return tuple((m.name if isinstance(m, Group) else "", _contents(m)) for m in member.members)
+    return member.op.name, label(member), tuple(str(r.type) for r in member.results)
 
 
 def _connect(graph: Graph, tree: Tree, shown: set[Value]) -> None:

@@ -1,5 +1,7 @@
 """The page: one file, no network, nothing in it that a hostile name could run; the same nodes keep their keys."""
 
+import base64
+import gzip
 import json
 import re
 from pathlib import Path
@@ -10,16 +12,21 @@ import torch
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.subject import subject_of
 from fusec.ir.graph import Graph, Source
-from fusec.viz.html import embed, view
+from fusec.viz.html import pack, view
 from fusec.viz.scene import Scene
 from tests.tools.sample import HOSTILE, compiled, decoder, tensor
 
 
 def data_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    data = unpacked(page)
+    graph = data["graphs"][0]
+    return {"title": data["title"], **graph, "report": graph["reports"][-1] if graph["reports"] else None}
+
+
+def unpacked(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/octet-stream" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    data = json.loads(found.group(1))
-    return {"title": data["title"], **data["graphs"][0]}
+    return dict(json.loads(gzip.decompress(base64.b64decode(found.group(1)))))
 
 
 def states_of(*graphs: Graph) -> list[dict[str, Any]]:
@@ -50,9 +57,9 @@ def test_hostile_names_are_data_only() -> None:
 
 
 def test_embedded_text_cannot_end_its_element() -> None:
-    text = embed({"a": "</script><!--\u2028&"})
-    assert not set("<>&\u2028") & set(text)
-    assert json.loads(text) == {"a": "</script><!--\u2028&"}
+    text = pack({"a": "</script><!--\u2028&"})
+    assert re.fullmatch(r"[A-Za-z0-9+/=]+", text)
+    assert json.loads(gzip.decompress(base64.b64decode(text))) == {"a": "</script><!--\u2028&"}
 
 
 def test_page_needs_no_network() -> None:
@@ -120,9 +127,7 @@ def test_modules_are_groups_and_lone_nodes_are_not() -> None:
 
 def test_every_graph_of_a_model_is_on_the_page() -> None:
     page = view(explain_subjects([subject_of(compiled(1)), subject_of(compiled(2))], "two graphs"))
-    found = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    sizes = [len(g["states"][0]["nodes"]) for g in json.loads(found.group(1))["graphs"]]
+    sizes = [len(g["states"][0]["nodes"]) for g in unpacked(page)["graphs"]]
     assert len(sizes) == 2 and sizes[0] > sizes[1]
 
 

@@ -1,0 +1,315 @@
+"""The page in Chromium: what a reader sees, clicks and types. Needs playwright and a Chromium; see CONTRIBUTING.md."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fusec.debug.explain import explain
+from fusec.viz.html import render, render_comparison, view
+from tests.tools.sample import compiled
+from tests.tools.test_page import hostile_graph
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+READY = "body[data-ready]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a decoder of five layers."""
+    path = tmp_path_factory.mktemp("page") / "decoder.html"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=5, vocab_size=128)).eval()
+    with torch.no_grad():
+        view(model, torch.arange(8)[None], path=path, title="decoder")
+    return path
+
+
+class Opened:
+    """A page, its errors, and where it has connected to."""
+
+    def __init__(self, browser: Any, path: Path, address: str = "", width: int = 1440, height: int = 900) -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": height})
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        self.page.on("dialog", lambda dialog: (self.errors.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", lambda r: None if r.url.startswith("file:") else self.errors.append(r.url))
+        self.page.goto(f"{path.as_uri()}{address and '#'}{address}")
+        self.page.wait_for_selector(READY, timeout=20_000)
+
+    def __call__(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    @property
+    def said(self) -> str:
+        return str(self.page.text_content("#said"))
+
+    def close(self) -> None:
+        self.page.close()
+        assert not self.errors
+
+
+@pytest.fixture
+def opened(browser: Any, file: Path) -> Iterator[Opened]:
+    page = Opened(browser, file)
+    yield page
+    page.close()
+
+
+def test_equal_layers_are_folded_and_hold_their_kernels(opened: Opened) -> None:
+    boxes = opened("shown().groups[shown().root].boxes.map(b => b.l + ' ' + b.s)")
+    assert any(re.match(r"layers\.1–4 \d+ nodes in 4 equal layers", box) for box in boxes)
+    inside = opened("shown().groups['mmodel.layers.2'].boxes.map(b => b.k === undefined ? b.l : record(b.k).label)")
+    assert "add_rms_norm_linear_rotary_embedding" in inside and "add_rms_norm_gated_projection" in inside
+    assert "attention" in opened(
+        "Object.entries(shown().groups).filter(([id]) => id.startsWith('mmodel.layers.2.'))"
+        ".flatMap(([, g]) => g.boxes).map(b => b.k === undefined ? b.l : record(b.k).label)"
+    )
+
+
+def test_model_graph_and_kernel_follow_each_other(opened: Opened) -> None:
+    opened("tab('Model'); goTo(keysOf(shown()).find(k => record(k).op === 'rsqrt'))")
+    opened.page.click("#list .line.on:has-text('rsqrt')")
+    rsqrt = "[...linked].filter(k => record(k).op === 'rsqrt').length"
+    assert opened(rsqrt) == 11  # two norms in each of five layers, and the last
+    lit = "[...document.querySelectorAll('#kernel .line.on')].map(l => l.textContent)"
+    opened.page.wait_for_selector("#kernel .line.on")
+    assert any("rsqrt" in text for text in opened(lit))
+    # From a line of the kernel to its node and back to the line of the model.
+    opened.page.click("#kernel .line.on:has-text('rsqrt')")
+    assert opened("record(selected.k).op") == "rsqrt"
+    assert "rsqrt" in opened("[...document.querySelectorAll('#list .line.on')].map(l => l.textContent).join()")
+    assert opened("nodesOfLines().get([...linesOf(selected.k)][0]).includes(selected.k)")
+
+
+def test_every_line_of_a_kernel_leads_to_an_operation_of_its_region(opened: Opened) -> None:
+    counts = opened("""report().kernels.filter(k => k.kind === 'generated').map(k => {
+        const origins = originsOf({ row: k, region: k.nodes[0] }), lines = k.source.trimEnd().split('\\n').length;
+        const reached = new Set(origins.filter(o => o && typeof o[0] === 'number').map(o => o[0]));
+        const computed = shown().bodies[k.nodes[0]].filter(n => !['source', 'view'].includes(record(n).category));
+        return [k.name, origins.length === lines, computed.filter(n => reached.has(n)).length / computed.length];
+    })""")
+    assert len(counts) >= 5
+    for name, whole, share in counts:
+        assert whole and share > 0.5, name
+
+
+def test_a_selection_becomes_its_descendant_in_another_pass(opened: Opened) -> None:
+    opened("step(0)")
+    key = opened("shown().order.find(k => record(k).op === 'rsqrt')")
+    opened(f"goTo({key})")
+    for _ in range(opened("states.length") - 1):
+        opened.press("j")
+    assert opened("record(selected.k).op") == "rsqrt" and opened("kernelOf(selected.k).row.name").startswith("rms_norm")
+    for _ in range(opened("states.length") - 1):
+        opened.press("k")
+    assert opened("selected.k") == key
+
+
+def test_the_address_restores_what_is_on_show(browser: Any, opened: Opened, file: Path) -> None:
+    opened("tab('Remarks'); step(2); side(false)")
+    opened("goTo(states[2].added[0])")
+    opened.page.fill("#filter", "rms")
+    address = opened("location.hash.slice(1)")
+    again = Opened(browser, file, address)
+    state = "[at, before, plain, selected.k, openTab, filterText]"
+    assert again(state) == opened(state) == [2, False, False, opened("states[2].added[0]"), "Remarks", "rms"]
+    again.close()
+
+
+def test_from_the_start_to_a_line_of_a_kernel_and_back_by_keyboard_alone(opened: Opened) -> None:
+    opened.press("g", "ArrowDown")
+    for _ in range(12):
+        if opened("selected && selected.g !== undefined && selected.k === undefined"):
+            break
+        opened.press("ArrowDown")
+    assert opened("selected.l").startswith("layers.0")
+    opened.press("Enter", "Enter")
+    for _ in range(12):
+        if opened("selected.k !== undefined && record(selected.k).kernel !== undefined"):
+            break
+        opened.press("ArrowDown")
+    assert "kernel" in opened.said
+    opened("window.region = selected.k")
+    opened.press("Escape") if opened("open.has(selected.g)") else None
+    assert opened("document.activeElement.id") == "canvas"
+    opened.press("Tab")  # on from the graph
+    for _ in range(30):
+        if opened("document.activeElement.id") == "kernel":
+            break
+        opened.press("Tab")
+    assert opened("document.activeElement.id") == "kernel"
+    for _ in range(120):
+        opened.press("ArrowDown")
+        if "rsqrt(" in opened.said and "//" not in opened.said:
+            break
+    opened.press("Enter")
+    assert opened("record(selected.k).op") == "rsqrt"
+    opened.press("g", "Backspace")
+    assert opened("selected.k") == opened("window.region")
+    opened.press("Backspace")
+    assert opened("selected.l").startswith("layers.0")
+
+
+def test_the_outline_is_a_tree_that_the_keyboard_walks(opened: Opened) -> None:
+    opened("tab('Outline'); document.querySelector('#list [role=treeitem]').focus()")
+    for _ in range(20):
+        opened.press("ArrowDown")
+        if opened("document.activeElement.textContent").startswith("layers.0"):
+            break
+    opened.press("ArrowRight", "ArrowRight")
+    assert opened("document.activeElement.getAttribute('aria-level')") == "2"
+    assert opened("selected.k") == opened("document.activeElement.box.k")
+    opened.press("ArrowLeft", "ArrowLeft")
+    assert opened("document.activeElement.getAttribute('aria-expanded')") == "false"
+
+
+def test_text_on_the_canvas_is_legible_or_left_out(browser: Any, file: Path) -> None:
+    page = Opened(browser, file)
+    page("""(() => { window.sizes = []; const fill = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+            const size = parseFloat(/([\\d.]+)px/.exec(this.font)[1]) * this.getTransform().a / devicePixelRatio;
+            window.sizes.push(size); return fill.call(this, text, ...rest); }; openAll(); })()""")
+    for scale in (0.02, 0.1, 0.3, 0.5, 0.8, 1.0, 2.0):
+        page(f"view.scale = {scale}; paint()")
+    sizes = page("window.sizes")
+    assert len(sizes) > 100 and min(sizes) >= 10.99
+    page.close()
+
+
+@pytest.mark.parametrize("width, height", [(1440, 900), (1280, 720), (390, 844)])
+def test_nothing_overlaps_and_the_whole_graph_fits(browser: Any, file: Path, width: int, height: int) -> None:
+    page = Opened(browser, file, "", width, height)
+    page("openAll(); frameAll()")
+    rectangles = page("""['canvas', 'tools', 'search', 'legend', 'bottom', 'top'].map(id => {
+        const r = $(id).getBoundingClientRect(); return [id, r.left, r.top, r.right, r.bottom]; })""")
+    for i, (name, left, top, right, bottom) in enumerate(rectangles):
+        assert left >= 0 and right <= width + 1 and bottom <= height + 1, name
+        for other, *edges in rectangles[i + 1 :]:
+            apart = right <= edges[0] + 1 or edges[2] <= left + 1 or bottom <= edges[1] + 1 or edges[3] <= top + 1
+            assert apart, (name, other)
+    whole = page("""(() => { const m = measure(shown().root); return [view.x, view.y, view.x + m.w * view.scale,
+        view.y + m.h * view.scale, view.width, view.height]; })()""")
+    assert min(whole[:2]) >= 0 and whole[2] <= whole[4] and whole[3] <= whole[5]
+    assert page("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
+def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
+    page = Opened(browser, file, "", 390, 844)
+    assert not page.page.is_visible("#list")
+    page.page.click("#menu")
+    page.page.wait_for_timeout(300)
+    page.page.click("#list .row >> nth=0")
+    assert page("record(selected.k).kernel") == 0
+    page.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(browser: Any, file: Path, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
+    page = Opened(browser, file, f"theme={theme}")
+    states = [
+        "tab('Kernels')", "tab('Model'); goTo(report().kernels[0].nodes[0])", "tab('Outline')", "tab('Sites')",
+        "tab('Remarks')", "tab('IR'); step(2); side(false)", "tab('Misses'); select(null); help()",
+    ]  # fmt: skip
+    for state in states:
+        page(f"(() => {{ {state} }})()")
+        page.page.wait_for_timeout(200)
+        found = axe.Axe().run(page.page).response["violations"]
+        shown = [(f["id"], n["html"][:120], n["failureSummary"]) for f in found for n in f["nodes"][:2]]
+        assert not shown, (state, shown)
+    page.close()
+
+
+def test_single_applications_are_stepped_through(opened: Opened) -> None:
+    opened("plain = false; step(page.passes.find(p => p.name === 'raise').state)")
+    opened.press(".")
+    first = opened.said
+    assert re.match(r"#\d+ \S+, 1 of \d+, at ", first) and opened("linked.size") > 0
+    opened.press(".")
+    assert ", 2 of " in opened.said
+    opened.press(",")
+    assert opened.said == first
+
+
+def test_the_graph_as_text_shows_what_a_pass_changed(opened: Opened) -> None:
+    opened("onlyChanges = true; plain = false; step(2); tab('IR')")
+    rows = opened("irRows().map(r => [r.kind, r.text])")
+    kinds = [kind for kind, _ in rows]
+    assert kinds.count("removed") == opened(
+        "states[2].removed.filter(k => records[states[1].nodes[k][0]].op !== 'constant').length"
+    )
+    assert any(kind == "added" and "region" in text for kind, text in rows)
+
+
+def test_boxes_are_coloured_by_bytes(opened: Opened) -> None:
+    opened.page.select_option("#colour", "bytes")
+    total = opened("heats.bytes().values[shown().root]")
+    assert total == sum(opened("report().kernels.map(k => k.bytes)"))
+    assert "colour=bytes" in opened("location.hash")
+
+
+def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
+    view(hostile_graph(), path=tmp_path / "page.html", title="<img src=x onerror=alert(1)>")
+    page = Opened(browser, tmp_path / "page.html")
+    page("for (const name of ['Model', 'Outline', 'IR']) tab(name)")
+    page("keysOf(shown()).forEach(k => goTo(k))")
+    assert page("document.querySelectorAll('img, body script:not(:last-of-type):not(#data)').length") == 0
+    page.close()
+
+
+def test_two_versions_are_compared(browser: Any, tmp_path: Path) -> None:
+    def version(norm: bool) -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.RMSNorm(16) if norm else nn.Identity(), nn.Linear(16, 16)) for _ in range(2)]
+        return nn.Sequential(*layers).eval()
+
+    with torch.no_grad():
+        before, after = (explain(version(norm), torch.randn(4, 16), title=str(norm)) for norm in (True, False))
+    (tmp_path / "page.html").write_text(render_comparison(before, after), encoding="utf-8")
+    page = Opened(browser, tmp_path / "page.html")
+    assert page("openTab") == "Changes"
+    changes = page("[...document.querySelectorAll('#list .row')].map(r => r.textContent)")
+    assert any("site lost: norm" in text for text in changes)
+    assert page("marks.size") > 0
+    page.press("b")
+    assert page("[...marks.values()].every(m => m === 'removed')") and page("report().title") == "True"
+    page.close()
+
+
+def test_events_of_a_trace_are_listed(browser: Any, tmp_path: Path) -> None:
+    events = [{"kind": "recompile", "text": "size mismatch at index 0\n  modeling_small.py:12", "count": 2}]
+    (tmp_path / "page.html").write_text(render(explain(compiled()), events), encoding="utf-8")
+    page = Opened(browser, tmp_path / "page.html", "tab=Trace")
+    page.page.click("#list .row")
+    assert page("openTab") == "Model" and page("chosenLine") == "modeling_small.py:12" and page("linked.size") > 0
+    page.close()
+
+
+def test_a_step_takes_no_time(opened: Opened) -> None:
+    opened("openAll()")
+    longest = opened("""Math.max(...Array.from({ length: states.length }, (_, i) => {
+        const start = performance.now(); step(i); paint(); return performance.now() - start; }))""")
+    assert longest < 1000  # milliseconds; generous, as test machines are shared
