@@ -13,7 +13,7 @@ from fusec.ir.graph import Node
 from tests.golden_models import optimized
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16], ids=str)
 @pytest.mark.parametrize("hidden", [pytest.param(64, marks=pytest.mark.thorough), 1024])
 @pytest.mark.parametrize("length", [1, pytest.param(8, marks=pytest.mark.thorough), 16])
 @pytest.mark.parametrize("family", ["bert", "llama"])

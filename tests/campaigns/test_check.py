@@ -21,7 +21,7 @@ from tests.campaigns.routing import Routed, flips, routers_of, scores_and_choice
 SHAPE = [(2, 11, "left")]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "t5"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("t5", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_eager_passes_its_own_check(family: str, dtype: torch.dtype) -> None:
     result = check(FAMILIES[family], dtype, "static", "eager", shapes=SHAPE)  # type: ignore[arg-type]
@@ -29,7 +29,7 @@ def test_eager_passes_its_own_check(family: str, dtype: torch.dtype) -> None:
     assert result.graphs == 1 and not result.breaks
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["mixtral", pytest.param("deepseek_v3", marks=pytest.mark.thorough)])
 def test_routers_pass_with_choices_forced(family: str) -> None:
     # On these tokens some choice flips in bfloat16, so that both ways are taken.
     tokens: list[Any] = [(1, 13, "none"), (3, 16, "left"), (3, 16, "right")]
@@ -38,7 +38,12 @@ def test_routers_pass_with_choices_forced(family: str) -> None:
     assert result.flips > 0
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+# ``make verify`` plants them all in each backend.
+@pytest.mark.parametrize(
+    "fault",
+    [*FAULTS[::3], *(pytest.param(f, marks=pytest.mark.thorough) for i, f in enumerate(FAULTS) if i % 3)],
+    ids=lambda f: f.name,
+)
 def test_planted_fault_is_found(fault: Fault) -> None:
     result = check(FAMILIES[fault.family], torch.bfloat16, "static", planted(fault, "eager"), shapes=[fault.shape])
     assert result.differs, (result.ratio, result.error)

@@ -20,7 +20,12 @@ def _wrong(comparisons: dict[str, Comparison]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("vit", torch.float32), ("bert", torch.float32), ("t5", torch.bfloat16), ("mixtral", torch.bfloat16)],
+    [
+        ("vit", torch.float32),
+        pytest.param("bert", torch.float32, marks=pytest.mark.thorough),
+        pytest.param("t5", torch.bfloat16, marks=pytest.mark.thorough),
+        pytest.param("mixtral", torch.bfloat16, marks=pytest.mark.thorough),
+    ],
 )
 def test_other_roundings_pass(family: str, dtype: torch.dtype) -> None:
     comparisons = compare_gradients(FAMILIES[family], "aot_eager", dtype, draws=4)
@@ -77,7 +82,7 @@ def _norm_with_larger_gradient(x: Tensor, shape: tuple[int, ...], weight: Tensor
     return F.layer_norm(x, shape, weight, bias, eps)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("plant", "parameter"),
     [

@@ -158,8 +158,8 @@ def test_every_spelling_is_one_kernel_with_the_numbers_of_eager(
         assert passes(spelling, result, inputs)
 
 
-@pytest.mark.parametrize("queries", [1, 7, 128, 1000])
-@pytest.mark.parametrize("keys", [7, 128, 1000])
+@pytest.mark.parametrize("queries", [1, 7, pytest.param(128, marks=pytest.mark.thorough), 1000])
+@pytest.mark.parametrize("keys", [7, pytest.param(128, marks=pytest.mark.thorough), 1000])
 def test_every_length(queries: int, keys: int) -> None:
     inputs = sample(queries, keys)
     result = compiled(by_hand, inputs)
@@ -167,8 +167,15 @@ def test_every_length(queries: int, keys: int) -> None:
     assert passes(by_hand, result, inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("queries", [1, 7])
+@pytest.mark.parametrize(
+    ("queries", "dtype"),
+    [
+        (1, torch.bfloat16),
+        (7, torch.float32),
+        *(pytest.param(*p, marks=pytest.mark.thorough) for p in ((1, torch.float32), (7, torch.bfloat16))),
+    ],
+    ids=str,
+)
 def test_a_single_key_is_one_kernel_without_products(queries: int, dtype: torch.dtype) -> None:
     inputs = sample(queries, 1, dtype)
     for spelling in (by_hand, call, call_masked, call_shared, shared_keys, with_sinks):
@@ -219,7 +226,7 @@ def test_as_many_keys_as_a_head_is_wide() -> None:
     assert passes(by_hand, result, inputs)
 
 
-@pytest.mark.parametrize("lengths", [(40, 40), (5, 100), (70, 200)], ids=str)
+@pytest.mark.parametrize("lengths", [pytest.param((40, 40), marks=pytest.mark.thorough), (5, 100), (70, 200)], ids=str)
 @pytest.mark.parametrize(
     "spelling", [by_hand, filled, call, call_masked, triangle, with_sinks, one_more], ids=lambda f: f.__name__
 )
@@ -291,7 +298,9 @@ def test_lanes_of_queries_and_results_lie_side_by_side(queries: int) -> None:
     assert steps == {query: 1, result: 1}
 
 
-@pytest.mark.parametrize("queries", [1, pytest.param(5, marks=pytest.mark.thorough), 65, 130])
+@pytest.mark.parametrize(
+    "queries", [1, pytest.param(5, marks=pytest.mark.thorough), pytest.param(65, marks=pytest.mark.thorough), 130]
+)
 @pytest.mark.parametrize(("behind", "ahead"), [(17, -1), (1, 0), (64, 1), (65, 63), (300, 64), (-60, 65)], ids=str)
 def test_windows_that_end_at_the_edge_of_a_block(queries: int, behind: int, ahead: int) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

@@ -60,7 +60,9 @@ def differing(operation: Any, x: Tensor, layouts: tuple[str, str]) -> str:
     return "" if alike else f"{operation} {x.dtype} {layouts}: {real.stride()}, predicted {fake.stride()}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(d, marks=pytest.mark.thorough) for d in (torch.int64, torch.bool))], ids=str
+)
 def test_pointwise_operations_have_eagers_strides(dtype: torch.dtype) -> None:
     x = torch.ones(4, 3, 5, dtype=dtype)
     pairs = [(a, b) for a in LAYOUTS for b in LAYOUTS if "contiguous" in (a, b) or (a, b) in (

@@ -69,8 +69,8 @@ def test_the_next_process_has_the_same_patterns_and_traces_nothing(dtype: DType,
     assert not second.calls
 
 
-@pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("default", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(F32, marks=pytest.mark.thorough), BF16], ids=str)
 def test_a_trace_is_read_as_it_was_made_whatever_the_default_type_is(dtype: DType, default: torch.dtype) -> None:
     known = Traces(trace_types)
     for declared in OWN:
