@@ -96,7 +96,7 @@ def _report(path: str) -> "Report":
         changes(found, found)
         if not isinstance(found.get("options", {}), dict):
             raise TypeError("its options are no object")
-    except (ValueError, LookupError, TypeError, AttributeError) as reason:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
         why, fix = f"{type(reason).__name__}: {reason}"[:200], "fusec check MODEL --against FILE --update writes one"
         raise UsageError(f"{path} is no report", why=why, fix=fix) from reason
     report: Report = found

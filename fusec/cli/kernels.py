@@ -1,7 +1,6 @@
 """``fusec kernels``: list, show, time and edit the kernels of a model."""
 
 import os
-import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusec.cli.models import compiled_model, is_graph_file, loaded_model, recording
-from fusec.cli.options import Batch, Dynamic, Json, Length, ModelOrGraph, Target
+from fusec.cli.options import Batch, Dynamic, Json, Length, ModelOrGraph, Target, chosen
+from fusec.cli.programs import words_of
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, reports, show, write_json
 from fusec.config import Config
 
@@ -81,7 +81,7 @@ def bench(
     from fusec.debug.kernel_tables import alternative_view
 
     explanation = _explained(model, target, dynamic, batch, length)
-    config = Config.from_options(None, {"target": target} if target else {})
+    config = Config.from_options(None, chosen(target=target))
     found, limit = alternatives(_row(explanation, name), explanation.assumed, config, seconds)
     if as_json:
         write_json({"limit_us": limit.limit_us, "alternatives": [vars(one) for one in found]})
@@ -101,7 +101,7 @@ def edit(
     """
     from fusec.codegen.cpp.edits import write_edit
 
-    if is_graph_file(model) or Path(model).is_dir():
+    if is_graph_file(model) or os.path.isdir(model):
         raise UsageError("the kernels of a graph or trace cannot be edited", why="they are checked with the model")
     row = _row(_explained(model, "cpp", dynamic, batch, length), name)
     path = Path(row.edited) if row.edited else write_edit(name, row.source, Config.from_environment())
@@ -110,7 +110,7 @@ def edit(
         return
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
-        subprocess.run([*shlex.split(editor), str(path)], check=False)
+        subprocess.run([*words_of(editor), str(path)], check=False)
     except OSError as error:
         raise UsageError(
             f"{editor} does not run", why=str(error), fix="name an editor in $EDITOR, or use --path"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fusec.cli.models import read_graph, run_script
-from fusec.cli.terminal import CHECK_FAILED, check_name, note, write_json, write_text
+from fusec.cli.options import chosen
+from fusec.cli.terminal import CHECK_FAILED, check_name, check_writable, note, write_json, write_text
 
 if TYPE_CHECKING:
     from fusec.debug.subject import Subject
@@ -69,9 +70,10 @@ def opt(
     from fusec.debug.optimize import opt as run_passes
     from fusec.ir.printer import print_graph
 
+    check_writable(output)
     if declare:
         run_script(declare)
-    options = {"apply": apply, "disable": disable, "target": target}
+    options = chosen(apply=apply, disable=disable, target=target)
     pipeline = choose_passes(passes, Config.from_options(None, options))
     if list_passes:
         return _list(pipeline, as_json)

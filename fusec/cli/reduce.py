@@ -1,7 +1,5 @@
 """``fusec reduce``: the smallest graph that still fails, as a script that stands alone."""
 
-import shlex
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusec.cli.models import is_graph_file, loaded_model, read_graph
-from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
+from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train, chosen
+from fusec.cli.programs import exit_code_of, words_of
 from fusec.cli.terminal import UsageError, check_writable, note
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ def reduce(
     from fusec.ir.types import ASSUMED_SIZE
 
     check_writable(str(output))
-    options = {"target": target, "disable": disable, "strict": strict}
-    options = {name: value for name, value in options.items() if value}
+    options = chosen(target=target, disable=disable, strict=strict)
     config = Config.from_options(None, options)
     fails = _fails(command) if command else fails_with(config)
     if is_graph_file(model):
@@ -69,14 +67,15 @@ def _fails(command: str) -> "Callable[[Case], str]":
     if "{}" not in command:
         raise UsageError("the command reads no graph", fix="write {} where the path of the graph belongs")
 
+    words = words_of(command)
+
     def fails(case: "Case") -> str:
         from fusec.scratch import scratch_folder
 
         with scratch_folder() as folder:
             path = folder / "graph.fir"
             path.write_text(str(case.graph), encoding="utf-8")
-            words = [word.replace("{}", str(path)) for word in shlex.split(command)]
-            code = subprocess.run(words, capture_output=True, check=False).returncode
+            code = exit_code_of([word.replace("{}", str(path)) for word in words])
         return f"exit code {code}" if code else ""
 
     return fails

@@ -19,10 +19,10 @@ def trace(program: Program, output: Folder = Path("fusec-trace")) -> None:
 
     ``fusec explain`` and ``fusec view`` read the folder. The exit code is the program's.
     """
-    if output.exists():
+    if os.path.lexists(output):
         raise UsageError(f"{output} exists", fix="name another folder with -o, or remove it")
     check_writable(str(output))
-    if program[0] != "-m" and not Path(program[0]).is_file():
+    if program[0] != "-m" and not os.path.isfile(program[0]):
         raise UsageError(f"there is no file {program[0]}", fix="fusec trace -- PROGRAM.py ARGUMENTS, or -m MODULE")
     environment = {**os.environ, "FUSEC_TRACE": str(output.resolve())}
     code = subprocess.run([sys.executable, *program], env=environment, check=False).returncode

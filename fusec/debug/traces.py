@@ -56,43 +56,67 @@ def read_trace(folder: Path) -> Trace:
         NoTrace: where there is none.
     """
     found = sorted(folder.glob(f"*/{COMPILE}"), key=lambda path: path.parent.stat().st_ctime_ns)
-    lines = (folder / EVENTS).read_text(encoding="utf-8").splitlines() if (folder / EVENTS).exists() else []
+    lines = _text(folder / EVENTS).splitlines() if (folder / EVENTS).exists() else []
     if not found and not lines:
         why = "it has no compile of fusec" if folder.is_dir() else "there is no such folder"
         raise NoTrace(f"{folder} is no trace", why=why, fix="fusec trace PROGRAM")
-    events = [event for line in lines if (event := _parsed(line)) is not None]
-    return Trace([_compile(path.parent) for path in found], events)
+    return Trace([_compile(path.parent) for path in found], list(filter(None, map(_parsed, lines))))
 
 
-def _parsed(line: str) -> Any:
+def finished(folder: Path) -> list[Subject]:
+    """Return the compiles of a trace that are done.
+
+    Raises:
+        NoTrace: where none is.
+    """
+    found = read_trace(folder)
+    if found.subjects:
+        return found.subjects
+    states = (f"{compile.path.name} is {compile.state}" for compile in found.compiles[:3])
+    errors = (f": {compile.error}" if compile.error else "" for compile in found.compiles)
+    why = "; ".join(map("".join, zip(states, errors, strict=False))) or "it has events alone"
+    raise NoTrace(f"no compile of {folder} is done", why=why, fix="`fusec reduce` takes its imported.fir")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """Return an object in JSON; empty for anything else, as what a crash cut off."""
     try:
-        return json.loads(line)
+        found = json.loads(line)
     except ValueError:
-        return None  # cut off by a crash
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _compile(folder: Path) -> TracedCompile:
-    about = _parsed((folder / COMPILE).read_text(encoding="utf-8")) or {}
-    state = str(about.get("state", "running"))
-    if state != "done":
-        return TracedCompile(folder, state, str(about.get("error", "")))
-    return TracedCompile(folder, state, "", sum(about["seconds"].values()), _subject(folder, about))
+    try:
+        about = _parsed(_text(folder / COMPILE))
+        state = str(about.get("state", "running"))
+        if state != "done":
+            return TracedCompile(folder, state, str(about.get("error", "")))
+        return TracedCompile(folder, state, "", sum(about["seconds"].values()), _subject(folder, about))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, FusecError) as reason:
+        said = reason.reason if isinstance(reason, FusecError) else str(reason)
+        raise NoTrace(f"{folder} is not as it was written", why=f"{type(reason).__name__}: {said}") from reason
 
 
 def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
     def text(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8")
+        return _text(folder / name)
 
     final, before, records = parse_graph(text("final.fir")), text("imported.fir"), []
     for row in about["passes"]:
         path = folder / "passes" / row.pop("file")
-        after = path.read_text(encoding="utf-8") if path.exists() else before
+        after = _text(path) if path.exists() else before
         records.append(PassRecord(**{**row, "before": before, "after": after}))
         before = after
     remarks = [Remark(**{**r, "sources": tuple(r["sources"])}) for r in json.loads(text("remarks.json"))]
     nodes, sources = (
         final.nodes,
-        {path.stem: path.read_text(encoding="utf-8") for path in (folder / "kernels").iterdir()},
+        {path.stem: _text(path) for path in (folder / "kernels").iterdir()},
     )
     steps = {
         nodes[s["node"]]: Step(s["name"], sources.get(s["name"], ""), s["kind"] == "kernel", s["formula"])
