@@ -26,7 +26,7 @@ MODEL_COMMANDS = {
 MODELS_ALONE = ("capture", "bisect", "bench", "edit")
 GRAPH_COMMANDS = {name: command for name, command in MODEL_COMMANDS.items() if name not in MODELS_ALONE}
 GRAPH_COMMANDS |= {"opt": "opt {}", "timing": "opt {} --timing --json"}
-OWN_WAY = ("capture", "explain", "reduce", "diff", "opt")
+OWN_WAY = ("capture", "explain", "reduce", "diff", "opt", "trace")
 """Commands that read their argument in a way of their own; the others share one of these, and are thorough."""
 Cases = Iterable[tuple[list[str], set[int]]]
 
@@ -82,7 +82,7 @@ def test_graphs_where_a_model_belongs(name: str) -> None:
     check_all((filled(MODEL_COMMANDS[name], graph), {USAGE}) for graph in ("good.fir", "graph_cycle.fir"))
 
 
-@pytest.mark.parametrize("name", MODEL_COMMANDS | GRAPH_COMMANDS | {"trace": "trace {}"})
+@pytest.mark.parametrize("name", commands([*MODEL_COMMANDS, "opt", "trace"]))
 def test_names(name: str) -> None:
     command = {**MODEL_COMMANDS, **GRAPH_COMMANDS, "trace": "trace {}"}[name]
     names = NAMES if name != "trace" else [argument for argument in NAMES if argument != "model.txt"]
@@ -124,7 +124,7 @@ def wrong_options(command: str) -> Iterator[list[str]]:
         yield from ([*words, "--target", target] for target in ("nothing", "CPP", "c++", "cuda", "\0", "x" * 5000))
 
 
-@pytest.mark.parametrize("name", MODEL_COMMANDS | {"opt": "opt"})
+@pytest.mark.parametrize("name", commands([*MODEL_COMMANDS, "opt"]))
 def test_options(name: str) -> None:
     command = {**MODEL_COMMANDS, "opt": "opt good.fir"}[name]
     check_all((words, {USAGE}) for words in wrong_options(command))
