@@ -1,14 +1,16 @@
 """``fusec bisect``: find the application of a rewrite that makes a model's results wrong."""
 
 import os
+import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fusec.cli.models import loaded_model
-from fusec.cli.options import Batch, Dynamic, Json, Length, Target, Train, chosen
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Target, Train, chosen
 from fusec.cli.programs import exit_code_of, words_of
 from fusec.cli.terminal import CHECK_FAILED, UsageError, note, write_json
 
@@ -23,8 +25,8 @@ def bisect(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
     as_json: Json = False,
 ) -> None:
@@ -51,8 +53,21 @@ def bisect(
         for finding in found:
             typer.echo(str(finding))
     if any(finding.wrong for finding in found):
-        note(f"fusec reduce {model} shrinks it to a script")
+        options = {"target": target, "disable": disable, "batch": batch, "length": length}
+        note(f"shrink it: {_reduce_command(model, {**options, 'dynamic': dynamic, 'train': train})}")
+        for finding in (finding for finding in found if finding.reduce):
+            note(f"or {finding.graph} alone, on random inputs: {finding.reduce}")
         raise typer.Exit(CHECK_FAILED)
+
+
+def _reduce_command(model: str, options: Mapping[str, Any]) -> str:
+    """Return the command that reduces the model, with the options that are not reduce's own defaults."""
+    usual = {"batch": BATCH, "length": LENGTH}
+    words = ["fusec", "reduce", model]
+    for name, value in options.items():
+        if value and value != usual.get(name):
+            words += [f"--{name}", *([] if value is True else [str(value)])]
+    return shlex.join(words)
 
 
 def _bisect_command(command: str, options: dict[str, str], as_json: bool) -> None:

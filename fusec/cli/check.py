@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fusec.cli.models import compiled_model, recording
-from fusec.cli.options import Batch, Dynamic, Json, Length, Model, Target, Train
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Model, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_writable, note, read_text, write_json, write_text
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def check(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     as_json: Json = False,
 ) -> None:
     """Compare the fusions of a model with a report of them; --update writes it.
@@ -59,8 +59,8 @@ def diff(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     as_json: Json = False,
 ) -> None:
     """Show what differs between the fusions of two models, or reports of them."""

@@ -89,7 +89,7 @@ def opt(
         write_json(_report(found, results))
     if not as_json or output != "-":
         write_text(output, print_graph(found.final, sources=sources))
-    _print_results(found, results)
+    _print_results(found, results, graph)
 
 
 def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
@@ -166,7 +166,7 @@ def _report(found: "Subject", results: "dict[int, EquivalenceResult]") -> dict[s
     return {"nodes": len(found.final), "passes": passes, "remarks": [r.to_json() for r in found.remarks]}
 
 
-def _print_results(found: "Subject", results: "dict[int, EquivalenceResult]") -> None:
+def _print_results(found: "Subject", results: "dict[int, EquivalenceResult]", graph: str) -> None:
     """Report failed passes and changed semantics, and exit with the code for it."""
     from fusec.debug.optimize import require_agreement
 
@@ -175,4 +175,5 @@ def _print_results(found: "Subject", results: "dict[int, EquivalenceResult]") ->
     for remark in failures:
         note(str(remark))
     if failures:
+        note(f"fusec reduce {graph if graph != '-' else 'GRAPH.fir'} --strict shrinks the graph")
         raise typer.Exit(CHECK_FAILED)

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+BATCH, LENGTH = 2, 16
+"""Their defaults."""
 MOST = 10_000_000
 """The largest batch and length."""
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT.py, models:llama/tiny, or hf:llama")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusec.cli.models import is_graph_file, loaded_model, read_graph
-from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train, chosen
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Length, ModelOrGraph, Target, Train, chosen
 from fusec.cli.programs import exit_code_of, words_of
 from fusec.cli.terminal import UsageError, check_writable, note
 
@@ -30,8 +30,8 @@ def reduce(
     strict: Annotated[bool, typer.Option("--strict", help="what falls back fails, too")] = False,
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     seconds: Seconds = 300.0,
 ) -> None:
     """Shrink a graph whose program is wrong or raises, while it fails in the same way.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli.models import compiled_model, recording
-from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import UsageError, check_writable, note, write_text
 
 
@@ -17,8 +17,8 @@ def view(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     graph: Annotated[int | None, typer.Option(help="this graph alone, where there are several")] = None,
     time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,

@@ -11,6 +11,7 @@ from fusec.config import Config
 from fusec.debug.capture import captured_calls
 from fusec.debug.trial import BEFORE_GROUPING, Trial
 from fusec.remarks import Remark
+from fusec.reproducers import keep_graph
 
 NONE = "!0.."
 """Selects no application."""
@@ -33,6 +34,8 @@ class Finding:
     """Options with which it is right; empty where none were found."""
     kernels: tuple[str, ...] = ()
     """Kernels that are wrong by themselves, where grouping is the cause and sizes are known."""
+    reduce: str = ""
+    """The command that reduces the graph, on random inputs; "" where it is right."""
 
     def __str__(self) -> str:
         if not self.wrong:
@@ -82,7 +85,9 @@ def bisect(
 
 def _search(trial: Trial) -> Finding:
     wrong, remarks = trial.wrong()
-    finding = Finding(trial.graph.name, len(_made(remarks)), wrong)
+    name = trial.graph.name
+    command = keep_graph(str(trial.graph), name, trial.config, f"wrong: {wrong}") if wrong else ""
+    finding = Finding(name, len(_made(remarks)), wrong, reduce=command)
     culprits: list[int] = []
     known: dict[int, Remark] = {}
     while wrong and len(culprits) < MOST:

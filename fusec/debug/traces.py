@@ -12,7 +12,7 @@ from fusec.errors import FusecError
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import PassRecord
 from fusec.remarks import Remark
-from fusec.tracing import COMPILE, EVENTS
+from fusec.tracing import COMPILE, EVENTS, IMPORTED
 
 
 class NoTrace(FusecError):
@@ -72,10 +72,9 @@ def finished(folder: Path) -> list[Subject]:
     found = read_trace(folder)
     if found.subjects:
         return found.subjects
-    states = (f"{compile.path.name} is {compile.state}" for compile in found.compiles[:3])
-    errors = (f": {compile.error}" if compile.error else "" for compile in found.compiles)
-    why = "; ".join(map("".join, zip(states, errors, strict=False))) or "it has events alone"
-    raise NoTrace(f"no compile of {folder} is done", why=why, fix="`fusec reduce` takes its imported.fir")
+    states = [f"{compile.path.name} is {compile.state} {compile.error}".strip() for compile in found.compiles[:3]]
+    fix = f"fusec reduce {found.compiles[0].path / IMPORTED} --strict" if found.compiles else ""
+    raise NoTrace(f"no compile of {folder} is done", why="; ".join(states) or "it has events alone", fix=fix)
 
 
 def _text(path: Path) -> str:
@@ -107,7 +106,7 @@ def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
     def text(name: str) -> str:
         return _text(folder / name)
 
-    final, before, records = parse_graph(text("final.fir")), text("imported.fir"), []
+    final, before, records = parse_graph(text("final.fir")), text(IMPORTED), []
     for row in about["passes"]:
         path = folder / "passes" / row.pop("file")
         after = _text(path) if path.exists() else before
@@ -124,6 +123,6 @@ def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
     }
     machine = Machine.from_json(about["machine"]) if about.get("machine") else assumed_cpu()
     return Subject(
-        final.name, final, parse_graph(text("imported.fir")), tuple(records), tuple(remarks), steps,
+        final.name, final, parse_graph(text(IMPORTED)), tuple(records), tuple(remarks), steps,
         copies=about["copies"], machine=machine, once=frozenset(nodes[i] for i in about["once"]),
     )  # fmt: skip

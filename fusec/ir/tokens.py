@@ -41,7 +41,7 @@ def tokenize(text: str) -> list[Token]:
         ParseError: at a sign that begins no token.
     """
     tokens: list[Token] = []
-    position, last_line_end = 0, -1
+    position, last_line_end = 0, 0
     for match in _TOKEN.finditer(text):
         kind, found, start = str(match.lastgroup), match[0], match.start()
         if start != position:
