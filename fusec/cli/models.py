@@ -293,6 +293,15 @@ def run_script(path: str) -> ModuleType:
     return module
 
 
+def declares(path: str) -> bool:
+    """Return whether the Python file that was run last declares fusions or rewrites."""
+    from fusec.rewriting.fusion import FUSIONS
+    from fusec.rewriting.rule import REWRITES
+
+    modules = {*(f.module for f in FUSIONS.values()), *(r.module for r in REWRITES.values())}
+    return path.endswith(".py") and "fusec_script" in modules
+
+
 @contextmanager
 def _running(path: str) -> Iterator[None]:
     """Let code of a script import its neighbours; what it raises is its own error."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fusec.cli.models import read_graph, run_script
-from fusec.cli.options import chosen
+from fusec.cli.options import Declare, chosen
 from fusec.cli.terminal import CHECK_FAILED, check_name, check_writable, note, write_json, write_text
 
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ Timing = Annotated[bool, typer.Option("--timing", help="a table of passes on sta
 ListPasses = Annotated[bool, typer.Option("--list-passes", help="name the passes and stop")]
 Apply = Annotated[str, typer.Option(metavar="SELECTOR", help="applications to make: 0..41,!17")]
 Disable = Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")]
-Declare = Annotated[
-    str,
-    typer.Option(metavar="SCRIPT", help="a Python file whose fusions and rewrites are applied as well"),
-]
 Remarks = Annotated[
     str, typer.Option(metavar="KINDS", help="remarks to print on standard error: passed,missed,failure,analysis")
 ]

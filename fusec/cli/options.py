@@ -21,6 +21,9 @@ Dynamic = Annotated[bool, typer.Option("--dynamic", help="batch and length as sy
 Train = Annotated[bool, typer.Option("--train", help="forward and backward graphs")]
 Batch = Annotated[int, typer.Option(min=1, max=MOST, help="batch of the sample inputs")]
 Length = Annotated[int, typer.Option(min=1, max=MOST, help="tokens of the sample inputs")]
+Declare = Annotated[
+    str, typer.Option(metavar="SCRIPT", help="a Python file whose fusions and rewrites are applied as well")
+]
 Json = Annotated[bool, typer.Option("--json", help="plain data")]
 
 
