@@ -9,7 +9,7 @@ import typer
 
 from fusec.cli.models import read_graph, run_script
 from fusec.cli.options import Declare, chosen
-from fusec.cli.terminal import CHECK_FAILED, check_name, check_writable, note, write_json, write_text
+from fusec.cli.terminal import CHECK_FAILED, check_name, check_writable, note, show_difference, write_json, write_text
 
 if TYPE_CHECKING:
     from fusec.debug.subject import Subject
@@ -110,7 +110,7 @@ def _list(pipeline: "Pipeline", as_json: bool) -> None:
 def _print_history(found: "Subject", wanted: Sequence[str], only: str, kinds: Sequence[str], sources: bool) -> None:
     for record in found.records if wanted else ():
         if not only or record.name.partition("{")[0] == only:
-            _print_record(record if sources else _without_sources(record), wanted)
+            _print_record(record if sources else _without_sources(record), wanted, sources)
     for remark in (r for r in found.remarks if r.kind in kinds):
         typer.echo(str(remark), err=True)
 
@@ -123,9 +123,7 @@ def _without_sources(record: "PassRecord") -> "PassRecord":
     return replace(record, before=before, after=after)
 
 
-def _print_record(record: "PassRecord", wanted: Sequence[str]) -> None:
-    from fusec.debug.diff import diff_lines
-
+def _print_record(record: "PassRecord", wanted: Sequence[str], sources: bool) -> None:
     if "before" in wanted:
         typer.echo(f"// before {record.name}\n{record.before}", err=True)
     if "after" in wanted or ("changed" in wanted and record.changed):
@@ -133,11 +131,12 @@ def _print_record(record: "PassRecord", wanted: Sequence[str]) -> None:
     elif "changed" in wanted:
         typer.echo(f"// {record.name}: no change", err=True)
     if "diff" in wanted and record.changed:
+        from fusec.debug.diff import diff_lines
+        from fusec.ir.parser import parse_graph
+
         typer.echo(f"// {record.name}", err=True)
-        colour = sys.stderr.isatty()
-        for line in diff_lines(record.before, record.after):
-            fg = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-            typer.secho(line, err=True, fg=fg if colour else None)
+        for line in diff_lines(parse_graph(record.before), parse_graph(record.after), sources):
+            show_difference(line, err=True)
 
 
 def _print_timing(records: "Sequence[PassRecord]", results: "dict[int, EquivalenceResult]") -> None:

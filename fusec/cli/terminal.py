@@ -139,6 +139,11 @@ def show(view: Any) -> None:
     Console(width=None if sys.stdout.isatty() else 140).print(view)
 
 
+def show_difference(line: str, err: bool = False) -> None:
+    """Print a line of a unified diff, in colours on a terminal."""
+    typer.secho(line, err=err, fg={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
+
+
 def note(text: str) -> None:
     """Print a note on standard error."""
     typer.secho(text, err=True, dim=True)
