@@ -106,7 +106,8 @@ class Context:
 
     def near_miss(self, failure: MatchFailure) -> None:
         """Record a failed match, if it came furthest of those with its anchor."""
-        if failure.anchor is None or failure.depth < 2 or 2 * failure.depth < failure.size:
+        least = 3 if failure.clause == "operation" else 2  # a product with a sigmoid is many things besides
+        if failure.anchor is None or failure.depth < least or 2 * failure.depth < failure.size:
             return
         known = self.failures.get(failure.anchor)
         if known is None or known.depth * failure.size < failure.depth * known.size:

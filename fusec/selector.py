@@ -22,7 +22,7 @@ class Selector:
         """
         chosen: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         for part in filter(None, (p.strip() for p in text.split(","))):
-            found = re.fullmatch(r"(!?)(\d+)(?:\.\.(\d*))?", part)
+            found = re.fullmatch(r"(!?)(\d{1,18})(?:\.\.(\d{0,18}))?", part)
             if found is None:
                 raise OptionError(f"{part!r} selects no applications", fix="write it like '0..41,!17'")
             no, first, last = found.groups()

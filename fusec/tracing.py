@@ -10,16 +10,19 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fusec.config import Config
-from fusec.errors import FusecError
+from fusec.errors import FusecError, OptionError
 from fusec.frontend.torch_internals import artifact, listen
 from fusec.ir.graph import Graph
+from fusec.reproducers import keep_graph, reduce_command
 
 logger = logging.getLogger(__name__)
-EVENTS, COMPILE = "events.jsonl", "compile.json"
+EVENTS, COMPILE, IMPORTED = "events.jsonl", "compile.json", "imported.fir"
 _KEPT = {"dynamo_graph_break_reason": "graph break", "recompile_reasons": "recompile"}
 """Artifacts of torch's structured trace that are events here."""
 _folders: dict[str, "TraceFolder"] = {}
@@ -57,12 +60,20 @@ class TraceFolder:
 def traced(graph: Graph, config: Config) -> Iterator[Callable[[Any], None]]:
     """Write a compile, if the configuration asks for it; yields a function that takes the compiled graph.
 
-    An error of the compile is written, and raised again. One of writing is logged: it never fails a compile.
+    An error of the compile is written, and raised again. One of writing is logged: it never fails a compile. Of a
+    compile that fails, in part or as a whole, the graph is kept, if not as part of a trace then on its own.
     """
     folder = _Compile.begin(graph, config)
 
+    def reproducer(failure: str) -> str:
+        path = folder.path / IMPORTED if folder else None
+        if path is not None and path.exists():
+            return reduce_command(path, config, strict=True)
+        return keep_graph(str(graph), graph.name, config, failure, strict=True)
+
     def write(compiled: Any) -> None:
         if hasattr(compiled, "records"):  # the result of another compiler may have a program alone
+            _quietly(lambda: _suggest(compiled, reproducer))
             _artifacts(compiled)
             if folder:
                 _quietly(lambda: folder.done(compiled))
@@ -72,7 +83,27 @@ def traced(graph: Graph, config: Config) -> Iterator[Callable[[Any], None]]:
     except BaseException as error:
         if folder:
             folder.failed(error)
+        if isinstance(error, Exception) and not isinstance(error, OptionError):
+            failure = f"{type(error).__name__}: {error}"
+            _quietly(partial(_name, error, partial(reproducer, failure), config.strict))
         raise
+
+
+def _suggest(compiled: Any, reproducer: Callable[[str], str]) -> None:
+    """Let the remarks on failures name the command that reduces the graph."""
+    failures = [remark for remark in compiled.remarks if remark.kind == "failure"]
+    if failures and (command := reproducer(str(failures[0]))):
+        remarks = (replace(r, suggestion=r.suggestion or command) if r in failures else r for r in compiled.remarks)
+        compiled.remarks[:] = list(remarks)
+        logger.warning("a part of the compile failed; `%s` shrinks the graph", command)
+
+
+def _name(error: Exception, reproducer: Callable[[], str], strict: bool) -> None:
+    """Let an error name the command that reduces the graph; torch shows no more of it than its text."""
+    if command := reproducer():
+        logger.warning("the compile failed; `%s` shrinks the graph", command)
+    if command and strict and len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n  graph: {command}",)
 
 
 def trace_event(config: Config, kind: str, text: str) -> None:
@@ -87,7 +118,7 @@ class _Compile:
     def __init__(self, path: Path, graph: Graph, config: Config) -> None:
         self.path = path
         self.about: dict[str, Any] = {"graph": graph.name, "state": "running", "target": config.target}
-        self._write("imported.fir", str(graph))
+        self._write(IMPORTED, str(graph))
         self._save()
 
     @classmethod

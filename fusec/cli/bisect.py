@@ -2,15 +2,16 @@
 
 import os
 import shlex
-import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fusec.cli.models import loaded_model
-from fusec.cli.options import Batch, Dynamic, Json, Length, Target, Train
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Target, Train, chosen
+from fusec.cli.programs import exit_code_of, words_of
 from fusec.cli.terminal import CHECK_FAILED, UsageError, note, write_json
 
 Command = Annotated[
@@ -24,8 +25,8 @@ def bisect(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
     as_json: Json = False,
 ) -> None:
@@ -37,13 +38,13 @@ def bisect(
     if bool(model) == bool(command):
         raise UsageError("bisect takes a MODEL or a --command", fix='fusec bisect --command "python program.py"')
     if command:
-        _bisect_command(command, {"FUSEC_TARGET": target, "FUSEC_DISABLE": disable}, as_json)
+        _bisect_command(command, chosen(FUSEC_TARGET=target, FUSEC_DISABLE=disable), as_json)
         return
     from fusec.debug.bisect import bisect as search
 
     with loaded_model(model, batch, length, train) as loaded:
         found = search(
-            loaded.model, *loaded.inputs, dynamic=dynamic, train=train, options={"target": target, "disable": disable},
+            loaded.model, *loaded.inputs, dynamic=dynamic, train=train, options=chosen(target=target, disable=disable),
             progress=note, **loaded.keywords,
         )  # fmt: skip
     if as_json:
@@ -52,27 +53,34 @@ def bisect(
         for finding in found:
             typer.echo(str(finding))
     if any(finding.wrong for finding in found):
-        note(f"fusec reduce {model} shrinks it to a script")
+        options = {"target": target, "disable": disable, "batch": batch, "length": length}
+        note(f"shrink it: {_reduce_command(model, {**options, 'dynamic': dynamic, 'train': train})}")
+        for finding in (finding for finding in found if finding.reduce):
+            note(f"or {finding.graph} alone, on random inputs: {finding.reduce}")
         raise typer.Exit(CHECK_FAILED)
+
+
+def _reduce_command(model: str, options: Mapping[str, Any]) -> str:
+    """Return the command that reduces the model, with the options that are not reduce's own defaults."""
+    usual = {"batch": BATCH, "length": LENGTH}
+    words = ["fusec", "reduce", model]
+    for name, value in options.items():
+        if value and value != usual.get(name):
+            words += [f"--{name}", *([] if value is True else [str(value)])]
+    return shlex.join(words)
 
 
 def _bisect_command(command: str, options: dict[str, str], as_json: bool) -> None:
     from fusec.debug.bisect_command import bisect_command
     from fusec.scratch import scratch_folder
 
-    words = shlex.split(command)
-    chosen = {name: value for name, value in options.items() if value}
+    words = words_of(command)
 
     def fails(selector: str, trace: Path) -> bool:
-        environment = {**os.environ, **chosen, "FUSEC_APPLY": selector, "FUSEC_TRACE": str(trace)}
-        try:
-            done = subprocess.run(
-                words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-            )
-        except OSError as error:
-            raise UsageError(f"{words[0]} does not run", why=error.strerror or str(error)) from error
-        note(f"{selector or 'everything'}: {'fails' if done.returncode else 'succeeds'} ({done.returncode})")
-        return done.returncode != 0
+        environment = {**os.environ, **options, "FUSEC_APPLY": selector, "FUSEC_TRACE": str(trace)}
+        code = exit_code_of(words, environment)
+        note(f"{selector or 'everything'}: {'fails' if code else 'succeeds'} ({code})")
+        return code != 0
 
     with scratch_folder() as folder:
         found = bisect_command(fails, folder)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli.models import loaded_model
-from fusec.cli.options import Batch, Dynamic, Length, Model, Train
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Length, Model, Train
 from fusec.cli.terminal import UsageError, check_writable, note, write_json, write_text
 
 
@@ -16,8 +16,8 @@ def capture(
     dynamic: Dynamic = False,
     train: Train = False,
     sources: Annotated[bool, typer.Option(help="end each line with its source location")] = True,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     as_json: Annotated[bool, typer.Option("--json", help="summary as JSON; needs -o")] = False,
 ) -> None:
     """Write the graph of a model as imported, before any pass.

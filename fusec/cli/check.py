@@ -5,9 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.models import compiled_model, recording
-from fusec.cli.options import Batch, Dynamic, Json, Length, Model, Target, Train
-from fusec.cli.terminal import CHECK_FAILED, UsageError, check_writable, note, read_text, write_json, write_text
+from fusec.cli.models import compiled_model, is_graph_file, read_graph, recording
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Model, Target, Train
+from fusec.cli.terminal import (
+    CHECK_FAILED,
+    UsageError,
+    check_writable,
+    note,
+    read_text,
+    show_difference,
+    write_json,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from fusec.debug.compare import Change, Report
@@ -24,8 +33,8 @@ def check(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     as_json: Json = False,
 ) -> None:
     """Compare the fusions of a model with a report of them; --update writes it.
@@ -59,18 +68,36 @@ def diff(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
+    text: Annotated[bool, typer.Option("--text", help="the lines of two graph files, whose nodes are matched")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what differs between the fusions of two models, or reports of them."""
     from fusec.debug.compare import changes
 
+    if text:
+        _show_lines(before, after, as_json)
+        return
     old, new = (
         _report(spec) if spec.endswith(".json") else _compiled(spec, target, dynamic, train, batch, length)
         for spec in (before, after)
     )
     _show(changes(old, new, tolerance / 100), as_json)
+
+
+def _show_lines(before: str, after: str, as_json: bool) -> None:
+    """Show the differences of the texts of two graphs."""
+    from fusec.debug.diff import diff_lines
+
+    if not (is_graph_file(before) and is_graph_file(after)):
+        raise UsageError("--text compares graph files", fix="write each by `fusec capture MODEL -o FILE.fir`")
+    lines = diff_lines(read_graph(before), read_graph(after))
+    if as_json:
+        write_json(lines)
+        return
+    for line in lines or ["the same"]:
+        show_difference(line)
 
 
 def _compiled(spec: str, target: str, dynamic: bool, train: bool, batch: int, length: int) -> dict[str, Any]:
@@ -96,7 +123,7 @@ def _report(path: str) -> "Report":
         changes(found, found)
         if not isinstance(found.get("options", {}), dict):
             raise TypeError("its options are no object")
-    except (ValueError, LookupError, TypeError, AttributeError) as reason:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
         why, fix = f"{type(reason).__name__}: {reason}"[:200], "fusec check MODEL --against FILE --update writes one"
         raise UsageError(f"{path} is no report", why=why, fix=fix) from reason
     report: Report = found

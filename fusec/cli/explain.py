@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusec.cli.models import compiled_model, is_graph_file, recording
-from fusec.cli.options import Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, show, write_json
 from fusec.config import CHIPS
 
@@ -36,8 +36,8 @@ def explain(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     everything: Everything = False,
     sites: Sites = False,
     kernel: Kernel = "",

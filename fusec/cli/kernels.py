@@ -1,7 +1,6 @@
 """``fusec kernels``: list, show, time and edit the kernels of a model."""
 
 import os
-import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusec.cli.models import compiled_model, is_graph_file, loaded_model, recording
-from fusec.cli.options import Batch, Dynamic, Json, Length, ModelOrGraph, Target
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, chosen
+from fusec.cli.programs import words_of
 from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, reports, show, write_json
 from fusec.config import Config
 
@@ -38,7 +38,7 @@ def _row(explanation: "Explanation", name: str) -> "KernelRow":
 @kernels.command(name="list")
 @reports
 def list_kernels(
-    model: ModelOrGraph, target: Target = "", dynamic: Dynamic = False, batch: Batch = 2, length: Length = 16,
+    model: ModelOrGraph, target: Target = "", dynamic: Dynamic = False, batch: Batch = BATCH, length: Length = LENGTH,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """List the generated kernels, the slowest first, with their limits."""
@@ -55,8 +55,8 @@ def list_kernels(
 @kernels.command(name="show")
 @reports
 def show_kernel(
-    model: ModelOrGraph, name: Name, target: Target = "", dynamic: Dynamic = False, batch: Batch = 2,
-    length: Length = 16, as_json: Json = False,
+    model: ModelOrGraph, name: Name, target: Target = "", dynamic: Dynamic = False, batch: Batch = BATCH,
+    length: Length = LENGTH, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Show what a kernel computes, where it comes from, how far it is from the limit, and its source."""
     from fusec.debug.kernel_tables import kernel_view
@@ -72,8 +72,8 @@ def show_kernel(
 @kernels.command()
 @reports
 def bench(
-    model: ModelOrGraph, name: Name, target: Target = "", dynamic: Dynamic = False, batch: Batch = 2,
-    length: Length = 16, seconds: Annotated[float, typer.Option(min=0.1, help="time to spend")] = 2.0,
+    model: ModelOrGraph, name: Name, target: Target = "", dynamic: Dynamic = False, batch: Batch = BATCH,
+    length: Length = LENGTH, seconds: Annotated[float, typer.Option(min=0.1, help="time to spend")] = 2.0,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Time a kernel alone on random inputs, interleaved with other ways to compute the same."""
@@ -81,7 +81,7 @@ def bench(
     from fusec.debug.kernel_tables import alternative_view
 
     explanation = _explained(model, target, dynamic, batch, length)
-    config = Config.from_options(None, {"target": target} if target else {})
+    config = Config.from_options(None, chosen(target=target))
     found, limit = alternatives(_row(explanation, name), explanation.assumed, config, seconds)
     if as_json:
         write_json({"limit_us": limit.limit_us, "alternatives": [vars(one) for one in found]})
@@ -92,7 +92,7 @@ def bench(
 @kernels.command()
 @reports
 def edit(
-    model: ModelOrGraph, name: Name, batch: Batch = 2, length: Length = 16, dynamic: Dynamic = False,
+    model: ModelOrGraph, name: Name, batch: Batch = BATCH, length: Length = LENGTH, dynamic: Dynamic = False,
     path_only: Annotated[bool, typer.Option("--path", help="write the source if needed, and print its path")] = False,
 ) -> None:  # fmt: skip
     """Open the source of a C++ kernel in $EDITOR; it is used from then on, until its region changes.
@@ -101,7 +101,7 @@ def edit(
     """
     from fusec.codegen.cpp.edits import write_edit
 
-    if is_graph_file(model) or Path(model).is_dir():
+    if is_graph_file(model) or os.path.isdir(model):
         raise UsageError("the kernels of a graph or trace cannot be edited", why="they are checked with the model")
     row = _row(_explained(model, "cpp", dynamic, batch, length), name)
     path = Path(row.edited) if row.edited else write_edit(name, row.source, Config.from_environment())
@@ -110,7 +110,7 @@ def edit(
         return
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
-        subprocess.run([*shlex.split(editor), str(path)], check=False)
+        subprocess.run([*words_of(editor), str(path)], check=False)
     except OSError as error:
         raise UsageError(
             f"{editor} does not run", why=str(error), fix="name an editor in $EDITOR, or use --path"

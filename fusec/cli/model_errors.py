@@ -41,4 +41,7 @@ def reason_of(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of the text of an error."""
-    return str(error).partition("\n")[0]
+    try:
+        return str(error).partition("\n")[0]
+    except Exception:  # the text of a user's error is computed by the user's code
+        return "its text cannot be shown"

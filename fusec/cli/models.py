@@ -4,15 +4,17 @@ import ast
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fusec.cli.model_errors import ModelError, first_line, is_compilers, place, reason_of
+from fusec.cli.options import chosen
 from fusec.cli.terminal import UsageError, check_name, read_text
 from fusec.errors import FusecError
 
@@ -137,11 +139,11 @@ def read_graph(path: str) -> "Graph":
     return graph
 
 
-def recording(**chosen: str) -> "Config":
+def recording(**options: str) -> "Config":
     """Return the configuration of a compile that is recorded; options that are "" have their defaults."""
     from fusec.config import Config
 
-    return Config.from_options(None, {"record": True, **{name: value for name, value in chosen.items() if value}})
+    return Config.from_options(None, {"record": True, **chosen(**options)})
 
 
 def compiled_model(
@@ -154,7 +156,7 @@ def compiled_model(
     """
     from fusec.debug.capture import compile_model
 
-    is_trace = Path(spec).is_dir()
+    is_trace = os.path.isdir(spec)
     if not is_trace and not is_graph_file(spec):
         with loaded_model(spec, batch, length, options.train) as loaded:
             title = loaded.title
@@ -164,11 +166,11 @@ def compiled_model(
         why = "--train and --dynamic say how a model is captured"
         raise UsageError("a graph is captured already", why=why, fix="pass the model")
     if is_trace:
-        from fusec.debug.traces import read_trace
+        from fusec.debug.traces import finished
 
         if options.time:
             raise UsageError(f"{spec} is a trace, whose kernels do not run again", fix="pass the model")
-        return CompiledModel(Path(spec).name, read_trace(Path(spec)).subjects)
+        return CompiledModel(Path(spec).name, finished(Path(spec)))
     title = "" if spec == "-" else Path(spec).stem
     subject = _compiled_graph(spec, config, options.time, title)
     return CompiledModel(subject.title, [subject])
@@ -280,6 +282,8 @@ def run_script(path: str) -> ModuleType:
         ast.parse(text, path)
     except SyntaxError as reason:
         raise UsageError(f"{path} is not Python", where=f"line {reason.lineno}", why=str(reason.msg)) from reason
+    except (ValueError, RecursionError, MemoryError) as reason:  # zero bytes, or too deep for the parser
+        raise UsageError(f"{path} is not Python", why=reason_of(reason)) from reason
     spec = importlib.util.spec_from_file_location("fusec_script", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -289,21 +293,34 @@ def run_script(path: str) -> ModuleType:
     return module
 
 
+def declares(path: str) -> bool:
+    """Return whether the Python file that was run last declares fusions or rewrites."""
+    from fusec.rewriting.fusion import FUSIONS
+    from fusec.rewriting.rule import REWRITES
+
+    modules = {*(f.module for f in FUSIONS.values()), *(r.module for r in REWRITES.values())}
+    return path.endswith(".py") and "fusec_script" in modules
+
+
 @contextmanager
 def _running(path: str) -> Iterator[None]:
     """Let code of a script import its neighbours; what it raises is its own error."""
     folder = str(Path(path).resolve().parent)
     sys.path.insert(0, folder)
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # standard output is the command's
+            yield
     except FusecError:
         raise
-    except (Exception, SystemExit) as reason:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as reason:
         raise ModelError(
             f"{path} raises", where=place(reason, path), why=reason_of(reason), fix=f"see `python {path}`"
         ) from reason
     finally:
-        sys.path.remove(folder)
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _defined(path: str, module: ModuleType) -> Loaded:

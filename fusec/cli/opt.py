@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fusec.cli.models import read_graph, run_script
-from fusec.cli.terminal import CHECK_FAILED, check_name, note, write_json, write_text
+from fusec.cli.options import Declare, chosen
+from fusec.cli.terminal import CHECK_FAILED, check_name, check_writable, note, show_difference, write_json, write_text
 
 if TYPE_CHECKING:
     from fusec.debug.subject import Subject
@@ -35,10 +36,6 @@ Timing = Annotated[bool, typer.Option("--timing", help="a table of passes on sta
 ListPasses = Annotated[bool, typer.Option("--list-passes", help="name the passes and stop")]
 Apply = Annotated[str, typer.Option(metavar="SELECTOR", help="applications to make: 0..41,!17")]
 Disable = Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")]
-Declare = Annotated[
-    str,
-    typer.Option(metavar="SCRIPT", help="a Python file whose fusions and rewrites are applied as well"),
-]
 Remarks = Annotated[
     str, typer.Option(metavar="KINDS", help="remarks to print on standard error: passed,missed,failure,analysis")
 ]
@@ -69,9 +66,10 @@ def opt(
     from fusec.debug.optimize import opt as run_passes
     from fusec.ir.printer import print_graph
 
+    check_writable(output)
     if declare:
         run_script(declare)
-    options = {"apply": apply, "disable": disable, "target": target}
+    options = chosen(apply=apply, disable=disable, target=target)
     pipeline = choose_passes(passes, Config.from_options(None, options))
     if list_passes:
         return _list(pipeline, as_json)
@@ -87,7 +85,7 @@ def opt(
         write_json(_report(found, results))
     if not as_json or output != "-":
         write_text(output, print_graph(found.final, sources=sources))
-    _print_results(found, results)
+    _print_results(found, results, graph)
 
 
 def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
@@ -112,7 +110,7 @@ def _list(pipeline: "Pipeline", as_json: bool) -> None:
 def _print_history(found: "Subject", wanted: Sequence[str], only: str, kinds: Sequence[str], sources: bool) -> None:
     for record in found.records if wanted else ():
         if not only or record.name.partition("{")[0] == only:
-            _print_record(record if sources else _without_sources(record), wanted)
+            _print_record(record if sources else _without_sources(record), wanted, sources)
     for remark in (r for r in found.remarks if r.kind in kinds):
         typer.echo(str(remark), err=True)
 
@@ -125,9 +123,7 @@ def _without_sources(record: "PassRecord") -> "PassRecord":
     return replace(record, before=before, after=after)
 
 
-def _print_record(record: "PassRecord", wanted: Sequence[str]) -> None:
-    from fusec.debug.diff import diff_lines
-
+def _print_record(record: "PassRecord", wanted: Sequence[str], sources: bool) -> None:
     if "before" in wanted:
         typer.echo(f"// before {record.name}\n{record.before}", err=True)
     if "after" in wanted or ("changed" in wanted and record.changed):
@@ -135,11 +131,12 @@ def _print_record(record: "PassRecord", wanted: Sequence[str]) -> None:
     elif "changed" in wanted:
         typer.echo(f"// {record.name}: no change", err=True)
     if "diff" in wanted and record.changed:
+        from fusec.debug.diff import diff_lines
+        from fusec.ir.parser import parse_graph
+
         typer.echo(f"// {record.name}", err=True)
-        colour = sys.stderr.isatty()
-        for line in diff_lines(record.before, record.after):
-            fg = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-            typer.secho(line, err=True, fg=fg if colour else None)
+        for line in diff_lines(parse_graph(record.before), parse_graph(record.after), sources):
+            show_difference(line, err=True)
 
 
 def _print_timing(records: "Sequence[PassRecord]", results: "dict[int, EquivalenceResult]") -> None:
@@ -164,7 +161,7 @@ def _report(found: "Subject", results: "dict[int, EquivalenceResult]") -> dict[s
     return {"nodes": len(found.final), "passes": passes, "remarks": [r.to_json() for r in found.remarks]}
 
 
-def _print_results(found: "Subject", results: "dict[int, EquivalenceResult]") -> None:
+def _print_results(found: "Subject", results: "dict[int, EquivalenceResult]", graph: str) -> None:
     """Report failed passes and changed semantics, and exit with the code for it."""
     from fusec.debug.optimize import require_agreement
 
@@ -173,4 +170,5 @@ def _print_results(found: "Subject", results: "dict[int, EquivalenceResult]") ->
     for remark in failures:
         note(str(remark))
     if failures:
+        note(f"fusec reduce {graph if graph != '-' else 'GRAPH.fir'} --strict shrinks the graph")
         raise typer.Exit(CHECK_FAILED)

@@ -1,19 +1,18 @@
 """``fusec reduce``: the smallest graph that still fails, as a script that stands alone."""
 
-import shlex
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.models import is_graph_file, loaded_model, read_graph
-from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
-from fusec.cli.terminal import UsageError, check_writable, note
+from fusec.cli.models import declares, is_graph_file, loaded_model, read_graph, run_script
+from fusec.cli.options import BATCH, LENGTH, Batch, Declare, Dynamic, Json, Length, ModelOrGraph, Target, Train, chosen
+from fusec.cli.programs import exit_code_of, words_of
+from fusec.cli.terminal import UsageError, check_writable, note, read_text, write_json
 
 if TYPE_CHECKING:
-    from fusec.debug.reduce import Case
+    from fusec.debug.reduce import Case, Reduced
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="the script to write")]
 Command = Annotated[
@@ -31,37 +30,54 @@ def reduce(
     strict: Annotated[bool, typer.Option("--strict", help="what falls back fails, too")] = False,
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     seconds: Seconds = 300.0,
+    declare: Declare = "",
+    as_json: Json = False,
 ) -> None:
     """Shrink a graph whose program is wrong or raises, while it fails in the same way.
 
     Without --command, results are compared with eager and float64, as by bisect.
     """
     from fusec.config import Config
-    from fusec.debug.reduce import Case, failing_case, fails_with
+    from fusec.debug.reduce import failing_case, fails_with
     from fusec.debug.reduce import reduce as search
-    from fusec.debug.timing import sample_inputs
-    from fusec.ir.types import ASSUMED_SIZE
 
     check_writable(str(output))
-    options = {"target": target, "disable": disable, "strict": strict}
-    options = {name: value for name, value in options.items() if value}
+    if declare:
+        run_script(declare)
+    options = chosen(target=target, disable=disable, strict=strict)
     config = Config.from_options(None, options)
     fails = _fails(command) if command else fails_with(config)
     if is_graph_file(model):
-        graph = read_graph(model)
-        inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
-        found = search(Case(graph, tuple(inputs)), fails, progress=note, seconds=seconds)
+        found = search(_case_of(model), fails, progress=note, seconds=seconds)
     else:
         with loaded_model(model, batch, length, train) as loaded:
             case = failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic, train=train)
         found = search(case, fails, progress=note, seconds=seconds)
     found.options = options
-    found.script(output)
+    found.declarations = [read_text(path) for path in (declare, model) if path and declares(path)]
+    _report(found, found.script(output), as_json)
+
+
+def _case_of(path: str) -> "Case":
+    """Return the case of a graph file, on random inputs."""
+    from fusec.debug.reduce import Case
+    from fusec.debug.timing import sample_inputs
+    from fusec.ir.types import ASSUMED_SIZE
+
+    graph = read_graph(path)
+    return Case(graph, tuple(sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))))
+
+
+def _report(found: "Reduced", files: list[Path], as_json: bool) -> None:
+    if as_json:
+        counts = {"operations": found.operations, "left": found.case.size, "tests": found.tests}
+        write_json({"failure": found.failure, **counts, "files": files, "graph": str(found.case.graph)})
+        return
     typer.echo(f"{found.operations} → {found.case.size} operations after {found.tests} tests: {found.failure}")
-    note(f"python {output}")
+    note(f"python {files[0]}")
 
 
 def _fails(command: str) -> "Callable[[Case], str]":
@@ -69,14 +85,15 @@ def _fails(command: str) -> "Callable[[Case], str]":
     if "{}" not in command:
         raise UsageError("the command reads no graph", fix="write {} where the path of the graph belongs")
 
+    words = words_of(command)
+
     def fails(case: "Case") -> str:
         from fusec.scratch import scratch_folder
 
         with scratch_folder() as folder:
             path = folder / "graph.fir"
             path.write_text(str(case.graph), encoding="utf-8")
-            words = [word.replace("{}", str(path)) for word in shlex.split(command)]
-            code = subprocess.run(words, capture_output=True, check=False).returncode
+            code = exit_code_of([word.replace("{}", str(path)) for word in words])
         return f"exit code {code}" if code else ""
 
     return fails

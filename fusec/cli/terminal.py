@@ -15,6 +15,8 @@ from fusec.errors import FusecError, OptionError, ParseError, suggestion
 
 _PATHS = ("model", "graph", "before", "after")
 """Parameters of commands that may be paths to read."""
+_LINES, _LINE = 8, 240
+"""Most lines of an error, and characters of each."""
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
 
 
@@ -33,7 +35,7 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
                     check_readable(path)
             command(*args, **kwargs)
         except FusecError as error:
-            typer.secho(f"error: {error}", err=True, fg="red")
+            typer.secho(f"error: {_shown(error)}", err=True, fg="red")
             raise typer.Exit(exit_code(error)) from error
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
@@ -45,6 +47,12 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _shown(error: FusecError) -> str:
+    """Return the text of an error without control characters; long lines are cut, as they may hold a whole file."""
+    lines = ["".join(c if c.isprintable() else "·" for c in line) for line in str(error).splitlines()]
+    return "\n".join(line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines[:_LINES])
+
+
 def exit_code(error: FusecError) -> int:
     """Wrong names and unreadable text are wrong usage; whatever else fusec refuses on purpose is invalid."""
     return USAGE if isinstance(error, (UsageError, OptionError, ParseError)) else INVALID
@@ -52,8 +60,13 @@ def exit_code(error: FusecError) -> int:
 
 def check_readable(path: str) -> None:
     """Raise UsageError where an argument is the path of a file that is not there, before torch is imported for it."""
-    if path.endswith((".py", ".fir", ".json")) and not Path(path).exists():
-        raise UsageError(f"cannot read {path}", why="there is no such file")
+    if path.endswith((".py", ".fir", ".json")):
+        try:
+            Path(path).stat()
+        except FileNotFoundError as reason:
+            raise UsageError(f"cannot read {path}", why="there is no such file") from reason
+        except (OSError, ValueError) as reason:
+            raise UsageError(f"cannot read {path}", why=_why(reason)) from reason
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
@@ -75,10 +88,10 @@ def read_text(path: str) -> str:
     """
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except OSError as reason:
-        raise UsageError(f"cannot read {path}", why=reason.strerror or str(reason)) from reason
     except UnicodeDecodeError as reason:
         raise UsageError(f"{path} is not text", why=f"byte {reason.start} is not UTF-8") from reason
+    except (OSError, ValueError) as reason:
+        raise UsageError(f"cannot read {path}", why=_why(reason)) from reason
 
 
 def write_text(path: str, text: str) -> None:
@@ -89,19 +102,27 @@ def write_text(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as reason:
-        raise UsageError(f"cannot write {path}", why=reason.strerror or str(reason)) from reason
+        raise UsageError(f"cannot write {path}", why=_why(reason)) from reason
+
+
+def _why(reason: OSError | ValueError) -> str:
+    """Return why a path cannot be used; a name with a zero byte raises ValueError."""
+    return (isinstance(reason, OSError) and reason.strerror) or str(reason)
 
 
 def check_writable(path: str) -> None:
     """Raise UsageError where a file cannot be written, before the work for it is done; ``-`` is standard output."""
     file, why = Path(path), ""
-    folder = file.resolve().parent
-    if file.is_dir():
-        why = "it is a folder"
-    elif not folder.is_dir():
-        why = f"there is no folder {folder}"
-    elif not os.access(file if file.exists() else folder, os.W_OK):
-        why = "permission denied"
+    try:
+        folder = file.resolve().parent
+        if file.is_dir():
+            why = "it is a folder"
+        elif not folder.is_dir():
+            why = f"there is no folder {folder}"
+        elif not os.access(file if file.exists() else folder, os.W_OK):
+            why = "permission denied"
+    except (OSError, ValueError, RuntimeError) as reason:  # a name too long, a zero byte, or a loop of links
+        why = str(reason) if isinstance(reason, RuntimeError) else _why(reason)
     if why and path != "-":
         raise UsageError(f"cannot write {path}", why=why)
 
@@ -116,6 +137,11 @@ def show(view: Any) -> None:
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 140).print(view)
+
+
+def show_difference(line: str, err: bool = False) -> None:
+    """Print a line of a unified diff, in colours on a terminal."""
+    typer.secho(line, err=err, fg={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
 
 
 def note(text: str) -> None:

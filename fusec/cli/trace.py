@@ -8,32 +8,41 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli.terminal import UsageError, check_writable, note, show
+from fusec.cli.options import Json
+from fusec.cli.terminal import UsageError, check_writable, note, show, write_json
 
 Folder = Annotated[Path, typer.Option("-o", "--output", help="the folder to write; it must not exist")]
 Program = Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGUMENTS]…", help="a Python file, or -m MODULE")]
 
+_ERROR = 2
+"""The descriptor of standard error."""
 
-def trace(program: Program, output: Folder = Path("fusec-trace")) -> None:
+
+def trace(program: Program, output: Folder = Path("fusec-trace"), as_json: Json = False) -> None:
     """Run a Python program, and write graphs, kernels, remarks, recompiles and graph breaks of each compile.
 
-    ``fusec explain`` and ``fusec view`` read the folder. The exit code is the program's.
+    ``fusec explain`` and ``fusec view`` read the folder. The exit code is the program's. With --json, what the program
+    prints is on standard error.
     """
-    if output.exists():
+    if os.path.lexists(output):
         raise UsageError(f"{output} exists", fix="name another folder with -o, or remove it")
     check_writable(str(output))
-    if program[0] != "-m" and not Path(program[0]).is_file():
+    if program[0] != "-m" and not os.path.isfile(program[0]):
         raise UsageError(f"there is no file {program[0]}", fix="fusec trace -- PROGRAM.py ARGUMENTS, or -m MODULE")
     environment = {**os.environ, "FUSEC_TRACE": str(output.resolve())}
-    code = subprocess.run([sys.executable, *program], env=environment, check=False).returncode
-    from fusec.debug.trace_table import trace_view
-    from fusec.debug.traces import NoTrace, read_trace
+    command = [sys.executable, *program]
+    code = subprocess.run(command, env=environment, stdout=_ERROR if as_json else None, check=False).returncode
+    from fusec.debug.trace_table import trace_data, trace_view
+    from fusec.debug.traces import NoTrace, Trace, read_trace
 
     try:
         found = read_trace(output)
     except NoTrace:
         note('nothing was compiled: torch.compile(model, backend="fusec") was not called, or its result was not')
-        raise typer.Exit(code) from None
-    show(trace_view(found))
-    note(f"{output}: fusec explain {output}, fusec view {output}")
+        found = Trace([])
+    if as_json:
+        write_json({"folder": output, "exit_code": code, **trace_data(found)})
+    elif found.compiles or found.events:
+        show(trace_view(found))
+        note(f"{output}: fusec explain {output}, fusec view {output}")
     raise typer.Exit(code)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fusec.cli.models import compiled_model, recording
-from fusec.cli.options import Batch, Dynamic, Length, ModelOrGraph, Target, Train
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import UsageError, check_writable, note, write_text
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ def view(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     graph: Annotated[int | None, typer.Option(help="this graph alone, where there are several")] = None,
     time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
     before: Annotated[str, typer.Option(metavar="MODEL|GRAPH", help="an earlier version, to compare it with")] = "",

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli.models import compiled_model, recording
-from fusec.cli.options import Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import show, write_json
 
 What = Annotated[
@@ -25,8 +25,8 @@ def why(
     target: Target = "",
     dynamic: Dynamic = False,
     train: Train = False,
-    batch: Batch = 2,
-    length: Length = 16,
+    batch: Batch = BATCH,
+    length: Length = LENGTH,
     as_json: Json = False,
 ) -> None:
     """Say whether a fusion happened at a place; else the nearest attempt, its obstacle, and an edit."""

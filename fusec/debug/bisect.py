@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fusec.config import Config
+from fusec.config import MODES, Config
 from fusec.debug.capture import captured_calls
 from fusec.debug.trial import BEFORE_GROUPING, Trial
 from fusec.remarks import Remark
+from fusec.reproducers import keep_graph
 
 NONE = "!0.."
 """Selects no application."""
+_GENERATION = ("cuda_graphs", "autotune", "dependent_launch", "freeze", "small_m")
+"""Options under which other code is made of the same graph."""
 MOST = 8
 """Applications at fault that are searched for in one graph."""
 
@@ -29,20 +32,27 @@ class Finding:
     """The difference of its program from eager; empty where it is right."""
     culprits: tuple[Remark, ...] = ()
     """The fewest applications without which it is right, or the first ones if it is not right without them."""
-    fix: tuple[tuple[str, str], ...] = ()
+    fix: tuple[tuple[str, Any], ...] = ()
     """Options with which it is right; empty where none were found."""
     kernels: tuple[str, ...] = ()
     """Kernels that are wrong by themselves, where grouping is the cause and sizes are known."""
+    option: str = ""
+    """An option that is set, and without which it is right; no application is searched for then."""
+    reduce: str = ""
+    """The command that reduces the graph, on random inputs; "" where it is right."""
 
     def __str__(self) -> str:
         if not self.wrong:
             return f"{self.graph}: right, with {self.applications} applications of rewrites and passes"
+        kernels = f" ({', '.join(self.kernels)})" if self.kernels else ""
+        if self.option:
+            cause = f"cause: option {self.option}{kernels}"
+            return f"{self.graph}: {self.wrong}\n  {cause}\n  fix:   options={dict(self.fix)}"
         if not self.culprits and self.fix:
             fix = f"options={dict(self.fix)}"
             return f"{self.graph}: {self.wrong}\n  cause: not found among the applications\n  fix:   {fix}"
         if not self.culprits:
             return f"{self.graph}: {self.wrong}\n  cause: no rewrite and no generated kernel, it is wrong without any"
-        kernels = f" ({', '.join(self.kernels)})" if self.kernels else ""
         causes = "\n         ".join(map(str, self.culprits))
         fix = f"options={dict(self.fix)}" if self.fix else "none was found: it is wrong without these, too"
         return f"{self.graph}: {self.wrong}\n  cause: {causes}{kernels}\n  fix:   {fix}"
@@ -82,7 +92,12 @@ def bisect(
 
 def _search(trial: Trial) -> Finding:
     wrong, remarks = trial.wrong()
-    finding = Finding(trial.graph.name, len(_made(remarks)), wrong)
+    name = trial.graph.name
+    command = keep_graph(str(trial.graph), name, trial.config, f"wrong: {wrong}") if wrong else ""
+    finding = Finding(name, len(_made(remarks)), wrong, reduce=command)
+    if wrong and (fix := _undone_option(trial)):
+        name, _ = fix
+        return replace(finding, option=f"{name}={getattr(trial.config, name)}", fix=(fix,), kernels=_kernels(trial))
     culprits: list[int] = []
     known: dict[int, Remark] = {}
     while wrong and len(culprits) < MOST:
@@ -100,8 +115,30 @@ def _search(trial: Trial) -> Finding:
         culprits = _fewest(trial, culprits)
     found = tuple(known[number] for number in sorted(culprits))
     grouped = any(remark.subject == "group" for remark in found)
-    kernels = _wrong_kernels(trial) if grouped and not trial.graph.symbols() else ()
-    return replace(finding, culprits=found, fix=_fix(trial, found, not wrong), kernels=kernels)
+    return replace(
+        finding, culprits=found, fix=_fix(trial, found, not wrong), kernels=_kernels(trial) if grouped else ()
+    )  # fmt: skip
+
+
+def _undone_option(trial: Trial) -> tuple[str, Any] | None:
+    """Return an option, with its default, without which a graph is right; None where there is none."""
+    numbered = dict(trial.numbered)
+    for name, changes in _settings(trial.config).items():
+        if not trial.wrong(**changes)[0]:
+            return name, changes[name]
+    trial.numbered = numbered  # those of other options may differ
+    return None
+
+
+def _settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the options that change code generation and are set, each with the values that undo it."""
+    usual, found = Config(), dict[str, dict[str, Any]]()
+    if config.mode != usual.mode:
+        found["mode"] = {"mode": usual.mode, **dict.fromkeys(MODES[config.mode], False)}
+    for name in _GENERATION:
+        if getattr(config, name) != getattr(usual, name):
+            found[name] = {**found.get("mode", {}), name: getattr(usual, name)}
+    return found
 
 
 def _made(remarks: Sequence[Remark]) -> list[int]:
@@ -166,12 +203,17 @@ def _fix(trial: Trial, culprits: Sequence[Remark], right: bool) -> tuple[tuple[s
     return (("apply", _without(numbers)),) if right else ()
 
 
-def _wrong_kernels(trial: Trial) -> tuple[str, ...]:
+def _kernels(trial: Trial) -> tuple[str, ...]:
     """Return the wrong kernels of a graph of static sizes; with symbols, a kernel's inputs may not determine them."""
+    if trial.graph.symbols():
+        return ()
     from fusec.compiler import compile_graph
     from fusec.reference.interpreter import evaluate
 
-    graph = compile_graph(trial.graph, trial.config).graph
+    try:
+        graph = compile_graph(trial.graph, trial.config).graph
+    except Exception:  # a compile that raises has no kernels
+        return ()
     regions = [node for node in graph if node.is_op("region")]
     graph.set_outputs(list(dict.fromkeys(v for region in regions for v in region.operands)))
     known = dict(zip(graph.outputs, evaluate(graph, trial.arguments), strict=True))

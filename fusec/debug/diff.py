@@ -4,12 +4,15 @@ Near-linear, so that it can run after every pass: nodes are paired by what they 
 then by operation and operands, then by operation.
 """
 
+import difflib
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.printer import name_values, print_graph
 
 
 @dataclass
@@ -126,8 +129,43 @@ def _end(value: Value, meaning: dict[Node, Hashable]) -> Hashable:
     return (meaning[value.producer] if value.producer else "input", value.index)
 
 
-def diff_lines(before: str, after: str, context: int = 2) -> Iterable[str]:
-    """A unified diff of two prints."""
-    import difflib
+def diff_lines(before: Graph, after: Graph, sources: bool = True, context: int = 2) -> list[str]:
+    """Return a unified diff of two graphs; a node that is in both has one name in both, also inside of regions."""
+    alike: dict[Graph, dict[Value, str]] = {}
+    _name_alike(before, after, alike)
+    one = print_graph(before, sources=sources)
+    other = print_graph(after, sources=sources, names_of=lambda graph: alike.get(graph) or name_values(graph))
+    lines, others = one.splitlines(), other.splitlines()
+    return list(difflib.unified_diff(lines, others, "before", "after", n=context, lineterm=""))
 
-    return difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", n=context, lineterm="")
+
+def _name_alike(before: Graph, after: Graph, alike: dict[Graph, dict[Value, str]]) -> None:
+    """Name the values of a graph, and of the bodies in it, as those that they continue; new ones get new names."""
+    pairs, old, own = diff_graphs(before, after).pairs, name_values(before), name_values(after)
+    pairs |= _changed_regions(before, after, pairs)
+    same = [(b, a) for b, a in zip(before.inputs, after.inputs, strict=False) if b.type == a.type]
+    same += [(b, a) for new, kept in pairs.items() for b, a in zip(kept.results, new.results, strict=False)]
+    names = alike[after] = {a: old[b] for b, a in same if a in own and b in old}
+    taken, numbers = {*names.values(), *filter(str.isdigit, old.values())}, itertools.count(len(old))
+    for value, name in own.items():
+        if value not in names:
+            names[value] = name if name not in taken else next(n for n in map(str, numbers) if n not in taken)
+            taken.add(names[value])
+    for new, kept in pairs.items():
+        if new.is_op("region"):
+            _name_alike(kept.body, new.body, alike)
+
+
+def _changed_regions(before: Graph, after: Graph, pairs: dict[Node, Node]) -> dict[Node, Node]:
+    """Pair the regions that differ in their bodies alone, in order."""
+    kept, waiting = set(pairs.values()), defaultdict[Hashable, list[Node]](list)
+    for node in reversed(before.nodes):
+        if node.is_op("region") and node not in kept:
+            waiting[_frame(node)].append(node)
+    rest = (n for n in after.nodes if n.is_op("region") and n not in pairs)
+    return {node: waiting[_frame(node)].pop() for node in rest if waiting[_frame(node)]}
+
+
+def _frame(region: Node) -> Hashable:
+    attributes = tuple(sorted((k, str(v)) for k, v in region.attributes.items() if k != "body"))
+    return attributes, tuple(str(r.type) for r in region.results)

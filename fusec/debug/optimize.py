@@ -8,6 +8,7 @@ from fusec.debug.subject import Subject
 from fusec.errors import VerificationError
 from fusec.ir.graph import Graph
 from fusec.pipeline import PassRecord, Pipeline
+from fusec.reproducers import keep_graph
 from fusec.selector import Selector
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def require_agreement(records: Sequence[PassRecord], results: "Mapping[int, Equi
     """
     for i, result in results.items():
         if not result:
-            raise VerificationError(
-                f"pass {records[i].name} changes the result", why=result.message,
-                fix="find the application at fault with --apply and --remarks passed",
-            )  # fmt: skip
+            what = f"pass {records[i].name} changes the result"
+            command = keep_graph(records[i].before, records[i].name, Config.from_environment(), what)
+            fix = "find the application at fault with --apply and --remarks passed"
+            raise VerificationError(what, why=result.message, fix=f"{fix}; {command}" if command else fix)

@@ -4,6 +4,8 @@ Operations are left out by delta debugging (Zeller and Hildebrandt, "Simplifying
 2002): the values that the remaining ones read become inputs, with the values that they had.
 """
 
+import importlib.util
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,17 +57,26 @@ class Reduced:
     """Operations of the original graph."""
     tests: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    declarations: Sequence[str] = ()
+    """The texts of Python files that declare fusions and rewrites of the user's."""
 
-    def script(self, path: Path) -> None:
-        """Write a stand-alone script, ``python PATH``, that exits with 1 while the graph fails.
+    def script(self, path: Path) -> list[Path]:
+        """Write a stand-alone script, ``python PATH``, that exits with 1 while the graph fails; return all files.
 
-        Inputs that have to have their recorded values are written beside it, with the suffix ``.pt``.
+        Inputs that have to have their recorded values are written beside it, with the suffix ``.pt``, and files that
+        declare fusions as ``PATH_declarations.py``.
         """
         import torch
 
         path.write_text(_script(self), encoding="utf-8")
-        if not self.case.drawn:
-            torch.save(list(self.case.inputs), path.with_suffix(".pt"))
+        files = [path]
+        if self.case.inputs and not self.case.drawn:
+            files.append(path.with_suffix(".pt"))
+            torch.save(list(self.case.inputs), files[-1])
+        for number, text in enumerate(self.declarations):
+            files.append(path.with_name(f"{path.stem}_declarations{number or ''}.py"))
+            files[-1].write_text(text, encoding="utf-8")
+        return files
 
 
 def failing_case(
@@ -281,10 +292,14 @@ def _script(found: Reduced) -> str:
     case = found.case
     inputs = ",\n".join(f"    {one!r}" for one in case.drawn)
     how = f"[\n{inputs},\n]" if case.drawn else 'torch.load(Path(__file__).with_suffix(".pt"))'
+    stored, declared = bool(case.inputs) and not case.drawn, bool(found.declarations)
+    imports = ["from pathlib import Path"] if stored or declared else []
+    imports += ["", "import torch"] if stored else []
     return _TEXT.format(
         failure=found.failure, size=case.size, operations=found.operations, graph=str(case.graph).strip(),
         inputs=how if case.drawn or case.inputs else "[]", options=dict(found.options),
-        imports="" if case.drawn or not case.inputs else "from pathlib import Path\n\nimport torch\n\n",
+        imports="".join(f"{line}\n" for line in (*imports, "") if imports),
+        declared=_DECLARED if declared else "[]",
     )  # fmt: skip
 
 
@@ -298,17 +313,37 @@ GRAPH = """
 """
 OPTIONS = {options}
 INPUTS = {inputs}
+DECLARATIONS = {declared}
 
 if __name__ == "__main__":
-    raise SystemExit(reproduce(GRAPH, INPUTS, OPTIONS))
+    raise SystemExit(reproduce(GRAPH, INPUTS, OPTIONS, DECLARATIONS))
 '''
+_DECLARED = 'sorted(Path(__file__).parent.glob(f"{Path(__file__).stem}_declarations*.py"))'
 
 
-def reproduce(text: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> int:
-    """Compile a graph, run it on inputs or descriptions of them, print how it fails, and return 1 if it does."""
+def reproduce(text: str, inputs: Sequence[Any], options: Mapping[str, Any], declarations: Sequence[Path] = ()) -> int:
+    """Compile a graph, run it on inputs or descriptions of them, print how it fails, and return 1 if it does.
+
+    Args:
+        text: the graph.
+        inputs: its inputs, or their descriptions.
+        options: those of the compile.
+        declarations: Python files to run before, for the fusions and rewrites that they declare.
+    """
     from fusec.ir.parser import parse_graph
 
+    for path in declarations:
+        _run_file(path)
     trial = Trial(parse_graph(text), draw(inputs), Config.from_options(None, options), lambda text: None)
     wrong, _ = trial.wrong()
     print(wrong or "right")
     return 1 if wrong else 0
+
+
+def _run_file(path: Path) -> None:
+    """Run a Python file as a module of its name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # where types that are written as text are looked up
+    spec.loader.exec_module(module)

@@ -19,6 +19,7 @@ from fusec.rewriting.match import word
 _AFTER_PRODUCT = 4
 """Most operations between a matmul and the residual stream: a bias, a scale, a cast."""
 
+GENERAL = "a general kernel: no declared fusion is like it"
 _UNSUPPORTED = "none in the model: fusec lacks support for it"
 
 

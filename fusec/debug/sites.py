@@ -12,6 +12,9 @@ _SEPARATE = ({"q", "query"}, {"k", "key", "kv"}, {"v", "value", "kv"})
 _PACKED = {"qkv", "attn", "wqkv"}
 _ACTIVATION = re.compile(r"(^|_)(act|activation|gelu)(_|$)")
 
+_HEAD = re.compile(r"(^|_)head$|^(classifier|score|embed_out|qa_outputs)$")
+"""Names of linears from the last hidden state to the results."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -36,6 +39,20 @@ class Shape:
     def named(self, pattern: str) -> bool:
         """Return whether its class, or a base class, has such a name."""
         return any(re.search(pattern, name) for name in self.classes)
+
+    @property
+    def is_norm(self) -> bool:
+        """Return whether it is named so: RMSNorm, BatchNorm1d; NormA only without modules inside, unlike NormBlock."""
+        return self.named(r"Norm(1P|[123]d)?$") or (not self.children and self.named("Norm(?![a-z])"))
+
+    @property
+    def heads(self) -> list[str]:
+        """The names of linears that are named so, and of the last one of the whole model if it makes a vocabulary."""
+        found = [name for name in self.linears if _HEAD.search(name)]
+        last = self.linears[-1] if self.linears and not self.path else ""
+        if last and last not in found and _outputs(self.children[last]) in _vocabularies(self.module):
+            found.append(last)
+        return found
 
     @property
     def linears(self) -> list[str]:
@@ -111,7 +128,7 @@ def _some(paths: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 RULES = (
-    Rule("norm", lambda m: _whole(m.named(r"Norm(1P|[123]d)?$")), "one kernel", "norm"),
+    Rule("norm", lambda m: _whole(m.is_norm), "one kernel", "norm"),
     Rule("attention", lambda m: _besides(m), "both products and the softmax in one kernel"),
     Rule("softmax", lambda m: _besides(m), "one kernel", "softmax"),
     Rule("rotary embedding", lambda m: _besides(m) if m.is_rotated else None,
@@ -124,8 +141,7 @@ RULES = (
          "activation and gate in one kernel, in the product's or separate", "lu|gated"),
     Rule("embedding", lambda m: _whole(m.named("^Embedding$")), "the lookup inside a kernel"),
     Rule("patches", lambda m: _whole(_tiles(m)), "a convolution or matrix product"),
-    Rule("head", lambda m: _some(m.at(*m.linears) if not m.path else ()),
-         "a product with its bias, and no kernel besides"),
+    Rule("head", lambda m: _some(m.at(*m.heads)), "a product with its bias, and no kernel besides"),
 )  # fmt: skip
 """Every kind of site, with what is expected there."""
 RULE_OF = {rule.kind: rule for rule in RULES}
@@ -147,6 +163,16 @@ def _words(name: str) -> set[str]:
 
 def _is_linear(module: Any) -> bool:
     return bool({"Linear", "Conv1D"} & {c.__name__ for c in type(module).__mro__})
+
+
+def _outputs(linear: Any) -> int:
+    """Return the number of columns that a linear makes; 0 where it does not say."""
+    return int(getattr(linear, "out_features", getattr(linear, "nf", 0)))
+
+
+def _vocabularies(model: Any) -> set[int]:
+    """Return the number of rows of each embedding of a model."""
+    return {int(rows) for module in model.modules() if (rows := getattr(module, "num_embeddings", 0))}
 
 
 def _tiles(shape: Shape) -> bool:

@@ -11,7 +11,7 @@ from fusec.analysis.machine import ASSUMED
 from fusec.codegen.program.constant_folding import PASS_NAME as FREEZE
 from fusec.codegen.program.recordings import PASS_NAME as RECORDED
 from fusec.debug.explanation import KINDS, Explanation
-from fusec.debug.site_status import SiteStatus
+from fusec.debug.site_status import GENERAL, SiteStatus
 from fusec.debug.text import amount, cut_rows, duration, new_table, shorten_sources
 from fusec.remarks import Remark
 
@@ -27,9 +27,12 @@ def explanation_view(explanation: Explanation, everything: bool = False) -> Rend
     parts += [coverage_bars(explanation), ""]
     parts += [kernel_table(explanation, most)] if explanation.kernels else ["[dim]No kernels.[/]"]
     parts += [_fallback_table(explanation, most)] if explanation.fallbacks else ["[green]Nothing falls back.[/]"]
-    parts += [_remark_table("Near misses", explanation.near_misses, most)] if explanation.near_misses else []
+    of_patterns = [r for r in explanation.near_misses if "clause" in r.figures]
+    others = [r for r in explanation.near_misses if "clause" not in r.figures]
+    tables = [("Near misses", of_patterns), ("Kept apart", others)]
     for title, name in (("Frozen", FREEZE), ("CUDA graphs", RECORDED)):
-        found = [r for r in explanation.remarks if r.pass_name == name]
+        tables.append((title, [r for r in explanation.remarks if r.pass_name == name]))
+    for title, found in tables:
         parts += [_remark_table(title, found, most)] if found else []
     failures = [r for r in explanation.remarks if r.kind == "failure"]
     parts += [_remark_table("Failures", failures, most)] if failures else []
@@ -204,7 +207,7 @@ def _unnamed_table(sites: list[SiteStatus]) -> Table:
     table = new_table("Not recognised", "kind", "runs in", "nearest", "where")
     for equal in same.values():
         first, times = equal[0], f" ×{len(equal)}" if len(equal) > 1 else ""
-        nearest = first.attempt or "no fusion is like it"
+        nearest = first.attempt or GENERAL
         nearest += f": expected {first.expected}, found {first.found}" if first.attempt else ""
         nearest += f"\n→ {first.edit}" if first.edit else ""
         where = shorten_sources(tuple(s.place or s.site.module for s in equal))

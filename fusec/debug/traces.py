@@ -14,7 +14,7 @@ from fusec.errors import FusecError
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import PassRecord
 from fusec.remarks import Remark
-from fusec.tracing import COMPILE, EVENTS
+from fusec.tracing import COMPILE, EVENTS, IMPORTED
 
 
 class NoTrace(FusecError):
@@ -58,12 +58,11 @@ def read_trace(folder: Path) -> Trace:
         NoTrace: where there is none.
     """
     found = sorted(folder.glob(f"*/{COMPILE}"), key=lambda path: path.parent.stat().st_ctime_ns)
-    lines = (folder / EVENTS).read_text(encoding="utf-8").splitlines() if (folder / EVENTS).exists() else []
+    lines = _text(folder / EVENTS).splitlines() if (folder / EVENTS).exists() else []
     if not found and not lines:
         why = "it has no compile of fusec" if folder.is_dir() else "there is no such folder"
         raise NoTrace(f"{folder} is no trace", why=why, fix="fusec trace PROGRAM")
-    events = [event for line in lines if (event := _parsed(line)) is not None]
-    return Trace([_compile(path.parent) for path in found], events)
+    return Trace([_compile(path.parent) for path in found], list(filter(None, map(_parsed, lines))))
 
 
 def events_of(trace: Trace) -> Iterator[tuple[str, str, int]]:
@@ -85,35 +84,59 @@ def _essence(text: str) -> str:
     return text if place is None or reason is None else f"{reason.group(1)}\n  {place.group(1)}"
 
 
-def _parsed(line: str) -> Any:
+def finished(folder: Path) -> list[Subject]:
+    """Return the compiles of a trace that are done.
+
+    Raises:
+        NoTrace: where none is.
+    """
+    found = read_trace(folder)
+    if found.subjects:
+        return found.subjects
+    states = [f"{compile.path.name} is {compile.state} {compile.error}".strip() for compile in found.compiles[:3]]
+    fix = f"fusec reduce {found.compiles[0].path / IMPORTED} --strict" if found.compiles else ""
+    raise NoTrace(f"no compile of {folder} is done", why="; ".join(states) or "it has events alone", fix=fix)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """Return an object in JSON; empty for anything else, as what a crash cut off."""
     try:
-        return json.loads(line)
+        found = json.loads(line)
     except ValueError:
-        return None  # cut off by a crash
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _compile(folder: Path) -> TracedCompile:
-    about = _parsed((folder / COMPILE).read_text(encoding="utf-8")) or {}
-    state = str(about.get("state", "running"))
-    if state != "done":
-        return TracedCompile(folder, state, str(about.get("error", "")))
-    return TracedCompile(folder, state, "", sum(about["seconds"].values()), _subject(folder, about))
+    try:
+        about = _parsed(_text(folder / COMPILE))
+        state = str(about.get("state", "running"))
+        if state != "done":
+            return TracedCompile(folder, state, str(about.get("error", "")))
+        return TracedCompile(folder, state, "", sum(about["seconds"].values()), _subject(folder, about))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, FusecError) as reason:
+        said = reason.reason if isinstance(reason, FusecError) else str(reason)
+        raise NoTrace(f"{folder} is not as it was written", why=f"{type(reason).__name__}: {said}") from reason
 
 
 def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
     def text(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8")
+        return _text(folder / name)
 
-    final, before, records = parse_graph(text("final.fir")), text("imported.fir"), []
+    final, before, records = parse_graph(text("final.fir")), text(IMPORTED), []
     for row in about["passes"]:
         path = folder / "passes" / row.pop("file")
-        after = path.read_text(encoding="utf-8") if path.exists() else before
+        after = _text(path) if path.exists() else before
         records.append(PassRecord(**{**row, "before": before, "after": after}))
         before = after
     remarks = [Remark(**{**r, "sources": tuple(r["sources"])}) for r in json.loads(text("remarks.json"))]
     nodes, sources = (
         final.nodes,
-        {path.stem: path.read_text(encoding="utf-8") for path in (folder / "kernels").iterdir()},
+        {path.stem: _text(path) for path in (folder / "kernels").iterdir()},
     )
     steps = {
         nodes[s["node"]]: Step(s["name"], sources.get(s["name"], ""), s["kind"] == "kernel", s["formula"])
@@ -122,6 +145,6 @@ def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
     steps = with_lines(steps, about.get("origins", {}))
     machine = Machine.from_json(about["machine"]) if about.get("machine") else assumed_cpu()
     return Subject(
-        final.name, final, parse_graph(text("imported.fir")), tuple(records), tuple(remarks), steps,
+        final.name, final, parse_graph(text(IMPORTED)), tuple(records), tuple(remarks), steps,
         copies=about["copies"], machine=machine, once=frozenset(nodes[i] for i in about["once"]),
     )  # fmt: skip

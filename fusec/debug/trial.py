@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fusec.config import Config
+from fusec.errors import OptionError
 from fusec.ir.graph import Graph
 from fusec.remarks import Remark
 
@@ -58,6 +59,8 @@ class Trial:
             remarks = compiled.remarks
             self.note(remarks)
             comparison = compare_outputs(self.eager, self.run(compiled.program), self.reference)
+        except OptionError:
+            raise
         except Exception as reason:
             return f"{type(reason).__name__}: {reason}", remarks
         return "" if comparison.passed else str(comparison), remarks

@@ -2,14 +2,14 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.debug.near_misses import near_misses
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.reasons import code_of_clause, code_of_text
-from fusec.debug.site_status import SiteStatus, site_statuses
+from fusec.debug.site_status import GENERAL, SiteStatus, site_statuses
 from fusec.debug.sites import RULE_OF
 from fusec.debug.subject import Subject, usual_reason
 from fusec.errors import FusecError, suggestion
@@ -19,6 +19,7 @@ from fusec.remarks import Remark
 from fusec.rewriting.match import MatchFailure, word
 
 EVERYTHING, KERNEL = "everything", "kernel"
+_ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
 
 
 class UnknownPlace(FusecError):
@@ -122,17 +123,19 @@ def _findings(place: _Place, what: str, sites: Sequence[SiteStatus]) -> Iterator
     if what == KERNEL:
         yield from _kernels(place)
         return
-    chosen = [s for s in sites if what in (EVERYTHING, s.site.kind) and _is_at(place, s)]
-    yield from map(_of_site, chosen)
+    chosen = [_of_site(s) for s in sites if what in (EVERYTHING, s.site.kind) and _is_at(place, s)]
+    yield from chosen
     if what in RULE_OF and chosen:
         return
     misses = [m for m in place.remarks(near_misses(place.subject)) if what in (EVERYTHING, m.subject)]
     applied = _applied(place, what)
     yield from (_of_application(place, r) for r in applied)
     yield from () if applied else _grouped(place, what)
-    yield from (_of_miss(place, m) for m in misses if "clause" in m.figures or m.subject in (what, "attention"))
+    about = [_of_miss(place, m) for m in misses if "clause" in m.figures or m.subject in (what, "attention")]
+    yield from about
     if what == EVERYTHING:
         yield from _opaque(place)
+        yield from _nameless(place, {name for finding in (*chosen, *about) for name in finding.kernels})
 
 
 def _is_at(place: _Place, status: SiteStatus) -> bool:
@@ -154,7 +157,7 @@ def _of_site(status: SiteStatus) -> Finding:
     if status.fused and status.recognised is not False:
         return Finding(kind, where, "fused", status.kernels, reason=", ".join(status.meanings))
     if status.fused:
-        return replace(said, status="unnamed", code=code or "operation", reason=expected or "no fusion is like it")
+        return replace(said, status="unnamed", code=code or "operation", reason=expected or GENERAL)
     return replace(said, code=code, reason=f"{status.node}: {expected}")
 
 
@@ -206,6 +209,20 @@ def _opaque(place: _Place) -> Iterator[Finding]:
             yield Finding(
                 name, str(source or ""), "opaque", (name,), code_of_text(reason), reason, text=text, edit=edit
             )
+
+
+def _nameless(place: _Place, said: Collection[str]) -> Iterator[Finding]:
+    """Yield the kernels of several operations here that are no declared fusion, and that no finding is about."""
+    for home in dict.fromkeys(o.home for o in place.operations if o.kind == "generated"):
+        inside = [o for o in place.operations if o.home is home and o.node.has(_ARITHMETIC)]
+        name = place.subject.name_of(home)
+        if len(inside) > 1 and not home.attributes.get("fusions") and name not in said:
+            counts = ", ".join(dict.fromkeys(word(o.node) for o in inside))
+            source = next((s for o in inside for s in o.node.sources if place.holds(str(s))), None)
+            yield Finding(
+                KERNEL, str(source or ""), "unnamed", (name,), "operation", f"{GENERAL} ({counts})",
+                text=source.text if source else "",
+            )  # fmt: skip
 
 
 def _kernels(place: _Place) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from fusec.ir.graph import Graph, Source, Value
 from fusec.ir.ops import OPS
 from fusec.ir.printer import number_context
 from fusec.ir.sources import parse_sources, union_of_sources
-from fusec.ir.tokens import Token
+from fusec.ir.tokens import Token, error_at
 from fusec.ir.types import DType, Type
 from fusec.ir.value_parser import ValueParser
 
@@ -33,7 +33,11 @@ def parse_graph(text: str) -> Graph:
     Raises:
         ParseError: with line, column and what was expected.
     """
-    return _GraphParser(text).graph()
+    parser = _GraphParser(text)
+    try:
+        return parser.graph()
+    except RecursionError as reason:
+        raise error_at(text, parser.token.offset, "fewer levels of nesting") from reason
 
 
 class _GraphParser(ValueParser):

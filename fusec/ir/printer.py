@@ -5,7 +5,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -23,14 +23,24 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 Sources: TypeAlias = "bool | Literal['short']"
 """Print source locations at the end of lines: in full, which parses back, or short, which is easier to read."""
+Naming: TypeAlias = Callable[[Graph], Mapping[Value, str]]
+"""Returns a name for each value that is printed."""
 
 
-def print_graph(graph: Graph, *, sources: Sources = True) -> str:
-    """Return the text of a graph; with ``sources`` in full it parses back to an equal graph."""
-    return f"graph {_print_body(graph, 0, sources)}\n"
+def print_graph(graph: Graph, *, sources: Sources = True, names_of: Naming | None = None) -> str:
+    """Return the text of a graph; with ``sources`` in full it parses back to an equal graph.
+
+    Args:
+        graph: the graph.
+        sources: whether lines end with source locations.
+        names_of: names the values of the graph and of each body; ``name_values`` by default.
+    """
+    return f"graph {_print_body(graph, 0, sources, names_of or name_values)}\n"
 
 
-def print_node(node: Node, names: Mapping[Value, str], *, sources: Sources = True, depth: int = 0) -> str:
+def print_node(
+    node: Node, names: Mapping[Value, str], *, sources: Sources = True, depth: int = 0, names_of: Naming | None = None
+) -> str:
     """Return the text of one node (of a region: all its lines); values missing in ``names`` print as ``%?``."""
     pad = _INDENT * depth
     results = ", ".join(f"%{names.get(r, '?')}: {print_type(r.type)}" for r in node.results)
@@ -41,7 +51,7 @@ def print_node(node: Node, names: Mapping[Value, str], *, sources: Sources = Tru
     comment = _comment(node, sources) if sources else ""
     body = node.attributes.get("body")
     if isinstance(body, Graph):
-        return f"{line} {_print_body(body, depth, sources, comment)}"
+        return f"{line} {_print_body(body, depth, sources, names_of or name_values, comment)}"
     return line + comment
 
 
@@ -118,8 +128,8 @@ def print_attribute(value: Any) -> str:
     return _print_expression(value) if isinstance(value, sympy.Basic) else f"<{value!r}>"
 
 
-def _print_body(graph: Graph, depth: int, sources: Sources, comment: str = "") -> str:
-    names, outputs = name_values(graph), set(graph.outputs)
+def _print_body(graph: Graph, depth: int, sources: Sources, names_of: Naming, comment: str = "") -> str:
+    names, outputs = names_of(graph), set(graph.outputs)
     pad = _INDENT * (depth + 1)
     inputs = [f"%{names[v]}: {'frozen ' if v.frozen else ''}{print_type(v.type)}" for v in graph.inputs]
     header = ", ".join(inputs)
@@ -128,7 +138,7 @@ def _print_body(graph: Graph, depth: int, sources: Sources, comment: str = "") -
     name = graph.name if _NAME.fullmatch(graph.name) else json.dumps(graph.name)
     lines = [f"{name}({header}) {{{comment}"]
     lines += [
-        print_node(node, names, sources=sources, depth=depth + 1)
+        print_node(node, names, sources=sources, depth=depth + 1, names_of=names_of)
         for node in graph.nodes
         if not is_inline(node, outputs)
     ]

@@ -8,7 +8,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from fusec.errors import ParseError
 
 T = TypeVar("T")
-_SHOWN = 200
+_SHOWN = 100
 """Characters of a line that an error shows on either side of its place."""
 _TOKEN = re.compile(
     r"""
@@ -41,7 +41,7 @@ def tokenize(text: str) -> list[Token]:
         ParseError: at a sign that begins no token.
     """
     tokens: list[Token] = []
-    position, last_line_end = 0, -1
+    position, last_line_end = 0, 0
     for match in _TOKEN.finditer(text):
         kind, found, start = str(match.lastgroup), match[0], match.start()
         if start != position:
@@ -85,7 +85,7 @@ class Cursor:
     def fail(self, expected: str, token: Token | None = None) -> NoReturn:
         """Raise the error that says what was expected here, or at another token."""
         token = token or self.token
-        raise error_at(self.text, token.offset, f"{expected}, not {token.text}")
+        raise error_at(self.text, token.offset, f"{expected}, not {token.text[:_SHOWN]}")
 
     def accept(self, sign: str) -> bool:
         """Step over a sign or word if it comes next."""
@@ -106,6 +106,13 @@ class Cursor:
             self.fail(meaning)
         self.at += 1
         return token.text
+
+    def whole(self, token: Token) -> int:
+        """Return the number that a token of digits is."""
+        try:
+            return int(token.text.lstrip("$"))
+        except ValueError:
+            self.fail("a whole number of fewer digits", token)
 
     def end(self) -> None:
         """Make sure that nothing follows."""

@@ -66,7 +66,9 @@ class ValueParser(Cursor):
         if self.accept("<"):
             kind = self.take("word", "a kind of dtype")
             self.expect(",")
-            width = int(self.take("number", "a number of bytes"))
+            size = self.token
+            self.take("number", "a number of bytes")
+            width = self.whole(size)
             self.expect(">")
             return DType(name, kind, width)
         if name not in DTYPES:
@@ -94,7 +96,7 @@ class ValueParser(Cursor):
             return self.string()
         if token.kind == "operand":
             self.at += 1
-            return ("%", int(token.text[1:]))
+            return ("%", self.whole(token))
         if self.accept("["):
             return ("list", tuple(self.listed(self.attribute_value, "]")))
         if token.kind == "word" and token.text in _WORDS:
@@ -148,9 +150,7 @@ class ValueParser(Cursor):
         if self.token.kind == "number" and self.tokens[self.at + 1].text in (",", "]", ")"):
             token = self.token
             self.at += 1
-            if token.text.isdigit():
-                return int(token.text)
-            self.fail("a whole number", token)
+            return self.whole(token)
         return self.expression()
 
     def expression(self) -> Any:
@@ -180,7 +180,7 @@ class ValueParser(Cursor):
         """Two operands under their operator."""
         try:
             return combine(sign, left, right)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, ArithmeticError):
             self.fail("operands that can be combined", self.tokens[self.at - 1])
 
     def atom(self) -> Any:
@@ -188,7 +188,7 @@ class ValueParser(Cursor):
         token = self.token
         if token.kind == "number":
             self.at += 1
-            return int(token.text) if token.text.isdigit() else float(token.text)
+            return self.whole(token) if token.text.isdigit() else float(token.text)
         if self.accept("("):
             inner = self.expression()
             self.expect(")")

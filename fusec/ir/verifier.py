@@ -1,5 +1,6 @@
 """Checks the invariants of a graph between passes, so that a broken one is reported where it was broken."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -100,7 +101,9 @@ class _Verifier:
         self.defined.update(node.results)
         if node.has(Trait.REGION):
             self.check_region(node)
-        elif not node.has(Trait.OPAQUE):
+        elif node.has(Trait.OPAQUE):
+            self.check_call(node)
+        else:
             self.check_rule(node)
 
     def check_rule(self, node: Node) -> None:
@@ -113,6 +116,17 @@ class _Verifier:
             self.fail(
                 "a result has not the type of its operation", node, f"{found}, not {', '.join(map(str, expected))}"
             )
+
+    def check_call(self, node: Node) -> None:
+        if not isinstance(node.attributes.get("target"), str):
+            self.fail("a call names no operation", node, f"target={node.attributes.get('target')!r}")
+        for name in ("args", "kwargs"):
+            arguments = node.attributes.get(name, ())
+            if not isinstance(arguments, tuple):
+                self.fail("the arguments of a call are no tuple", node, f"{name}={arguments!r}")
+            missing = [index for index in _operands_in(arguments) if index >= len(node.operands)]
+            if missing:
+                self.fail("a call names an operand that it has not", node, f"operand {missing[0]}")
 
     def check_region(self, node: Node) -> None:
         body = node.attributes.get("body")
@@ -190,6 +204,16 @@ def _is_allowed(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_allowed, value))
     return isinstance(value, _ATTRIBUTE_KINDS)
+
+
+def _operands_in(arguments: Any) -> Iterator[int]:
+    """Yield the numbers of the operands among the arguments of a call."""
+    match arguments:
+        case ("%", int(index)):
+            yield index
+        case tuple(items):
+            for item in items:
+                yield from _operands_in(item)
 
 
 def _agree(a: Type, b: Type) -> bool:

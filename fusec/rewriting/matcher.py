@@ -11,6 +11,9 @@ from fusec.ir.ops import Trait
 from fusec.ir.types import Size, TensorType, same_size, simplify
 from fusec.rewriting.match import SAME_TENSOR, Match, MatchFailure, Number, Pattern, described, same_number, shown, word
 
+_FEW = 3
+"""Fewer operations alone do not suggest a pattern."""
+
 
 @dataclass
 class Matcher:
@@ -64,8 +67,11 @@ class Matcher:
         (pattern, value), rest = goals
         bound = self.values.get(pattern)
         if bound is not None:
-            both = (bound, value)
-            return self.solve(rest) if bound is value else self.fail(value.producer, "operand", SAME_TENSOR, both)
+            if bound is value:
+                return self.solve(rest)
+            if len(self.nodes) < _FEW and not (_is_computed_from(bound, value) or _is_computed_from(value, bound)):
+                return False  # a gate with another tensor is no attempt at the pattern
+            return self.fail(value.producer, "operand", SAME_TENSOR, (bound, value))
         if pattern in self.pattern.tensors:
             return self.bind(pattern, value, rest)
         assert pattern.producer is not None
@@ -388,6 +394,14 @@ def _reached(start: Value, node: Node, pattern: Value) -> Iterator[Value]:
         seen.update(following)
         yield from (r for r in following if r.producer is not None and r.producer.op is wanted.op)
         frontier = following
+
+
+def _is_computed_from(value: Value, other: Value, depth: int = 4) -> bool:
+    """Return whether a value is computed from another one by a few pointwise operations."""
+    node = value.producer
+    if value is other or node is None or not node.has(Trait.POINTWISE) or depth == 0:
+        return value is other
+    return any(_is_computed_from(operand, other, depth - 1) for operand in node.operands)
 
 
 def _text(found: object) -> str:

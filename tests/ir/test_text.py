@@ -30,6 +30,10 @@ graph rms_norm(%x: bf16[s0, 64], %w: bf16[64], %n: int(s0)) {
 """
 
 
+def test_a_comment_may_come_first() -> None:
+    assert parse_graph(f"# for people{RMS_NORM}").name == "rms_norm"
+
+
 def test_hand_written_text_is_a_graph() -> None:
     graph = parse_graph(RMS_NORM)
     verify_graph(graph)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -180,3 +181,28 @@ def test_the_command(tmp_path: Path, wrong_rewrite: None) -> None:
     REWRITES["squared_sine"].where(lambda x: False)
     assert CliRunner().invoke(app, ["bisect", str(script)]).exit_code == 0
     assert "squared_sine" not in FUSIONS
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "fix"),
+    [
+        ({"mode": "max-autotune"}, "mode=max-autotune", (("mode", "default"),)),
+        ({"small_m": 4, "freeze": True}, "small_m=4", (("small_m", 16),)),
+        ({"freeze": True}, "", ()),
+    ],
+)
+def test_an_option_at_fault_is_named(
+    options: dict[str, Any], option: str, fix: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compile that is wrong where kernels are tuned, or few rows are."""
+    run = module.Trial.wrong
+
+    def wrong(self: Any, **changes: Any) -> Any:
+        config = replace(self.config, **changes)
+        said, remarks = run(self, **changes)
+        return said or ("planted" if config.autotune or config.small_m == 4 else ""), remarks
+
+    monkeypatch.setattr(module.Trial, "wrong", wrong)
+    (found,) = fusec.bisect(torch.sin, torch.randn(4, 16), options={"target": "cpp", **options})
+    assert bool(found.wrong) == bool(option) and found.option == option and found.fix == fix
+    assert not option or f"cause: option {option}" in str(found)

@@ -1,8 +1,10 @@
 """Graphs that fail are reduced to a few operations, and to a script that fails alone."""
 
+import json
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +19,8 @@ from fusec.debug.reduce import Case, NothingFails, Reduced, failing_case, fails_
 from fusec.debug.synthetic import SyntheticTensor, describe, draw
 from fusec.frontend import trace
 from fusec.rewriting.fusion import Dims
+from fusec.rewriting.rule import REWRITES
+from tests.tools.test_cli import run
 
 Rows = Annotated[Tensor, Dims("*batch cols")]
 
@@ -164,3 +168,37 @@ def test_the_command(tmp_path: Path, wrong_rewrite: None, monkeypatch: pytest.Mo
     assert done.exit_code == 0 and "→ 1 operations" in done.stdout, done.output
     assert CliRunner().invoke(app, ["reduce", "model.fir", "--command", "true"]).exit_code == 2
     assert CliRunner().invoke(app, ["reduce", "model.py", "-o", "missing/x.py"]).exit_code == 2
+
+
+def fails_alone(path: Path) -> bool:
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert not done.stderr, done.stderr
+    return done.returncode == 1
+
+
+@pytest.fixture
+def no_declarations() -> Iterator[None]:
+    """Remove what a script has declared."""
+    yield
+    REWRITES.pop("squared_sine", None)
+
+
+@pytest.mark.usefixtures("no_declarations")
+def test_a_script_carries_the_declarations_of_the_model_and_json_names_the_files(tmp_path: Path) -> None:
+    result = run("reduce", "examples/wrong_rewrite.py", "-o", str(tmp_path / "reduced.py"), "--json")
+    data = json.loads(result.stdout)
+    assert data["failure"] == "wrong" and data["left"] <= 3 < data["operations"] and "sin(" in data["graph"]
+    assert data["files"] == [str(tmp_path / name) for name in ("reduced.py", "reduced_declarations.py")]
+    assert fails_alone(tmp_path / "reduced.py")
+    (tmp_path / "reduced_declarations.py").unlink()
+    assert not fails_alone(tmp_path / "reduced.py")
+
+
+@pytest.mark.usefixtures("no_declarations")
+def test_declarations_apply_to_a_graph(tmp_path: Path) -> None:
+    graph = tmp_path / "sines.fir"
+    graph.write_text("graph g(%x: f32[4]) {\n  %a: f32[4] = sin(%x)\n  %y: f32[4] = mul(%a, %a)\n  return %y\n}\n")
+    words = ("reduce", str(graph), "-o", str(tmp_path / "reduced.py"))
+    assert run(*words).exit_code == 3
+    assert run(*words, "--declare", "examples/wrong_rewrite.py").exit_code == 0
+    assert fails_alone(tmp_path / "reduced.py")

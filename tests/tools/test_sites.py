@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from fusec.config import Config
 from fusec.debug.capture import capture
-from fusec.debug.explain import explain_subjects
+from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.site_status import SiteStatus, site_statuses
 from fusec.debug.sites import sites_of
 from fusec.debug.subject import Subject
-from fusec.debug.tables import site_view
+from fusec.debug.tables import explanation_view, site_view
 from fusec.debug.text import as_text
 from fusec.models import gpt2, llama, t5
 from fusec.models.inputs import sample_tokens
@@ -278,3 +278,64 @@ def test_views_show_sites() -> None:
         assert word in text
     (data,) = [site for site in explanation.to_json()["sites"] if not site["fused"]]
     assert data["module"] == "norm" and data["edit"] and data["reason"]
+
+
+class NormA(nn.Module):
+    """A norm whose class name does not end in Norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """L2 normalization."""
+        return x / x.norm(dim=-1, keepdim=True)
+
+
+class NormBlock(nn.Module):
+    """No norm, but a module with one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = NormA(), nn.Linear(16, 16)
+
+
+class Normal(nn.Module):
+    """No norm at all."""
+
+
+def test_norms_by_class_name() -> None:
+    model = nn.ModuleDict({"a": NormA(), "block": NormBlock(), "no": Normal(), "rms": nn.RMSNorm(4)})
+    assert [s.module for s in sites_of(model) if s.kind == "norm"] == ["a", "block.norm", "rms"]
+
+
+class Words(nn.Module):
+    """A model with a vocabulary of 32, and linears by these names with so many columns."""
+
+    def __init__(self, **linears: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(32, 16)
+        for name, columns in linears.items():
+            setattr(self, name, nn.Linear(16, columns))
+
+
+@pytest.mark.parametrize(
+    ("linears", "heads"),
+    [
+        ({"up": 32, "down": 16}, []), ({"proj": 16, "out": 32}, ["out"]), ({"out": 32, "proj": 8}, []),
+        ({"lm_head": 8, "pool": 16}, ["lm_head"]), ({"lm_head": 32}, ["lm_head"]), ({"classifier": 3}, ["classifier"]),
+        ({"overhead": 3}, []),
+    ],
+)  # fmt: skip
+def test_heads_are_named_so_or_make_a_vocabulary(linears: dict[str, int], heads: list[str]) -> None:
+    found = [s.parts for s in sites_of(Words(**linears)) if s.kind == "head"]
+    assert found == ([tuple(heads)] if heads else [])
+
+
+def test_rows_of_grouping_have_a_table_of_their_own() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        h = x @ w
+        near = h / (h.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6)
+        return near + x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6)
+
+    explanation = explain(model, torch.randn(64, 64), torch.randn(64, 64))
+    text = as_text(explanation_view(explanation))
+    near, _, apart = text.partition("Kept apart")
+    rows = [line.split()[0] for line in near.partition("Near misses")[2].splitlines() if " nearly matched" in line]
+    assert rows and set(rows) == {"fuse"} and "group " in apart and "nearly matched" not in apart

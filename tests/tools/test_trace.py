@@ -15,7 +15,7 @@ from fusec.cli import app
 from fusec.debug.explain import explain_subjects
 from fusec.debug.subject import subject_of
 from fusec.debug.text import as_text
-from fusec.debug.trace_table import trace_view
+from fusec.debug.trace_table import trace_data, trace_view
 from fusec.debug.traces import NoTrace, Trace, read_trace
 from fusec.debug.why import why
 from fusec.dynamo import compiled_graphs
@@ -65,6 +65,11 @@ def test_a_program_with_recompiles_and_graph_breaks(tmp_path: Path, monkeypatch:
     assert "size mismatch at index 0. expected 4, actual 5" in done.stdout and "program.py:7" in done.stdout
     trace = read_trace(Path("t"))
     assert len(trace.subjects) == 4 and len(trace.of("recompile")) == 2 and len(trace.of("graph break")) >= 1
+    data = trace_data(trace)
+    assert len(data["recompiles"]) == 2 and data["graph_breaks"] and not data["fallbacks"]
+    assert [(row["state"], row["generated"] > 0 or row["opaque"] > 0) for row in data["compiles"]] == [
+        ("done", True)
+    ] * 4
     shown = CliRunner().invoke(app, ["explain", "t"])
     assert shown.exit_code == 0 and "4 graphs" in shown.stdout
     several = Trace([], [{"kind": "recompile", "text": json.dumps(["0/1: size 5", "0/0: size 4"])}])
@@ -130,4 +135,7 @@ def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, ["trace", "-o", str(tmp_path), "nothing.py"]).exit_code == 2
     nothing = CliRunner().invoke(app, ["trace", "-o", "t", "nothing.py"])
     assert nothing.exit_code == 0 and "nothing was compiled" in nothing.output
+    data = json.loads(CliRunner().invoke(app, ["trace", "--json", "-o", "t", "nothing.py"]).stdout)
+    lists = ("compiles", "recompiles", "graph_breaks", "fallbacks")
+    assert data == {"folder": "t", "exit_code": 0, **{name: [] for name in lists}}
     assert CliRunner().invoke(app, ["explain", str(tmp_path)]).exit_code == 3

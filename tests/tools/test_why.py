@@ -95,6 +95,17 @@ def test_what_is_missed_has_a_reason(name: str) -> None:
     assert re.search(reason, first.reason) and first.where
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [lambda x, w: x / x.norm(dim=-1, keepdim=True), lambda x, w: torch.relu(x) * w, lambda x, w: torch.sigmoid(x) * w],
+    ids=["L2 norm", "ReGLU", "GLU"],
+)
+def test_a_kernel_of_no_declared_fusion_is_said_to_be_one(compute: Callable[[Tensor, Tensor], Any]) -> None:
+    (kernel,) = [v for v in findings(compute, "everything") if v.what != "norm"] or findings(compute, "norm")
+    assert outcome(kernel) == ("unnamed", "operation") and "a general kernel" in kernel.reason
+    assert len(kernel.kernels) == 1 and kernel.where.startswith("norm") and not kernel.attempt
+
+
 def test_attention_that_is_written_out_is_fused_by_grouping() -> None:
     def heads(x: Tensor, weight: Tensor) -> Tensor:
         h = x.reshape(1, 2, 2, 16)

@@ -1,0 +1,188 @@
+"""Each command given what it cannot use: the right exit code, one message of less than 1 kB, and no traceback."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools.bad_inputs import GRAPHS, INVALID, NAMES, REPORTS, SCRIPTS, TRACES, UNREADABLE, USAGE, write_files
+from tests.tools.test_cli import run
+
+MODEL_COMMANDS = {
+    "capture": "capture {}",
+    "explain": "explain {}",
+    "why": "why {} norm",
+    "view": "view {} -o -",
+    "bisect": "bisect {}",
+    "reduce": "reduce {} -o out.py",
+    "check": "check {} --against out.json --update",
+    "diff": "diff {} good.py",
+    "list": "kernels list {}",
+    "show": "kernels show {} kernel",
+    "bench": "kernels bench {} kernel",
+    "edit": "kernels edit {} kernel",
+}
+MODELS_ALONE = ("capture", "bisect", "bench", "edit")
+GRAPH_COMMANDS = {name: command for name, command in MODEL_COMMANDS.items() if name not in MODELS_ALONE}
+GRAPH_COMMANDS |= {"opt": "opt {}", "timing": "opt {} --timing --json"}
+OWN_WAY = ("capture", "explain", "reduce", "diff", "opt", "trace")
+"""Commands that read their argument in a way of their own; the others share one of these, and are thorough."""
+Cases = Iterable[tuple[list[str], set[int]]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with all of them, in which the commands run."""
+    folder = tmp_path_factory.mktemp("files")
+    write_files(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+def fault(words: list[str], codes: set[int]) -> str:
+    """Return what is wrong with the answer to a call; empty where it is refused as it should be."""
+    result = run(*words)
+    said = result.stderr
+    faults = [] if result.exit_code in codes else [f"exit code {result.exit_code}, not {codes}"]
+    faults += ["a traceback"] if "Traceback" in said else []
+    faults += [] if 0 < len(said.encode()) < 1000 else [f"{len(said)} characters"]
+    faults += ["standard output"] if result.stdout else []
+    return f"{' '.join(words)[:100]!r}: {', '.join(faults)}: {said[:150]!r}…{said[-150:]!r}" if faults else ""
+
+
+def check_all(cases: Cases) -> None:
+    faults = list(filter(None, (fault(words, codes) for words, codes in cases)))
+    assert not faults, "\n".join([f"{len(faults)} calls", *faults])
+
+
+def commands(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in OWN_WAY else pytest.mark.thorough) for name in names]
+
+
+def filled(command: str, argument: str) -> list[str]:
+    return [argument if word == "{}" else word for word in command.split()]
+
+
+@pytest.mark.parametrize("name", commands(MODEL_COMMANDS))
+def test_scripts(name: str) -> None:
+    scripts = [*(f"script_{script}.py" for script in SCRIPTS), *(f"{file}.py" for file in UNREADABLE)]
+    check_all((filled(MODEL_COMMANDS[name], script), {USAGE, INVALID}) for script in scripts)
+
+
+@pytest.mark.parametrize("name", commands(GRAPH_COMMANDS))
+def test_graphs(name: str) -> None:
+    graphs = {f"{file}.fir": USAGE for file in UNREADABLE} | {f"graph_{g}.fir": code for g, (_, code) in GRAPHS.items()}
+    check_all((filled(GRAPH_COMMANDS[name], graph), {code}) for graph, code in graphs.items())
+
+
+@pytest.mark.parametrize("name", MODELS_ALONE)
+def test_graphs_where_a_model_belongs(name: str) -> None:
+    check_all((filled(MODEL_COMMANDS[name], graph), {USAGE}) for graph in ("good.fir", "graph_cycle.fir"))
+
+
+@pytest.mark.parametrize("name", commands([*MODEL_COMMANDS, "opt", "trace"]))
+def test_names(name: str) -> None:
+    command = {**MODEL_COMMANDS, **GRAPH_COMMANDS, "trace": "trace {}"}[name]
+    names = NAMES if name != "trace" else [argument for argument in NAMES if argument != "model.txt"]
+    check_all((filled(command, argument), {USAGE}) for argument in names)
+
+
+@pytest.mark.parametrize("name", commands(MODEL_COMMANDS))
+def test_folders(name: str) -> None:
+    folders = ["folder.py", "folder.fir", "empty_folder", *(f"trace_{trace}" for trace in TRACES)]
+    check_all((filled(MODEL_COMMANDS[name], folder), {USAGE, INVALID}) for folder in folders)
+
+
+@pytest.mark.parametrize("command", ["diff {} good.fir", "diff {} {}", "check good.py --against {}"])
+def test_reports(command: str) -> None:
+    reports = [*(f"report_{report}" for report in REPORTS), *UNREADABLE, "folder"]
+    check_all((filled(command, f"{report}.json"), {USAGE}) for report in reports)
+
+
+@pytest.mark.parametrize("command", ["opt long.fir", "capture long.py", "diff long.json long.json"])
+def test_a_line_of_50_megabytes(command: str) -> None:
+    check_all([(command.split(), {USAGE})])
+
+
+NUMBERS = ("0", "-1", "-5", "x", "1.5", "1e99", "nan", "", "9" * 400)
+OPTIONS = ("--nothing", "--no", "-x", "--jsn")
+OUTPUTS = ("no/folder/a", "folder.py", "file/a", "/proc/a/b", "a\0b", "x" * 5000, ".", "/")
+
+
+def wrong_options(command: str) -> Iterator[list[str]]:
+    """Yield a command, of which the rest is right, with options that it has not, and with values that they have not."""
+    words, place = filled(command, "good.py"), command.split()[0]
+    yield from ([*words, option] for option in OPTIONS)
+    yield [*words, *"abcdefgh"]
+    if place in ("opt", "trace"):
+        return
+    yield from ([*words, option, n] for option in ("--batch", "--length") for n in NUMBERS)
+    yield from ([*words, option] for option in ("--batch", "--length", "--target"))
+    if "edit" not in words and place != "capture":
+        yield from ([*words, "--target", target] for target in ("nothing", "CPP", "c++", "cuda", "\0", "x" * 5000))
+
+
+@pytest.mark.parametrize("name", commands([*MODEL_COMMANDS, "opt"]))
+def test_options(name: str) -> None:
+    command = {**MODEL_COMMANDS, "opt": "opt good.fir"}[name]
+    check_all((words, {USAGE}) for words in wrong_options(command))
+
+
+@pytest.mark.parametrize("command", [
+    "capture good.py -o {}", "view good.py -o {}", "reduce good.py -o {}", "opt good.fir -o {}",
+    "check good.py --update --against {}", "trace -o {} good.py",
+])  # fmt: skip
+def test_outputs(command: str) -> None:
+    check_all((filled(command, output), {USAGE}) for output in OUTPUTS)
+
+
+VALUES = {
+    "opt good.fir --passes": ("nothing", "raise{", "raise{only}", "raise{none=3}", "a,,b", "raise{only=3 no}", "\0"),
+    "opt good.fir --print": ("nothing", "before,nothing", "Before"),
+    "opt good.fir --filter": ("nothing", "rais", "raise{only=rms_norm}"),
+    "opt good.fir --remarks": ("nothing", "passed,nothing"),
+    "opt good.fir --apply": ("x", "1..", "..1", "!", "-1", "3..1", "1,,x", "5", "0.5", "9" * 5000),
+    "opt good.fir --disable": ("nothing", "rais", "raise,nothing", "rms_nor"),
+    "opt good.fir --target": ("nothing", "cuda"),
+    "opt good.fir --declare": ("missing.py", "script_raises.py", "binary.py", "good.fir", "folder.py", "a\0b.py"),
+    "bisect good.py --disable": ("nothing", "rais", "raise,nothing"),
+    "reduce good.py --disable": ("nothing", "rais", "raise,nothing"),
+    "reduce good.py --seconds": ("0", "-1", "x", ""),
+    "reduce good.py --command": ("true", "", "no-such-command {}", "'", "{} 'a"),
+    "bisect --command": ("no-such-command", "'", " ", "/", "./folder.py", "a\0b"),
+    "explain good.py --kernel": ("nothing", "*", "x" * 5000),
+    "explain good.py --machine": ("nothing", "A100", "x" * 5000),
+    "explain good.py --fail-under": ("-1", "101", "x", "nan"),
+    "view good.py --graph": ("1", "-1", "x", "99"),
+    "why good.py": ("nothing", "rms", "\0", "x" * 5000),
+    "why good.py everything": ("nothing", "layers.0", "good.py:99", "%99", "%", ":1", "[", "x" * 5000),
+    "check good.py --tolerance": ("-1", "101", "x"),
+    "kernels show good.py": ("nothing", "*", "", "x" * 5000),
+    "kernels bench good.py": ("nothing", "[", ""),
+    "kernels edit good.py": ("nothing", "../a"),
+    "kernels revert": ("nothing", "*", "[", "../a", "a\0b", "x" * 5000),
+    "cache prune --mb": ("-1", "x", "1.5", ""),
+    "cache": ("nothing", "--mb"),
+    "machine": ("nothing", "show x"),
+    "kernels": ("nothing", "--json"),
+    "doctor": ("x", "--nothing"),
+    "env": ("x", "--nothing"),
+    "trace": ("-m", "--", "-x", "missing.py"),
+}
+"""Values that an option or argument has not."""
+
+
+@pytest.mark.parametrize("command", VALUES)
+def test_values(command: str) -> None:
+    check_all(([*command.split(), value], {USAGE, INVALID}) for value in VALUES[command])
+
+
+@pytest.mark.parametrize("command", ["explain good.py", "opt good.fir", "cache show", "machine show", "env"])
+def test_the_environment(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"TARGET": "x", "APPLY": "x", "MODE": "x", "STRICT": "maybe", "CACHE_MB": "many", "SMALL_M": "-1"}
+    for name, value in values.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(f"FUSEC_{name}", value)
+            check_all([(command.split(), {USAGE})])
