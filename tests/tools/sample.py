@@ -1,5 +1,9 @@
 """A small decoder, before and after fusing, made by hand: what the tools are tried on."""
 
+import base64
+import gzip
+import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,3 +153,10 @@ def compiled(layers: int = 2) -> Any:
             steps.append(SimpleNamespace(kind="interpreted", name="add", node=node))
     program = SimpleNamespace(steps=tuple(steps), kernels=kernels, texts=texts)
     return SimpleNamespace(graph=after, imported=before, records=records, remarks=remarks, program=program)
+
+
+def unpacked(page: str) -> dict[str, Any]:
+    """The data of a page."""
+    found = re.search(r'<script type="application/octet-stream" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return dict(json.loads(gzip.decompress(base64.b64decode(found.group(1)))))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from fusec.cache import Cache
 from fusec.cli import app
 from fusec.ir.printer import print_graph
-from tests.tools.sample import decoder
+from tests.tools.sample import decoder, unpacked
 
 SCRIPT = """
 import torch
@@ -183,7 +183,8 @@ def test_explain_and_view_of_a_model(script: str, tmp_path: Path) -> None:
     assert "norm: 1 fusions" in run("explain", script, "--line").stdout
     page = tmp_path / "norm.html"
     assert run("view", script, "-o", str(page)).exit_code == 0
-    assert "add_rms_norm" in page.read_text(encoding="utf-8")
+    kernels = unpacked(page.read_text(encoding="utf-8"))["graphs"][0]["reports"][0]["kernels"]
+    assert [row["name"] for row in kernels] == ["add_rms_norm"]
 
 
 def test_environment_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,19 +14,13 @@ from fusec.debug.subject import subject_of
 from fusec.ir.graph import Graph, Source
 from fusec.viz.html import pack, view
 from fusec.viz.scene import Scene
-from tests.tools.sample import HOSTILE, compiled, decoder, tensor
+from tests.tools.sample import HOSTILE, compiled, decoder, tensor, unpacked
 
 
 def data_of(page: str) -> dict[str, Any]:
     data = unpacked(page)
     graph = data["graphs"][0]
     return {"title": data["title"], **graph, "report": graph["reports"][-1] if graph["reports"] else None}
-
-
-def unpacked(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/octet-stream" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return dict(json.loads(gzip.decompress(base64.b64decode(found.group(1)))))
 
 
 def states_of(*graphs: Graph) -> list[dict[str, Any]]:

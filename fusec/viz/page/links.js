@@ -60,7 +60,7 @@ function goTo(key, keepLinks = false) {
   if (!has(key)) {
     const i = states.findLastIndex(s => s.nodes[key] !== undefined);
     if (i < 0) return;
-    step(i);
+    before = false; step(i);
   }
   reveal(`k${key}`);
   const p = find(q => q.box.k === key);
