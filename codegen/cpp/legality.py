@@ -32,6 +32,7 @@ def limits(config: Config, machine: Machine, lanes: int) -> Limits:
         many=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name)) | always,
         some=frozenset(d for d in MULTIPLIED if machine.multiplies(d.name, SHARE_FOR_SOME_ROWS)) | always,
         byte_products=frozenset({I8, U8}),
+        column_sums=True,
         weight_prologue=partial(_weight_prologue, lanes=lanes),
         unpacked_rows=_unpacked_rows,
         layouts=_illegal_layouts,

@@ -450,7 +450,7 @@ class Emitter:
         level = self._level(item, operands)
         if not target.is_float:
             operands = (self._rounded(item.operands[0], operands[0]),)
-        rounds = target if accumulation(target) != target and not keeps_all(item) else None
+        rounds = target if accumulation(target) != target and not keeps_all(item.node) else None
         return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
 
 

@@ -26,6 +26,8 @@ def decompositions_of_packed_matmuls() -> dict[Any, Decomposition]:
         dequantize = partial(_dequantize_4bit, codebooks)
         found[torch.ops.bitsandbytes.dequantize_4bit.default] = dequantize
         found[torch.ops.bitsandbytes.gemm_4bit.default] = partial(_gemm_4bit, dequantize)
+        found[torch.ops.bitsandbytes.gemv_4bit.default] = _gemv_4bit
+        found[torch.ops.bitsandbytes.dequantize_blockwise.default] = _dequantize_blockwise
     return found
 
 
@@ -85,8 +87,7 @@ def _gemm_4bit(
     With ``absmax_8bit`` the scales are codes themselves, with a scale for 256 of them.
     """
     if absmax_8bit is not None and absmax_code is not None and absmax_offset is not None:
-        outer = absmax[:, None].expand(-1, _NESTED).reshape(-1)[: absmax_8bit.numel()]
-        absmax = absmax_code[absmax_8bit.int()] * outer + absmax_offset
+        absmax = _dequantize_blockwise(absmax_8bit, absmax, absmax_code, _NESTED, absmax.dtype) + absmax_offset
     weight = dequantize(packed, absmax, block, kind, shape, x.dtype)
     return weight if weight is NotImplemented else F.linear(x, weight, bias)
 
@@ -103,10 +104,37 @@ def _dequantize_4bit(
     """bitsandbytes' ``dequantize_4bit``, where blocks are whole and do not cross rows."""
     if packed.dtype != torch.uint8 or len(shape) != 2 or shape[1] % block:
         return NotImplemented
-    codes = packed.reshape(-1)
     numbers = _aten.lift_fresh_copy.default(codebooks[kind]).to(packed.device)
-    values = numbers[torch.stack([codes >> 4, codes & 15], -1).int()]
-    return (values.reshape(-1, block) * absmax[:, None]).reshape(tuple(shape)).to(dtype)
+    return _blocks(numbers[_high_first(packed)], absmax, block).reshape(tuple(shape)).to(dtype)
+
+
+def _gemv_4bit(x: Tensor, packed: Tensor, shape: Sequence[int], absmax: Tensor, code: Tensor, block: int) -> Any:
+    """bitsandbytes' ``gemv_4bit``, of weights as ``gemm_4bit`` takes them.
+
+    Where the library has a kernel of its own for the CPU, that takes weights in another order.
+    """
+    has_own = torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemv_4bit", "CPU")
+    if has_own or packed.dtype != torch.uint8 or shape[1] % block:
+        return NotImplemented
+    weight = _blocks(code[_high_first(packed)], absmax, block).reshape(tuple(shape)).to(x.dtype)
+    return F.linear(x, weight)
+
+
+def _dequantize_blockwise(codes: Tensor, absmax: Tensor, code: Tensor, block: int, dtype: torch.dtype) -> Tensor:
+    """bitsandbytes' ``dequantize_blockwise``: bytes with a scale for each block, the last of which may be shorter."""
+    outer = absmax[:, None].expand(-1, block).reshape(-1)[: codes.numel()]
+    return (code[codes.int()] * outer.reshape(codes.shape)).to(dtype)
+
+
+def _high_first(packed: Tensor) -> Tensor:
+    """Return the codes of bytes, the high bits first, as indices."""
+    flat = packed.reshape(-1)
+    return torch.stack([flat >> 4, flat & 15], -1).int()
+
+
+def _blocks(values: Tensor, absmax: Tensor, block: int) -> Tensor:
+    """Return values times the scales of their blocks."""
+    return values.reshape(-1, block) * absmax[:, None]
 
 
 @cache

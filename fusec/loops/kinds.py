@@ -45,6 +45,8 @@ class Limits:
     """Rows of half types that one block of a small-M GEMM holds; ``FEW_ROWS`` of other types."""
     byte_products: frozenset[DType] = frozenset()
     """Dtypes of bytes that are multiplied, and summed in 32 bits."""
+    column_sums: bool = False
+    """True if a matmul with a single row, such as one of ones, may be in the kernel of those with more."""
     weight_prologue: Callable[[IndexedExpr], Iterator[str]] = no_weight_prologue
     """Returns why a kernel cannot compute the right operand of a GEMM, such as a packed weight from its integers."""
     unpacked_rows: Callable[[IndexedExpr], int] = lambda contraction: 0
@@ -107,7 +109,7 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
 def _contraction(
     nest: LoopNest, reductions: tuple[IndexedExpr, ...], contractions: tuple[IndexedExpr, ...], limits: Limits
 ) -> Shape:
-    rows = contractions[0].operands[0].axes - set(contractions[0].bound)
+    rows = max((c.operands[0].axes - set(c.bound) for c in contractions), key=len)
     inside = below(contractions)
     for c in contractions:
         why = next(_objections(c, rows, inside, limits), "")
@@ -168,6 +170,8 @@ def stored_bits(contraction: IndexedExpr) -> float:
 def _large_m_objections(nest: LoopNest, contractions: tuple[IndexedExpr, ...], limits: Limits) -> Iterator[str]:
     """Yield why a nest cannot be a large-M GEMM."""
     dependent = above(nest, contractions)
+    if len({c.operands[0].axes.difference(c.bound) for c in contractions}) > 1:
+        yield "its matmuls have different rows"
     if any(o.root not in dependent for o in nest.outputs):
         yield "an output does not depend on a matmul"
     for c in contractions:
@@ -192,9 +196,9 @@ def _objections(c: IndexedExpr, rows: frozenset[Axis], inside: set[IndexedExpr],
     for left, right in c.pairs:
         if right.axes & rows:
             yield "it is batched"
-        if left.axes - bound != rows:
+        if left.axes - bound != rows and (left.axes - bound or not limits.column_sums):
             yield "another matmul of the kernel has other rows"
-        if not bound or not left.axes >= bound or not right.axes >= bound:
+        if not bound or not (left.axes >= bound or left.kind == "constant") or not right.axes >= bound:
             yield "an operand lacks the summed dim"
         if right.axes <= bound:
             yield "it has one column"

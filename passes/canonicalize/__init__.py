@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fusec.ir.graph import Graph
-from fusec.passes.canonicalize import arithmetic, casts, concatenations, contractions, numbers, slices, views
+from fusec.passes.canonicalize import (
+    arithmetic,
+    byte_matmuls,
+    casts,
+    concatenations,
+    contractions,
+    numbers,
+    slices,
+    views,
+)
 from fusec.passes.canonicalize.subexpressions import merge_equal
 from fusec.pipeline import Context
 from fusec.rewriting.driver import Simplification, simplify_graph
@@ -12,7 +21,7 @@ from fusec.rewriting.listener import RewriteListener
 
 RULES: tuple[Simplification, ...] = tuple(
     rule
-    for module in (numbers, casts, arithmetic, views, slices, contractions, concatenations)
+    for module in (numbers, casts, arithmetic, views, slices, contractions, byte_matmuls, concatenations)
     for rule in vars(module).values()
     if isinstance(rule, Simplification)
 )

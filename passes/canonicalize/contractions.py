@@ -1,12 +1,11 @@
 """Contractions: canonical labels, transposes folded into the spec, flattened rows unflattened."""
 
-import math
 from collections.abc import Iterator
 from itertools import islice, pairwise
 
 from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.ops import split_spec
-from fusec.ir.types import I8, I32, U8, DType, Size, accumulation, broadcast, product, same_shape, same_size
+from fusec.ir.types import DType, Size, accumulation, broadcast, product, same_shape, same_size
 from fusec.passes.canonicalize.numbers import number_of
 from fusec.passes.canonicalize.views import kept_dims
 from fusec.rewriting.driver import simplifies
@@ -47,7 +46,7 @@ def single_terms(graph: Graph, node: Node) -> Value | None:
     if any(n != 1 for label, n in sizes.items() if label not in out):
         return None
     operands = _cast(graph, node, node.result.dtype)
-    x, y = (_aligned(graph, v, term, out, sizes) for v, term in zip(operands, terms, strict=True))
+    x, y = (aligned(graph, v, term, out, sizes) for v, term in zip(operands, terms, strict=True))
     return graph.add_node("mul", [x, y]).result
 
 
@@ -68,7 +67,7 @@ def single_columns(graph: Graph, node: Node) -> Value | None:
     bound = "".join(label for label in sizes if label not in out)
     labels, dtype = "".join(label for label in out if label not in columns) + bound, node.result.dtype
     operands = _cast(graph, node, accumulation(dtype))
-    x, y = (_aligned(graph, v, term, labels, sizes) for v, term in zip(operands, terms, strict=True))
+    x, y = (aligned(graph, v, term, labels, sizes) for v, term in zip(operands, terms, strict=True))
     product = graph.add_node("mul", [x, y]).result
     total = graph.add_node("sum", [product], {"dims": tuple(range(-len(bound), 0))}).result
     if total.dtype != dtype:
@@ -81,7 +80,7 @@ def _cast(graph: Graph, node: Node, dtype: DType) -> list[Value]:
     return [v if v.dtype == dtype else graph.add_node("cast", [v], {"dtype": dtype}).result for v in node.operands]
 
 
-def _aligned(graph: Graph, value: Value, term: str, labels: str, sizes: dict[str, Size]) -> Value:
+def aligned(graph: Graph, value: Value, term: str, labels: str, sizes: dict[str, Size]) -> Value:
     """An operand with a dim for each of these labels, of size 1 where it has none; those that it loses have size 1."""
     kept = [d for d in range(len(term)) if term[d] in labels]
     order = sorted(kept, key=lambda d: labels.index(term[d]))
@@ -90,32 +89,6 @@ def _aligned(graph: Graph, value: Value, term: str, labels: str, sizes: dict[str
         value = graph.add_node("permute", [value], {"dims": (*order, *dropped)}).result
     shape = tuple(sizes[label] if label in term else 1 for label in labels)
     return value if same_shape(value.shape, shape) else graph.add_node("reshape", [value], {"shape": shape}).result
-
-
-_LARGEST = {I8: 128, U8: 255}
-
-
-@simplifies("contraction", exact=False)
-def byte_products(graph: Graph, node: Node) -> Value | None:
-    """A matmul of bytes that were cast to a wider dtype is one of bytes, summed exactly in i32 where that suffices.
-
-    Sums of floats may round, so that eager's result may be the less exact one. On a GPU no library multiplies bytes in
-    all shapes.
-    """
-    casts = [v.producer for v in node.operands if v.producer is not None and v.producer.is_op("cast")]
-    inner, dtype = [cast.operands[0] for cast in casts], node.result.dtype
-    if len(inner) != 2 or any(v.dtype not in _LARGEST for v in inner) or node.result.tensor.device != "cpu":
-        return None
-    if dtype != I32 and not dtype.is_float:
-        return None
-    (left, right), out = split_spec(node.attributes["spec"])
-    count = product(tuple(n for label, n in zip(left, inner[0].shape, strict=True) if label not in out))
-    if not isinstance(count, int) or set(left) - set(out) != set(right) - set(out):
-        return None
-    if dtype != I32 and count * math.prod(_LARGEST[v.dtype] for v in inner) >= 1 << 31:
-        return None
-    result = graph.add_node("contraction", inner, {"spec": node.attributes["spec"], "dtype": I32}).result
-    return result if dtype == I32 else graph.add_node("cast", [result], {"dtype": dtype}).result
 
 
 def _views_among(node: Node, op: str) -> Iterator[tuple[int, Node]]:

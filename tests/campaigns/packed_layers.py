@@ -166,6 +166,14 @@ def _unsigned_input(x: Tensor, q: Tensor, s: Tensor, sums: Tensor) -> Tensor:
     return ((codes.int() @ q.int().t() - zero.int() * sums).float() * scale * s).to(x.dtype)
 
 
+def _shifted_input(x: Tensor, q: Tensor, s: Tensor) -> Tensor:
+    low, high = x.float().amin(-1, keepdim=True).clamp(max=0), x.float().amax(-1, keepdim=True).clamp(min=0)
+    scale = (high - low) / 255
+    zero = torch.clamp(-128 - torch.round(low / scale), -128, 127)
+    codes = torch.clamp(torch.round(x.float() / scale) + zero, -128, 127).to(torch.int8)
+    return (((codes.int() - zero.int()) @ q.int().t()).float() * scale * s).to(x.dtype)
+
+
 def _int8_parts(dtype: torch.dtype) -> tuple[Tensor, ...]:
     return int8(), scales(COLUMNS).to(dtype)
 
@@ -220,6 +228,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[torch.dtype], tuple
         _unsigned_input,
         lambda dtype: (*(found := _int8_parts(dtype)), found[0].sum(1, dtype=torch.int32)),
     ),
+    "int8 input less a zero point": (_shifted_input, _int8_parts),
     "int8 input, static scale": (
         lambda x, q, s: (
             torch._int_mm(torch.clamp(torch.round(x.float() / 0.05), -128, 127).to(torch.int8), q.t()).float()
@@ -247,6 +256,9 @@ def _torchao() -> Iterator[Layer]:
         "IntxWeightOnly int8, per channel": lambda: ao.IntxWeightOnlyConfig(torch.int8, ao.granularity.PerAxis(0)),
         "IntxWeightOnly int2, groups": lambda: ao.IntxWeightOnlyConfig(int2, per_group(32)),
         "Int8DynamicActivationInt8Weight": ao.Int8DynamicActivationInt8WeightConfig,
+        "Int8DynamicActivationInt8Weight, asymmetric": lambda: ao.Int8DynamicActivationInt8WeightConfig(
+            act_mapping_type=ao.MappingType.ASYMMETRIC
+        ),
         "Int8DynamicActivationIntxWeight int4": lambda: ao.Int8DynamicActivationIntxWeightConfig(
             weight_dtype=int4, weight_granularity=per_group(32)
         ),

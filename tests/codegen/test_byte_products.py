@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
+from fusec.ir.types import I8
 from fusec.reference.contract import compare_outputs
 from tests.machines import profile
 
@@ -84,6 +86,61 @@ def test_unsigned_bytes_with_a_zero_point(rows: int) -> None:
     torch.testing.assert_close(found.program(list(inputs))[0], run(*inputs))
 
 
+def asymmetric(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row, with a zero point in int8."""
+    least, most = x.float().amin(-1, keepdim=True).clamp(max=0), x.float().amax(-1, keepdim=True).clamp(min=0)
+    scale = (most - least) / 255
+    zero = (-128 - torch.round(least / scale)).clamp(-128, 127)
+    return torch.clamp(torch.round(x.float() / scale) + zero, -128, 127).to(torch.int8), scale, zero.to(torch.int8)
+
+
+SHIFTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "subtracted in int32": lambda q, z, w: ((q.int() - z.int()) @ w.int().t()).float(),
+    "subtracted in float32": lambda q, z, w: F.linear(q.float() - z.float(), w.float()),
+    "times sums of columns": lambda q, z, w: (torch._int_mm(q, w.t()) - z.int() * w.sum(1, dtype=torch.int32)).float(),
+    "times sums of columns in int64": lambda q, z, w: torch._int_mm(q, w.t()).float() - z.float() * w.sum(1).float(),
+    "a constant": lambda q, z, w: ((q.int() + 7) @ w.int().t()).float(),
+}
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (5, torch.bfloat16), (40, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("spelling", SHIFTED)
+def test_zero_points_of_the_input(spelling: str, rows: int, dtype: torch.dtype) -> None:
+    """The weight stays in bytes; few rows are one kernel with the norm before."""
+
+    def run(x: Tensor, residual: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+        codes, scale, zero = asymmetric(F.rms_norm(x, (DEPTH,)))
+        return (SHIFTED[spelling](codes, zero, weight) * scale * scales).to(x.dtype) + residual
+
+    inputs = parts(rows, dtype)
+    found = built(run, inputs, profile(i8=100.0))
+    assert [step.kind for step in found.program.steps] == ["kernel"] * (1 if rows < 17 else 3)
+    matmuls = [n for region in found.graph.nodes for n in region.body.nodes if n.is_op("contraction")]
+    assert len(matmuls) == 2 and all(v.dtype == I8 for n in matmuls for v in n.operands)
+    assert not any(unproven_accesses(kernel) for kernel in found.program.kernels.values())
+    double = [x.double() if x.is_floating_point() else x for x in inputs]
+    comparison = compare_outputs([run(*inputs)], [found.program(list(inputs))[0]], [run(*double)], dtype)
+    assert comparison.passed, comparison
+
+
+def test_a_zero_point_for_each_element_stays_with_the_codes() -> None:
+    def run(q: Tensor, z: Tensor, w: Tensor) -> Tensor:
+        return (q.int() - z.int()) @ w.int().t()
+
+    q, z, w = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((3, 64), (3, 64), (8, 64)))
+    for zero in (z, z[:1], z[0]):
+        assert torch.equal(built(run, (q, zero, w)).program([q, zero, w])[0], run(q, zero, w))
+
+
+def test_zero_points_whose_products_wrap_around() -> None:
+    def run(q: Tensor, z: Tensor, w: Tensor) -> Tensor:
+        return (q.int() - z) @ w.int().t()
+
+    q, w = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((3, 64), (8, 64)))
+    z = torch.tensor([[1 << 30], [-(1 << 31)], [(1 << 31) - 1]], dtype=torch.int32)
+    assert torch.equal(built(run, (q, z, w)).program([q, z, w])[0], run(q, z, w))
+
+
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(3, 1, 64), (1, 1, 64), (5, 7, 1), (0, 4, 8), (4, 3, 0)])
 @pytest.mark.parametrize("dtypes", [(torch.int8, torch.int8), (torch.uint8, torch.int8), (torch.uint8,) * 2], ids=str)
 def test_the_smallest_shapes(dtypes: tuple[torch.dtype, torch.dtype], rows: int, columns: int, depth: int) -> None:
@@ -116,3 +173,15 @@ def test_planted_mistakes_are_found(mistake: Callable[[Tensor], Tensor]) -> None
     reference = layer("int32")(x.double(), residual.double(), weight, scales.double())
     assert compare_outputs([right], [right], [reference]).passed
     assert not compare_outputs([right], [wrong], [reference]).passed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_matmul_with_a_single_row_beside_one_with_more(dtype: torch.dtype) -> None:
+    def run(x: Tensor, v: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        return F.linear(x, w) * F.linear(v.tanh(), u)
+
+    inputs = tuple(torch.randn(shape).to(dtype) for shape in ((5, DEPTH), (1, DEPTH), (8, DEPTH), (8, DEPTH)))
+    found = built(run, inputs)
+    assert [step.kind for step in found.program.steps] == ["kernel"]
+    exact = run(*(x.double() for x in inputs))
+    assert compare_outputs([run(*inputs)], [found.program(list(inputs))[0]], [exact], dtype).passed

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
-from fusec.frontend.packed_matmuls import _dequantize_4bit, _gemm_4bit
+from fusec.frontend.packed_matmuls import _dequantize_4bit, _dequantize_blockwise, _gemm_4bit, _gemv_4bit
 from fusec.quantization.formats import NF4
 from fusec.reference.contract import compare_outputs
 
@@ -86,6 +86,25 @@ def test_four_bits_of_bitsandbytes(nested: bool) -> None:
     names = ("absmax_8bit", "absmax_code", "absmax_offset")
     found = _gemm_4bit(dequantize, x, packed, (48, 256), absmax, GROUP, "nf4", **dict(zip(names, more, strict=False)))
     torch.testing.assert_close(found, x @ weight.t())
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_one_token_of_bitsandbytes(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own kernel for the CPU takes weights in another order."""
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *names: own)
+    (x, packed, absmax), weight = four_bits(1, False)
+    found = _gemv_4bit(x, packed, (48, 256), absmax, torch.tensor(NF4), GROUP)
+    if own:
+        assert found is NotImplemented
+    else:
+        torch.testing.assert_close(found, x @ weight.t())
+
+
+@pytest.mark.parametrize("count", [512, 600, 3])
+def test_nested_scales_of_bitsandbytes(count: int) -> None:
+    codes, scales, values = torch.randint(0, 256, (count,)), torch.rand(-(-count // 256)), torch.randn(256)
+    found = _dequantize_blockwise(codes.to(torch.uint8), scales, values, 256, torch.float32)
+    assert torch.equal(found, values[codes] * scales.repeat_interleave(256)[:count])
 
 
 def test_blocks_that_cross_rows_stay_with_the_library() -> None:

@@ -110,7 +110,7 @@ class _Contraction:
         found, length = find_byte_groups(contraction), static_size(contraction.bound[-1])
         if found is None or length % _QUAD_BYTES or column_in_lanes(contraction) is not None:
             return None
-        short = self._row_count() >= LEAST_PAIRED and length * len(found.rights) < LEAST_IN_BYTES
+        short = self._row_count(contraction) >= LEAST_PAIRED and length * len(found.rights) < LEAST_IN_BYTES
         return None if short and self.tiling.bf16_products and contraction.dtype == BF16 else found
 
     def _lefts(self, contraction: IndexedExpr) -> tuple[IndexedExpr, ...]:
@@ -193,7 +193,7 @@ class _Contraction:
         elif self.blocked_rows:
             paired = False  # left operands of many rows are loaded as they are, and their number may be unknown
         else:
-            paired = self._row_count() >= LEAST_PAIRED and column_in_lanes(contraction) is None
+            paired = self._row_count(contraction) >= LEAST_PAIRED and column_in_lanes(contraction) is None
         multiplied = self.tiling.many_bf16_products if self.blocked_rows else self.tiling.bf16_products
         if multiplied and paired and left.dtype == right.dtype == BF16:
             return BF16
@@ -201,7 +201,7 @@ class _Contraction:
 
     def _left_output(self, left: IndexedExpr, bound: tuple[Axis, ...], dtype: DType) -> tuple[Output, Left]:
         """Return the left operand as an additional output: a matrix in scratch with contiguous contracted axes."""
-        output, offset = self._scratch_output(left, (*self.rows, *bound), dtype, "left")
+        output, offset = self._scratch_output(left, (*self._rows_of(left), *bound), dtype, "left")
         row_stride = math.prod(static_size(a) for a in bound)
         return output, Left(self.emitter.outputs[output.position].name, self._joined(offset, bound), row_stride)
 
@@ -322,19 +322,18 @@ class _Contraction:
 
     def _dots(self, contraction: IndexedExpr, lefts: list[Left], columns: Block | None, block: Block | None) -> None:
         """Compute one product of the block in scratch, where the epilogue reads it."""
-        emitter = self.emitter
-        opened = {*self.rows, *emitter.levels[-1].axes}
+        emitter, opened = self.emitter, {*self.rows, *self.emitter.levels[-1].axes}
         inner = [a for dim in self.nest.axes for a in dim if a in contraction.axes and a not in opened]
         inner = self._by_stride(inner, [contraction])
         if not inner:
             raise ScheduleError("a contraction with a single column in each block")
         axis = inner[-1]
         columns = columns or Block(axis, 0, axis.size, static_size(axis))
-        rows = {a: static_size(a) for a in self.rows} if block is None else {block.axis: block.size}
+        own = self._rows_of(contraction.operands[0])
+        rows = {a: static_size(a) for a in own} if block is None else {block.axis: block.size}
         sizes = (*rows.values(), *map(static_size, inner[:-1]), columns.size)
-        offset: sympy.Expr = sympy.Integer(0)
-        for a, step in zip((*rows, *inner), contiguous_strides(sizes), strict=True):
-            offset = offset + emitter.axis_symbol(a) * step
+        steps = zip((*rows, *inner), contiguous_strides(sizes), strict=True)
+        offset = sum((emitter.axis_symbol(a) * step for a, step in steps), sympy.Integer(0))
         row_stride = math.prod(sizes[len(rows) :])
         for cut, step in ((columns, 1), (block, row_stride)):
             offset = sympy.expand(offset - cut.start * step) if cut else offset
@@ -348,7 +347,7 @@ class _Contraction:
                 first = {emitter.axis_symbol(a): 0 for a in (*self.rows, self._k(contraction.bound))}
                 matrices = [at(Matrix(m.buffer, m.offset, m.row_stride, m.column_stride), first) for m in lefts]
                 starts = self._starts(contraction.bound, columns, None)
-                lanes, count = self.tiling.lanes, self._row_count()
+                lanes, count = self.tiling.lanes, self._row_count(contraction)
                 emitter.inner.append(
                     column_dot(emitter, contraction, matrices, at(result, starts), count, columns, lanes)
                 )
@@ -368,7 +367,7 @@ class _Contraction:
         """Return the product itself, which begins at the first row and column of the block."""
         emitter, right, bound = self.emitter, contraction.operands[1], contraction.bound
         k, n = self._k(bound), columns.axis
-        count = block.size if block else self._row_count()
+        count = block.size if block else self._row_count(contraction)
         least = LEAST_PACKED.get((self.tiling.lanes, right.dtype), _NEVER)
         packs = count >= least and self._packs(contraction, left, n, columns.size)
         emitter.packed.setdefault(right.value, set()).add(columns.size if packs else 0)
@@ -416,7 +415,7 @@ class _Contraction:
             tuple(at(matrix, starts) for matrix in matrices),
             right,
             values,
-            block.length if block else self._row_count(),
+            block.length if block else self._row_count(contraction),
             tuple(offsets),
         )
 
@@ -440,7 +439,7 @@ class _Contraction:
         assert isinstance(right, Loop)
         matrices = tuple(at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts) for left in lefts)
         low, high = zip(*(codes.range for codes in groups.rights), strict=True)
-        bounds, rows = (min(low), max(high)), self._row_count()
+        bounds, rows = (min(low), max(high)), self._row_count(contraction)
         count = 8 * rows * math.prod(map(static_size, outer))
         totals = emitter.add_scratch(I32, count, "totals").name
         return GroupedDot(at(target, starts), matrices, right, values, rows, (), scale, zero, bounds, totals)
@@ -474,8 +473,12 @@ class _Contraction:
         starts |= {cut.axis: cut.start for cut in (columns, block) if cut}
         return {self.emitter.axis_symbol(axis): start for axis, start in starts.items()}
 
-    def _row_count(self) -> int:
-        return math.prod(map(static_size, self.rows))
+    def _rows_of(self, left: IndexedExpr) -> tuple[Axis, ...]:
+        """Return the rows of a left operand: all, or none for a single one whose products are the same for all."""
+        return self.rows if left.axes.intersection(self.rows) else ()
+
+    def _row_count(self, contraction: IndexedExpr) -> int:
+        return math.prod(map(static_size, self._rows_of(contraction.operands[0])))
 
     def _packs(self, contraction: IndexedExpr, left: Left, n: Axis, width: int) -> bool:
         """Return whether the weight, if frozen, may be prepacked in transposed blocks of so many rows."""

@@ -237,6 +237,19 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         '%r: f32[3, 5] = contraction(%a, %b) {spec="az,bz->ab"}',
         ["contraction", "cast"],
     ),
+    "zero-points": (
+        "%x: i8[3, 4], %z: i8[3, 1], %w: u8[5, 4]",
+        "%a: i32[3, 4] = cast(%x) {dtype=i32}\n%b: i32[3, 1] = cast(%z) {dtype=i32}\n%c: i32[3, 4] = sub(%a, %b)\n"
+        '%d: i32[5, 4] = cast(%w) {dtype=i32}\n%r: i32[3, 5] = contraction(%c, %d) {spec="az,bz->ab"}',
+        ["cast", "expand", "contraction", "contraction", "mul", "sub"],
+    ),
+    "column-sums": (
+        "%x: i8[3, 4], %w: i8[5, 4]",
+        '%a: i32[3, 5] = contraction(%x, %w) {spec="az,bz->ab", dtype=i32}\n%b: i64[5, 4] = cast(%w) {dtype=i64}\n'
+        "%c: i64[5, 1] = sum(%b) {dims=(-1,)}\n%d: i32[5, 1] = cast(%c) {dtype=i32}\n%e: i32[5] = reshape(%d) "
+        "{shape=(5,)}\n%r: i32[3, 5] = sub(%a, %e)",
+        ["contraction", "expand", "contraction", "reshape", "sub"],
+    ),
     "permuted-operand": (
         "%x: f32[3, 4], %w: f32[4, 5]",
         '%a: f32[5, 4] @(1, 5) = permute(%w) {dims=(1, 0)}\n%r: f32[3, 5] = contraction(%x, %a) {spec="az,bz->ab"}',
