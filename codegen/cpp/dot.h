@@ -219,7 +219,7 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
         for (int s = 0; s < SEGMENTS; s++) {
           const auto x = keep(lanes, tiles[s], Vec<A, N>(A(0))).v;
           const L* const left = lefts[s].data + o * inner + k;
-          for (int r = 0; r < ROWS; r++) sums[r][c] += load<N>(left + r * lefts[s].step, lanes).v * x;
+          for (int r = 0; r < ROWS; r++) sums[r][c] += cast<A>(load<N>(left + r * lefts[s].step, lanes)).v * x;
         }
       });
     };

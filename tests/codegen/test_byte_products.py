@@ -123,6 +123,31 @@ def test_zero_points_of_the_input(spelling: str, rows: int, dtype: torch.dtype) 
     assert comparison.passed, comparison
 
 
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("spelling", ["subtracted in float32", "times sums of columns"])
+@pytest.mark.parametrize(
+    "unpacked",
+    [
+        lambda p: torch.cat([p & 15, p >> 4], -1).to(torch.int8),
+        lambda p: torch.cat([p, p], -1).view(torch.int8),
+        lambda p: torch.stack([p & 15, p >> 4], -1).reshape(COLUMNS, DEPTH).to(torch.int8) - 8,
+    ],
+    ids=["halves", "bytes", "neighbours"],
+)
+def test_bytes_that_are_computed(unpacked: Callable[[Tensor], Tensor], spelling: str, rows: int) -> None:
+    """The kernel unpacks the weight in registers, and sums in int32."""
+
+    def run(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+        codes, scale, zero = asymmetric(x)
+        return SHIFTED[spelling](codes, zero, unpacked(packed)) * scale * scales
+
+    packed = torch.randint(0, 256, (COLUMNS, DEPTH // 2), dtype=torch.uint8)
+    inputs = torch.randn(rows, DEPTH), packed, torch.rand(COLUMNS)
+    found = built(run, inputs)
+    exact = run(*(x.double() if x.is_floating_point() else x for x in inputs))
+    assert compare_outputs([run(*inputs)], [found.program(list(inputs))[0]], [exact], torch.float32).passed
+
+
 def test_a_zero_point_for_each_element_stays_with_the_codes() -> None:
     def run(q: Tensor, z: Tensor, w: Tensor) -> Tensor:
         return (q.int() - z.int()) @ w.int().t()

@@ -43,16 +43,21 @@ def column_dot(
         lanes: of a register of columns.
     """
     *outer, inner = contraction.bound
-    sums = accumulation(contraction.dtype)
     with ExitStack() as loops:
         if outer:
             steps = loops.enter_context(emitter.over(tuple(outer)))
             loops.enter_context(emitter.loop(steps, "serial"))
         loops.enter_context(emitter.loop(columns.axis, "tile", lanes, columns.start, columns.stop))
         loops.enter_context(emitter.loop(inner, "serial"))
-        values = [str(emitter.emit(right)) for _, right in contraction.pairs]
-        if accumulation(contraction.operands[1].dtype) != sums:
-            values = [emitter.compute("cast", value, dtype=sums) for value in values]
+        values = emit_rights(emitter, contraction)
     right = emitter.inner.pop()
     assert isinstance(right, Loop)
-    return ColumnDot(target, tuple(lefts), right, tuple(values), rows)
+    return ColumnDot(target, tuple(lefts), right, values, rows)
+
+
+def emit_rights(emitter: Emitter, contraction: IndexedExpr) -> tuple[str, ...]:
+    """Compute the right operand of each segment in the dtype of the sums."""
+    values, sums = [str(emitter.emit(right)) for _, right in contraction.pairs], accumulation(contraction.dtype)
+    if accumulation(contraction.operands[1].dtype) != sums:
+        values = [emitter.compute("cast", value, dtype=sums) for value in values]
+    return tuple(values)

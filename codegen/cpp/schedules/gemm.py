@@ -15,7 +15,7 @@ from dataclasses import replace
 import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks, most_rows
-from fusec.codegen.cpp.schedules.column_lanes import column_dot, column_in_lanes
+from fusec.codegen.cpp.schedules.column_lanes import column_dot, column_in_lanes, emit_rights
 from fusec.codegen.cpp.schedules.groups import keep_scales, shared_by_groups
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
@@ -406,7 +406,7 @@ class _Contraction:
             made = dict[Hashable, TableLookup]()
             for item, table in tables(rights, inner, self.tiling.lanes).items():
                 emitter.define(item, self._look_up(table, made))
-            values = tuple(str(emitter.emit(right)) for right in rights)
+            values = emit_rights(emitter, contraction)
         right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, block)
         assert isinstance(right, Loop)
         matrices = (Matrix(left.buffer, left.offset, left.row_stride, left.column_stride) for left in lefts)
