@@ -11,6 +11,7 @@ function coloured(text, language) {
   }
   return [...parts, text.slice(last)];
 }
+const MANY = 2000, WIDE = 300; // of more rows than MANY the longest is not looked for
 let lists_made = 0;
 class Lines {
   static HEIGHT = 18;
@@ -19,7 +20,7 @@ class Lines {
     Object.assign(this, { rows, pick, language, active: Math.max(0, rows.findIndex(r => r.on)), id: `lines${lists_made += 1}` });
     this.inner = el("div", { className: "inner" });
     this.inner.style.height = `${rows.length * Lines.HEIGHT}px`;
-    this.inner.style.minWidth = `${Math.min(400, rows.reduce((most, r) => Math.max(most, r.text.length), 0)) * 0.61 + 6}em`;
+    this.inner.style.minWidth = `${(rows.length > MANY ? WIDE : Math.min(WIDE, rows.reduce((most, r) => Math.max(most, r.text.length), 0))) * 0.61 + 6}em`;
     this.element = el("div", { className: "lines", tabIndex: 0, role: "listbox", ariaLabel: label }, this.inner);
     this.element.addEventListener("scroll", () => this.paint());
     this.element.addEventListener("keydown", e => this.key(e));
@@ -92,7 +93,7 @@ function irRows() {
   const put = (state, key, kind, indent = "") => {
     if (records[state.nodes[key][0]].op === "constant") return;
     const on = selected && selected.k === key || linked.has(key);
-    if (!onlyChanges || kind || on) rows.push({ gutter: { added: "+", removed: "−", rewired: "~" }[kind] || "", text: irText(state, key, indent), key, kind, on, links: true, title: records[state.nodes[key][0]].sources.map(sourceText)[0] || "" });
+    if (!onlyChanges || kind || on) rows.push({ gutter: { added: "+", removed: "−", rewired: "~" }[kind] || "", get text() { return irText(state, key, indent); }, key, kind, on, links: true, get title() { return records[state.nodes[key][0]].sources.map(sourceText)[0] || ""; } });
     for (const inner of state.bodies[key] || []) put(state, inner, kind && onlyChanges ? kind : "", `${indent}    `);
   };
   const added = new Set(old ? now.added : []), rewired = new Set(old ? now.rewired || [] : []), removed = new Set(old ? now.removed : []);
