@@ -284,7 +284,7 @@ class Emitter:
                 return level.names[item]
         if item in self.kept:
             buffer, offset = self.kept[item]
-            self.named[buffer.name] = item.value
+            self.named.setdefault(buffer.name, item.value)
             return self._define(item, Load(self.fresh(), buffer.name, offset), self._level(item))
         if item.kind == "load":
             buffer = self.buffers[item.value]

@@ -23,10 +23,10 @@ def name_origins(body: Graph, named: Mapping[str, Value], statements: Iterable[S
     numbers = {node: i for i, node in enumerate(body.nodes)}
     inputs = {value: -1 - i for i, value in enumerate(body.inputs)}
     found = {name: numbers[v.producer] if v.producer else inputs[v] for name, v in named.items()}
-    flat = [(_written(s), (*s.reads, *s.loads)) for s in walk(statements)]
-    for written, read in flat:
-        if all(name in found for name in read):  # memory belongs to what is stored there, not to its reader
-            _share(found, read, written)
+    every = list(walk(statements))
+    for s in every:
+        _share(found, s.reads, s.stores)  # memory belongs to what is stored there, not to its reader
+    flat = [(tuple(filter(None, (s.result, *s.stores))), (*s.reads, *s.loads)) for s in every]
     for written, read in reversed(flat):
         _share(found, written, read)
     for written, read in flat:
@@ -39,10 +39,6 @@ def line_origins(text: str, origins: Mapping[str, int]) -> list[int | None]:
     known = {spelled: origin for name, origin in origins.items() for spelled in (name, f"{name}_ptr")}
     names = (_NAME.findall(re.sub(r"^\s*(//|#).*", "", line)) for line in text.splitlines())
     return [next((known[name] for name in line if name in known), None) for line in names]
-
-
-def _written(statement: Statement) -> tuple[str, ...]:
-    return tuple(filter(None, (statement.result, *statement.stores)))
 
 
 def _share(found: dict[str, int], known: tuple[str, ...], names: tuple[str, ...]) -> None:

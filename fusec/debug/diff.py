@@ -99,7 +99,7 @@ def _what(graph: Graph) -> dict[Node, Hashable]:
             len(node.operands),
             tuple(sorted((k, _plain(v)) for k, v in node.attributes.items())),
             tuple(str(r.type) for r in node.results),
-            tuple(map(str, node.sources)),
+            tuple((s.module, s.op, s.text) for s in node.sources),  # a line's number moves when a model is edited
         )
         for node in graph.nodes
     }

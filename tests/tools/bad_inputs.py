@@ -92,6 +92,11 @@ SCRIPTS: dict[str, str] = {
     "inputs_raise": "def model(x):\n    return x\ndef inputs():\n    raise OSError('gone')",
     "inputs_take": "def model(x):\n    return x\ndef inputs(a, b):\n    return a",
     "model_raises": "def model():\n    raise OSError('gone')\ninputs = ()",
+    "wrong_shape": "import torch\nmodel = torch.nn.Linear(2, 2)\ninputs = (torch.ones(3, 3),)",
+    "too_many": "import torch\nmodel = torch.nn.ReLU()\ninputs = (torch.ones(3), torch.ones(3))",
+    "wrong_names": "import torch\nmodel = torch.nn.ReLU()\ninputs = {'x': torch.ones(3)}",
+    "called_raises": "def model(x):\n    raise RuntimeError('never')\nimport torch\ninputs = (torch.ones(3),)",
+    "no_tensors": "def model(x):\n    return x\ninputs = (3,)",
     "path": "import sys\nsys.path.pop(0)\nraise OSError('gone')",
     "modules": "import sys\ndel sys.modules[__name__]\nraise OSError('gone')",
 }

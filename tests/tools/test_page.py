@@ -2,18 +2,25 @@
 
 import base64
 import gzip
+import importlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from fusec.debug.diff import diff_graphs
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.subject import subject_of
 from fusec.ir.graph import Graph, Source
-from fusec.viz.html import pack, view
+from fusec.viz.descent import descendants
+from fusec.viz.html import pack, render_comparison, view
+from fusec.viz.model_source import excerpts
 from fusec.viz.scene import Scene
+from fusec.viz.tree import build_tree
 from tests.tools.sample import HOSTILE, compiled, decoder, tensor, unpacked
 
 
@@ -117,6 +124,69 @@ def test_modules_are_groups_and_lone_nodes_are_not() -> None:
     names = {g["name"] for g in groups.values()}
     assert {"layers.0", "layers.1", "self_attn", "mlp"} <= names
     assert "q_proj" not in names and "layers" not in names
+
+
+def test_runs_of_equal_layers_are_folded() -> None:
+    groups = states_of(decoder(5))[0]["groups"]
+    folded = [g for g in groups.values() if g["kind"] == "layers"]
+    assert [g["name"] for g in folded] == ["layers.0–4"]
+    assert [box["l"] for box in folded[0]["boxes"] if box["t"] == "g"] == [f"layers.{i}" for i in range(5)]
+    assert not any(g["kind"] == "layers" for g in states_of(decoder(2))[0]["groups"].values())
+
+
+def test_layers_that_differ_are_not_folded() -> None:
+    graph = decoder(5)
+    (third, *_) = [n for n in graph.nodes if n.is_op("rsqrt") and "layers.2" in str(n.sources[0])]
+    third.sources = (replace(third.sources[0], module="model.layers.2.elsewhere"),)
+    names = {g["name"] for g in states_of(graph)[0]["groups"].values() if g["kind"] == "layers"}
+    assert "layers.0–4" not in names
+
+
+def test_a_node_is_in_the_module_of_most_of_its_sources() -> None:
+    def home(*modules: str) -> str:
+        graph = Graph("g")
+        x = graph.add_input(tensor(2, 3), "x")
+        sources = tuple(Source("a.py", i, module) for i, module in enumerate(modules))
+        other = graph.add_node("exp", (x,), sources=(Source("a.py", 99, "elsewhere.part"),)).result
+        node = graph.add_node("exp", (other,), sources=sources)
+        graph.add_node("neg", (node.result,), sources=sources)
+        graph.set_outputs([graph.nodes[-1].result])
+        return build_tree(graph).home[node].path
+
+    assert home("layers.0", "layers.1.norm", "layers.1.norm", "layers.1") == "layers.1"
+    assert home("layers.0", "layers.1") == ""
+    assert home(*(f"layers.{i}" for i in range(8))) == ""
+
+
+def test_descendants_have_the_operation_of_the_node_that_was_removed() -> None:
+    before, after = decoder(2), decoder(2, fused=True)
+    diff = diff_graphs(before, after)
+    found = descendants(diff.removed, diff.added)
+    norms = [n for n in diff.removed if n.is_op("rsqrt")]
+    assert norms
+    for node in norms:
+        assert [heir.op.name for heir in found[node]] == ["rsqrt"] and found[node][0].sources == node.sources
+
+
+def test_lines_of_the_model_have_those_around_them_where_the_file_is_the_one_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "excerpt_model.py").write_text("".join(f"line{i} = {i}\n" for i in range(1, 21)))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("excerpt_model")
+    found = excerpts([Source("excerpt_model.py", 10, text="line10 = 10")])
+    assert found == {"excerpt_model.py": [(i, f"line{i} = {i}") for i in range(7, 14)]}
+    other = [Source("excerpt_model.py", 10, text="another text"), Source("gone.py", 3, text="x = y")]
+    assert excerpts(other) == {"excerpt_model.py": [(10, "another text")], "gone.py": [(3, "x = y")]}
+
+
+def test_two_versions_are_two_states_with_their_reports() -> None:
+    with torch.no_grad():
+        before, after = (explain(lambda x, f=f: f(torch.softmax(x, -1)), torch.randn(4, 8), title=title)
+                         for title, f in (("one", torch.exp), ("two", lambda y: torch.sort(y).values)))  # fmt: skip
+    data = unpacked(render_comparison(before, after))["graphs"][0]
+    assert [s["report"] for s in data["states"]] == [0, 1] and [r["title"] for r in data["reports"]] == ["one", "two"]
+    assert "ATen calls: 0 → 1" in [change["text"] for change in data["changes"]]
 
 
 def test_every_graph_of_a_model_is_on_the_page() -> None:

@@ -90,7 +90,6 @@ def test_equal_layers_are_folded_and_hold_their_kernels(opened: Opened) -> None:
 
 def test_model_graph_and_kernel_follow_each_other(opened: Opened) -> None:
     opened("tab('Model'); goTo(keysOf(shown()).find(k => record(k).op === 'rsqrt'))")
-    opened.page.wait_for_function("document.querySelector('#list .lines').scrollTop > 0")  # it has moved to the line
     opened.page.click("#list .line.on:has-text('rsqrt')")
     rsqrt = "[...linked].filter(k => record(k).op === 'rsqrt').length"
     assert opened(rsqrt) == 11  # two norms in each of five layers, and the last

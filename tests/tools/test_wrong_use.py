@@ -1,5 +1,7 @@
 """Each command given what it cannot use: the right exit code, one message of less than 1 kB, and no traceback."""
 
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ MODEL_COMMANDS = {
 MODELS_ALONE = ("capture", "bisect", "bench", "edit")
 GRAPH_COMMANDS = {name: command for name, command in MODEL_COMMANDS.items() if name not in MODELS_ALONE}
 GRAPH_COMMANDS |= {"opt": "opt {}", "timing": "opt {} --timing --json"}
-OWN_WAY = ("capture", "explain", "reduce", "diff", "opt", "trace")
+OWN_WAY = ("capture", "explain", "view", "bisect", "reduce", "diff", "opt", "trace")
 """Commands that read their argument in a way of their own; the others share one of these, and are thorough."""
 Cases = Iterable[tuple[list[str], set[int]]]
 
@@ -69,6 +71,13 @@ def filled(command: str, argument: str) -> list[str]:
 def test_scripts(name: str) -> None:
     scripts = [*(f"script_{script}.py" for script in SCRIPTS), *(f"{file}.py" for file in UNREADABLE)]
     check_all((filled(MODEL_COMMANDS[name], script), {USAGE, INVALID}) for script in scripts)
+
+
+@pytest.mark.parametrize("command", ["capture {}", "explain {}", "view {} -o -", "bisect {}"])
+def test_the_message_names_the_script(command: str) -> None:
+    for script in SCRIPTS:
+        said = run(*filled(command, f"script_{script}.py")).stderr
+        assert f"script_{script}" in said or "the model produced no graph" in said, said
 
 
 @pytest.mark.parametrize("name", commands(GRAPH_COMMANDS))
@@ -186,3 +195,23 @@ def test_the_environment(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setenv(f"FUSEC_{name}", value)
             check_all([(command.split(), {USAGE})])
+
+
+LIGHT = [
+    ["--help"], ["--version"], ["explain"], ["explain", "--help"], ["explain", "missing.py"], ["opt", "missing.fir"],
+    ["why", "missing.py", "norm"], ["bisect", "missing.py"], ["reduce", "missing.fir"], ["trace", "missing.py"],
+    ["kernels", "show", "missing.py", "name"], ["check", "missing.py", "--against", "x.json"], ["cache", "show"],
+    ["explain", "--batch", "0", "model.py"], ["no-such-command"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LIGHT, ids=" ".join)
+def test_help_and_wrong_use_import_neither_torch_nor_sympy(words: list[str]) -> None:
+    """They take a tenth of the time of importing torch."""
+    text = (
+        "import sys\nfrom fusec.cli import app\n"
+        f"try:\n    app({words!r})\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('torch', 'sympy', 'triton', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout

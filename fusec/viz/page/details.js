@@ -94,17 +94,17 @@ function moduleDetails(box, add) {
   add(el("h3", { textContent: "Kernels inside" }), el("table", {}, all.map(([row, keys]) => el("tr", {}, el("td", {}, nodeLink(keys[0], brief(row.name))), el("td", { textContent: [keys.length > 1 ? `×${keys.length}` : "", amount(row.bytes_each * keys.length, "B"), duration((row.roofline.measured_us ?? row.roofline.predicted_us) * keys.length)].filter(Boolean).join(" · ") })))));
 }
 function nodeDetails(key, add) {
-  const r = record(key), operands = shown().nodes[key][1], kernel = kernelOf(key);
+  const r = record(key), operands = shown().nodes[key][1], kernel = kernelOf(key), whole = kernel && kernel.region === key;
   add(el("span", { className: `tag ${r.category}`, textContent: r.category }), " ", marks.has(key) ? el("span", { className: `tag ${marks.get(key)}`, textContent: marks.get(key) }) : "",
     el("h2", { textContent: r.label }), el("div", { className: "note", textContent: r.op === "region" ? "" : r.meaning }));
   if (kernel) {
     const { row, region } = kernel;
-    add(el("p", {}, region === key ? el("b", { textContent: row.name }) : el("span", {}, "in kernel ", nodeLink(region, row.name)), el("span", { className: "note", textContent: `   ${[row.launches > 1 ? `one of ${row.launches} launches` : "", amount(row.bytes_each, "B"), amount(row.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })),
+    add(el("p", {}, whole ? el("b", { textContent: row.name }) : el("span", {}, "in kernel ", nodeLink(region, row.name)), el("span", { className: "note", textContent: `   ${[row.launches > 1 ? `one of ${row.launches} launches` : "", amount(row.bytes_each, "B"), amount(row.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })),
       row.edited ? el("p", { className: "note", textContent: `built from the edited source ${row.edited}` }) : "", el("p", { className: "note", textContent: roofline(row) }));
   }
   if (r.reason) add(el("p", { className: "note", textContent: r.reason }));
   if (kernel && kernel.row.source) add(el("h3", {}, kernel.row.source.includes("@triton") ? "Kernel · Triton" : "Kernel · C++", el("button", { className: "copy", textContent: "copy", onclick: () => navigator.clipboard && navigator.clipboard.writeText(kernel.row.source) })), kernelLines(kernel));
-  if (kernel && region_is(key, kernel)) add(rooflinePlot(kernel.row));
+  if (whole) add(rooflinePlot(kernel.row));
   add(el("h3", { textContent: "Values" }), el("table", {}, r.types.map((t, i) => el("tr", {}, el("td", { textContent: r.types.length > 1 ? `result ${i}` : "result" }), el("td", { textContent: t }))), operands.map((o, i) => endRow(`operand ${i}`, o))));
   const attributes = Object.entries(r.attributes);
   if (attributes.length) add(el("h3", { textContent: "Attributes" }), el("table", {}, attributes.map(([k, v]) => el("tr", {}, el("td", { textContent: k }), el("td", { textContent: v })))));
@@ -112,11 +112,10 @@ function nodeDetails(key, add) {
   const came = at > 0 && !before ? heirs(key, at, at - 1).filter(k => k !== key) : [], became = (before ? states[at] : states[at + 1] || {}).became?.[key] || [];
   if (came.length) add(el("h3", { textContent: "Came from" }), el("p", { className: "note", textContent: came.slice(0, 8).map(k => records[states[at - 1].nodes[k][0]].label).join(", ") }));
   if (became.length) add(el("h3", { textContent: "Becomes" }), el("p", { className: "note", textContent: became.map(k => records[(before ? states[at] : states[at + 1]).nodes[k][0]].label).join(", ") }));
-  const places_ = new Set(r.sources.map(sourceText)), said = report() ? report().remarks.filter(x => (x.sources || []).some(s => places_.has(s))) : [];
+  const lines = new Set(r.sources.map(sourceText)), said = report() ? report().remarks.filter(x => (x.sources || []).some(s => lines.has(s))) : [];
   if (said.length) add(el("h3", { textContent: `Remarks (${said.length})` }), said.slice(0, 60).map(remarkBlock));
-  if (kernel && region_is(key, kernel) && kernel.row.formula) add(el("h3", { textContent: "Formula" }), el("pre", { textContent: kernel.row.formula, tabIndex: 0 }));
+  if (whole && kernel.row.formula) add(el("h3", { textContent: "Formula" }), el("pre", { textContent: kernel.row.formula, tabIndex: 0 }));
 }
-const region_is = (key, kernel) => kernel.region === key;
 function kernelLines(kernel) {
   const origins = originsOf(kernel), wanted = ref => ref && typeof ref[0] === "number" && (linked.has(ref[0]) || (selected && selected.k === ref[0]));
   const rows = kernel.row.source.split("\n").map((text, i) => ({ gutter: i + 1, text, on: Boolean(wanted(origins[i])), links: Boolean(origins[i]), title: origins[i] ? nameOf(origins[i]) : "" }));

@@ -26,8 +26,8 @@ function neighbour(direction) {
   const { m, i } = p, boxes = m.group.boxes, on = m.group.edges;
   const next = direction === "down" ? on.filter(e => e[0] === i).map(e => e[2]) : direction === "up" ? on.filter(e => e[2] === i).map(e => e[0]) : [];
   if (direction === "left" || direction === "right") {
-    const row_ = boxes.map((_, j) => j).filter(j => m.group.row[j] === m.group.row[i]).sort((a, b) => m.x[a] - m.x[b]);
-    next.push(row_[row_.indexOf(i) + (direction === "right" ? 1 : -1)]);
+    const beside = boxes.map((_, j) => j).filter(j => m.group.row[j] === m.group.row[i]).sort((a, b) => m.x[a] - m.x[b]);
+    next.push(beside[beside.indexOf(i) + (direction === "right" ? 1 : -1)]);
   }
   next.sort((a, b) => Math.abs(m.x[a] - m.x[i]) - Math.abs(m.x[b] - m.x[i]));
   const target = next.find(j => boxes[j]);

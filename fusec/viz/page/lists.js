@@ -65,14 +65,14 @@ const lists = {
   },
 };
 function remarkRow(all, count) {
-  const [r] = all, places_ = all.flatMap(x => x.sources || []);
-  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, count > 1 ? `×${count}` : "", [r.pass_name, r.reason, places_[0]].filter(Boolean).join(" · "), null, null);
+  const [r] = all, sources = all.flatMap(x => x.sources || []);
+  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, count > 1 ? `×${count}` : "", [r.pass_name, r.reason, sources[0]].filter(Boolean).join(" · "), null, null);
   out.firstChild.prepend(el("span", { className: `tag ${r.kind}`, textContent: r.kind }), " ");
   if (r.suggestion) out.append(el("span", { className: "less edit", textContent: `→ ${r.suggestion}` }));
   let turn = 0;
   out.onclick = () => {
-    if (!places_.length) return;
-    const found = bySource([places_[turn++ % places_.length]]);
+    if (!sources.length) return;
+    const found = bySource([sources[turn++ % sources.length]]);
     link(found); if (found.length) goTo(found[0], true);
   };
   return out;
@@ -98,7 +98,7 @@ function row(kind, what, much, less, share, keys) {
 }
 
 // The outline: modules and nodes as a tree, which a screen reader can walk.
-function outline_(id, depth) {
+function outlineItems(id, depth) {
   return shown().groups[id].boxes.filter(box => box.t === "g" || box.t === "n").map(box => {
     const item = el("li", { role: "treeitem", tabIndex: -1, className: "item" });
     item.box = box;
@@ -116,7 +116,7 @@ function unfold(item, to = item.getAttribute("aria-expanded") !== "true") {
   if (!item.box.g) return;
   item.setAttribute("aria-expanded", String(to));
   item.querySelector(":scope > ul")?.remove();
-  if (to) item.append(el("ul", { role: "group" }, outline_(item.box.g, Number(item.getAttribute("aria-level")) + 1)));
+  if (to) item.append(el("ul", { role: "group" }, outlineItems(item.box.g, Number(item.getAttribute("aria-level")) + 1)));
 }
 function choose(item) {
   for (const other of document.querySelectorAll("#list [role=treeitem]")) { other.tabIndex = -1; other.setAttribute("aria-selected", "false"); }
@@ -126,7 +126,7 @@ function choose(item) {
   select(item.box); if (p) show(p);
 }
 function outlineList() {
-  const items = outline_(shown().root, 1), tree = el("ul", { role: "tree", ariaLabel: "Modules and nodes" }, items);
+  const items = outlineItems(shown().root, 1), tree = el("ul", { role: "tree", ariaLabel: "Modules and nodes" }, items);
   if (items.length) items[0].tabIndex = 0;
   tree.addEventListener("keydown", e => {
     const all = [...tree.querySelectorAll("[role=treeitem]")], item = e.target.closest("[role=treeitem]"), i = all.indexOf(item);

@@ -94,9 +94,9 @@ function legend() {
     const item = el("span", { className: "outline", textContent: name }); item.style.setProperty("--swatch", `var(--${name})`); $("legend").append(item);
   }
   if (report()) {
-    const measured_ = report().kernels.some(k => k.roofline && k.roofline.measured_us !== null);
+    const isTimed = report().kernels.some(k => k.roofline && k.roofline.measured_us !== null);
     const choice = el("select", { id: "colour", title: "Colour of the boxes", ariaLabel: "Colour by", onchange: () => { heat = choice.value; draw(); remember(); } },
-      ["kind", "bytes", "predicted time", ...(measured_ ? ["measured time"] : [])].map(name => el("option", { value: name, textContent: `colour: ${name}` })));
+      ["kind", "bytes", "predicted time", ...(isTimed ? ["measured time"] : [])].map(name => el("option", { value: name, textContent: `colour: ${name}` })));
     $("tools").append(choice);
   }
   for (const [text, title, act] of [["−", "Zoom out", () => zoom(0.8)], ["+", "Zoom in", () => zoom(1.25)], ["fit", "Whole graph (f)", frameAll], ["open", "Open all modules (e)", openAll], ["close", "Close all (c)", closeAll]]) $("tools").append(el("button", { textContent: text, title, onclick: act }));

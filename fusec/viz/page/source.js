@@ -12,19 +12,19 @@ function coloured(text, language) {
   return [...parts, text.slice(last)];
 }
 const MANY = 2000, WIDE = 300; // of more rows than MANY the longest is not looked for
-let lists_made = 0;
+let listsMade = 0;
 class Lines {
   static HEIGHT = 18;
   // rows: {gutter, text, on, links, kind, title}; pick(i) is called for a click on a line or Enter.
   constructor(label, rows, pick, language = "python") {
-    Object.assign(this, { rows, pick, language, active: Math.max(0, rows.findIndex(r => r.on)), id: `lines${lists_made += 1}` });
+    Object.assign(this, { rows, pick, language, lines: new Map(), active: Math.max(0, rows.findIndex(r => r.on)), id: `lines${listsMade += 1}` });
     this.inner = el("div", { className: "inner" });
     this.inner.style.height = `${rows.length * Lines.HEIGHT}px`;
     this.inner.style.minWidth = `${(rows.length > MANY ? WIDE : Math.min(WIDE, rows.reduce((most, r) => Math.max(most, r.text.length), 0))) * 0.61 + 6}em`;
     this.element = el("div", { className: "lines", tabIndex: 0, role: "listbox", ariaLabel: label }, this.inner);
     this.element.addEventListener("scroll", () => this.paint());
     this.element.addEventListener("keydown", e => this.key(e));
-    this.element.addEventListener("click", e => { // a line may be replaced while the button is down
+    this.element.addEventListener("click", e => {
       const i = Math.floor((e.clientY - this.inner.getBoundingClientRect().top) / Lines.HEIGHT);
       if (this.rows[i]) { this.active = i; this.pick(i); }
     });
@@ -37,17 +37,23 @@ class Lines {
   paint() {
     const top = this.element.scrollTop, height = this.element.clientHeight || 400;
     const first = Math.max(0, Math.floor(top / Lines.HEIGHT) - 8), last = Math.min(this.rows.length, Math.ceil((top + height) / Lines.HEIGHT) + 8);
-    this.inner.replaceChildren(...this.rows.slice(first, last).map((row, j) => {
-      const i = first + j, line = el("div", { id: `${this.id}-${i}`, role: "option", title: row.title || "", ariaSelected: String(Boolean(row.on)), className: ["line", row.on ? "on" : "", row.links ? "links" : "", row.kind || "", i === this.active ? "active" : ""].filter(Boolean).join(" ") },
-        el("span", { className: "gutter", textContent: row.gutter ?? "" }), el("code", {}, coloured(row.text, this.language)));
-      line.style.top = `${i * Lines.HEIGHT}px`;
-      return line;
-    }));
+    for (const [i, line] of this.lines) if (i < first || i >= last) { line.remove(); this.lines.delete(i); }
+    for (let i = first; i < last; i += 1) {
+      if (!this.lines.has(i)) this.lines.set(i, this.inner.appendChild(this.line(i)));
+      this.lines.get(i).classList.toggle("active", i === this.active);
+    }
     this.element.setAttribute("aria-activedescendant", `${this.id}-${this.active}`);
   }
+  line(i) {
+    const row = this.rows[i], classes = ["line", row.on ? "on" : "", row.links ? "links" : "", row.kind || ""].filter(Boolean).join(" ");
+    const line = el("div", { id: `${this.id}-${i}`, role: "option", title: row.title || "", ariaSelected: String(Boolean(row.on)), className: classes },
+      el("span", { className: "gutter", textContent: row.gutter ?? "" }), el("code", {}, coloured(row.text, this.language)));
+    line.style.top = `${i * Lines.HEIGHT}px`;
+    return line;
+  }
   key(e) {
-    const page_ = Math.max(1, Math.floor(this.element.clientHeight / Lines.HEIGHT) - 1);
-    const move = { ArrowDown: 1, ArrowUp: -1, PageDown: page_, PageUp: -page_, Home: -1e9, End: 1e9 }[e.key];
+    const screen = Math.max(1, Math.floor(this.element.clientHeight / Lines.HEIGHT) - 1);
+    const move = { ArrowDown: 1, ArrowUp: -1, PageDown: screen, PageUp: -screen, Home: -1e9, End: 1e9 }[e.key];
     if (move !== undefined) {
       this.active = Math.max(0, Math.min(this.rows.length - 1, this.active + move));
       const y = this.active * Lines.HEIGHT, { scrollTop: top, clientHeight: height } = this.element;

@@ -1,49 +1,11 @@
-"""Wrong input to each command: one clear message of less than 1 kB, the right exit code, no traceback."""
+"""Errors of the model, crashes of the compiler and wrong use are told apart, each with what to do next."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.tools.test_cli import run
-
-SCRIPTS = {
-    "no Python": "model = = 3",
-    "an import that fails": "import nothing_of_this_name",
-    "an error": "model, inputs = print, ()\nraise ValueError('far too ' * 10_000 + 'long')",
-    "an exit": "import sys\nsys.exit(0)",
-    "nothing": "",
-    "no inputs": "import torch\nmodel = torch.nn.Linear(2, 2)",
-    "no model": "inputs = ()",
-    "a model that cannot be called": "model, inputs = 3, ()",
-    "inputs that raise": "import torch\nmodel = torch.nn.ReLU()\ndef inputs():\n    raise OSError('gone')",
-    "inputs of a wrong shape": "import torch\nmodel = torch.nn.Linear(2, 2)\ninputs = (torch.ones(3, 3),)",
-    "too many inputs": "import torch\nmodel = torch.nn.ReLU()\ninputs = (torch.ones(3), torch.ones(3))",
-    "inputs by wrong names": "import torch\nmodel = torch.nn.ReLU()\ninputs = {'x': torch.ones(3)}",
-    "a model that raises": "def model(x):\n    raise RuntimeError('never')\nimport torch\ninputs = (torch.ones(3),)",
-    "a model without tensors": "def model(x):\n    return x\ninputs = (3,)",
-}
-GRAPHS = {
-    "no graph": b"import torch",
-    "a part": b"graph f(%x: f32[4]) {",
-    "a long line": b"graph " + b"x" * 1_000_000,
-    "many signs": b"(" * 1_000_000,
-    "bytes": bytes(range(256)),
-    "no text at all": b"",
-}
-MODELS = (
-    "no-file.py",
-    "models:nothing",
-    "models:llama/nothing",
-    "hf:nothing",
-    "hf:",
-    "folder",
-    "folder.py",
-    "model.txt",
-)
-COMMANDS = (("capture",), ("explain",), ("view", "-o", "-"), ("bisect",))
 
 
 def refused(*words: str) -> str:
@@ -52,32 +14,6 @@ def refused(*words: str) -> str:
     assert "Traceback" not in result.stderr and 0 < len(result.stderr) < 1000, (words, result.stderr)
     assert not result.stdout, words
     return result.stderr
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
-def test_scripts(command: tuple[str, ...], tmp_path: Path) -> None:
-    for i, (name, text) in enumerate(SCRIPTS.items()):
-        path = tmp_path / f"script{i}.py"
-        path.write_text(text)
-        said = refused(*command, str(path))
-        assert path.stem in said or "the model produced no graph" in said, (name, said)
-
-
-@pytest.mark.parametrize("command", [("opt",), ("explain",), ("view", "-o", "-")], ids=lambda c: c[0])
-def test_graphs(command: tuple[str, ...], tmp_path: Path) -> None:
-    for i, content in enumerate(GRAPHS.values()):
-        path = tmp_path / f"graph{i}.fir"
-        path.write_bytes(content)
-        refused(*command, str(path))
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, ("opt",)], ids=lambda c: c[0])
-def test_names(command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder.py").mkdir()
-    for name in MODELS:
-        refused(*command, name)
 
 
 def test_a_model_that_raises_is_told_from_a_crash_of_the_compiler(tmp_path: Path) -> None:
@@ -180,23 +116,3 @@ def test_times_in_the_interpreter_are_told_from_those_of_a_gpu(tmp_path: Path) -
 
 def test_the_version() -> None:
     assert run("--version").stdout.startswith("fusec ")
-
-
-LIGHT = [
-    ["--help"], ["--version"], ["explain"], ["explain", "--help"], ["explain", "missing.py"], ["opt", "missing.fir"],
-    ["why", "missing.py", "norm"], ["bisect", "missing.py"], ["reduce", "missing.fir"], ["trace", "missing.py"],
-    ["kernels", "show", "missing.py", "name"], ["check", "missing.py", "--against", "x.json"], ["cache", "show"],
-    ["explain", "--batch", "0", "model.py"], ["no-such-command"],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("words", LIGHT, ids=" ".join)
-def test_help_and_wrong_use_import_neither_torch_nor_sympy(words: list[str]) -> None:
-    """They take a tenth of the time of importing torch."""
-    text = (
-        "import sys\nfrom fusec.cli import app\n"
-        f"try:\n    app({words!r})\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('torch', 'sympy', 'triton', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stdout
