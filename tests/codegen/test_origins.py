@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from fusec.codegen.tile.origins import line_origins
 from fusec.compiler import compile_graph
 from fusec.config import Config
+from fusec.debug.kernel_lines import kernel_lines
 from fusec.debug.subject import Subject, subject_of
 from fusec.frontend import trace
-from fusec.ir.graph import Node
+from fusec.ir.graph import Graph, Node
+from tests.tools.sample import tensor
 
 
 def norm(x: Tensor, weight: Tensor, projection: Tensor) -> Tensor:
@@ -35,6 +37,7 @@ EXPECTED = [
     (norm, "cpp", r"fold_sum\(", "sum"),
     (norm, "cpp", r"^ *dot_\w+<", "contraction"),
     (norm, "cpp", r"store\(out0", "mul"),
+    (norm, "cpp", r"store\(left\d", "mul"),
     (norm, "triton", r"= tl\.rsqrt\(", "rsqrt"),
     (norm, "triton", r"= tl\.reduce\(", "sum"),
     (attention, "cpp", r"^ *dot_\w+<", "contraction"),
@@ -73,6 +76,19 @@ def test_a_line_belongs_to_the_operation_that_it_computes(
 def test_loads_belong_to_inputs() -> None:
     assert {name for text, name in lines_of(norm, "cpp") if re.search(r"= load<\d+>\(in\d", text)} == {"input"}
     assert line_origins("// v1 = rsqrt(v2)\nv1 = 3", {"v1": 5}) == [None, 5]
+
+
+def test_a_region_of_another_structure_has_no_lines() -> None:
+    def region(op: str) -> Node:
+        body = Graph("body")
+        body.set_outputs([body.add_node(op, (body.add_input(tensor(4), "x"),)).result])
+        graph = Graph("g")
+        x = graph.add_input(tensor(4), "x")
+        return graph.add_node("region", (x,), {"kind": "kernel", "body": body}, types=[tensor(4)])
+
+    first, equal, other = region("exp"), region("exp"), region("neg")
+    found = kernel_lines(dict.fromkeys((first, equal, other), "k"), {"k": "v1 = 3"}, {"k": {"v1": 0}})
+    assert found == {first: [0], equal: [0]}
 
 
 def test_equal_layers_share_a_kernel_and_its_lines() -> None:

@@ -93,6 +93,7 @@ def test_model_graph_and_kernel_follow_each_other(opened: Opened) -> None:
     opened.page.click("#list .line.on:has-text('rsqrt')")
     rsqrt = "[...linked].filter(k => record(k).op === 'rsqrt').length"
     assert opened(rsqrt) == 11  # two norms in each of five layers, and the last
+    assert opened("[...linked].filter(k => records[shown().nodes[k][0]].kernel !== undefined).length") == 11
     lit = "[...document.querySelectorAll('#kernel .line.on')].map(l => l.textContent)"
     opened.page.wait_for_selector("#kernel .line.on")
     assert any("rsqrt" in text for text in opened(lit))
