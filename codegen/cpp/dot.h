@@ -752,6 +752,54 @@ FN void dot_many_along_k(A* target, int64_t target_step, const L* left, int64_t 
   }
 }
 
+// As many rows as there turn out to be: the right operand is transposed where that is worth it.
+constexpr int64_t FEW_ROWS = 16;
+
+template <int WIDE, int N, class A, class L, class R>
+FN void dot_any_rows_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                       int64_t right_step, int64_t rows, int64_t depth) {
+  int64_t r = 0;
+#define ROWS(rows) \
+  dot_tile_k<rows, WIDE, N>(target + r * target_step, target_step, left + r * left_step, left_step, right, right_step, \
+                            depth)
+  for (; r + 4 <= rows; r += 4) ROWS(4);
+  if (rows - r == 3) ROWS(3);
+  if (rows - r == 2) ROWS(2);
+  if (rows - r == 1) ROWS(1);
+#undef ROWS
+}
+
+template <int N, class A, class L, class R>
+FN void dot_any_along_k(A* target, int64_t target_step, const L* left, int64_t left_step, const R* right,
+                        int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+  if (rows > FEW_ROWS)
+    return dot_many_along_k<N>(target, target_step, left, left_step, right, right_step, rows, columns, depth);
+  if (rows == 1) return dot_along_k<1, N>(target, target_step, left, left_step, right, right_step, columns, depth);
+  constexpr int wide = REGISTERS / 8;
+  int64_t c = 0;
+  for (; c + wide <= columns; c += wide)
+    dot_any_rows_k<wide, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, rows, depth);
+  for (; c < columns; c++)
+    dot_any_rows_k<1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, rows, depth);
+}
+
+template <int N, bool ADDS, class A, class L, class R>
+FN void dot_any_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k,
+                        const R* right, int64_t right_step, int64_t rows, int64_t columns, int64_t depth) {
+  if (rows > FEW_ROWS)
+    return dot_many_along_n<N, ADDS>(target, target_step, left, left_step, left_k, right, right_step, rows, columns,
+                                     depth);
+  int64_t r = 0;
+#define ROWS(rows) \
+  dot_along_n<rows, N, ADDS>(target + r * target_step, target_step, left + r * left_step, left_step, left_k, right, \
+                             right_step, columns, depth)
+  for (; r + 4 <= rows; r += 4) ROWS(4);
+  if (rows - r == 3) ROWS(3);
+  if (rows - r == 2) ROWS(2);
+  if (rows - r == 1) ROWS(1);
+#undef ROWS
+}
+
 // As many rows as it takes beside a right operand that is computed: blocks of it are computed along k, where what they
 // are computed from lies, and transposed. Rows of halves, and those whose outer steps do not follow one another, are
 // copied, group by group: step(segment, o) gives where such a step begins.

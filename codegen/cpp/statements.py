@@ -271,7 +271,9 @@ class Statements:
         arguments = ", ".join([*operands, *map(CPP.print, sizes)])
         options = [str(s.rows)] if few else []
         options += [str(self.steps[0]), *(["true" if s.adds else "false"] if along == "n" else [])]
-        self.line(f"dot_{'' if few else 'many_'}along_{along}<{', '.join(options)}>({arguments});")
+        self.line(
+            f"dot_{'' if few else 'any_' if s.any_rows else 'many_'}along_{along}<{', '.join(options)}>({arguments});"
+        )
         if not few:
             self._link(s, f"along_{along}")
 

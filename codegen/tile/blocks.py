@@ -1,7 +1,11 @@
-"""Ranges of the blocks and parts that a size is divided into."""
+"""Ranges of the blocks and parts that a size is divided into, and loops around statements."""
+
+from collections.abc import Sequence
+from typing import Literal
 
 import sympy
 
+from fusec.codegen.tile.kernel import Loop, Statement
 from fusec.ir.types import Size
 
 
@@ -29,3 +33,13 @@ def part_range(part: sympy.Expr, parts: int, block: int, size: Size) -> tuple[sy
     span = -(-size // (block * parts)) * block
     start = part * span
     return start, start + span if span * parts == size else sympy.Min(start + span, size)
+
+
+def grid(
+    statements: list[Statement], loops: Sequence[tuple[str, Size]], kind: Literal["grid", "serial"] = "grid"
+) -> tuple[Statement, ...]:
+    """Wrap statements in loops, outermost first."""
+    body = tuple(statements)
+    for name, size in reversed(loops):
+        body = (Loop(name, 0, size, 1, kind, body),)
+    return body

@@ -30,7 +30,7 @@ from fusec.codegen.tile.kernel import (
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value, is_written, storage
-from fusec.ir.types import I8, I32, I64, U8, DType, Size, TensorType, accumulation, product, same_size
+from fusec.ir.types import I8, I32, I64, U8, DType, Size, TensorType, accumulation, product, same_size, storage_numel
 from fusec.loops import indexing
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.casts import keeps_all
@@ -263,6 +263,24 @@ class Emitter:
         self.inner.append(Load(name, buffer, offset))
         return name
 
+    def number(self, index: sympy.Expr) -> str:
+        """Append the value of an index."""
+        name = self.fresh("n")
+        self.inner.append(Index(name, index))
+        return name
+
+    def within(self, value: Operand, length: Size) -> sympy.Symbol:
+        """Return the symbol, for offsets, of an integer that is known to be in ``0 … length - 1``."""
+        name = self.fresh("index")
+        self.inner.append(ClampIndex(name, value, length, bounded=True))
+        return index_symbol(name)
+
+    def bind(self, axis: Axis, value: Operand) -> None:
+        """Bind an axis to an integer in its range, from here on in the innermost loop."""
+        parts = next((axes for axes, joint in self._spelled if joint is axis), (axis,))
+        self.levels[-1].axes |= {axis, *parts}
+        self.inner.append(ClampIndex(self.axis_name(axis), value, axis.size, bounded=True))
+
     def accumulator(self, op: str, dtype: DType, tile: bool = False) -> str:
         """Append the declaration of an accumulator."""
         name = self.fresh("acc")
@@ -472,23 +490,3 @@ def static_size(axis: Axis) -> int:
     if not isinstance(axis.size, int):
         raise ScheduleError(f"the size {axis.size} is not known when the kernel is made")
     return axis.size
-
-
-def storage_numel(type: TensorType) -> Size:
-    """Return the number of elements from the first to the last of a tensor of this type."""
-    out: Size = 1
-    for n, stride in zip(type.shape, type.strides, strict=True):
-        if n == 0:
-            return 0
-        out = out + (n - 1) * stride
-    return out
-
-
-def grid(
-    statements: list[Statement], loops: Sequence[tuple[str, Size]], kind: Literal["grid", "serial"] = "grid"
-) -> tuple[Statement, ...]:
-    """Wrap statements in loops, outermost first."""
-    body = tuple(statements)
-    for name, size in reversed(loops):
-        body = (Loop(name, 0, size, 1, kind, body),)
-    return body

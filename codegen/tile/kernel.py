@@ -263,6 +263,8 @@ class Dot(Statement):
     depth: Size
     adds: bool = False
     """Add the sums to the target."""
+    any_rows: bool = False
+    """Few rows are as likely as many; which, is known only at run time (C++)."""
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,11 @@ def _work(plan: Plan) -> Size:
     body, nest, shape = plan.body, plan.nest, plan.shape
     if shape.attention is not None:
         return product(tuple(a.size for a in shape.attention.loops))
-    elsewhere = {o.destination for o in nest.outputs} | {i.value for i in nest.walk() if i.kind == "lookup"}
+    lookups = [i for i in nest.walk() if i.kind == "lookup"]
+    elsewhere = {o.destination for o in nest.outputs} | {i.value for i in lookups}
     read = [v for v in body.inputs if v not in elsewhere]
     numels = [product(v.shape) for v in (*read, *map(stored_value, body.outputs))]
+    numels += [product(tuple(a.size for a in lookup.axes)) for lookup in lookups]
     for contraction in shape.contractions:
         steps = product(tuple(a.size for a in (*contraction.axes, *contraction.bound))) * len(contraction.pairs)
         numels.append(steps // _MULTIPLIED)

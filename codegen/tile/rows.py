@@ -8,9 +8,9 @@ from typing import cast
 
 import sympy
 
-from fusec.codegen.tile.blocks import block_count
+from fusec.codegen.tile.blocks import block_count, grid
 from fusec.codegen.tile.chains import Run, chained
-from fusec.codegen.tile.emitter import Emitter, grid
+from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Constant, Operand, Statement, Store, Update, index_symbol
 from fusec.ir.types import DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis

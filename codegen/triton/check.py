@@ -11,7 +11,6 @@ from torch import Tensor
 from fusec.analysis.machine import Machine, chip
 from fusec.codegen.tile.bounds import Access, size_limits, unproven_accesses
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.tile.emitter import storage_numel
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton import TritonTarget
 from fusec.codegen.triton.compile import Report, compile_for
@@ -20,7 +19,7 @@ from fusec.codegen.triton.legality import ANY
 from fusec.config import Config
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import split_spec
-from fusec.ir.types import TensorType, accumulation, estimate, evaluate_size, evaluate_sizes
+from fusec.ir.types import TensorType, accumulation, estimate, evaluate_size, evaluate_sizes, storage_numel
 from fusec.loops.plan import plan_kernel
 from fusec.reference.contract import Comparison, compare_outputs
 from fusec.reference.dtypes import torch_dtype

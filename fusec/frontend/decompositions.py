@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fusec.frontend.grouped_matmuls import decompositions_of_grouped_matmuls
 from fusec.frontend.packed_matmuls import decompositions_of_packed_matmuls
 from fusec.frontend.predictions import laid_out
 from fusec.frontend.torch_internals import decomposition_table
@@ -36,7 +37,7 @@ zero zero_ fill eye linspace
 
 def decompositions() -> dict[Any, Any]:
     """Return all decompositions: torch's own, and those of packed matmuls."""
-    return _decompositions() | decompositions_of_packed_matmuls()
+    return _decompositions() | decompositions_of_packed_matmuls() | decompositions_of_grouped_matmuls()
 
 
 @cache

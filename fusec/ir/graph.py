@@ -1,6 +1,6 @@
 """Graph, Node and Value: the IR itself, and the only methods that change it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, ClassVar
@@ -266,11 +266,20 @@ class Graph:
         outputs = set(self.outputs)
         count = 0
         for node in reversed(list(self._nodes if nodes is None else nodes)):
-            if node in self._nodes and not any(r.users or r in outputs for r in node.results):
-                if not node.has_effect:
-                    self.erase(node)
-                    count += 1
+            if node in self._nodes and self.is_dead(node, outputs):
+                self.erase(node)
+                count += 1
         return count
+
+    def is_dead(self, node: Node, outputs: Collection[Value] | None = None) -> bool:
+        """Return whether a node is unused and has no effect, such as a write to storage that nothing else reads."""
+        outputs = self.outputs if outputs is None else outputs
+        if any(r.users or r in outputs for r in node.results) or node.has(Trait.ORDERED):
+            return False
+        return all(
+            v.producer is not None and v.producer.is_op("full") and len(v.users) == 1 and v not in outputs
+            for v in node.written
+        )
 
     @property
     def written_inputs(self) -> list[int]:

@@ -281,3 +281,13 @@ def estimate(size: Size, symbols: Mapping[str, int] | None = None) -> int:
     known = symbols or {}
     found = size.subs({s: known.get(s.name, ASSUMED_SIZE) for s in size.free_symbols})
     return int(found) if found.is_finite else ASSUMED_SIZE
+
+
+def storage_numel(type: TensorType) -> Size:
+    """Return the number of elements from the first to the last of a tensor of this type."""
+    out: Size = 1
+    for n, stride in zip(type.shape, type.strides, strict=True):
+        if n == 0:
+            return 0
+        out = out + (n - 1) * stride
+    return out

@@ -34,10 +34,25 @@ def _interval(value: Value, known: dict[Value, Interval | None], depth: int) -> 
     if value not in known:
         low, high = range_of(value.dtype)
         node = value.producer
-        found = _result(node, lambda v: _interval(v, known, depth - 1)) if node is not None and depth else None
+        if node is not None and node.has(Trait.OPAQUE):
+            found = _positions(node, value)
+        elif node is not None and depth:
+            found = _result(node, lambda v: _interval(v, known, depth - 1))
+        else:
+            found = None
         # What leaves the range of the dtype wraps around.
         known[value] = found if found is not None and low <= found[0] <= found[1] <= high else (low, high)
     return known[value]
+
+
+def _positions(node: Node, value: Value) -> Interval | None:
+    """Return the interval of positions along a dim, as a sort returns them next to its values."""
+    place = _WITH_POSITIONS.get(node.attributes["target"])
+    if place is None or value is not node.results[1] or not value.shape:
+        return None
+    arguments, (x, *_) = node.attributes["args"], node.operands
+    n = x.shape[arguments[place] if place < len(arguments) else dict(node.attributes["kwargs"]).get("dim", -1)]
+    return 0, max(n - 1, 0) if isinstance(n, int) else range_of(value.dtype)[1]
 
 
 def _result(node: Node, interval_of: Callable[[Value], Interval | None]) -> Interval | None:
@@ -48,12 +63,22 @@ def _result(node: Node, interval_of: Callable[[Value], Interval | None]) -> Inte
     if node.is_op("iota"):
         size = node.attributes["size"]
         return (0, max(size - 1, 0)) if isinstance(size, int) else (0, range_of(node.result.dtype)[1])
-    rule = _union if node.has(Trait.VIEW | Trait.LOOKUP) or node.is_op("where", "cast") else _RULES.get(node.op.name)
+    if node.is_op("full"):
+        return (int(node.attributes["value"]),) * 2
+    either = node.has(Trait.VIEW | Trait.LOOKUP | Trait.WRITE) or node.is_op("where", "cast")
+    rule = _union if either else _RULES.get(node.op.name)
     if rule is None:
         return None
-    read = node.operands[1:] if node.is_op("where") else node.operands[:1] if node.has(Trait.LOOKUP) else node.operands
+    read = (
+        node.operands[:1] if node.has(Trait.LOOKUP) else node.operands[:2] if node.has(Trait.WRITE) else node.operands
+    )
+    read = read[1:] if node.is_op("where") else read
     sides = [side for side in map(interval_of, read) if side is not None]
     return rule(*sides) if len(sides) == len(read) else None
+
+
+_WITH_POSITIONS = {"aten.sort.default": 1, "aten.topk.default": 2}
+"""ATen operations whose second result holds positions along a dim, and the place of that dim among their arguments."""
 
 
 def _union(*sides: Interval) -> Interval:

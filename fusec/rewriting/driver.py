@@ -11,6 +11,9 @@ from fusec.loops.strides import view_layout
 from fusec.rewriting.effects import breaks_order, writes_by_storage
 from fusec.rewriting.listener import RewriteListener
 
+_ORIGIN = 12
+"""Operations that the operands of a conditional simplification are followed over, to where their values are limited."""
+
 
 @dataclass(frozen=True)
 class Simplification:
@@ -22,13 +25,17 @@ class Simplification:
     apply: Callable[[Graph, Node], Value | None]
     exact: bool
     """True where both sides are equal bit for bit (signs of NaN aside)."""
+    conditional: bool = False
+    """True where both sides are equal for the values that their operands are computed as, but not for any values."""
 
 
-def simplifies(*ops: str, exact: bool = True) -> Callable[[Callable[[Graph, Node], Value | None]], Simplification]:
+def simplifies(
+    *ops: str, exact: bool = True, conditional: bool = False
+) -> Callable[[Callable[[Graph, Node], Value | None]], Simplification]:
     """Declare a function to be the rule of that name for these operations."""
 
     def declare(function: Callable[[Graph, Node], Value | None]) -> Simplification:
-        return Simplification(function.__name__.replace("_", "-"), ops, function, exact)
+        return Simplification(function.__name__.replace("_", "-"), ops, function, exact, conditional)
 
     return declare
 
@@ -78,6 +85,7 @@ class _Worklist:
             self.listener.disable(rule.name, str(reason))
             return False
         if value is None:
+            self.graph.erase_dead(self.graph.newest(len(self.graph) - size))
             return False
         added = self.graph.newest(len(self.graph) - size)
         if (
@@ -103,7 +111,7 @@ class _Worklist:
             return False
         if not self.listener.verifies:
             return True
-        before, after = neighbourhood(node, value, added)
+        before, after = neighbourhood(node, value, added, rule.conditional)
         return self.listener.agrees(rule.name, before, after, rule.exact)
 
     def commit(self, node: Node, value: Value, added: list[Node]) -> None:
@@ -148,17 +156,23 @@ def erase_unread(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
     gone, stack = [], list(nodes)
     while stack:
         node = stack.pop()
-        if node not in graph or node.has_effect:
-            continue
-        if not any(r.users or r in graph.outputs for r in node.results):
+        if node in graph and graph.is_dead(node):
             graph.erase(node)
             gone.append(node)
             stack += [v.producer for v in node.operands if v.producer is not None]
     return gone
 
 
-def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 5) -> tuple[Graph, Graph]:
-    """Return both sides of a simplification as graphs, over the values that both sides read."""
+def neighbourhood(
+    node: Node, value: Value, added: Sequence[Node], conditional: bool = False, depth: int = 5
+) -> tuple[Graph, Graph]:
+    """Return both sides of a simplification as graphs, over the values that both sides read.
+
+    Of a conditional one, the operations that these values come from are in both graphs.
+    """
+    barrier = Trait.OPAQUE | Trait.WRITE | Trait.LOOKUP
+    if conditional:
+        depth, barrier = 8 * depth, Trait(0)
     # Inline existing views of the new nodes' operands.
     there = {v.producer: None for n in added for v in n.operands if v.producer is not None and v.producer.is_alias}
     added = [*there, *(n for n in added if n not in there)]
@@ -175,18 +189,21 @@ def neighbourhood(node: Node, value: Value, added: Sequence[Node], depth: int = 
         for v in at.operands:
             if v.producer is None or (v in edge and not v.producer.is_op("constant")):
                 continue
-            if v.producer.has(Trait.OPAQUE | Trait.WRITE | Trait.LOOKUP) or (left == 0 and v.producer.operands):
+            if v.producer.has(barrier) or (left == 0 and v.producer.operands):
                 continue
             collect(v.producer, left - 1)
 
     collect(node, depth)
     for v in edge:
-        if v.producer is not None and v.producer.is_op("constant", "size"):
+        if v.producer is not None and conditional:
+            collect(v.producer, _ORIGIN)
+        elif v.producer is not None and v.producer.is_op("constant", "size"):
             inner[v.producer] = 0
     reads = {v: None for n in inner for v in n.operands if v.producer not in inner}
     leaves = list({v: None for v in [*edge, *reads] if v.producer not in inner})
     before = cut(leaves, list(inner), [node.result])
-    after = cut(leaves, [*(n for n in inner if any(v.producer is n for v in [*edge])), *added], [value])
+    shared = [n for n in inner if conditional or any(v.producer is n for v in edge)]
+    after = cut(leaves, [*shared, *added], [value])
     return before, after
 
 

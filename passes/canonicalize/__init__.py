@@ -12,6 +12,7 @@ from fusec.passes.canonicalize import (
     contractions,
     numbers,
     slices,
+    sorted_rows,
     views,
 )
 from fusec.passes.canonicalize.subexpressions import merge_equal
@@ -21,7 +22,17 @@ from fusec.rewriting.listener import RewriteListener
 
 RULES: tuple[Simplification, ...] = tuple(
     rule
-    for module in (numbers, casts, arithmetic, views, slices, contractions, byte_matmuls, concatenations)
+    for module in (
+        numbers,
+        casts,
+        arithmetic,
+        views,
+        slices,
+        contractions,
+        byte_matmuls,
+        concatenations,
+        sorted_rows,
+    )
     for rule in vars(module).values()
     if isinstance(rule, Simplification)
 )

@@ -236,6 +236,16 @@ def decided_comparison(graph: Graph, node: Node) -> Value | None:
     return graph.add_node("expand", [truth], {"shape": node.result.shape}).result
 
 
+@simplifies("minimum", "maximum", conditional=True)
+def decided_extreme(graph: Graph, node: Node) -> Value | None:
+    """The smaller or larger of two integers, where it is the same one for all they can be."""
+    for x, other in (node.operands, node.operands[::-1]):
+        a, b = interval(x), interval(other)
+        if a is not None and b is not None and _outcome("le" if node.is_op("minimum") else "ge", a, b):
+            return graph.add_node("expand", [x], {"shape": node.result.shape}).result
+    return None
+
+
 def _outcome(op: str, a: Interval, b: Interval) -> bool | None:
     """Return the outcome of a comparison of any two numbers of two intervals; None where there are both."""
     if op in ("gt", "ge"):

@@ -64,10 +64,37 @@ def single_columns(graph: Graph, node: Node) -> Value | None:
     columns = set(out).difference(batch, *(term for term in terms if last not in term))
     if any(sizes[label] != 1 for label in columns):
         return None
+    return _sum_of_products(graph, node, "".join(label for label in out if label not in columns))
+
+
+@simplifies("contraction", exact=False)
+def looked_up_matrices(graph: Graph, node: Node) -> Value | None:
+    """Products of rows, each with a matrix that is looked up, are sums of products: no copy of the matrices is made."""
+    terms, out = split_spec(node.attributes["spec"])
+    sizes, batch = node.label_sizes, set(out).intersection(*terms)
+    for matrix, value, row in ((terms[0], node.operands[0], terms[1]), (terms[1], node.operands[1], terms[0])):
+        own = set(out).intersection(row) - batch
+        kept = "".join(label for label in out if label not in own)
+        if batch and _is_looked_up(value) and all(sizes[label] == 1 for label in own) and set(kept) <= set(matrix):
+            return _sum_of_products(graph, node, kept)
+    return None
+
+
+def _is_looked_up(value: Value) -> bool:
+    """Return whether a value is a view of matrices that are chosen at run time."""
+    source = value.producer
+    while source is not None and source.is_op("permute", "reshape"):
+        source = source.operands[0].producer
+    return source is not None and source.is_op("take") and source.operands[0].tensor.rank > 2
+
+
+def _sum_of_products(graph: Graph, node: Node, kept: str) -> Value:
+    """Return a contraction as products that are summed; its other labels have size 1."""
+    terms, out = split_spec(node.attributes["spec"])
+    sizes, dtype = node.label_sizes, node.result.dtype
     bound = "".join(label for label in sizes if label not in out)
-    labels, dtype = "".join(label for label in out if label not in columns) + bound, node.result.dtype
     operands = _cast(graph, node, accumulation(dtype))
-    x, y = (aligned(graph, v, term, labels, sizes) for v, term in zip(operands, terms, strict=True))
+    x, y = (aligned(graph, v, term, kept + bound, sizes) for v, term in zip(operands, terms, strict=True))
     product = graph.add_node("mul", [x, y]).result
     total = graph.add_node("sum", [product], {"dims": tuple(range(-len(bound), 0))}).result
     if total.dtype != dtype:

@@ -93,6 +93,8 @@ class Grouping:
         self._sweep(
             [n for n in nodes if n.has(Trait.WRITE)], lambda first, second: any(n.is_op("concat") for n in first)
         )
+        # A matrix times a vector is one computation: apart from their sums, its products would be stored.
+        self._sweep(nodes, _sums_products)
         # Reductions first: a residual and a norm are fused before either becomes the epilogue of a matmul.
         self._sweep(nodes, lambda first, second: not (first & self.matmuls or second & self.matmuls))
         self._sweep(nodes, lambda first, second: bool(first & self.matmuls))
@@ -385,3 +387,12 @@ class Grouping:
 
 def _is_number(value: Value) -> bool:
     return value.producer is not None and value.producer.is_op("constant")
+
+
+def _sums_products(products: set[Node], sums: set[Node]) -> bool:
+    """Return whether some group sums the products of another, one factor of which has fewer elements than these."""
+    return any(
+        total.is_op("sum") and (product := total.operands[0].producer) in products and product.is_op("mul")
+        and any(x.tensor.numel != product.result.tensor.numel for x in product.operands)
+        for total in sums
+    )  # fmt: skip

@@ -43,7 +43,7 @@ def test_both_sides_are_seen_with_so_much_of_what_is_before(depth: int) -> None:
     graph = row("\n".join(f"%{b}: f32[3, 4] = exp(%{a})" for a, b in pairwise("xabcdefgr")) + "\nreturn %r")
     last = graph.nodes[-1]
     added = graph.add_node("neg", graph.inputs)
-    before, after = neighbourhood(last, added.result, [added], depth)
+    before, after = neighbourhood(last, added.result, [added], depth=depth)
     assert [n.op.name for n in before.nodes] == (depth + 1) * ["exp"]
     assert [n.op.name for n in after.nodes] == ["neg"]
 

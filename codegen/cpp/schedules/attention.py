@@ -13,8 +13,8 @@ from dataclasses import replace
 import sympy
 
 from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
-from fusec.codegen.tile.blocks import block_count
-from fusec.codegen.tile.emitter import Emitter, grid, static_size
+from fusec.codegen.tile.blocks import block_count, grid
+from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbol
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import Size

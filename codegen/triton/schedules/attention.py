@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import sympy
 
-from fusec.codegen.tile.blocks import block_count, block_range
+from fusec.codegen.tile.blocks import block_count, block_range, grid
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.tile.emitter import Emitter, grid, static_size
+from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import Assign, DotTiles, Operand, Statement, index_symbol
 from fusec.codegen.tile.online_softmax import OnlineSoftmax
 from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 import sympy
 
-from fusec.codegen.tile.blocks import block_count, block_range, part_range
+from fusec.codegen.tile.blocks import block_count, block_range, grid, part_range
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.tile.emitter import Emitter, grid
+from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Constant, DotTiles, Index, Statement, Update, index_symbol
 from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.descriptors import described

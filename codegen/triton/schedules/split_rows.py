@@ -8,9 +8,9 @@ outputs, in parts again if they are as long as the rows.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from fusec.codegen.tile.blocks import block_range, part_range
+from fusec.codegen.tile.blocks import block_range, grid, part_range
 from fusec.codegen.tile.configuration import KernelConfig
-from fusec.codegen.tile.emitter import Emitter, grid
+from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Operand, Statement, Update, index_symbol
 from fusec.codegen.tile.rows import reduction_levels
 from fusec.codegen.triton.schedules.operands import power_of_two

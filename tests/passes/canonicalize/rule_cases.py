@@ -3,6 +3,14 @@
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 
+SORTED = (
+    '%v: f32[5, 1], %where: i64[5, 1] = opaque(%x) {target="aten.topk.default", args=($0, 1), kwargs=(), '
+    "operand_types=(f32[5, 3],)}\n%ids: i64[5] = reshape(%where) {shape=(5,)}\n"
+    '%s: i64[5], %at: i64[5] = opaque(%ids) {target="aten.sort.default", args=($0,), kwargs=(), '
+    "operand_types=(i64[5],)}\n"
+)
+"""The column of the largest element of each row, sorted."""
+
 CASES: dict[str, tuple[str, str, list[str]]] = {
     # Numbers.
     "constant-folding": ("%x: f32[3, 4]", "%a: f32[] = add(1.5:f32, 2.0:f32)\n%r: f32[3, 4] = mul(%x, %a)", ["mul"]),
@@ -92,6 +100,13 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         '%i: i64[3] = iota() {size=3, dtype=i64, device="cpu"}\n%p: i64[3, 1] = reshape(%i) {shape=(3, 1)}\n'
         "%g: bool[3, 1] = ge(%p, 0)\n%a: bool[3, 4] = and(%g, %m)\n%r: f32[3, 4] = where(%a, %x, 1.0)",
         ["where"],
+    ),
+    "decided-extreme": (
+        "%x: f32[4, 3]",
+        '%i: i64[4] = iota() {size=4, dtype=i64, device="cpu"}\n%j: i64[4] = neg(%i)\n'
+        "%c: i64[4] = minimum(%j, 0)\n%a: i64[4] = neg(%c)\n%f: f32[4] = cast(%a) {dtype=f32}\n"
+        "%b: f32[4, 1] = reshape(%f) {shape=(4, 1)}\n%r: f32[4, 3] = add(%x, %b)",
+        ["iota", "cast", "reshape", "add"],
     ),
     # Views.
     "same-shape-view": (
@@ -231,6 +246,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         '%r: f32[2, 3, 1] = contraction(%x, %y) {spec="abz,acz->abc"}',
         ["mul", "sum"],
     ),
+    "looked-up-matrices": (
+        "%x: f32[2, 4], %w: f32[3, 4, 5]",
+        '%i: i64[2] = iota() {size=2, dtype=i64, device="cpu"}\n%e: f32[2, 4, 5] = take(%w, %i) {dim=-3}\n'
+        '%r: f32[2, 5] = contraction(%x, %e) {spec="az,azb->ab"}',
+        ["iota", "take", "reshape", "permute", "mul", "sum", "reshape"],
+    ),
     "byte-products": (
         "%x: i8[3, 4], %w: u8[5, 4]",
         "%a: f32[3, 4] = cast(%x) {dtype=f32}\n%b: f32[5, 4] = cast(%w) {dtype=f32}\n"
@@ -307,6 +328,33 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%x: f32[3, 4], %y: f32[3, 1]",
         "%a: f32[3, 5] = concat(%x, %y) {dim=-1}\n%r: f32[3, 1] = max(%a) {dims=(-1,)}",
         ["max", "maximum"],
+    ),
+    # Sorted rows.
+    "groups-of-sorted-rows": (
+        "%x: f32[5, 3]",
+        f"{SORTED}%f: f32[5] = cast(%s) {{dtype=f32}}\n"
+        '%h: f32[3] = opaque(%f) {target="aten.histc.default", args=($0, 3, 0, 2), kwargs=(), '
+        "operand_types=(f32[5],)}\n"
+        '%e: i64[3] = opaque(%h) {target="aten.cumsum.default", args=($0, 0), '
+        'kwargs=(("dtype", ("torch", "int64")),), operand_types=(f32[3],)}\n'
+        '%n: i64[5] = iota() {size=5, dtype=i64, device="cpu"}\n%p: i64[5, 1] = reshape(%n) {shape=(5, 1)}\n'
+        "%l: bool[5, 3] = le(%e, %p)\n%c: i64[5, 3] = cast(%l) {dtype=i64}\n%t: i64[5, 1] = sum(%c) {dims=(-1,)}\n"
+        "%g: f32[5, 1] = cast(%t) {dtype=f32}\n%r: f32[5, 3] = add(%x, %g)",
+        ["opaque", "reshape", "opaque", "minimum", "cast", "reshape", "add"],
+    ),
+    "counted-rows": (
+        "%x: f32[3, 4]",
+        '%i: i64[6] = iota() {size=6, dtype=i64, device="cpu"}\n%j: i64[6] = floor_divide(%i, 2)\n'
+        "%a: f32[6, 4] = take(%x, %j) {dim=-2}\n%r: f32[6, 4] = exp(%a)",
+        ["exp", "reshape", "expand", "reshape"],
+    ),
+    "restored-order": (
+        "%x: f32[5, 3]",
+        f"{SORTED}%a: f32[5, 3] = take(%x, %at) {{dim=-2}}\n%b: f32[5, 3] = exp(%a)\n"
+        '%z: i64[5] = full() {value=0, shape=(5,), dtype=i64, device="cpu"}\n'
+        '%n: i64[5] = iota() {size=5, dtype=i64, device="cpu"}\n%i: i64[5] = write(%z, %n, %at) {dim=-1}\n'
+        "%r: f32[5, 3] = take(%b, %i) {dim=-2}",
+        ["exp"],
     ),
 }
 """Inputs, body with the result %r, and the operations that are left."""

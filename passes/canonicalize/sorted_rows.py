@@ -1,0 +1,191 @@
+"""Rows that are sorted, computed one by one and put back in order: the order makes no difference.
+
+Models sort tokens by expert for libraries whose grouped GEMM wants the rows of a group together. A generated kernel
+groups them by itself.
+"""
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import product, same_size
+from fusec.loops.intervals import interval
+from fusec.passes.canonicalize.numbers import number_of
+from fusec.rewriting.driver import simplifies
+
+
+@simplifies("sum", conditional=True)
+def groups_of_sorted_rows(graph: Graph, node: Node) -> Value | None:
+    """The group of a sorted row, counted as the groups that end before it, is what the rows are sorted by.
+
+    The ends are cumulative sums of a histogram of the groups.
+    """
+    compared = _cast_from(node.operands[0]).producer
+    if node.attributes["dims"] != (-1,) or compared is None or not compared.is_op("le"):
+        return None
+    ends, position = compared.operands
+    groups = _histogrammed(_cast_from(_unviewed(ends)))
+    rows = _unviewed(position).producer
+    if groups is None or rows is None or not rows.is_op("iota") or node.result.shape != (*groups.shape, 1):
+        return None
+    if not same_size(position.shape[0], rows.result.shape[0]) or not same_size(
+        ends.shape[-1], compared.result.shape[-1]
+    ):
+        return None
+    last = graph.constant(ends.shape[-1], groups.dtype, groups.tensor.device)
+    found = graph.add_node("minimum", [groups, last]).result
+    return graph.add_node("reshape", [found], {"shape": node.result.shape}).result
+
+
+def _histogrammed(ends: Value) -> Value | None:
+    """Return the sorted numbers of groups, none of them negative, that have these ends."""
+    sums = ends.producer
+    if sums is None or not _calls(sums, "aten.cumsum.default") or sums.attributes["args"][1] not in (0, -1):
+        return None
+    bins = sums.operands[0].producer
+    if bins is None or not _calls(bins, "aten.histc.default") or bins.result.tensor.rank != 1:
+        return None
+    (count,) = bins.result.shape
+    groups = _cast_from(bins.operands[0])
+    sort = _sort_of(groups, 0)
+    values = interval(sort.operands[0]) if sort else None
+    whole = bins.attributes["args"][1:] == (count, 0, count - 1) and count > 1  # a range of one number is not a range
+    return groups if whole and values is not None and values[0] >= 0 else None
+
+
+@simplifies("take")
+def counted_rows(graph: Graph, node: Node) -> Value | None:
+    """A lookup of all rows in order, each once or several times in succession, is no lookup."""
+    (table, indices), dim = node.operands, node.attributes["dim"]
+    times, rows = 1, indices.producer
+    if rows is not None and rows.is_op("floor_divide"):
+        number = number_of(_unviewed(rows.operands[1]))
+        times, rows = int(number or 0), rows.operands[0].producer
+    n, lead = table.shape[dim], table.tensor.rank + dim
+    if rows is None or not rows.is_op("iota") or times < 1 or not same_size(indices.shape[0], n * times):
+        return None
+    if times == 1:
+        return table
+    before, behind = table.shape[: lead + 1], table.shape[lead + 1 :]
+    apart = graph.add_node("reshape", [table], {"shape": (*before, 1, *behind)}).result
+    repeated = graph.add_node("expand", [apart], {"shape": (*before, times, *behind)}).result
+    return graph.add_node("reshape", [repeated], {"shape": node.result.shape}).result
+
+
+@simplifies("take", conditional=True)
+def restored_order(graph: Graph, node: Node) -> Value | None:
+    """Rows are computed in their own order, instead of sorted and put back."""
+    table, indices = node.operands
+    sort = _sort_inverted_by(indices)
+    if sort is None or not same_size(table.shape[node.attributes["dim"]], indices.shape[0]):
+        return None
+    return _Unsorted(graph, sort).rows(table, node.attributes["dim"])
+
+
+def _sort_inverted_by(indices: Value) -> Node | None:
+    """Return the sort whose permutation some indices invert: permutation[i] holds i."""
+    write = indices.producer
+    if write is None or not write.is_op("write") or write.attributes.get("dim") != -1 or indices.tensor.rank != 1:
+        return None
+    _, values, positions = write.operands
+    count, sort = values.producer, _sort_of(positions, 1)
+    complete = count is not None and count.is_op("iota") and same_size(indices.shape[0], positions.shape[0])
+    return sort if complete else None
+
+
+class _Unsorted:
+    """Values along whose dim lie rows in the order of a sort, with the rows in their own order."""
+
+    def __init__(self, graph: Graph, sort: Node) -> None:
+        self.graph, self.sort = graph, sort
+        self.found: dict[tuple[Value, int], Value | None] = {}
+
+    def rows(self, value: Value, dim: int) -> Value | None:
+        """Return a value with its rows along a dim, counted from the end, in their own order; None if not known how."""
+        if (value, dim) not in self.found:
+            self.found[value, dim] = self._rows(value, dim)
+        return self.found[value, dim]
+
+    def _rows(self, value: Value, dim: int) -> Value | None:
+        node = value.producer
+        if node is None:
+            return None
+        if node is self.sort:
+            return self._source(value)
+        if node.has(Trait.POINTWISE):
+            return self._again(node, [dim if _varies(x, dim) else None for x in node.operands])
+        if node.has(Trait.REDUCTION) and dim not in node.attributes["dims"]:
+            return self._again(node, [dim])
+        if (
+            node.is_op("slice")
+            and node.attributes["dim"] - (0 if node.attributes["dim"] < 0 else value.tensor.rank) != dim
+        ):
+            return self._again(node, [dim])
+        if node.is_op("expand"):
+            return self._again(node, [dim if _varies(node.operands[0], dim) else None])
+        if node.is_op("permute"):
+            return self._again(node, [node.attributes["dims"][dim] - value.tensor.rank])
+        if node.is_op("reshape"):
+            before = _dim_before(value, dim, node.operands[0])
+            return None if before is None else self._again(node, [before])
+        if node.is_op("take"):
+            table, indices = node.operands
+            looked_up = (
+                node.attributes["dim"] % table.tensor.rank - value.tensor.rank == dim and indices.tensor.rank == 1
+            )
+            return self._again(node, [None, -1]) if looked_up else None
+        return None
+
+    def _source(self, value: Value) -> Value:
+        """Return what was sorted, or where it came from: row i from row i."""
+        (x,) = self.sort.operands
+        if value is self.sort.results[0]:
+            return x
+        (n,) = x.shape
+        attributes = {"size": n, "dtype": value.dtype, "device": x.tensor.device}
+        return self.graph.add_node("iota", [], attributes).result
+
+    def _again(self, node: Node, dims: list[int | None]) -> Value | None:
+        """Return a node's result from operands whose rows, if they have a dim of them, are in their own order."""
+        operands = [x if d is None else self.rows(x, d) for x, d in zip(node.operands, dims, strict=True)]
+        if any(x is None for x in operands):
+            return None
+        return self.graph.add_node(node.op.name, [x for x in operands if x is not None], dict(node.attributes)).result
+
+
+def _varies(value: Value, dim: int) -> bool:
+    """Return whether a value that is broadcast has different elements along a dim, counted from the end."""
+    return value.tensor.rank >= -dim and value.shape[dim] != 1
+
+
+def _dim_before(value: Value, dim: int, source: Value) -> int | None:
+    """Return the dim of a reshape's operand that is a dim of its result, counted from the end; None if it is merged."""
+    behind = product(value.shape[value.tensor.rank + dim + 1 :])
+    for d, n in enumerate(source.shape):
+        if same_size(n, value.shape[dim]) and same_size(product(source.shape[d + 1 :]), behind):
+            return d - source.tensor.rank
+    return None
+
+
+def _sort_of(value: Value, result: int) -> Node | None:
+    """Return the sort of one dim, smallest first, that has a value as its result of that number."""
+    node = value.producer
+    if node is None or not _calls(node, "aten.sort.default"):
+        return None
+    ascending = node.attributes["args"] == (node.attributes["args"][0],) and not node.attributes["kwargs"]
+    return node if ascending and node.results[result] is value and value.tensor.rank == 1 else None
+
+
+def _calls(node: Node, target: str) -> bool:
+    return node.is_op("opaque") and node.attributes["target"] == target
+
+
+def _cast_from(value: Value) -> Value:
+    while value.producer is not None and value.producer.is_op("cast"):
+        (value,) = value.producer.operands
+    return value
+
+
+def _unviewed(value: Value) -> Value:
+    """Return the value whose elements another one holds, perhaps repeated."""
+    while value.producer is not None and value.producer.is_op("expand", "reshape", "cast"):
+        (value,) = value.producer.operands
+    return value

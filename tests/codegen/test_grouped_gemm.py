@@ -1,0 +1,88 @@
+"""Grouped GEMMs: rows with a matrix each, chosen at run time, as tokens and the weights of their experts."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import Dot, Kernel, walk
+from tests.codegen.test_dynamic_indices import agrees, both, program, raises
+
+GATED = """graph gated(%x: {dtype}[{rows}, 40], %w: {dtype}[6, 96, 40], %ids: i64[{rows}]) {{
+  %e: {dtype}[{rows}, 96, 40] = take(%w, %ids) {{dim=-3}}
+  %a: {dtype}[{rows}, 1, 40] = reshape(%x) {{shape=({rows}, 1, 40)}}
+  %p: {dtype}[{rows}, 96, 40] = mul(%e, %a)
+  %s: {dtype}[{rows}, 96, 1] = sum(%p) {{dims=(-1,)}}
+  %h: {dtype}[{rows}, 96] = reshape(%s) {{shape=({rows}, 96)}}
+  %g: {dtype}[{rows}, 48] = slice(%h) {{dim=-1, start=0, stop=48, step=1}}
+  %u: {dtype}[{rows}, 48] = slice(%h) {{dim=-1, start=48, stop=96, step=1}}
+  %i: {dtype}[{rows}, 48] = sigmoid(%g)
+  %y: {dtype}[{rows}, 48] = mul(%i, %u)
+  return %y
+}}"""
+"""Two products of one row, of halves of its matrix, and what joins them."""
+
+TRANSPOSED = """graph transposed(%x: f32[3, {rows}, 40], %w: f32[5, 40, 33], %ids: i64[3, {rows}], %b: f32[33]) {{
+  %t: f32[5, 33, 40] @(1320, 1, 33) = permute(%w) {{dims=(0, 2, 1)}}
+  %e: f32[3, {rows}, 33, 40] = take(%t, %ids) {{dim=-3}}
+  %z: f32[3, {rows}, 40] = exp(%x)
+  %a: f32[3, {rows}, 1, 40] = reshape(%z) {{shape=(3, {rows}, 1, 40)}}
+  %p: f32[3, {rows}, 33, 40] = mul(%a, %e)
+  %s: f32[3, {rows}, 33, 1] = sum(%p) {{dims=(-1,)}}
+  %h: f32[3, {rows}, 33] = reshape(%s) {{shape=(3, {rows}, 33)}}
+  %y: f32[3, {rows}, 33] = add(%h, %b)
+  return %y
+}}"""
+"""Contiguous along the columns; the rows are two axes, and computed."""
+
+
+def chosen(rows: int, groups: int) -> Tensor:
+    """All in one group, or in several with one of them empty."""
+    ids = torch.randint(groups, (rows,), generator=torch.Generator().manual_seed(rows))
+    return torch.where(ids == 2, groups - 1, ids)
+
+
+def grouped_products(kernel: Kernel) -> list[Dot]:
+    return [s for s in walk(kernel.body) if isinstance(s, Dot) and s.any_rows]
+
+
+@both
+@pytest.mark.parametrize("rows", [1, 2, 9, pytest.param(300, marks=pytest.mark.thorough)])
+def test_rows_are_multiplied_by_the_matrices_that_they_choose(target: str, rows: int) -> None:
+    inputs = torch.randn(rows, 40), torch.randn(6, 96, 40), chosen(rows, 6)
+    made = agrees(GATED.format(rows=rows, dtype="f32"), *inputs, kinds=["kernel"], target=target)
+    (kernel,) = made.kernels.values()
+    assert unproven_accesses(kernel) == []
+    assert len(grouped_products(kernel)) == (2 if target == "cpp" else 0)
+
+
+@both
+@pytest.mark.parametrize("rows", [1, 4, pytest.param(70, marks=pytest.mark.thorough)])
+def test_matrices_may_be_transposed_and_rows_computed(target: str, rows: int) -> None:
+    inputs = torch.randn(3, rows, 40), torch.randn(5, 40, 33), chosen(3 * rows, 5).reshape(3, rows), torch.randn(33)
+    made = agrees(TRANSPOSED.format(rows=rows), *inputs, kinds=["kernel"], target=target)
+    (kernel,) = made.kernels.values()
+    assert unproven_accesses(kernel) == []
+    assert len(grouped_products(kernel)) == (target == "cpp")
+
+
+@pytest.mark.parametrize("rows", [3, 40, pytest.param(700, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+def test_all_rows_may_choose_one_matrix_in_any_dtype(dtype: str, rows: int) -> None:
+    """More rows than one block of them has, or few enough that the matrix is not transposed."""
+    to: Any = {"bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}[dtype]
+    inputs = torch.randn(rows, 40).to(to), torch.randn(6, 96, 40).to(to), torch.full((rows,), 5)
+    made = program(GATED.format(rows=rows, dtype=dtype))
+    (y,) = made(list(inputs))
+    h = inputs[0].double() @ inputs[1][5].double().T
+    torch.testing.assert_close(y.double(), h[:, :48].sigmoid() * h[:, 48:], rtol=2e-2, atol=2e-2)
+    assert grouped_products(next(iter(made.kernels.values())))
+
+
+@both
+def test_a_matrix_that_does_not_exist_is_reported(target: str) -> None:
+    made = program(GATED.format(rows=3, dtype="f32"), target)
+    with raises(target, 6, 0, 6):
+        made([torch.randn(3, 40), torch.randn(6, 96, 40), torch.tensor([0, 6, 1])])
