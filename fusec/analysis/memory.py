@@ -46,7 +46,14 @@ def body_ends(body: Graph) -> tuple[Value, ...]:
 
 
 def _looked_up(body: Graph) -> list[Value]:
-    return [node.result for node in body.nodes if node.has(Trait.LOOKUP)]
+    """Return what lookups read: the elements that they find, or the whole table where that is smaller."""
+    found = list[Value]()
+    for node in body.nodes:
+        if node.has(Trait.LOOKUP):
+            sizes = touched_bytes(node.operands[0]), touched_bytes(node.result)
+            known = all(isinstance(n, int) for n in sizes)
+            found.append(node.operands[0] if known and sizes[0] < sizes[1] else node.result)
+    return found
 
 
 def _is_read(value: Value) -> bool:

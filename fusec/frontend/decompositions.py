@@ -8,6 +8,7 @@ import torch
 from fusec.frontend.grouped_matmuls import decompositions_of_grouped_matmuls
 from fusec.frontend.packed_matmuls import decompositions_of_packed_matmuls
 from fusec.frontend.predictions import laid_out
+from fusec.frontend.selections import decompositions_of_selections
 from fusec.frontend.torch_internals import decomposition_table
 
 _aten = torch.ops.aten
@@ -36,8 +37,9 @@ zero zero_ fill eye linspace
 
 
 def decompositions() -> dict[Any, Any]:
-    """Return all decompositions: torch's own, and those of packed matmuls."""
-    return _decompositions() | decompositions_of_packed_matmuls() | decompositions_of_grouped_matmuls()
+    """Return all decompositions: torch's own, and ours of operations that torch keeps whole."""
+    ours = decompositions_of_packed_matmuls() | decompositions_of_grouped_matmuls() | decompositions_of_selections()
+    return _decompositions() | ours
 
 
 @cache

@@ -65,7 +65,7 @@ def _result(node: Node, interval_of: Callable[[Value], Interval | None]) -> Inte
         return (0, max(size - 1, 0)) if isinstance(size, int) else (0, range_of(node.result.dtype)[1])
     if node.is_op("full"):
         return (int(node.attributes["value"]),) * 2
-    either = node.has(Trait.VIEW | Trait.LOOKUP | Trait.WRITE) or node.is_op("where", "cast")
+    either = node.has(Trait.VIEW | Trait.LOOKUP | Trait.WRITE) or node.is_op("where", "cast", "min", "max")
     rule = _union if either else _RULES.get(node.op.name)
     if rule is None:
         return None

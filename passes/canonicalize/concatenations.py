@@ -59,12 +59,15 @@ class _Parts:
 
 @simplifies("max", "sum", exact=False)
 def softmax_of_parts(graph: Graph, node: Node) -> Value | None:
-    """The maximum of scores and single columns, or the sum of their exponentials, is that of each part, combined."""
+    """The maximum of scores and single columns, or the sum of their exponentials, is that of each part, combined.
+
+    So is the sum of a few columns, such as of the scores that are selected.
+    """
     (x,), dims = node.operands, node.attributes["dims"]
-    if len(dims) != 1 or (node.is_op("sum") and not _is_exponential(x)):
+    if len(dims) != 1:
         return None
     parts = _Parts(graph, dims[0])
-    if not parts.find(x):
+    if not parts.find(x) or (node.is_op("sum") and not _is_exponential(x) and any(n != 1 for n in parts.sizes)):
         return None
     out: Value | None = None
     for i, n in enumerate(parts.sizes):

@@ -8,6 +8,8 @@ from fusec.analysis.partition import Partition
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import Size
+from fusec.loops.grouped import find_grouped_products
+from fusec.loops.plan import Plan
 from fusec.passes.grouping.candidates import Candidates
 from fusec.pipeline import Context
 
@@ -29,6 +31,9 @@ def make_kernels(
     pieces = [outline(group, uses) for group in groups]
     for group, piece in zip(groups, pieces, strict=True):
         members = uses.ordered(group)
+        plan = candidates.estimate(group).plan
+        if isinstance(plan, Plan) and find_grouped_products(plan.nest, plan.shape):
+            labels = {**labels, **{n: "grouped_linear" for n in members if n.is_op("sum")}}
         fusions = tuple(dict.fromkeys(labels[n] for n in members if labels.get(n)))
         body = piece.build()
         region = made[members[0]] = graph.add_node(

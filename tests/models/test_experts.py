@@ -1,0 +1,57 @@
+"""Mixtures of experts of transformers: the same kernels from each way to write them, and none is sorted or copied."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fusec.compiler import Compiled
+from fusec.config import Config
+from fusec.dynamo import backend_for, compiled_graphs
+from fusec.models.weights import redraw
+
+transformers = pytest.importorskip("transformers")
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": 64, "pad_token_id": 0,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen2Moe": {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 32, "num_experts": 8},
+    "Qwen3Moe": {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
+    "Olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+}
+
+
+def compiled(family: str, implementation: str, length: int) -> Compiled:
+    """Compile a model, compare its logits with eager's, and return its only graph."""
+    config = getattr(transformers, f"{family}Config")(**SMALL, **FAMILIES[family])
+    config._experts_implementation = implementation
+    torch.manual_seed(0)
+    model = redraw(transformers.AutoModelForCausalLM.from_config(config).eval())
+    ids = torch.randint(1, 64, (2, length), generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        eager = model(ids, use_cache=False).logits
+        found = torch.compile(model, backend=backend_for(Config(strict=True)))(ids, use_cache=False).logits
+    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-4)
+    return compiled_graphs()[-1]
+
+
+def labels(made: Compiled) -> list[str]:
+    return [n.attributes["label"] for n in made.graph.nodes if n.is_op("region")]
+
+
+@pytest.mark.parametrize(
+    "family", ["Mixtral", *(pytest.param(f, marks=pytest.mark.thorough) for f in list(FAMILIES)[1:])]
+)
+def test_experts_are_two_grouped_products(family: str) -> None:
+    made = compiled(family, "grouped_mm", 7)
+    assert sum("grouped_linear" in label for label in labels(made)) == 2
+    opaque = {n.attributes["target"] for n in made.graph.nodes if n.is_op("opaque")}
+    assert opaque <= {"aten.cumsum.default"}, "of positions"
+
+
+def test_a_batch_of_matrices_compiles_to_the_same_kernels() -> None:
+    assert labels(compiled("Mixtral", "batched_mm", 7)) == labels(compiled("Mixtral", "grouped_mm", 7))
