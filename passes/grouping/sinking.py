@@ -11,7 +11,7 @@ from fusec.passes.grouping.candidates import Candidates
 
 
 def rematerialize(partition: Partition, candidates: Candidates) -> int:
-    """Recompute views, casts, lookups and weights in each kernel that reads them; return the number of kernels saved."""
+    """Recompute views, casts, lookups and packed weights in each kernel that reads them; return the kernels saved."""
     uses = partition.uses
     before_writes = {n for nodes in uses.effects.values() for n in nodes}
     done = 0

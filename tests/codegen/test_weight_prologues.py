@@ -294,6 +294,21 @@ def test_matmuls_that_share_a_packed_weight_each_unpack_it(layers: Callable[...,
     assert compare_outputs([layers(*inputs)], found(list(inputs)), [exact]).passed
 
 
+@pytest.mark.parametrize("expanded", [lambda q: q[:, :1].expand(q.shape), lambda q: q[:1].expand(q.shape)])
+@pytest.mark.parametrize("name", ["int4, halves in a byte", "a codebook", "int8 per group"])
+def test_packed_integers_without_strides(name: str, expanded: Callable[[Tensor], Tensor]) -> None:
+    """One integer along the depth is no index of a table: it is the same in all lanes."""
+    q, *rest = FORMS[name].parts()
+    inputs = (torch.randn(2, DEPTH), expanded(q), *rest)
+
+    def layer(x: Tensor, *parts: Tensor) -> Tensor:
+        return F.linear(x, FORMS[name].weight(*parts, x.dtype))
+
+    found = compile_graph(trace(layer, inputs, symbolic=False), replace(Config(), strict=True))
+    exact = layer(*(t.double() if t.is_floating_point() else t for t in inputs))
+    assert compare_outputs([layer(*inputs)], found.program(list(inputs)), [exact]).passed
+
+
 def test_parts_of_different_lengths_are_refused() -> None:
     """A weight in two parts of 16 and 24 columns is dense memory first."""
     q, p = torch.randint(-8, 8, (32, 16), dtype=torch.int8), torch.randint(-8, 8, (32, 24), dtype=torch.int8)
