@@ -95,8 +95,8 @@ def _table(item: IndexedExpr, axis: Axis, lanes: int) -> Table | None:
         if values is None or values[0] < 0 or not 0 < values[1] < REGISTERS * lanes:
             continue
         replaced = [i for i in walk([item], partial(is_not, code)) if axis in i.axes]
-        if not any(i.kind == "load" for i in walk([code])):
-            continue  # an index, by which the table itself is computed
+        if not any(_is_read_along(i, axis) for i in walk([code])):
+            continue  # an index, by which the table itself is computed, or the same number in all lanes
         if any(i.kind not in ("pointwise", "lookup") for i in replaced):
             continue  # it varies with more
         least = _LEAST_OPERATIONS[values[1] // lanes]
@@ -104,6 +104,12 @@ def _table(item: IndexedExpr, axis: Axis, lanes: int) -> Table | None:
             code, entry = uncast(code), Axis(values[1] + 1, "entry")
             return Table(code, entry, _at_entry(item, code, axis, entry, {}))
     return None
+
+
+def _is_read_along(item: IndexedExpr, axis: Axis) -> bool:
+    """Return whether an expression is a load of other elements for each step along an axis."""
+    strides = item.value.tensor.strides if item.kind == "load" else ()
+    return any(stride != 0 and axis in part.axes for part, stride in zip(item.index, strides, strict=False))
 
 
 def _is_cast(item: IndexedExpr) -> bool:

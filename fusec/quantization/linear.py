@@ -38,6 +38,11 @@ class QuantizedLinear(nn.Module):
         """Bytes of codes and scales."""
         return sum(part.nbytes for part in self.buffers())
 
+    @property
+    def weight(self) -> Tensor:
+        """The dequantized weight, in the dtype of the scales: models such as T5 ask for its dtype or device."""
+        return self.dequantized(self.scale.dtype)
+
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the [out_features, in_features] weight in a dtype."""
         return self.format.unpack(dict(self.named_buffers()), dtype)

@@ -181,11 +181,7 @@ class Grouping:
             left.type = replace(left.tensor, strides=contiguous_strides(left.shape))
 
     def _is_generated(self, node: Node) -> bool:
-        (left, right), out = split_spec(node.attributes["spec"])
-        is_batch = set(left) & set(right) & set(out)
-        summed = node.operands[0].dtype.is_float or multiplies_bytes(node.attributes)  # a library sums other integers
-        plain = not is_batch and summed and node.result.tensor.numel != 0
-        return plain and (not self.candidates.refusal({node}) or self._materialize_views(node))
+        return _is_plain(node) and (not self.candidates.refusal({node}) or self._materialize_views(node))
 
     def _is_copied(self, view: Node) -> bool:
         """Return whether a kernel copies a view; of a chain that is no loop nest, only a part is copied."""
@@ -249,7 +245,7 @@ class Grouping:
 
     def _fuse_weight(self, node: Node) -> None:
         """Fuse a matmul with all that computes its weight, where only that is legal, such as one with few bits."""
-        if not node.has(Trait.CONTRACTION) or node in self.matmuls or node in self.to_vendor:
+        if not node.has(Trait.CONTRACTION) or node in self.matmuls or node in self.to_vendor or not _is_plain(node):
             return
         group = {node}
         stack = [node.operands[1].producer]
@@ -383,6 +379,14 @@ class Grouping:
         plain = node.has(Trait.POINTWISE) or (node.has(Trait.WRITE) and "dim" not in node.attributes)
         sizes = [v.tensor.numel for v in (*node.results, *node.operands)]
         return plain and all(isinstance(n, int) and n <= TINY for n in sizes)
+
+
+def _is_plain(matmul: Node) -> bool:
+    """Return whether a matmul has elements and no batch, of a dtype that kernels sum."""
+    (left, right), out = split_spec(matmul.attributes["spec"])
+    is_batch = set(left) & set(right) & set(out)
+    summed = matmul.operands[0].dtype.is_float or multiplies_bytes(matmul.attributes)  # a library sums other integers
+    return not is_batch and summed and matmul.result.tensor.numel != 0
 
 
 def _is_number(value: Value) -> bool:

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 
+from fusec.analysis.outline import outline
 from fusec.analysis.partition import Partition
+from fusec.analysis.uses import Uses
 from fusec.ir.graph import Node
 from fusec.ir.ops import Trait
 from fusec.passes.grouping.candidates import Candidates
 
 
 def rematerialize(partition: Partition, candidates: Candidates) -> int:
-    """Recompute views, casts and lookups in each kernel that reads them; return the number of kernels saved."""
+    """Recompute views, casts, lookups and packed weights in each kernel that reads them; return the kernels saved."""
     uses = partition.uses
     before_writes = {n for nodes in uses.effects.values() for n in nodes}
     done = 0
@@ -17,7 +19,12 @@ def rematerialize(partition: Partition, candidates: Candidates) -> int:
         readers = [partition.group_of.get(r) for n in group for r in uses.readers(n) if r not in group]
         others = list({id(other): other for other in readers if other is not None}.values())
         is_cheap = all(n.has(Trait.VIEW | Trait.LOOKUP) or n.is_op("cast") for n in group)
-        if not is_cheap or None in readers or not others or not group.isdisjoint(before_writes | uses.returned):
+        if (
+            not (is_cheap or _is_packed_weight(group, uses))
+            or None in readers
+            or not others
+            or not group.isdisjoint(before_writes | uses.returned)
+        ):
             continue
         separate = [candidates.estimate(part) for part in (group, *others)]
         uses.inline(*group)
@@ -48,3 +55,14 @@ def sink(nodes: Sequence[Node], partition: Partition, candidates: Candidates) ->
                 partition.put(part)
             done += 1
     return done
+
+
+def _is_packed_weight(group: set[Node], uses: Uses) -> bool:
+    """Return whether matmuls and lookups alone read what nodes compute, from fewer bytes than it takes."""
+    read = {r for n in group for r in uses.readers(n)} - group
+    plain = all(n.has(Trait.POINTWISE | Trait.VIEW | Trait.LOOKUP) for n in group)
+    if not plain or not all(n.has(Trait.CONTRACTION | Trait.LOOKUP) for n in read):
+        return False
+    piece = outline(group, uses)
+    packed, dense = (sum(v.tensor.nbytes for v in values) for values in (piece.inputs, piece.outputs))
+    return isinstance(dense, int) and isinstance(packed, int) and packed < dense

@@ -260,18 +260,53 @@ def test_the_packed_matmul_of_torch(rows: int, dtype: torch.dtype) -> None:
     assert kinds == ["kernel"] if rows < 17 or dtype == torch.float32 else kinds == ["kernel", "vendor", "kernel"]
 
 
-@pytest.mark.parametrize("rows", [2, 40])
-def test_nothing_to_sum(rows: int) -> None:
-    """The result is 0, and not what memory held."""
-    x, q, s = torch.randn(rows, 0), torch.zeros(24, 0, dtype=torch.int8), torch.rand(24)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(2, 24, 0), (40, 24, 0), (0, 24, 32), (3, 0, 32)], ids=str)
+def test_nothing_to_multiply(rows: int, columns: int, depth: int) -> None:
+    """Sums of nothing are 0, and not what memory held; a result without elements needs no kernel of its own."""
+    x, q, s = torch.randn(rows, depth), torch.zeros(columns, depth, dtype=torch.int8), torch.rand(columns)
 
     def layer(x: Tensor, q: Tensor, s: Tensor) -> Tensor:
         return F.linear(x, q.to(x.dtype) * s[:, None])
 
-    found = compile_graph(trace(layer, (x, q, s), symbolic=False), profile(f32=100.0))
+    found = compile_graph(trace(layer, (x, q, s), symbolic=False), replace(profile(f32=100.0), strict=True))
     for _ in range(3):
-        torch.rand(rows, 24).mul_(1e30)  # memory that is freed, and given again
-        assert torch.equal(found.program([x, q, s])[0], torch.zeros(rows, 24))
+        torch.rand(rows, columns).mul_(1e30)  # memory that is freed, and given again
+        assert torch.equal(found.program([x, q, s])[0], torch.zeros(rows, columns))
+
+
+def of_two_scales(x: Tensor, q: Tensor, s: Tensor) -> Tensor:
+    return F.linear(F.linear(x, q.to(x.dtype) * s[:, None]), q.to(x.dtype) * s.square()[:, None])
+
+
+def twice(x: Tensor, q: Tensor, s: Tensor) -> Tensor:
+    weight = (q.reshape(64, 4, 16).to(x.dtype) * s[:, None, None]).reshape(64, 64)
+    return F.linear(F.silu(F.linear(x, weight)), weight)
+
+
+@pytest.mark.parametrize("layers", [of_two_scales, twice])
+def test_matmuls_that_share_a_packed_weight_each_unpack_it(layers: Callable[..., Tensor]) -> None:
+    inputs = (torch.randn(3, 64), torch.randint(-128, 128, (64, 64), dtype=torch.int8), scales(64) * 0.1)
+    found = compile_graph(trace(layers, inputs, symbolic=False), replace(Config(), strict=True)).program
+    assert len(found.kernels) == 2 and all(
+        any(isinstance(s, ComputedDot) for s in walk(kernel.body)) for kernel in found.kernels.values()
+    )
+    exact = layers(*(t.double() if t.is_floating_point() else t for t in inputs))
+    assert compare_outputs([layers(*inputs)], found(list(inputs)), [exact]).passed
+
+
+@pytest.mark.parametrize("expanded", [lambda q: q[:, :1].expand(q.shape), lambda q: q[:1].expand(q.shape)])
+@pytest.mark.parametrize("name", ["int4, halves in a byte", "a codebook", "int8 per group"])
+def test_packed_integers_without_strides(name: str, expanded: Callable[[Tensor], Tensor]) -> None:
+    """One integer along the depth is no index of a table: it is the same in all lanes."""
+    q, *rest = FORMS[name].parts()
+    inputs = (torch.randn(2, DEPTH), expanded(q), *rest)
+
+    def layer(x: Tensor, *parts: Tensor) -> Tensor:
+        return F.linear(x, FORMS[name].weight(*parts, x.dtype))
+
+    found = compile_graph(trace(layer, inputs, symbolic=False), replace(Config(), strict=True))
+    exact = layer(*(t.double() if t.is_floating_point() else t for t in inputs))
+    assert compare_outputs([layer(*inputs)], found.program(list(inputs)), [exact]).passed
 
 
 def test_parts_of_different_lengths_are_refused() -> None:

@@ -124,6 +124,17 @@ def test_inputs_have_gradients() -> None:
     assert layer[0].bias.grad is not None
 
 
+@pytest.mark.parametrize("name", ["int4", "w8a8", "fp8"])
+def test_a_model_may_ask_for_the_dtype_of_a_weight(name: str) -> None:
+    """T5 casts the input of a layer to it."""
+    model = nn.Sequential(nn.Linear(64, 8))
+    fusec.quantize(model, name, progress=False)
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = model.to(dtype)[0].weight
+        assert (weight.dtype, weight.shape) == (dtype, (8, 64))
+        torch.testing.assert_close(weight, model[0].dequantized(dtype))
+
+
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64), (0, 64)], ids=str)
 def test_quantized_inputs(shape: tuple[int, ...]) -> None:
     """A row of zeros, one of huge and one of tiny numbers are as exact as others."""
