@@ -77,6 +77,7 @@ verify: $(READY) ## everything that takes too long for CI; results with commit, 
 		"bench.sweeps --dtypes float32,bfloat16" \
 		bench.quantized \
 		bench.quantized_caches \
+		bench.serving \
 		bench.sharing \
 		bench.memory \
 		bench.attention \
