@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from fusec.frontend.grouped_matmuls import decompositions_of_grouped_matmuls
 from fusec.frontend.packed_matmuls import decompositions_of_packed_matmuls
 from fusec.frontend.predictions import laid_out
 from fusec.frontend.selections import decompositions_of_selections
@@ -38,8 +37,7 @@ zero zero_ fill eye linspace
 
 def decompositions() -> dict[Any, Any]:
     """Return all decompositions: torch's own, and ours of operations that torch keeps whole."""
-    ours = decompositions_of_packed_matmuls() | decompositions_of_grouped_matmuls() | decompositions_of_selections()
-    return _decompositions() | ours
+    return _decompositions() | decompositions_of_packed_matmuls() | decompositions_of_selections()
 
 
 @cache

@@ -10,6 +10,7 @@ from fusec.passes.canonicalize import (
     casts,
     concatenations,
     contractions,
+    lookups,
     numbers,
     slices,
     sorted_rows,
@@ -32,6 +33,7 @@ RULES: tuple[Simplification, ...] = tuple(
         byte_matmuls,
         concatenations,
         sorted_rows,
+        lookups,
     )
     for rule in vars(module).values()
     if isinstance(rule, Simplification)

@@ -7,6 +7,7 @@ from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.ops import split_spec
 from fusec.ir.types import DType, Size, accumulation, broadcast, product, same_shape, same_size
 from fusec.passes.canonicalize.numbers import number_of
+from fusec.passes.canonicalize.rows import is_concatenated
 from fusec.passes.canonicalize.views import kept_dims
 from fusec.rewriting.driver import simplifies
 
@@ -85,7 +86,9 @@ def _is_looked_up(value: Value) -> bool:
     source = value.producer
     while source is not None and source.is_op("permute", "reshape"):
         source = source.operands[0].producer
-    return source is not None and source.is_op("take") and source.operands[0].tensor.rank > 2
+    if source is None or not source.is_op("take") or source.operands[0].tensor.rank < 3:
+        return False
+    return not is_concatenated(source.operands[0])  # parts of a sum would be loops of their own
 
 
 def _sum_of_products(graph: Graph, node: Node, kept: str) -> Value:

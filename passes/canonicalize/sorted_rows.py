@@ -5,10 +5,10 @@ groups them by itself.
 """
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
-from fusec.ir.types import product, same_size
+from fusec.ir.types import same_size
 from fusec.loops.intervals import interval
 from fusec.passes.canonicalize.numbers import number_of
+from fusec.passes.canonicalize.rows import RowsOf
 from fusec.rewriting.driver import simplifies
 
 
@@ -77,7 +77,8 @@ def restored_order(graph: Graph, node: Node) -> Value | None:
     sort = _sort_inverted_by(indices)
     if sort is None or not same_size(table.shape[node.attributes["dim"]], indices.shape[0]):
         return None
-    return _Unsorted(graph, sort).rows(table, node.attributes["dim"])
+    rows = RowsOf(graph, indices.shape[0], lambda value, dim: _before_sorting(graph, sort, value))
+    return rows.of(table, node.attributes["dim"])
 
 
 def _sort_inverted_by(indices: Value) -> Node | None:
@@ -91,78 +92,15 @@ def _sort_inverted_by(indices: Value) -> Node | None:
     return sort if complete else None
 
 
-class _Unsorted:
-    """Values along whose dim lie rows in the order of a sort, with the rows in their own order."""
-
-    def __init__(self, graph: Graph, sort: Node) -> None:
-        self.graph, self.sort = graph, sort
-        self.found: dict[tuple[Value, int], Value | None] = {}
-
-    def rows(self, value: Value, dim: int) -> Value | None:
-        """Return a value with its rows along a dim, counted from the end, in their own order; None if not known how."""
-        if (value, dim) not in self.found:
-            self.found[value, dim] = self._rows(value, dim)
-        return self.found[value, dim]
-
-    def _rows(self, value: Value, dim: int) -> Value | None:
-        node = value.producer
-        if node is None:
-            return None
-        if node is self.sort:
-            return self._source(value)
-        if node.has(Trait.POINTWISE):
-            return self._again(node, [dim if _varies(x, dim) else None for x in node.operands])
-        if node.has(Trait.REDUCTION) and dim not in node.attributes["dims"]:
-            return self._again(node, [dim])
-        if (
-            node.is_op("slice")
-            and node.attributes["dim"] - (0 if node.attributes["dim"] < 0 else value.tensor.rank) != dim
-        ):
-            return self._again(node, [dim])
-        if node.is_op("expand"):
-            return self._again(node, [dim if _varies(node.operands[0], dim) else None])
-        if node.is_op("permute"):
-            return self._again(node, [node.attributes["dims"][dim] - value.tensor.rank])
-        if node.is_op("reshape"):
-            before = _dim_before(value, dim, node.operands[0])
-            return None if before is None else self._again(node, [before])
-        if node.is_op("take"):
-            table, indices = node.operands
-            looked_up = (
-                node.attributes["dim"] % table.tensor.rank - value.tensor.rank == dim and indices.tensor.rank == 1
-            )
-            return self._again(node, [None, -1]) if looked_up else None
+def _before_sorting(graph: Graph, sort: Node, value: Value) -> Value | None:
+    """Return a result of a sort with row i from row i: what was sorted, or where it came from."""
+    (x,) = sort.operands
+    if value.producer is not sort:
         return None
-
-    def _source(self, value: Value) -> Value:
-        """Return what was sorted, or where it came from: row i from row i."""
-        (x,) = self.sort.operands
-        if value is self.sort.results[0]:
-            return x
-        (n,) = x.shape
-        attributes = {"size": n, "dtype": value.dtype, "device": x.tensor.device}
-        return self.graph.add_node("iota", [], attributes).result
-
-    def _again(self, node: Node, dims: list[int | None]) -> Value | None:
-        """Return a node's result from operands whose rows, if they have a dim of them, are in their own order."""
-        operands = [x if d is None else self.rows(x, d) for x, d in zip(node.operands, dims, strict=True)]
-        if any(x is None for x in operands):
-            return None
-        return self.graph.add_node(node.op.name, [x for x in operands if x is not None], dict(node.attributes)).result
-
-
-def _varies(value: Value, dim: int) -> bool:
-    """Return whether a value that is broadcast has different elements along a dim, counted from the end."""
-    return value.tensor.rank >= -dim and value.shape[dim] != 1
-
-
-def _dim_before(value: Value, dim: int, source: Value) -> int | None:
-    """Return the dim of a reshape's operand that is a dim of its result, counted from the end; None if it is merged."""
-    behind = product(value.shape[value.tensor.rank + dim + 1 :])
-    for d, n in enumerate(source.shape):
-        if same_size(n, value.shape[dim]) and same_size(product(source.shape[d + 1 :]), behind):
-            return d - source.tensor.rank
-    return None
+    if value is sort.results[0]:
+        return x
+    attributes = {"size": x.shape[0], "dtype": value.dtype, "device": x.tensor.device}
+    return graph.add_node("iota", [], attributes).result
 
 
 def _sort_of(value: Value, result: int) -> Node | None:

@@ -1,0 +1,75 @@
+"""Lookups in tables that are computed, such as embeddings whose weight is packed, and of matrices for groups of rows."""
+
+from fusec.analysis.memory import touched_bytes
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import I64, product
+from fusec.passes.canonicalize.rows import RowsOf, is_concatenated
+from fusec.rewriting.driver import simplifies
+
+_MOST_OPERATIONS = 64
+"""The most operations that unpack a table."""
+
+
+_GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+
+
+@simplifies("opaque", exact=False, conditional=True)
+def grouped_products(graph: Graph, node: Node) -> Value | None:
+    """A library's grouped GEMM is one of rows whose matrix is looked up: that of the first group to end behind a row.
+
+    Its result is undefined for rows beyond the last end. On a GPU it multiplies with matrix units, and stays.
+    """
+    if node.attributes["target"] not in _GROUPED or len(node.operands) != 3 or node.attributes["kwargs"]:
+        return None
+    x, matrices, ends = node.operands
+    device, (rows, *_), count = x.tensor.device, x.shape, matrices.shape[0]
+    if device != "cpu" or (x.tensor.rank, matrices.tensor.rank, ends.tensor.rank) != (2, 3, 1) or ends.producer is None:
+        return None
+    if is_concatenated(matrices):
+        return None
+    numbers = graph.add_node("iota", [], {"size": rows, "dtype": I64, "device": device}).result
+    numbers = graph.add_node("reshape", [numbers], {"shape": (rows, 1)}).result
+    ended = graph.add_node("le", [graph.add_node("cast", [ends], {"dtype": I64}).result, numbers]).result
+    passed = graph.add_node("sum", [graph.add_node("cast", [ended], {"dtype": I64}).result], {"dims": (-1,)}).result
+    group = graph.add_node("minimum", [passed, graph.constant(count - 1, I64, device)]).result
+    group = graph.add_node("reshape", [group], {"shape": (rows,)}).result
+    own = graph.add_node("take", [matrices, group], {"dim": -3}).result
+    return graph.add_node("contraction", [x, own], {"spec": "az,azb->ab"}).result
+
+
+@simplifies("take", conditional=True)
+def looked_up_rows(graph: Graph, node: Node) -> Value | None:
+    """Rows are looked up in what a packed table is computed from, and only these are computed."""
+    (table, indices), dim = node.operands, node.attributes["dim"]
+    if not _is_packed(table):
+        return None
+    count, taken = product(indices.shape), list[Value]()
+    flat = indices if indices.tensor.rank == 1 else graph.add_node("reshape", [indices], {"shape": (count,)}).result
+
+    def look_up(value: Value, at: int) -> Value:
+        taken.append(value)
+        return graph.add_node("take", [value, flat], {"dim": at}).result
+
+    found = RowsOf(graph, count, look_up).of(table, dim)
+    if found is None or table in taken:
+        return None
+    return graph.add_node("reshape", [found], {"shape": node.result.shape}).result
+
+
+def _is_packed(table: Value) -> bool:
+    """Return whether a table is computed element by element from inputs of the graph with fewer bytes."""
+    pending, seen, inputs = [table], set[Value](), list[Value]()
+    while pending and len(seen) < _MOST_OPERATIONS:
+        value = pending.pop()
+        node = value.producer
+        if node is None:
+            inputs.append(value)
+        elif not node.has(Trait.POINTWISE | Trait.VIEW | Trait.LOOKUP | Trait.SOURCE):
+            return False
+        else:
+            new = set(node.operands) - seen
+            seen |= new
+            pending += new
+    sizes = sum(touched_bytes(v) for v in inputs), touched_bytes(table)
+    return not pending and bool(inputs) and all(isinstance(n, int) for n in sizes) and sizes[0] < sizes[1]

@@ -1,0 +1,98 @@
+"""Computations that treat rows one by one, made again for other rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
+from fusec.ir.types import Size, product, same_size
+
+
+class RowsOf:
+    """Values with other rows along a dim: each operation that treats rows one by one is applied to other rows."""
+
+    def __init__(self, graph: Graph, count: Size, leaf: Callable[[Value, int], Value | None]) -> None:
+        """Make nothing yet.
+
+        Args:
+            graph: gets the new nodes.
+            count: how many rows there are then.
+            leaf: returns what takes the place of a value whose rows no such operation computes; None if nothing can.
+        """
+        self.graph, self.count, self.leaf = graph, count, leaf
+        self.found: dict[tuple[Value, int], Value | None] = {}
+
+    def of(self, value: Value, dim: int) -> Value | None:
+        """Return a value with other rows along a dim, counted from the end."""
+        if (value, dim) not in self.found:
+            dims = self._operand_dims(value, dim)
+            self.found[value, dim] = self.leaf(value, dim) if dims is None else self._again(value, dim, dims)
+        return self.found[value, dim]
+
+    def _again(self, value: Value, dim: int, dims: list[int | None]) -> Value | None:
+        node = value.producer
+        assert node is not None
+        operands = [x if d is None else self.of(x, d) for x, d in zip(node.operands, dims, strict=True)]
+        if any(x is None for x in operands):
+            return None
+        attributes: dict[str, Any] = dict(node.attributes)
+        if "shape" in attributes:
+            shape = list(attributes["shape"])
+            shape[dim] = self.count
+            attributes["shape"] = tuple(shape)
+        return self.graph.add_node(node.op.name, [x for x in operands if x is not None], attributes).result
+
+    def _operand_dims(self, value: Value, dim: int) -> list[int | None] | None:
+        """Return the dim of each operand that holds the rows, None where it has none; None for any other operation."""
+        node, rank = value.producer, value.tensor.rank
+        if node is None or len(node.results) != 1:
+            return None
+        if node.has(Trait.POINTWISE):
+            return [dim if _varies(x, dim) else None for x in node.operands]
+        if (node.has(Trait.REDUCTION) and dim not in node.attributes["dims"]) or (
+            node.is_op("slice", "concat") and node.attributes["dim"] % rank != dim % rank
+        ):
+            return [dim] * len(node.operands)
+        if node.is_op("expand"):
+            return [dim if _varies(node.operands[0], dim) else None]
+        if node.is_op("permute"):
+            return [node.attributes["dims"][dim] - rank]
+        if node.is_op("reshape"):
+            before = _dim_before(value, dim, node.operands[0])
+            return None if before is None else [before]
+        return self._indices_dim(node, dim % rank) if node.is_op("take") else None
+
+    def _indices_dim(self, node: Node, place: int) -> list[int | None] | None:
+        """Return the dim of a lookup's indices that is a dim of its result."""
+        table, indices = node.operands
+        behind = node.attributes["dim"] % table.tensor.rank + indices.tensor.rank - place
+        return [None, -behind] if 0 < behind <= indices.tensor.rank else None
+
+
+def _varies(value: Value, dim: int) -> bool:
+    """Return whether a value that is broadcast has different elements along a dim, counted from the end."""
+    return value.tensor.rank >= -dim and value.shape[dim] != 1
+
+
+def _dim_before(value: Value, dim: int, source: Value) -> int | None:
+    """Return the dim of a reshape's operand that is a dim of its result, counted from the end; None if it is merged."""
+    behind = product(value.shape[value.tensor.rank + dim + 1 :])
+    for d, n in enumerate(source.shape):
+        if same_size(n, value.shape[dim]) and same_size(product(source.shape[d + 1 :]), behind):
+            return d - source.tensor.rank
+    return None
+
+
+def is_concatenated(value: Value) -> bool:
+    """Return whether operations on single elements compute a value from a concatenation, as four-bit codes in halves."""
+    pending, seen = [value], {value}
+    while pending:
+        node = pending.pop().producer
+        if node is None or not node.has(Trait.POINTWISE | Trait.VIEW | Trait.LOOKUP):
+            continue
+        if node.is_op("concat"):
+            return True
+        new = set(node.operands) - seen
+        seen |= new
+        pending += new
+    return False

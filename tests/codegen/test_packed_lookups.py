@@ -1,0 +1,67 @@
+"""Rows of packed weights are looked up before they are unpacked: embeddings, tied heads, and experts."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.compiler import Compiled, compile_graph
+from fusec.config import Config
+from fusec.frontend import trace
+
+both = pytest.mark.parametrize("target", ["cpp", "triton"])
+
+
+def nibbles(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return the weight of codes of four bits, with a scale for each group of eight."""
+    unpacked = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).float() - 8
+    return (unpacked.unflatten(-1, (-1, 8)) * scales[..., None]).flatten(-2)
+
+
+def embedded(ids: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    return F.embedding(ids, nibbles(codes, scales))
+
+
+def tied(ids: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    weight = nibbles(codes, scales)
+    return F.linear(F.embedding(ids, weight), weight)
+
+
+def experts(ids: Tensor, codes: Tensor, scales: Tensor, x: Tensor) -> Tensor:
+    return torch.bmm(nibbles(codes, scales)[ids], x[..., None])[..., 0]
+
+
+def compiled(target: str, function: object, *inputs: Tensor) -> Compiled:
+    """Compile a function to kernels alone, and compare it with eager."""
+    if target == "triton":
+        pytest.importorskip("triton")
+    assert callable(function)
+    made = compile_graph(trace(function, list(inputs), symbolic=False), Config(strict=True, target=target))
+    (found,) = made.program(list(inputs))
+    torch.testing.assert_close(found, function(*inputs))
+    assert {step.kind for step in made.program.steps} == {"kernel"}, made.program.source
+    return made
+
+
+def largest_intermediate(made: Compiled) -> int:
+    """Return the elements of the largest value that one kernel writes for another."""
+    nodes = [n for n in made.graph.nodes if n.is_op("region")]
+    return max((r.tensor.numel for n in nodes for r in n.results if r not in made.graph.outputs), default=0)
+
+
+@both
+@pytest.mark.parametrize("function", [embedded, tied])
+def test_an_embedding_unpacks_the_rows_that_it_reads(function: object, target: str) -> None:
+    torch.manual_seed(0)
+    ids, codes = torch.randint(90, (2, 3)), torch.randint(256, (90, 16), dtype=torch.uint8)
+    made = compiled(target, function, ids, codes, torch.rand(90, 4))
+    assert largest_intermediate(made) <= 6 * 32
+
+
+@both
+def test_experts_unpack_the_matrices_that_are_chosen(target: str) -> None:
+    torch.manual_seed(0)
+    codes = torch.randint(256, (5, 12, 16), dtype=torch.uint8)
+    ids = torch.tensor([3, 0, 3, 4])
+    made = compiled(target, experts, ids, codes, torch.rand(5, 12, 4), torch.randn(4, 32))
+    assert largest_intermediate(made) == 0
