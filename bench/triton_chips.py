@@ -165,7 +165,7 @@ def _kernels(graph: Graph, place: str, dtype: str, chip: str, mode: str, others:
     built, cached = build_kernels(graph, target, context), residents(graph, context.machine, {})
     for region in graph:
         if region.has(Trait.REGION) and region.attributes["kind"] != "vendor":
-            cost = region_cost(region, {}, cached)
+            cost = region_cost(region, {}, cached, {})
             found = Found(place, str(region.attributes["label"]), dtype, chip, structure(region.body))
             found.figures = {
                 "bytes": float(cost.bytes),

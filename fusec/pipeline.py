@@ -183,9 +183,10 @@ class Pipeline:
         Raises:
             Exception: what a pass raised, under ``strict``.
         """
+        text = str(graph) if context.config.record else ""
         for step in self.passes:
             if context.enabled(step.name):
-                _run_pass(step, graph, context)
+                text = _run_pass(step, graph, context, text)
 
     def __str__(self) -> str:
         return ",".join(map(describe, self.passes))
@@ -249,11 +250,11 @@ def _split(text: str) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
-def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
+def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
+    """Run a pass on a graph with a text, if that is recorded; return its text afterwards."""
     from fusec.ir.verifier import verify_graph
 
     saved, shape, first, verified = graph.copy(), _structure(graph), context.next_number, context.verified
-    before = str(graph) if context.config.record else ""
     context.pass_name, remarks = step.name, len(context.remarks)
     start = time.perf_counter()
     try:
@@ -272,6 +273,7 @@ def _run_pass(step: Pass, graph: Graph, context: Context) -> None:
     after = str(graph) if context.config.record and changed else before
     made, compared = context.next_number - first, context.verified - verified
     context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared))
+    return after
 
 
 def _is_kept(step: Pass, before: Graph, after: Graph, context: Context, first: int) -> bool:

@@ -1,12 +1,14 @@
 """Decomposition of scaled-dot-product attention into primitives, where a kernel can be generated for it."""
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fusec.errors import FusecError, ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
+from fusec.ir.structure import structure
 from fusec.ir.types import BOOL, I64, DType, Size, TensorType, accumulation, broadcast, same_shape, same_size
 from fusec.loops.plan import plan_kernel
 from fusec.loops.strides import dense, view_layout
@@ -26,10 +28,14 @@ class DecomposeSDPA:
     def apply(self, graph: Graph, context: Context) -> None:
         """Decompose every call that can be; leave a remark for each other call with the reason."""
         calls = [n for n in graph.nodes if n.has(Trait.OPAQUE) and n.attributes.get("target") == TARGET]
+        planned: set[Hashable] = set()
         for call in calls:
             try:
                 body = decompose(call)
-                plan_kernel(_with_layouts(body, call), context.limits)
+                laid_out = _with_layouts(body, call)
+                if (key := structure(laid_out)) not in planned:
+                    plan_kernel(laid_out, context.limits)
+                    planned.add(key)
             except (FusecError, ValueError) as error:
                 reason = error.reason if isinstance(error, FusecError) else str(error)
                 context.remarks.add(

@@ -1,6 +1,6 @@
 """The cost model: bytes, operations by unit, and the time that a machine needs for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -11,6 +11,7 @@ from fusec.analysis.memory import body_ends, ends, flops, moved_bytes, touched_b
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
+from fusec.ir.structure import structure
 from fusec.ir.types import DType, Size, TensorType, accumulation, estimate, product, simplify
 from fusec.loops.indexing import IndexedExpr, lower_to_loops
 from fusec.loops.recomputation import evaluations
@@ -102,21 +103,35 @@ def kernel_cost(body: Graph, counts: Mapping[IndexedExpr, float], machine: Machi
     return Cost(sum(sizes), work_of(counts), sum(size for size in sizes if machine.holds(size)))
 
 
-def region_cost(region: Node, symbols: Mapping[str, int], cached: Callable[[Value], bool]) -> Cost:
+def region_cost(
+    region: Node,
+    symbols: Mapping[str, int],
+    cached: Callable[[Value], bool],
+    known: dict[Hashable, dict[Unit, Size] | None],
+) -> Cost:
     """Return the cost of a node in numbers; of a kernel, with the recomputation of its loop nest.
 
     Args:
         region: a kernel, or any other node.
         symbols: known sizes.
         cached: returns whether a value is in the last-level cache.
+        known: the work of kernels by structure, which is added to it.
     """
     cost = node_cost(region, cached).at(symbols)
     if not region.has(Trait.REGION):
         return cost
+    if (key := structure(region.body)) not in known:
+        known[key] = _nest_work(region.body, symbols)
+    work = known[key]
+    return cost if work is None else replace(cost, work=work)
+
+
+def _nest_work(body: Graph, symbols: Mapping[str, int]) -> dict[Unit, Size] | None:
+    """Return the operations of a kernel's loop nest; None where it is interpreted, so that nothing is recomputed."""
     try:
-        return replace(cost, work=work_of(evaluations(lower_to_loops(region.body), symbols), symbols))
-    except ScheduleError:  # interpreted, so that nothing is recomputed
-        return cost
+        return work_of(evaluations(lower_to_loops(body), symbols), symbols)
+    except ScheduleError:
+        return None
 
 
 def work_of(counts: Mapping[IndexedExpr, float], symbols: Mapping[str, int] | None = None) -> dict[Unit, Size]:

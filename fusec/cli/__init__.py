@@ -1,5 +1,6 @@
 """The command line, ``fusec``: a module for each command."""
 
+import gc
 from typing import Annotated
 
 import typer
@@ -19,6 +20,9 @@ from fusec.cli.terminal import reports
 from fusec.cli.trace import trace
 from fusec.cli.view import view
 from fusec.cli.why import why
+
+_ALLOCATIONS = 100_000
+"""Between collections of garbage: a graph is many small objects, and each collection walks all of torch's as well."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,4 +64,5 @@ app.add_typer(cache, name="cache")
 
 def main() -> None:
     """Entry point of the ``fusec`` script."""
+    gc.set_threshold(_ALLOCATIONS)
     app()

@@ -30,7 +30,7 @@ def bisect(
     disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
     as_json: Json = False,
 ) -> None:
-    """Compare a compiled model with eager and float64; where it is wrong, find the application responsible.
+    """Compare a compiled model with eager and float64; where it is wrong, find the application or kernel responsible.
 
     With --command, find the one with which a program fails: it may crash, or exit with 1 where it is too slow. Exits
     with 1 where something is wrong.
@@ -52,12 +52,14 @@ def bisect(
     else:
         for finding in found:
             typer.echo(str(finding))
-    if any(finding.wrong for finding in found):
+    if not any(finding.wrong for finding in found):
+        return
+    if any(finding.wrong and not finding.stage for finding in found):
         options = {"target": target, "disable": disable, "batch": batch, "length": length}
         note(f"shrink it: {_reduce_command(model, {**options, 'dynamic': dynamic, 'train': train})}")
         for finding in (finding for finding in found if finding.reduce):
             note(f"or {finding.graph} alone, on random inputs: {finding.reduce}")
-        raise typer.Exit(CHECK_FAILED)
+    raise typer.Exit(CHECK_FAILED)
 
 
 def _reduce_command(model: str, options: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """``fusec opt``: run passes on the text of a graph, and print the effect of each."""
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +13,14 @@ from fusec.cli.options import Declare, chosen
 from fusec.cli.terminal import CHECK_FAILED, check_name, check_writable, note, show_difference, write_json, write_text
 
 if TYPE_CHECKING:
+    from fusec.config import Config
     from fusec.debug.subject import Subject
-    from fusec.pipeline import PassRecord, Pipeline
+    from fusec.pipeline import PassRecord
     from fusec.verify.rewrites import EquivalenceResult
 
 PRINTS = ("before", "after", "changed", "diff")
+LISTING = ".listing"
+"""The suffix of lists of passes in the cache."""
 KINDS = ("passed", "missed", "failure", "analysis")
 
 GraphText = Annotated[str, typer.Argument(metavar="GRAPH", help="a .fir file, or - for standard input")]
@@ -62,17 +66,19 @@ def opt(
 ) -> None:
     """Run a pipeline on a graph and write the result."""
     from fusec.config import Config
-    from fusec.debug.optimize import choose_passes, verify_passes
-    from fusec.debug.optimize import opt as run_passes
-    from fusec.ir.printer import print_graph
 
     check_writable(output)
     if declare:
         run_script(declare)
     options = chosen(apply=apply, disable=disable, target=target)
-    pipeline = choose_passes(passes, Config.from_options(None, options))
+    config = Config.from_options(None, options)
     if list_passes:
-        return _list(pipeline, as_json)
+        return _list(passes, config, bool(declare), as_json)
+    from fusec.debug.optimize import choose_passes, verify_passes
+    from fusec.debug.optimize import opt as run_passes
+    from fusec.ir.printer import print_graph
+
+    pipeline = choose_passes(passes, config)
     wanted, kinds = _choices("print", printed, PRINTS), _choices("kind of remark", remarks, KINDS)
     if only:
         check_name("pass", only, [step.name for step in pipeline.passes])
@@ -95,16 +101,34 @@ def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
     return chosen
 
 
-def _list(pipeline: "Pipeline", as_json: bool) -> None:
+def _list(passes: str, config: "Config", is_declared: bool, as_json: bool) -> None:
+    """List the passes of a pipeline; with fusec's own declarations from the cache, as torch is slow to import."""
+    from fusec.cache import key_of, open_cache
+    from fusec.provenance import own_code
+
+    cache, code = open_cache(config), "" if is_declared else own_code()
+    key = key_of(["listing", code, sys.version, passes, config.disable])
+    if code and (kept := cache.read(key, LISTING)) is not None:
+        rows = json.loads(kept)
+    else:
+        rows = _rows(passes, config)
+        if code:
+            cache.offer(key, LISTING, json.dumps(rows).encode(), "the list of passes")
+    if as_json:
+        write_json(rows)
+        return
+    width = max((len(row["pass"]) for row in rows), default=0)
+    for row in rows:
+        typer.echo(f"{row['pass']:<{width}}  {row['does']}".rstrip())
+
+
+def _rows(passes: str, config: "Config") -> list[dict[str, str]]:
+    """Return name and purpose of each pass of a pipeline."""
+    from fusec.debug.optimize import choose_passes
     from fusec.pipeline import describe
 
-    rows = [(describe(step), (step.__doc__ or "").strip().splitlines()[:1]) for step in pipeline.passes]
-    if as_json:
-        write_json([{"pass": name, "does": "".join(doc)} for name, doc in rows])
-        return
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, doc in rows:
-        typer.echo(f"{name:<{width}}  {''.join(doc)}".rstrip())
+    found = choose_passes(passes, config).passes
+    return [{"pass": describe(step), "does": "".join((step.__doc__ or "").strip().splitlines()[:1])} for step in found]
 
 
 def _print_history(found: "Subject", wanted: Sequence[str], only: str, kinds: Sequence[str], sources: bool) -> None:

@@ -1,6 +1,6 @@
 """Find the applications of rewrites that make a model wrong, by bisection over application numbers.
 
-Where grouping is the cause, each kernel is compared with the region it computes.
+Where none of them is the cause, or grouping is, the code of the target is looked at, and what torch hands over.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.config import MODES, Config
-from fusec.debug.capture import captured_calls
-from fusec.debug.trial import BEFORE_GROUPING, Trial
+from fusec.debug.capture import CaptureOptions
+from fusec.debug.captured import Captured, captured
+from fusec.debug.trial import Trial
+from fusec.debug.wrong_code import WrongCode, wrong_code
 from fusec.remarks import Remark
 from fusec.reproducers import keep_graph
 
@@ -17,6 +19,7 @@ NONE = "!0.."
 """Selects no application."""
 _GENERATION = ("cuda_graphs", "autotune", "dependent_launch", "freeze", "small_m")
 """Options under which other code is made of the same graph."""
+_RIGHT_CODE = WrongCode()
 MOST = 8
 """Applications at fault that are searched for in one graph."""
 
@@ -34,28 +37,47 @@ class Finding:
     """The fewest applications without which it is right, or the first ones if it is not right without them."""
     fix: tuple[tuple[str, Any], ...] = ()
     """Options with which it is right; empty where none were found."""
-    kernels: tuple[str, ...] = ()
-    """Kernels that are wrong by themselves, where grouping is the cause and sizes are known."""
+    code: WrongCode = _RIGHT_CODE
+    """The target and kernels that are wrong, where the graph after all passes is right."""
     option: str = ""
     """An option that is set, and without which it is right; no application is searched for then."""
+    eager: str = ""
+    """The distance of eager itself from float64, where it is right and yet differs from eager."""
+    stage: str = ""
+    """The part of torch or fusec that captures the graphs, if these differ from eager before any pass."""
+    check: str = ""
+    """The call of torch that shows it without fusec, or shows that torch is right."""
     reduce: str = ""
     """The command that reduces the graph, on random inputs; "" where it is right."""
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Kernels that are wrong by themselves."""
+        return self.code.kernels
+
     def __str__(self) -> str:
         if not self.wrong:
-            return f"{self.graph}: right, with {self.applications} applications of rewrites and passes"
-        kernels = f" ({', '.join(self.kernels)})" if self.kernels else ""
+            right = f"{self.graph}: right, with {self.applications} applications of rewrites and passes"
+            return f"{right}\n  not fusec: {self.eager}" if self.eager else right
+        code = f"\n  code:  {self.code}" if self.code.target else ""
+        end = f"check: {self.check}" if self.stage else f"fix:   {self._fix()}"
+        return f"{self.graph}: {self.wrong}\n  cause: {self._cause()}{code}\n  {end}"
+
+    def _cause(self) -> str:
+        if self.stage:
+            return f"{self.stage}: the captured graph differs from eager before any pass"
         if self.option:
-            cause = f"cause: option {self.option}{kernels}"
-            return f"{self.graph}: {self.wrong}\n  {cause}\n  fix:   options={dict(self.fix)}"
-        if not self.culprits and self.fix:
-            fix = f"options={dict(self.fix)}"
-            return f"{self.graph}: {self.wrong}\n  cause: not found among the applications\n  fix:   {fix}"
-        if not self.culprits:
-            return f"{self.graph}: {self.wrong}\n  cause: no rewrite and no generated kernel, it is wrong without any"
-        causes = "\n         ".join(map(str, self.culprits))
-        fix = f"options={dict(self.fix)}" if self.fix else "none was found: it is wrong without these, too"
-        return f"{self.graph}: {self.wrong}\n  cause: {causes}{kernels}\n  fix:   {fix}"
+            return f"option {self.option}"
+        if self.culprits:
+            return "\n         ".join(map(str, self.culprits))
+        if self.fix:
+            return "not found among the applications"
+        return "no rewrite and no generated kernel, it is wrong without any"
+
+    def _fix(self) -> str:
+        if self.fix:
+            return f"options={dict(self.fix)}"
+        return "none was found" + (": it is wrong without these, too" if self.culprits else "")
 
 
 def bisect(
@@ -86,18 +108,26 @@ def bisect(
         OptionError: for an unknown option.
     """
     config = replace(Config.from_options(None, options), apply="")
-    calls = captured_calls(model, inputs, keywords, dynamic=dynamic, train=train)
-    return [_search(Trial(graph, arguments, config, progress)) for graph, arguments in calls]
+    found = captured(model, inputs, keywords, CaptureOptions(dynamic, train))
+    searched = [_search(Trial(graph, arguments, config, progress)) for graph, arguments in found.calls]
+    return ([_of_capture(found)] if found.difference else []) + searched
+
+
+def _of_capture(found: Captured) -> Finding:
+    """Return the finding of graphs that are wrong before any pass."""
+    return Finding("captured graph", 0, found.difference, stage=found.stage, check=found.check)
 
 
 def _search(trial: Trial) -> Finding:
     wrong, remarks = trial.wrong()
     name = trial.graph.name
-    command = keep_graph(str(trial.graph), name, trial.config, f"wrong: {wrong}") if wrong else ""
-    finding = Finding(name, len(_made(remarks)), wrong, reduce=command)
-    if wrong and (fix := _undone_option(trial)):
-        name, _ = fix
-        return replace(finding, option=f"{name}={getattr(trial.config, name)}", fix=(fix,), kernels=_kernels(trial))
+    finding = Finding(name, len(_made(remarks)), wrong, eager=trial.as_eager)
+    if not wrong:
+        return finding
+    finding = replace(finding, reduce=keep_graph(str(trial.graph), name, trial.config, f"wrong: {wrong}"))
+    if fix := _undone_option(trial):
+        option = f"{fix[0]}={getattr(trial.config, fix[0])}"
+        return replace(finding, option=option, fix=(fix,), code=wrong_code(trial))
     culprits: list[int] = []
     known: dict[int, Remark] = {}
     while wrong and len(culprits) < MOST:
@@ -110,14 +140,11 @@ def _search(trial: Trial) -> Finding:
         wrong, remarks = trial.wrong(apply=_without(culprits))
     if not culprits:
         rewritten = bool(wrong) and not trial.wrong(apply=NONE)[0]
-        return replace(finding, fix=(("apply", NONE),) if rewritten else ())
+        return replace(finding, fix=(("apply", NONE),) if rewritten else (), code=wrong_code(trial))
     if not wrong:
         culprits = _fewest(trial, culprits)
     found = tuple(known[number] for number in sorted(culprits))
-    grouped = any(remark.subject == "group" for remark in found)
-    return replace(
-        finding, culprits=found, fix=_fix(trial, found, not wrong), kernels=_kernels(trial) if grouped else ()
-    )  # fmt: skip
+    return replace(finding, culprits=found, fix=_fix(trial, found, not wrong), code=wrong_code(trial))
 
 
 def _undone_option(trial: Trial) -> tuple[str, Any] | None:
@@ -201,26 +228,3 @@ def _fix(trial: Trial, culprits: Sequence[Remark], right: bool) -> tuple[tuple[s
             return (("disable", ",".join(names)),)
     numbers = [remark.application for remark in culprits if remark.application is not None]
     return (("apply", _without(numbers)),) if right else ()
-
-
-def _kernels(trial: Trial) -> tuple[str, ...]:
-    """Return the wrong kernels of a graph of static sizes; with symbols, a kernel's inputs may not determine them."""
-    if trial.graph.symbols():
-        return ()
-    from fusec.compiler import compile_graph
-    from fusec.reference.interpreter import evaluate
-
-    try:
-        graph = compile_graph(trial.graph, trial.config).graph
-    except Exception:  # a compile that raises has no kernels
-        return ()
-    regions = [node for node in graph if node.is_op("region")]
-    graph.set_outputs(list(dict.fromkeys(v for region in regions for v in region.operands)))
-    known = dict(zip(graph.outputs, evaluate(graph, trial.arguments), strict=True))
-    alone = replace(trial.config, disable=BEFORE_GROUPING)
-    found = []
-    for region in regions:
-        label, given = str(region.attributes["label"]), [known[v] for v in region.operands]
-        if Trial(region.body, given, alone, trial.progress).wrong()[0]:
-            found.append(label)
-    return tuple(dict.fromkeys(found))

@@ -61,27 +61,50 @@ def captured_calls(
     Raises:
         NothingCaptured: where no graph was produced.
     """
-    from fusec.dynamo import backend_with, fallbacks
+    return captured_run(model, inputs, keywords, CaptureOptions(dynamic, train))[0]
+
+
+def captured_run(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any],
+    options: CaptureOptions,
+    mutate: bool = False,
+) -> tuple[list[tuple[Graph, list[Any]]], Any]:
+    """Return these graphs and arguments, and the results of the call, in which the interpreter runs the graphs.
+
+    Args:
+        model: as for ``capture``, as are ``inputs`` and ``keywords``.
+        inputs: sample inputs.
+        keywords: further ones.
+        options: of the capture.
+        mutate: whether the graphs update their inputs, as in a call of the model.
+
+    Raises:
+        NothingCaptured: where no graph was produced.
+    """
+    from fusec.dynamo import backend_with, fallbacks, interpreted
+    from fusec.reference.contract import copy_arguments
     from fusec.reference.interpreter import evaluate
 
     found: list[tuple[Graph, list[Any]]] = []
 
     def kept(graph: Graph, config: Config) -> Any:
-        first = list[Any]()
+        first, changes = list[Any](), mutate and bool(graph.written_inputs)
         found.append((graph.copy(), first))
 
         def program(args: list[Any]) -> list[Any]:
             given = list(args)
             args.clear()
-            first[:] = first or given
-            return evaluate(graph, given)
+            first[:] = first or (copy_arguments(given) if changes else given)
+            return interpreted(graph)(given) if mutate else evaluate(graph, given)
 
         return SimpleNamespace(program=program)
 
     with _kept_log():
         failed = len(fallbacks())
-        _run(model, backend_with(kept), inputs, keywords, dynamic, train)
-        return _checked(found, fallbacks()[failed:])
+        results = run_compiled(model, backend_with(kept), inputs, keywords, options)
+        return _checked(found, fallbacks()[failed:]), results
 
 
 def compile_model(
@@ -105,7 +128,7 @@ def compile_model(
     watch = Stopwatch() if options.time else None
     chosen = backend_for(replace(config or Config.from_environment(), record=True), watch.compile if watch else None)
     count, failed = len(compiled_graphs()), len(fallbacks())
-    _run(model, chosen, inputs, keywords or {}, options.dynamic, options.train)
+    run_compiled(model, chosen, inputs, keywords or {}, options)
     reasons = fallbacks()[failed:]
     found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:], reasons)]
     what = "a whole graph runs through ATen"
@@ -117,20 +140,20 @@ def compile_model(
     return found
 
 
-def _run(
+def run_compiled(
     model: Callable[..., Any],
-    backend: Callable[..., Any],
+    backend: Callable[..., Any] | str,
     inputs: Sequence[Any],
     keywords: Mapping[str, Any],
-    dynamic: bool,
-    train: bool,
-) -> None:
+    options: CaptureOptions,
+) -> Any:
+    """Call a model, compiled by a backend, once; return its results, in training with the gradients."""
     import torch
 
-    compiled = torch.compile(model, backend=backend, dynamic=dynamic or None)
+    compiled = torch.compile(model, backend=backend, dynamic=options.dynamic or None)
     # The user's own compiles of this model are preserved, and do not count towards torch's limit.
     with torch._dynamo.config.patch(recompile_limit=10**6, accumulated_recompile_limit=10**6):
-        call_model(model, inputs, keywords, train, compiled)
+        return call_model(model, inputs, keywords, options.train, compiled)
 
 
 def call_model(
@@ -139,8 +162,11 @@ def call_model(
     keywords: Mapping[str, Any],
     train: bool,
     run: Callable[..., Any] | None = None,
-) -> None:
-    """Call a model, or its compiled form ``run``, once as a capture does: in training also for its gradients."""
+) -> Any:
+    """Call a model, or its compiled form ``run``, once as a capture does; return its results.
+
+    In training they are a pair with the gradients of parameters and inputs.
+    """
     import torch
 
     switched = isinstance(model, torch.nn.Module) and model.training != train
@@ -148,7 +174,20 @@ def call_model(
         out = (model if run is None else run)(*inputs, **keywords)
         loss = sum(x.float().square().mean() for x in _floats(out)) if train else None
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
-            torch.autograd.grad(loss, list(_leaves(loss)))  # unlike backward() it leaves every .grad as it is
+            leaves = list(_leaves(loss))
+            # unlike backward() it leaves every .grad as it is
+            found = dict(zip(map(id, leaves), torch.autograd.grad(loss, leaves), strict=True))
+            return out, [found.get(id(x)) for x in _arguments(model, inputs, keywords)]
+        return out
+
+
+def _arguments(model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+    """Return parameters and inputs, in one order for a model and its copies."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    own = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return [*own, *tree_leaves((list(inputs), dict(keywords)))]
 
 
 def _leaves(loss: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """The roofline of every launch: what bounds it, and its predicted and measured time."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -84,11 +84,12 @@ class Rooflines:
     def __init__(self, subject: Subject, sizes: Mapping[str, int]) -> None:
         self.subject, self.sizes = subject, sizes
         self._cached = residents(subject.final, subject.machine, sizes)
+        self._known: dict[Hashable, Any] = {}
 
     def of(self, node: Node) -> Roofline:
         """Return the roofline of one launch."""
         machine, timing = self.subject.machine, self.subject.timing
-        cost = region_cost(node, self.sizes, self._cached)
+        cost = region_cost(node, self.sizes, self._cached, self._known)
         seconds = timing.seconds.get(node) if timing else None
         return Roofline(
             float(cost.bytes),

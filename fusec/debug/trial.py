@@ -25,20 +25,16 @@ class Trial:
 
         self.graph, self.arguments, self.config, self.progress = graph, arguments, config, progress
         self.eager = self.run(lambda given: evaluate(graph, given, mutate=True))
-        wide = self.run(lambda given: evaluate(graph, given, dtype=torch.float64))
+        wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
+        self.reference = _called(lambda given: evaluate(graph, given, dtype=torch.float64, mutate=True), wide)
         self.numbered: dict[int, Remark] = {}
         """The applications that were seen without those at fault, made or not."""
-        self.reference = [*wide[: len(graph.outputs)], *self.eager[len(graph.outputs) :]]
+        self.as_eager = ""
+        """The distance of eager itself from float64, where the last program was right and yet differs from eager."""
 
     def run(self, function: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """Return the results, and the inputs after the call."""
-        import torch
-
-        from fusec.reference.contract import copy_arguments
-
-        given = copy_arguments(self.arguments)
-        torch.manual_seed(SEED)
-        return [*function(list(given)), *given]
+        return _called(function, self.arguments)
 
     def note(self, remarks: Sequence[Remark]) -> None:
         """Note applications by number: those not made depend on the ones before, so later trials know better."""
@@ -50,7 +46,6 @@ class Trial:
     def wrong(self, **changes: Any) -> tuple[str, Sequence[Remark]]:
         """Return how a program is wrong, and the remarks of its compile."""
         from fusec.compiler import compile_graph
-        from fusec.reference.contract import compare_outputs
 
         self.progress(f"{self.graph.name}: {changes or 'everything'}")
         remarks: Sequence[Remark] = ()
@@ -58,9 +53,27 @@ class Trial:
             compiled = compile_graph(self.graph, replace(self.config, **changes))
             remarks = compiled.remarks
             self.note(remarks)
-            comparison = compare_outputs(self.eager, self.run(compiled.program), self.reference)
+            return self.difference(compiled.program), remarks
         except OptionError:
             raise
         except Exception as reason:
             return f"{type(reason).__name__}: {reason}", remarks
-        return "" if comparison.passed else str(comparison), remarks
+
+    def difference(self, program: Callable[[list[Any]], list[Any]]) -> str:
+        """Return how the results of a program are wrong; empty where none is farther from float64 than eager."""
+        from fusec.reference.contract import as_far_as_eager, compare_outputs
+
+        found = self.run(program)
+        comparison = compare_outputs(self.eager, found, self.reference)
+        self.as_eager = "" if comparison.message else as_far_as_eager(self.eager, found, self.reference)
+        return "" if comparison.passed or self.as_eager else str(comparison)
+
+
+def _called(function: Callable[[list[Any]], list[Any]], arguments: Sequence[Any]) -> list[Any]:
+    import torch
+
+    from fusec.reference.contract import copy_arguments
+
+    given = copy_arguments(arguments)
+    torch.manual_seed(SEED)
+    return [*function(list(given)), *given]

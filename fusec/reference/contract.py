@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 _FEW_ELEMENTS = 1000
+_FEW_ROUNDINGS = 16
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,56 @@ def compare_outputs(eager: Any, compiled: Any, reference64: Any, dtype: torch.dt
     if not len(e) == len(f) == len(r):
         return Comparison((), f"eager has {len(e)} outputs, compiled {len(f)}, the reference {len(r)}")
     return Comparison(tuple(_compare(i, *row, dtype) for i, row in enumerate(zip(e, f, r, strict=True))))
+
+
+def as_far_as_eager(eager: Any, compiled: Any, reference64: Any) -> str:
+    """Return how far both are from float64 where the compiled outputs visibly differ from eager and are no farther.
+
+    It is empty where they hardly differ, or one is farther than eager: in more elements that have to be exact (NaN,
+    infinities, integers), or, in the others, than the numeric rule allows. Arguments are as for ``compare_outputs``.
+    """
+    said = []
+    for i, (e, f, r) in enumerate(zip(*map(_leaves, (eager, compiled, reference64)), strict=True)):
+        if not isinstance(e, Tensor) or not isinstance(f, Tensor) or (f.shape, f.dtype) != (e.shape, e.dtype):
+            if e is not f and e != f:
+                return ""
+            continue
+        if _hardly_differ(e, f):
+            continue
+        usual, found = _distance(e, r), _distance(f, r)
+        kept = e.isfinite() & f.isfinite() & r.isfinite()
+        e64, f64, r64 = (x[kept].to(torch.float64) for x in (e, f, r))
+        ruled = not e.is_floating_point() or _by_rule(i, e64, f64, r64, unit_roundoff(e.dtype)).passed
+        if found[0] > usual[0] or not ruled:
+            return ""
+        said.append(f"output {i}: eager is off by {_said(*usual)}, fusec by {_said(*found)}")
+    return "; ".join(said)
+
+
+def _hardly_differ(e: Tensor, f: Tensor) -> bool:
+    """Return whether two outputs differ by a few roundings at most."""
+    if not e.is_floating_point():
+        return torch.equal(e, f)
+    e, f, u = e.to(torch.float64), f.to(torch.float64), unit_roundoff(e.dtype)
+    return torch.allclose(f, e, rtol=0.0, atol=_FEW_ROUNDINGS * u * _largest(e[e.isfinite()]), equal_nan=True)
+
+
+def _distance(x: Tensor, reference: Tensor) -> tuple[int, float]:
+    """Return the number of elements that differ where they have to be exact, and the largest error of the others."""
+    if not x.is_floating_point():
+        return int((x != reference).sum()), 0.0
+    x, reference = x.to(torch.float64), reference.to(torch.float64)
+    finite = x.isfinite() & reference.isfinite()
+    other = ~finite & (x != reference) & ~(x.isnan() & reference.isnan())
+    return int(other.sum()), _largest((x - reference)[finite])
+
+
+def _said(elements: int, error: float) -> str:
+    return " and ".join(([f"{elements} elements"] if elements else []) + ([f"{error:.2g}"] if error else [])) or "0"
+
+
+def _largest(x: Tensor) -> float:
+    return _max(x) if x.numel() else 0.0
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from fusec.cache import Cache
 from fusec.cli import app
 from fusec.ir.printer import print_graph
+from fusec.pipeline import Pipeline
 from tests.tools.sample import decoder, unpacked
 
 SCRIPT = """
@@ -225,3 +226,15 @@ def test_opt_applies_what_a_script_declares(tmp_path: Path) -> None:
         assert wrong.exit_code == 3 and "pass raise changes the result" in wrong.output
     finally:
         REWRITES.pop("squared_sine", None)
+
+
+def test_the_list_of_passes_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It depends on fusec's own sources, the text of the pipeline and what is disabled."""
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    first = run("opt", "--list-passes", "--json").stdout
+    monkeypatch.setattr("fusec.debug.optimize.choose_passes", lambda *args: pytest.fail("it is not read"))
+    assert run("opt", "--list-passes", "--json").stdout == first
+    monkeypatch.setattr("fusec.debug.optimize.choose_passes", lambda *args: Pipeline(()))
+    assert json.loads(run("opt", "--list-passes", "--passes", "raise", "--json").stdout) == []
+    monkeypatch.setattr("fusec.provenance.own_code", lambda: "")
+    assert json.loads(run("opt", "--list-passes", "--json").stdout) == []

@@ -1,0 +1,148 @@
+"""Causes that are no rewrite: a kernel of one target, eager itself, and the graph that is captured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import fusec
+from fusec.cli import app
+from fusec.codegen.cpp import printer
+from fusec.frontend.lowering import Lowering
+from fusec.reference.contract import as_far_as_eager
+
+
+@pytest.fixture
+def wrong_sine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of C++ compute a cosine instead of a sine."""
+    print_kernel = printer.print_kernel
+    monkeypatch.setattr("fusec.codegen.cpp.target.print_kernel", lambda k: print_kernel(k).replace("sin(", "cos("))
+
+
+def model(x: Tensor) -> Tensor:
+    return (torch.sin(x) + x) @ torch.exp(x.softmax(0)).T
+
+
+OPTIONS = {"cache": False, "small_m": 0}
+
+
+def test_a_kernel_of_one_target(wrong_sine: None) -> None:
+    """Sizes that are symbols have the values of the run."""
+    (found,) = fusec.bisect(model, torch.randn(4, 16), options=OPTIONS, dynamic=True)
+    (name,) = found.kernels
+    assert "sin" in name and found.code.target == "cpp" and found.code.right_on == "triton"
+    assert f"code:  the kernel {name} of target cpp; right in the reference interpreter and on target triton" in str(
+        found
+    )
+
+
+def test_sizes_that_no_operand_of_a_kernel_has(wrong_sine: None) -> None:
+    def summed(x: Tensor) -> Tensor:
+        return (x.cumsum(0).sum(0) / x.shape[0]).sin() + 1
+
+    (found,) = fusec.bisect(summed, torch.randn(5, 16), options=OPTIONS, dynamic=True)
+    assert len(found.kernels) == 1 and "sin" in found.kernels[0]
+
+
+def test_a_false_rewrite_is_no_fault_of_the_code(wrong_rewrite: None) -> None:
+    (found,) = fusec.bisect(lambda x: torch.sin(x) * torch.sin(x) + 1, torch.randn(4, 16))
+    assert found.culprits and not found.code.target
+
+
+OVERFLOWS = "import torch\nmodel = lambda x: (x * x) / x\ninputs = [torch.full((4, 16), 300.0, dtype=torch.float16)]\n"
+
+
+def test_eager_is_farther_from_float64(tmp_path: Path) -> None:
+    """Its square is infinite in float16, and not inside of a kernel."""
+    path = tmp_path / "model.py"
+    path.write_text(OVERFLOWS)
+    done = CliRunner().invoke(app, ["bisect", str(path)])
+    assert done.exit_code == 0, done.stdout
+    assert "not fusec: output 0: eager is off by 64 elements, fusec by 0" in done.stdout
+
+
+def test_inputs_that_are_updated_have_a_reference_in_float64() -> None:
+    """A sum of many, which rounds in another order than eager's."""
+
+    def update(total: Tensor, x: Tensor) -> Tensor:
+        return total.add_((x * 1.1).sum(1))
+
+    (found,) = fusec.bisect(update, torch.zeros(64), torch.randn(64, 1000))
+    assert not found.wrong
+
+
+def test_figures_where_both_are_far_from_float64() -> None:
+    reference = torch.linspace(0, 1, 64, dtype=torch.float64)
+    eager, compiled = (reference + 0.1).float(), (reference - 0.11).float()
+    assert as_far_as_eager([eager], [compiled], [reference]) == "output 0: eager is off by 0.1, fusec by 0.11"
+    assert not as_far_as_eager([eager], [(reference - 0.3).float()], [reference])
+    assert not as_far_as_eager([eager], [eager + 1e-7], [reference]), "hardly different from eager"
+    chosen = torch.tensor([1, 2, 3])
+    said = "output 0: eager is off by 1 elements, fusec by 1 elements"
+    assert as_far_as_eager([chosen], [torch.tensor([0, 2, 4])], [torch.tensor([0, 2, 3])]) == said
+    assert not as_far_as_eager([chosen], [torch.tensor([0, 0, 4])], [torch.tensor([0, 2, 3])])
+
+
+class Branch(nn.Module):
+    """Another result under torch.compile, which Dynamo takes for a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.linear(x) + (1 if torch.compiler.is_compiling() else 0)
+
+
+def test_a_graph_that_dynamo_specializes() -> None:
+    model = Branch()
+    (captured, graph) = fusec.bisect(model, torch.randn(4, 16))
+    assert captured.wrong.startswith("output 0: error is") and captured.stage == "Dynamo" and not graph.wrong
+    assert "Dynamo: the captured graph differs from eager before any pass" in str(captured)
+    assert 'check: torch.compile(model, backend="eager") is wrong, too' in str(captured)
+    assert model.calls == 0, "copies are called"
+
+
+def test_a_wrong_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    emit = Lowering.emit
+    monkeypatch.setattr(Lowering, "emit", lambda self, op, *args: emit(self, "cos" if op == "sin" else op, *args))
+    path = tmp_path / "model.py"
+    path.write_text("import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(4, 4))\n"
+                    "model.append(type('Sine', (torch.nn.Module,), {'forward': lambda self, x: x.sin()})())\n"
+                    "inputs = [torch.randn(2, 4)]\n")  # fmt: skip
+    done = CliRunner().invoke(app, ["bisect", str(path), "--json"])
+    captured, graph = json.loads(done.stdout)["graphs"]
+    assert done.exit_code == 1 and not graph["wrong"] and "reduce" not in done.stderr
+    assert "import" in captured["stage"] and 'backend="aot_eager") is right' in captured["check"]
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_captured_graphs_that_are_right(train: bool) -> None:
+    """Updates in place, and gradients in any order."""
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+            self.register_buffer("total", torch.zeros(16))
+
+        def forward(self, x: Tensor) -> Any:
+            first, second, third = self.layers
+            x = self.step(first, x)
+            torch._dynamo.graph_break()
+            x = self.step(third, self.step(second, x))
+            return {"x": x, "total": self.total * 1}
+
+        def step(self, layer: nn.Module, x: Tensor) -> Tensor:
+            x = layer(x).tanh()
+            self.total.add_(x.detach().sum(0))
+            return x
+
+    found = fusec.bisect(Steps(), torch.randn(4, 16), train=train)
+    assert len(found) == 2 + 2 * train and not any(one.wrong for one in found)
