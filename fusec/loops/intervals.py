@@ -34,29 +34,28 @@ def _interval(value: Value, known: dict[Value, Interval | None], depth: int) -> 
     if value not in known:
         low, high = range_of(value.dtype)
         node = value.producer
-        if node is not None and node.has(Trait.OPAQUE):
-            found = _positions(node, value)
-        elif node is not None and depth:
-            found = _result(node, lambda v: _interval(v, known, depth - 1))
-        else:
-            found = None
+        found = _result(node, value, lambda v: _interval(v, known, depth - 1)) if node is not None and depth else None
         # What leaves the range of the dtype wraps around.
         known[value] = found if found is not None and low <= found[0] <= found[1] <= high else (low, high)
     return known[value]
 
 
-def _positions(node: Node, value: Value) -> Interval | None:
-    """Return the interval of positions along a dim, as a sort returns them next to its values."""
-    place = _WITH_POSITIONS.get(node.attributes["target"])
-    if place is None or value is not node.results[1] or not value.shape:
+def _selected(node: Node, value: Value, interval_of: Callable[[Value], Interval | None]) -> Interval | None:
+    """Return the interval of a sort's values, or of their positions along its dim."""
+    place = _SELECTIONS.get(node.attributes["target"])
+    if place is None or not value.shape:
         return None
     arguments, (x, *_) = node.attributes["args"], node.operands
+    if value is node.results[0]:
+        return interval_of(x)
     n = x.shape[arguments[place] if place < len(arguments) else dict(node.attributes["kwargs"]).get("dim", -1)]
     return 0, max(n - 1, 0) if isinstance(n, int) else range_of(value.dtype)[1]
 
 
-def _result(node: Node, interval_of: Callable[[Value], Interval | None]) -> Interval | None:
-    """Return the interval of a result before it wraps around; None where it is not known."""
+def _result(node: Node, value: Value, interval_of: Callable[[Value], Interval | None]) -> Interval | None:
+    """Return the interval of a node's result before it wraps around; None where it is not known."""
+    if node.has(Trait.OPAQUE):
+        return _selected(node, value, interval_of)
     if node.is_op("constant"):
         number = int(node.attributes["value"])
         return number, number
@@ -77,7 +76,7 @@ def _result(node: Node, interval_of: Callable[[Value], Interval | None]) -> Inte
     return rule(*sides) if len(sides) == len(read) else None
 
 
-_WITH_POSITIONS = {"aten.sort.default": 1, "aten.topk.default": 2}
+_SELECTIONS = {"aten.sort.default": 1, "aten.topk.default": 2}
 """ATen operations whose second result holds positions along a dim, and the place of that dim among their arguments."""
 
 

@@ -20,7 +20,7 @@ def call_opaque(
 ) -> list[Any]:
     """Return the results of the call; ``dtype`` replaces every float dtype among the arguments.
 
-    An operation without a kernel for that dtype, as grouped matmul in float64, computes in the dtypes of the graph.
+    An operation without a kernel for that dtype is computed by its reference, or else in the dtypes of the graph.
     """
     try:
         return _call(node, operands, symbols, dtype)
@@ -36,6 +36,18 @@ def _declared(datum: Any, type: Any) -> Any:
     """A tensor of floats in the type that it has in the graph."""
     floats = isinstance(datum, torch.Tensor) and datum.is_floating_point() and isinstance(type, TensorType)
     return datum.to(torch_dtype(type.dtype)) if floats else datum
+
+
+def _grouped_mm(x: torch.Tensor, matrices: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """``aten._grouped_mm`` of [rows, summed] and [groups, summed, columns]; rows beyond the last end are 0."""
+    found = x.new_zeros(x.shape[0], matrices.shape[2])
+    for matrix, (start, stop) in zip(matrices, itertools.pairwise([0, *offs.tolist()]), strict=True):
+        found[start:stop] = x[start:stop] @ matrix
+    return found
+
+
+_REFERENCES: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped_mm}
+"""Operations that torch has no kernel in float64 for, in plain PyTorch."""
 
 
 def _call(node: Node, operands: Sequence[Any], symbols: Mapping[str, int], dtype: torch.dtype | None) -> list[Any]:
@@ -54,7 +66,9 @@ def _call(node: Node, operands: Sequence[Any], symbols: Mapping[str, int], dtype
 
     arguments = [decode(a) for a in node.attributes.get("args", ())]
     keywords = {name: decode(a) for name, a in node.attributes.get("kwargs", ())}
-    return _as_results(node, resolve(node.attributes["target"])(*arguments, **keywords))
+    target = node.attributes["target"]
+    operation = _REFERENCES.get(target) if dtype == torch.float64 else None
+    return _as_results(node, (operation or resolve(target))(*arguments, **keywords))
 
 
 _registered: dict[str, Callable[..., Any]] = {}

@@ -60,7 +60,7 @@ def single_columns(graph: Graph, node: Node) -> Value | None:
     """
     terms, out = split_spec(node.attributes["spec"])
     sizes, batch, last = node.label_sizes, set(out).intersection(*terms), out[-1:]
-    if last in batch or (not batch and any(sizes[label] != 1 for label in out)):
+    if last in batch or (not batch and any(sizes[label] != 1 for label in out)) or _sums_parts(node):
         return None
     columns = set(out).difference(batch, *(term for term in terms if last not in term))
     if any(sizes[label] != 1 for label in columns):
@@ -73,22 +73,30 @@ def looked_up_matrices(graph: Graph, node: Node) -> Value | None:
     """Products of rows, each with a matrix that is looked up, are sums of products: no copy of the matrices is made."""
     terms, out = split_spec(node.attributes["spec"])
     sizes, batch = node.label_sizes, set(out).intersection(*terms)
+    if _sums_parts(node):
+        return None
     for matrix, value, row in ((terms[0], node.operands[0], terms[1]), (terms[1], node.operands[1], terms[0])):
         own = set(out).intersection(row) - batch
         kept = "".join(label for label in out if label not in own)
-        if batch and _is_looked_up(value) and all(sizes[label] == 1 for label in own) and set(kept) <= set(matrix):
+        if batch and _looked_up_in(value) and all(sizes[label] == 1 for label in own) and set(kept) <= set(matrix):
             return _sum_of_products(graph, node, kept)
     return None
 
 
-def _is_looked_up(value: Value) -> bool:
-    """Return whether a value is a view of matrices that are chosen at run time."""
+def _sums_parts(node: Node) -> bool:
+    """Return whether a looked-up matrix is computed from a concatenation: each part would be a sum of its own."""
+    tables = map(_looked_up_in, node.operands)
+    return any(table is not None and is_concatenated(table) for table in tables)
+
+
+def _looked_up_in(value: Value) -> Value | None:
+    """Return the stack of matrices in which a value is looked up, perhaps with a view."""
     source = value.producer
     while source is not None and source.is_op("permute", "reshape"):
         source = source.operands[0].producer
     if source is None or not source.is_op("take") or source.operands[0].tensor.rank < 3:
-        return False
-    return not is_concatenated(source.operands[0])  # parts of a sum would be loops of their own
+        return None
+    return source.operands[0]
 
 
 def _sum_of_products(graph: Graph, node: Node, kept: str) -> Value:

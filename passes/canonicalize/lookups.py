@@ -1,4 +1,4 @@
-"""Lookups in tables that are computed, such as embeddings whose weight is packed, and of matrices for groups of rows."""
+"""Lookups in tables that are computed, such as packed embeddings, and of a matrix for each row."""
 
 from fusec.analysis.memory import touched_bytes
 from fusec.ir.graph import Graph, Node, Value

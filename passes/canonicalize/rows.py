@@ -84,7 +84,7 @@ def _dim_before(value: Value, dim: int, source: Value) -> int | None:
 
 
 def is_concatenated(value: Value) -> bool:
-    """Return whether operations on single elements compute a value from a concatenation, as four-bit codes in halves."""
+    """Return whether a value is computed, element by element, from a concatenation, such as one of codes in halves."""
     pending, seen = [value], {value}
     while pending:
         node = pending.pop().producer

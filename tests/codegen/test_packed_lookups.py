@@ -28,7 +28,7 @@ def tied(ids: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def experts(ids: Tensor, codes: Tensor, scales: Tensor, x: Tensor) -> Tensor:
-    return torch.bmm(nibbles(codes, scales)[ids], x[..., None])[..., 0]
+    return torch.bmm((codes.float() * scales[..., None])[ids], x[..., None])[..., 0]
 
 
 def compiled(target: str, function: object, *inputs: Tensor) -> Compiled:
@@ -61,7 +61,7 @@ def test_an_embedding_unpacks_the_rows_that_it_reads(function: object, target: s
 @both
 def test_experts_unpack_the_matrices_that_are_chosen(target: str) -> None:
     torch.manual_seed(0)
-    codes = torch.randint(256, (5, 12, 16), dtype=torch.uint8)
+    codes = torch.randint(-128, 128, (5, 12, 32), dtype=torch.int8)
     ids = torch.tensor([3, 0, 3, 4])
-    made = compiled(target, experts, ids, codes, torch.rand(5, 12, 4), torch.randn(4, 32))
-    assert largest_intermediate(made) == 0
+    made = compiled(target, experts, ids, codes, torch.rand(5, 12), torch.randn(4, 32))
+    assert largest_intermediate(made) <= 4 * 12

@@ -340,7 +340,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         '%n: i64[5] = iota() {size=5, dtype=i64, device="cpu"}\n%p: i64[5, 1] = reshape(%n) {shape=(5, 1)}\n'
         "%l: bool[5, 3] = le(%e, %p)\n%c: i64[5, 3] = cast(%l) {dtype=i64}\n%t: i64[5, 1] = sum(%c) {dims=(-1,)}\n"
         "%g: f32[5, 1] = cast(%t) {dtype=f32}\n%r: f32[5, 3] = add(%x, %g)",
-        ["opaque", "reshape", "opaque", "minimum", "cast", "reshape", "add"],
+        ["opaque", "reshape", "opaque", "cast", "reshape", "add"],
     ),
     "counted-rows": (
         "%x: f32[3, 4]",
@@ -357,6 +357,17 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         ["exp"],
     ),
     # Lookups.
+    "grouped-products": (
+        "%x: f32[5, 3], %y: f32[5, 4], %w: f32[3, 4, 4]",
+        f"{SORTED}%f: f32[5] = cast(%s) {{dtype=f32}}\n"
+        '%h: f32[3] = opaque(%f) {target="aten.histc.default", args=($0, 3, 0, 2), kwargs=(), '
+        "operand_types=(f32[5],)}\n"
+        '%e: i32[3] = opaque(%h) {target="aten.cumsum.default", args=($0, 0), '
+        'kwargs=(("dtype", ("torch", "int32")),), operand_types=(f32[3],)}\n'
+        '%r: f32[5, 4] = opaque(%y, %w, %e) {target="aten._grouped_mm.default", args=($0, $1, $2), kwargs=(), '
+        "operand_types=(f32[5, 4], f32[3, 4, 4], i32[3])}",
+        ["opaque", "reshape", "opaque", "take", "reshape", "permute", "mul", "sum", "reshape"],
+    ),
     "looked-up-rows": (
         "%x: f32[5, 3], %w: i8[3, 4], %s: f32[3, 1]",
         '%v: f32[5, 1], %at: i64[5, 1] = opaque(%x) {target="aten.topk.default", args=($0, 1), kwargs=(), '
