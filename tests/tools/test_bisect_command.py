@@ -36,7 +36,8 @@ if not torch.allclose(found, model(x), atol=1e-4):
 """
 
 
-@pytest.mark.parametrize("crash", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("crash", [False, True])
 def test_the_rewrite_is_found_by_an_exit_code(tmp_path: Path, crash: bool) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
