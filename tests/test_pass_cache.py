@@ -79,7 +79,9 @@ def test_a_later_process_runs_no_passes(tmp_path: Path, runs: list[Graph]) -> No
     assert first.program.texts == second.program.texts
 
 
-@pytest.mark.parametrize("family", ["llama", *(pytest.param(family, marks=pytest.mark.thorough) for family in ("gemma3", "t5"))])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(family, marks=pytest.mark.thorough) for family in ("gemma3", "t5"))]
+)
 def test_models_are_read_back_as_they_were_made(family: str, tmp_path: Path, runs: list[Graph], unbuilt: None) -> None:
     model = FAMILIES[family].build(Sizes(hidden=32, heads=2))
     config = Config(cache_dir=str(tmp_path))

@@ -12,6 +12,7 @@ from fusec.passes.canonicalize import (
     contractions,
     lookups,
     numbers,
+    scatters,
     slices,
     sorted_rows,
     views,
@@ -34,6 +35,7 @@ RULES: tuple[Simplification, ...] = tuple(
         concatenations,
         sorted_rows,
         lookups,
+        scatters,
     )
     for rule in vars(module).values()
     if isinstance(rule, Simplification)

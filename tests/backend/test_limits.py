@@ -44,6 +44,13 @@ def test_hidden_keys_are_not_read() -> None:
     torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k[:, :, :512], v[:, :, :512]))
 
 
+def test_the_first_of_equal_elements_is_selected() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]]).repeat(1, 13)
+    values, indices = torch.compile(lambda x: torch.topk(x, 3), backend="fusec")(x)
+    assert torch.equal(values, torch.topk(x, 3).values)
+    assert indices.tolist() == [[1, 2, 4], [0, 1, 2]]
+
+
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_denormal_bfloat16_may_be_zero_in_matmuls(rows: int) -> None:
     x, w = torch.full((rows, 64), 1e-39).bfloat16(), torch.full((64, 64), 1e38).bfloat16()

@@ -376,6 +376,15 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "%r: f32[5, 1, 4] = take(%t, %at) {dim=-2}",
         ["opaque", "reshape", "take", "cast", "take", "mul", "reshape"],
     ),
+    # Scatters.
+    "scattered-number": (
+        "%x: f32[5, 3]",
+        '%v: f32[5, 2], %at: i64[5, 2] = opaque(%x) {target="aten.topk.default", args=($0, 2), kwargs=(), '
+        "operand_types=(f32[5, 3],)}\n"
+        '%r: f32[5, 3] = opaque(%x, %at) {target="aten.scatter.value", args=($0, -1, $1, 7.0), kwargs=(), '
+        "operand_types=(f32[5, 3], i64[5, 2])}",
+        ["opaque", "iota", "slice", "eq", "slice", "eq", "or", "where"],
+    ),
 }
 """Inputs, body with the result %r, and the operations that are left."""
 
