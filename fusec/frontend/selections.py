@@ -17,9 +17,7 @@ def decompositions_of_selections() -> dict[Any, Decomposition]:
     """Return the decomposition of each operation."""
     return {
         _aten.argmax.default: _argmax,
-        _aten.argmin.default: lambda x, dim=None, keepdim=False: _argmax(
-            -x if x.is_floating_point() else ~x, dim, keepdim
-        ),
+        _aten.argmin.default: _argmin,
         _aten.topk.default: _topk,
     }
 
@@ -39,9 +37,7 @@ def _argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """``argmin``: as ``argmax``, of numbers in reverse order."""
-    if x.dtype == torch.bool:
-        return NotImplemented
+    """``argmin``: as ``argmax``, of numbers in reverse order; the negative of the least integer is no integer."""
     return _argmax(-x if x.is_floating_point() else ~x, dim, keepdim)
 
 

@@ -58,7 +58,7 @@ class RowsOf:
         if node.is_op("permute"):
             return [node.attributes["dims"][dim] - rank]
         if node.is_op("reshape"):
-            before = _dim_before(value, dim, node.operands[0])
+            before = dim_before(value, dim, node.operands[0])
             return None if before is None else [before]
         return self._indices_dim(node, dim % rank) if node.is_op("take") else None
 
@@ -74,7 +74,7 @@ def _varies(value: Value, dim: int) -> bool:
     return value.tensor.rank >= -dim and value.shape[dim] != 1
 
 
-def _dim_before(value: Value, dim: int, source: Value) -> int | None:
+def dim_before(value: Value, dim: int, source: Value) -> int | None:
     """Return the dim of a reshape's operand that is a dim of its result, counted from the end; None if it is merged."""
     behind = product(value.shape[value.tensor.rank + dim + 1 :])
     for d, n in enumerate(source.shape):

@@ -5,10 +5,10 @@ groups them by itself.
 """
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import same_size
-from fusec.loops.intervals import interval
+from fusec.ir.types import BOOL, F32, F64, I32, I64, DType, same_size
+from fusec.loops.intervals import interval, range_of
 from fusec.passes.canonicalize.numbers import number_of
-from fusec.passes.canonicalize.rows import RowsOf
+from fusec.passes.canonicalize.rows import RowsOf, dim_before
 from fusec.rewriting.driver import simplifies
 
 
@@ -19,26 +19,45 @@ def groups_of_sorted_rows(graph: Graph, node: Node) -> Value | None:
     The ends are cumulative sums of a histogram of the groups.
     """
     compared = _cast_from(node.operands[0]).producer
-    if node.attributes["dims"] != (-1,) or compared is None or not compared.is_op("le"):
+    if node.attributes["dims"] != (-1,) or node.result.dtype != I64 or compared is None or not compared.is_op("le"):
         return None
-    ends, position = compared.operands
-    groups = _histogrammed(_cast_from(_unviewed(ends)))
-    rows = _unviewed(position).producer
-    if groups is None or rows is None or not rows.is_op("iota") or node.result.shape != (*groups.shape, 1):
+    ends, position = (_line(x, dim) for x, dim in zip(compared.operands, (-1, -2), strict=True))
+    groups = None if ends is None else _histogrammed(ends)
+    rows = None if position is None else position.producer
+    if ends is None or groups is None or rows is None or not rows.is_op("iota"):
         return None
-    if not same_size(position.shape[0], rows.result.shape[0]) or not same_size(
-        ends.shape[-1], compared.result.shape[-1]
-    ):
+    if compared.result.tensor.rank != 2 or not same_size(rows.result.shape[0], groups.shape[0]):
         return None
-    last = graph.constant(ends.shape[-1], groups.dtype, groups.tensor.device)
-    found = graph.add_node("minimum", [groups, last]).result
+    numbers = groups if groups.dtype == I64 else graph.add_node("cast", [groups], {"dtype": I64}).result
+    last = graph.constant(ends.shape[0], I64, groups.tensor.device)
+    found = graph.add_node("minimum", [numbers, last]).result
     return graph.add_node("reshape", [found], {"shape": node.result.shape}).result
+
+
+def _line(value: Value, dim: int) -> Value | None:
+    """Return the numbers that lie along a dim of a value, counted from the end, and repeat along others."""
+    value = _cast_from(value)
+    node = value.producer
+    if value.tensor.rank < -dim or node is None:
+        return None
+    if node.is_op("expand"):
+        (source,) = node.operands
+        whole = source.tensor.rank >= -dim and same_size(source.shape[dim], value.shape[dim])
+        return _line(source, dim) if whole else None
+    if node.is_op("reshape"):
+        (source,) = node.operands
+        before = dim_before(value, dim, source)
+        alone = same_size(source.tensor.numel, value.shape[dim])
+        return _line(source, before) if alone and before is not None else None
+    return value if value.tensor.rank == 1 else None
 
 
 def _histogrammed(ends: Value) -> Value | None:
     """Return the sorted numbers of groups, none of them negative, that have these ends."""
     sums = ends.producer
     if sums is None or not _calls(sums, "aten.cumsum.default") or sums.attributes["args"][1] not in (0, -1):
+        return None
+    if ends.dtype not in (I32, I64):  # others do not hold the number of all rows
         return None
     bins = sums.operands[0].producer
     if bins is None or not _calls(bins, "aten.histc.default") or bins.result.tensor.rank != 1:
@@ -117,9 +136,21 @@ def _calls(node: Node, target: str) -> bool:
 
 
 def _cast_from(value: Value) -> Value:
-    while value.producer is not None and value.producer.is_op("cast"):
-        (value,) = value.producer.operands
+    """Return the numbers that are cast to a value, as long as these are the same numbers."""
+    while (node := value.producer) is not None and node.is_op("cast"):
+        (source,) = node.operands
+        if source.dtype != BOOL and not _holds(value.dtype, source.dtype):
+            break
+        value = source
     return value
+
+
+def _holds(dtype: DType, integers: DType) -> bool:
+    """Return whether a dtype holds the integers of another; of float32, only those below 2**24, as many as rows."""
+    if integers.kind != "int" or dtype.kind != "int":
+        return integers.kind == "int" and dtype in (F32, F64)
+    (low, high), (least, most) = range_of(dtype), range_of(integers)
+    return low <= least and most <= high
 
 
 def _unviewed(value: Value) -> Value:

@@ -50,6 +50,17 @@ def test_special_values_have_eagers_order(target: str) -> None:
 
 
 @both
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8], ids=str)
+def test_the_ends_of_integers_are_in_order(dtype: torch.dtype, target: str) -> None:
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.tensor([[low, high, 0, low, high], [high, low, high, 1, 2], [low] * 5, [high - 1, high, 1, 2, low + 1]])
+    x = x.to(dtype)
+    for extreme in (torch.argmax, torch.argmin):
+        (found,) = in_one_kernel(lambda x, extreme=extreme: extreme(x, -1), x, target)
+        assert torch.equal(found, extreme(x, -1))
+
+
+@both
 @pytest.mark.parametrize("count", [1, 4, pytest.param(8, marks=pytest.mark.thorough)])
 def test_a_router_is_one_kernel(count: int, target: str) -> None:
     """Softmax, selection, and scores that add up to 1."""
