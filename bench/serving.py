@@ -27,7 +27,7 @@ from fusec.models.weights import redraw
 
 SPELLINGS = ("grouped_mm", "batched_mm")
 """Of experts, in transformers."""
-VOCABULARY, WIDTH = 128_256, 2048
+VOCABULARY = 128_256
 REQUIRED = {"decode": 2.0, "prompt": 1.2, "greedy": 1 / 1.05}
 """The fastest other library's time over fusec's; of the greedy choice, that of the projection alone."""
 Call = Callable[[], object]
@@ -47,6 +47,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.serving", description=__doc__)
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--rows", default="1,8,128")
+    parser.add_argument("--hidden", type=int, default=1024, help="of the experts' blocks")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", default="", help="by default bench/results/serving.json")
@@ -68,22 +69,21 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _questions(options: argparse.Namespace) -> Iterator[Question]:
-    small: dict[str, Any] = {"hidden_size": 1024, "num_experts_per_tok": 2}
-    mixtral = transformers.MixtralConfig(**small, intermediate_size=3584, num_local_experts=8)
-    many = small | {"num_experts_per_tok": 8}
-    qwen3 = transformers.Qwen3MoeConfig(**many, moe_intermediate_size=384, num_experts=128, norm_topk_prob=True)
+    hidden, mixtral, qwen3 = options.hidden, transformers.MixtralConfig, transformers.Qwen3MoeConfig
+    few = mixtral(hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_local_experts=8, num_experts_per_tok=2)
+    many = qwen3(hidden_size=hidden, moe_intermediate_size=hidden * 3 // 8, num_experts=128, num_experts_per_tok=8)
     for name, block, config in (
-        ("Mixtral", MixtralSparseMoeBlock, mixtral), ("Qwen3-MoE", Qwen3MoeSparseMoeBlock, qwen3),
+        ("Mixtral", MixtralSparseMoeBlock, few), ("Qwen3-MoE", Qwen3MoeSparseMoeBlock, many),
     ):  # fmt: skip
         for dtype in options.dtypes.split(","):
             for rows in map(int, options.rows.split(",")):
-                x = torch.randn(1, rows, 1024, generator=torch.Generator().manual_seed(options.seed))
+                x = torch.randn(1, rows, hidden, generator=torch.Generator().manual_seed(options.seed))
                 to = getattr(torch, dtype)
                 kind = "prompt" if rows > 16 else "decode"
                 torch.manual_seed(options.seed)
                 yield Question(f"{name}, {dtype}, {rows} rows", kind, _experts(block, config, x.to(to)))
     for rows in (1, 8):
-        yield Question(f"greedy choice, bfloat16, {rows} rows", "greedy", _greedy(rows, options.seed))
+        yield Question(f"greedy choice, bfloat16, {rows} rows", "greedy", _greedy(rows, 2 * hidden, options.seed))
 
 
 def _experts(block: Callable[[Any], nn.Module], config: Any, x: Tensor) -> dict[str, Call]:
@@ -102,11 +102,11 @@ def _experts(block: Callable[[Any], nn.Module], config: Any, x: Tensor) -> dict[
     return calls
 
 
-def _greedy(rows: int, seed: int) -> dict[str, Call]:
+def _greedy(rows: int, width: int, seed: int) -> dict[str, Call]:
     """The projection to the vocabulary alone, as fusec runs it, and with the choice of the largest logit."""
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(VOCABULARY, WIDTH, generator=generator).bfloat16()
-    x = torch.randn(rows, WIDTH, generator=generator).bfloat16()
+    weight = torch.randn(VOCABULARY, width, generator=generator).bfloat16()
+    x = torch.randn(rows, width, generator=generator).bfloat16()
 
     def choose(x: Tensor) -> Tensor:
         return nn.functional.linear(x, weight).argmax(-1)
