@@ -3,7 +3,7 @@
 from fusec.analysis.memory import touched_bytes
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import I64, product
+from fusec.ir.types import I64, estimate, product
 from fusec.passes.canonicalize.rows import RowsOf, is_concatenated
 from fusec.rewriting.driver import simplifies
 
@@ -26,7 +26,7 @@ def grouped_products(graph: Graph, node: Node) -> Value | None:
     device, (rows, *_), count = x.tensor.device, x.shape, matrices.shape[0]
     if device != "cpu" or (x.tensor.rank, matrices.tensor.rank, ends.tensor.rank) != (2, 3, 1) or ends.producer is None:
         return None
-    if is_concatenated(matrices):
+    if not isinstance(count, int) or is_concatenated(matrices):
         return None
     numbers = graph.add_node("iota", [], {"size": rows, "dtype": I64, "device": device}).result
     numbers = graph.add_node("reshape", [numbers], {"shape": (rows, 1)}).result
@@ -42,9 +42,9 @@ def grouped_products(graph: Graph, node: Node) -> Value | None:
 def looked_up_rows(graph: Graph, node: Node) -> Value | None:
     """Rows are looked up in what a packed table is computed from, and only these are computed."""
     (table, indices), dim = node.operands, node.attributes["dim"]
-    if not _is_packed(table):
-        return None
     count, taken = product(indices.shape), list[Value]()
+    if not _is_packed(table) or estimate(count) > estimate(table.shape[dim]):
+        return None  # many would be computed more than once
     flat = indices if indices.tensor.rank == 1 else graph.add_node("reshape", [indices], {"shape": (count,)}).result
 
     def look_up(value: Value, at: int) -> Value:

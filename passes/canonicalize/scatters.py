@@ -23,8 +23,10 @@ def scattered_number(graph: Graph, node: Node) -> Value | None:
         return None
     if not (isinstance(n, int) and isinstance(count, int) and 0 < count <= _MOST_PLACES):
         return None
-    if values is None or values[0] < 0 or values[1] >= n or not isinstance(number, int | float):
+    if values is None or values[0] < 0 or values[1] >= n:
         return None  # ATen reports a place out of range
+    if not isinstance(number, int | float) or (isinstance(number, float) and not x.dtype.is_float):
+        return None
     positions = graph.add_node("iota", [], {"size": n, "dtype": places.dtype, "device": x.tensor.device}).result
 
     def is_place(i: int) -> Value:

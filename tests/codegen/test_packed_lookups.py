@@ -59,6 +59,14 @@ def test_an_embedding_unpacks_the_rows_that_it_reads(function: object, target: s
 
 
 @both
+def test_matrices_that_many_rows_choose_are_unpacked_once(target: str) -> None:
+    torch.manual_seed(0)
+    codes, ids = torch.randint(-128, 128, (5, 12, 32), dtype=torch.int8), torch.randint(5, (9,))
+    made = compiled(target, experts, ids, codes, torch.rand(5, 12), torch.randn(9, 32))
+    assert largest_intermediate(made) == 5 * 12 * 32
+
+
+@both
 def test_experts_unpack_the_matrices_that_are_chosen(target: str) -> None:
     torch.manual_seed(0)
     codes = torch.randint(-128, 128, (5, 12, 32), dtype=torch.int8)

@@ -369,11 +369,11 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         ["opaque", "reshape", "opaque", "take", "reshape", "permute", "mul", "sum", "reshape"],
     ),
     "looked-up-rows": (
-        "%x: f32[5, 3], %w: i8[3, 4], %s: f32[3, 1]",
-        '%v: f32[5, 1], %at: i64[5, 1] = opaque(%x) {target="aten.topk.default", args=($0, 1), kwargs=(), '
-        "operand_types=(f32[5, 3],)}\n"
+        "%x: f32[2, 3], %w: i8[3, 4], %s: f32[3, 1]",
+        '%v: f32[2, 1], %at: i64[2, 1] = opaque(%x) {target="aten.topk.default", args=($0, 1), kwargs=(), '
+        "operand_types=(f32[2, 3],)}\n"
         "%f: f32[3, 4] = cast(%w) {dtype=f32}\n%t: f32[3, 4] = mul(%f, %s)\n"
-        "%r: f32[5, 1, 4] = take(%t, %at) {dim=-2}",
+        "%r: f32[2, 1, 4] = take(%t, %at) {dim=-2}",
         ["opaque", "reshape", "take", "cast", "take", "mul", "reshape"],
     ),
     # Scatters.
