@@ -1,6 +1,5 @@
 """Loads the MODEL argument of the command line."""
 
-import ast
 import importlib.util
 import inspect
 import logging
@@ -279,17 +278,16 @@ def run_script(path: str) -> ModuleType:
     """Run a Python file, for its model or for the fusions and rewrites that it declares, and return its module."""
     text = read_text(path)
     try:
-        ast.parse(text, path)
+        code = compile(text, path, "exec", dont_inherit=True)
     except SyntaxError as reason:
         raise UsageError(f"{path} is not Python", where=f"line {reason.lineno}", why=str(reason.msg)) from reason
     except (ValueError, RecursionError, MemoryError) as reason:  # zero bytes, or too deep for the parser
         raise UsageError(f"{path} is not Python", why=reason_of(reason)) from reason
-    spec = importlib.util.spec_from_file_location("fusec_script", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType("fusec_script")
+    module.__file__ = path
     sys.modules["fusec_script"] = module
     with _running(path):
-        spec.loader.exec_module(module)
+        exec(code, module.__dict__)  # a loader may take its stored bytecode for that of an edited file
     return module
 
 
