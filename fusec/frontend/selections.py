@@ -1,19 +1,19 @@
 """Selections along the last dim, in plain PyTorch: reductions that find the largest elements and where they are."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusec.frontend.packed_matmuls import Decomposition
-
 _aten = torch.ops.aten
 _MOST_SELECTED = 8
+"""The most elements that are selected, one after another."""
 _LONGEST = 1024
-"""Elements of which several are selected, one after another. A library's sort is faster for more."""
+"""The most elements that they are selected from, as each selection reads all of them again."""
 
 
-def decompositions_of_selections() -> dict[Any, Decomposition]:
+def decompositions_of_selections() -> dict[Any, Callable[..., Any]]:
     """Return the decomposition of each operation."""
     return {
         _aten.argmax.default: _argmax,

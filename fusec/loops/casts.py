@@ -1,12 +1,14 @@
 """Casts that keep every value."""
 
 from fusec.ir.graph import Node, Value
-from fusec.ir.types import holds_all
+from fusec.ir.types import F16, F32, F64, holds_all
 from fusec.loops.indexing import IndexedExpr
 from fusec.loops.intervals import interval
 
 EXACT = 256
 """Integers up to this are exact in every floating-point dtype."""
+_EXACT_IN = {F16: 1 << 11, F32: 1 << 24, F64: 1 << 53}
+"""The same for dtypes with longer significands."""
 
 
 def keeps_all(cast: Node) -> bool:
@@ -16,7 +18,7 @@ def keeps_all(cast: Node) -> bool:
     if values is None or holds_all(wide.dtype, narrow.dtype):
         return holds_all(wide.dtype, narrow.dtype)
     if wide.dtype.is_float:
-        return max(map(abs, values)) <= EXACT
+        return max(map(abs, values)) <= _EXACT_IN.get(wide.dtype, EXACT)
     return values == interval(wide)
 
 

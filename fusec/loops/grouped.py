@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusec.loops.affine import Axis
+from fusec.loops.casts import uncast
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, LoopNest, ordered, stride
 from fusec.loops.kinds import Shape
 
@@ -44,19 +45,10 @@ def _factors(reduction: IndexedExpr) -> tuple[IndexedExpr, IndexedExpr] | None:
     (x,) = reduction.operands
     if not (reduction.node.is_op("sum") and x.kind == "pointwise" and x.node.is_op("mul") and x.dtype.is_float):
         return None
-    left, right = map(_unwidened, x.operands)
+    left, right = map(uncast, x.operands)
     if right.kind != "lookup":
         left, right = right, left
     return (left, right) if right.kind == "lookup" else None
-
-
-def _unwidened(item: IndexedExpr) -> IndexedExpr:
-    """Return the operand of a cast that loses nothing, such as from bfloat16 to float32."""
-    if item.kind == "pointwise" and item.node.is_op("cast"):
-        (x,) = item.operands
-        if x.dtype.is_float and x.dtype.bytes < item.dtype.bytes:
-            return x
-    return item
 
 
 def _objections(found: GroupedProducts) -> Iterator[bool]:
@@ -64,6 +56,7 @@ def _objections(found: GroupedProducts) -> Iterator[bool]:
     rows, column = set(found.rows), found.column
     for reduction, (left, right) in found.products.items():
         bound = set(reduction.bound)
+        yield not (left.dtype.is_float and right.dtype.is_float)
         yield len(bound) != 1 or not all(isinstance(a.size, int) for a in (column, *bound))
         yield right.axes != rows | bound | {column} or any(rows.intersection(part.axes) for part in right.index)
         yield not bound <= left.axes <= rows | bound

@@ -5,7 +5,7 @@ import math
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.types import TensorType
 from fusec.loops.intervals import Interval, interval
-from fusec.passes.canonicalize.numbers import number_of
+from fusec.passes.canonicalize.numbers import number_of, number_throughout
 from fusec.rewriting.driver import simplifies
 
 
@@ -178,7 +178,7 @@ def exponential_of_logarithm(graph: Graph, node: Node) -> Value | None:
 def where_of_known_condition(graph: Graph, node: Node) -> Value | None:
     """A choice whose condition is a number, or whose branches are one value."""
     condition, a, b = node.operands
-    known = number_of(_spread(condition))
+    known = number_throughout(condition)
     if a is not b and known is None:
         return None
     return _same_type(a if a is b or known else b, node)
@@ -217,7 +217,7 @@ def comparison_of_bools(graph: Graph, node: Node) -> Value | None:
 def neutral_bool(graph: Graph, node: Node) -> Value | None:
     """x ∧ true = x, x ∨ false = x."""
     for x, c in (node.operands, node.operands[::-1]):
-        known = number_of(_spread(c))
+        known = number_throughout(c)
         if known is not None and x.dtype.kind == "bool" and bool(known) == node.is_op("and"):
             return graph.add_node("expand", [x], {"shape": node.result.shape}).result
     return None
@@ -256,10 +256,3 @@ def _outcome(op: str, a: Interval, b: Interval) -> bool | None:
     always = a[1] < b[0] if op == "lt" else a[1] <= b[0]
     never = a[0] >= b[1] if op == "lt" else a[0] > b[1]
     return True if always else False if never else None
-
-
-def _spread(value: Value) -> Value:
-    """Return the value whose elements another one repeats, each once or more."""
-    while value.producer is not None and value.producer.is_op("expand", "reshape", "permute"):
-        (value,) = value.producer.operands
-    return value

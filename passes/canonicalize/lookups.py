@@ -1,16 +1,16 @@
 """Lookups in tables that are computed, such as packed embeddings, and of a matrix for each row."""
 
+from itertools import islice
+
 from fusec.analysis.memory import touched_bytes
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import I64, estimate, product
-from fusec.passes.canonicalize.rows import RowsOf, is_concatenated
+from fusec.passes.canonicalize.rows import RowsOf, computed_from, is_concatenated
 from fusec.rewriting.driver import simplifies
 
 _MOST_OPERATIONS = 64
 """The most operations that unpack a table."""
-
-
 _GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
 
 
@@ -59,17 +59,10 @@ def looked_up_rows(graph: Graph, node: Node) -> Value | None:
 
 def _is_packed(table: Value) -> bool:
     """Return whether a table is computed element by element from inputs of the graph with fewer bytes."""
-    pending, seen, inputs = [table], set[Value](), list[Value]()
-    while pending and len(seen) < _MOST_OPERATIONS:
-        value = pending.pop()
-        node = value.producer
-        if node is None:
-            inputs.append(value)
-        elif not node.has(Trait.POINTWISE | Trait.VIEW | Trait.LOOKUP | Trait.SOURCE):
-            return False
-        else:
-            new = set(node.operands) - seen
-            seen |= new
-            pending += new
+    found = list(islice(computed_from(table), _MOST_OPERATIONS))
+    element = Trait.POINTWISE | Trait.VIEW | Trait.LOOKUP | Trait.SOURCE
+    if len(found) == _MOST_OPERATIONS or not all(v.producer is None or v.producer.has(element) for v in found):
+        return False
+    inputs = [v for v in found if v.producer is None]
     sizes = sum(touched_bytes(v) for v in inputs), touched_bytes(table)
-    return not pending and bool(inputs) and all(isinstance(n, int) for n in sizes) and sizes[0] < sizes[1]
+    return bool(inputs) and all(isinstance(n, int) for n in sizes) and sizes[0] < sizes[1]

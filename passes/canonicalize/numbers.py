@@ -29,6 +29,13 @@ def number_of(value: Value) -> Number | None:
     return node.attributes["value"] if node is not None and node.op.name == "constant" else None
 
 
+def number_throughout(value: Value) -> Number | None:
+    """Return the number that all elements of a value are, as far as views of a constant tell."""
+    while value.producer is not None and value.producer.is_op("expand", "reshape", "permute"):
+        (value,) = value.producer.operands
+    return number_of(value)
+
+
 def rounded(value: Number, dtype: DType) -> Number:
     """Return the nearest number of the dtype, halves to even; out of range infinity, or for integers the remainder."""
     if dtype == BOOL:

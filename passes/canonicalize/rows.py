@@ -1,6 +1,6 @@
 """Computations that treat rows one by one, made again for other rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusec.ir.graph import Graph, Node, Value
@@ -83,16 +83,18 @@ def dim_before(value: Value, dim: int, source: Value) -> int | None:
     return None
 
 
-def is_concatenated(value: Value) -> bool:
-    """Return whether a value is computed, element by element, from a concatenation, such as one of codes in halves."""
+def computed_from(value: Value) -> Iterator[Value]:
+    """Yield a value and all that its elements are computed from by operations on single elements, inputs included."""
     pending, seen = [value], {value}
     while pending:
-        node = pending.pop().producer
-        if node is None or not node.has(Trait.POINTWISE | Trait.VIEW | Trait.LOOKUP):
-            continue
-        if node.is_op("concat"):
-            return True
-        new = set(node.operands) - seen
-        seen |= new
-        pending += new
-    return False
+        value = pending.pop()
+        yield value
+        if value.producer is not None and value.producer.has(Trait.POINTWISE | Trait.VIEW | Trait.LOOKUP):
+            new = [v for v in value.producer.operands if v not in seen]
+            seen.update(new)
+            pending += new
+
+
+def is_concatenated(value: Value) -> bool:
+    """Return whether a value is computed, element by element, from a concatenation, such as one of codes in halves."""
+    return any(v.producer is not None and v.producer.is_op("concat") for v in computed_from(value))

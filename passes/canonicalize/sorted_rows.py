@@ -5,9 +5,10 @@ groups them by itself.
 """
 
 from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.types import BOOL, F32, F64, I32, I64, DType, same_size
-from fusec.loops.intervals import interval, range_of
-from fusec.passes.canonicalize.numbers import number_of
+from fusec.ir.types import I32, I64, same_size
+from fusec.loops.casts import uncast_value
+from fusec.loops.intervals import interval
+from fusec.passes.canonicalize.numbers import number_throughout
 from fusec.passes.canonicalize.rows import RowsOf, dim_before
 from fusec.rewriting.driver import simplifies
 
@@ -18,7 +19,7 @@ def groups_of_sorted_rows(graph: Graph, node: Node) -> Value | None:
 
     The ends are cumulative sums of a histogram of the groups.
     """
-    compared = _cast_from(node.operands[0]).producer
+    compared = uncast_value(node.operands[0]).producer
     if node.attributes["dims"] != (-1,) or node.result.dtype != I64 or compared is None or not compared.is_op("le"):
         return None
     ends, position = (_line(x, dim) for x, dim in zip(compared.operands, (-1, -2), strict=True))
@@ -36,7 +37,7 @@ def groups_of_sorted_rows(graph: Graph, node: Node) -> Value | None:
 
 def _line(value: Value, dim: int) -> Value | None:
     """Return the numbers that lie along a dim of a value, counted from the end, and repeat along others."""
-    value = _cast_from(value)
+    value = uncast_value(value)
     node = value.producer
     if value.tensor.rank < -dim or node is None:
         return None
@@ -63,7 +64,7 @@ def _histogrammed(ends: Value) -> Value | None:
     if bins is None or not _calls(bins, "aten.histc.default") or bins.result.tensor.rank != 1:
         return None
     (count,) = bins.result.shape
-    groups = _cast_from(bins.operands[0])
+    groups = uncast_value(bins.operands[0])
     sort = _sort_of(groups, 0)
     values = interval(sort.operands[0]) if sort else None
     whole = bins.attributes["args"][1:] == (count, 0, count - 1) and count > 1  # a range of one number is not a range
@@ -76,7 +77,7 @@ def counted_rows(graph: Graph, node: Node) -> Value | None:
     (table, indices), dim = node.operands, node.attributes["dim"]
     times, rows = 1, indices.producer
     if rows is not None and rows.is_op("floor_divide"):
-        number = number_of(_unviewed(rows.operands[1]))
+        number = number_throughout(rows.operands[1])
         times, rows = int(number or 0), rows.operands[0].producer
     n, lead = table.shape[dim], table.tensor.rank + dim
     if rows is None or not rows.is_op("iota") or times < 1 or not same_size(indices.shape[0], n * times):
@@ -133,28 +134,3 @@ def _sort_of(value: Value, result: int) -> Node | None:
 
 def _calls(node: Node, target: str) -> bool:
     return node.is_op("opaque") and node.attributes["target"] == target
-
-
-def _cast_from(value: Value) -> Value:
-    """Return the numbers that are cast to a value, as long as these are the same numbers."""
-    while (node := value.producer) is not None and node.is_op("cast"):
-        (source,) = node.operands
-        if source.dtype != BOOL and not _holds(value.dtype, source.dtype):
-            break
-        value = source
-    return value
-
-
-def _holds(dtype: DType, integers: DType) -> bool:
-    """Return whether a dtype holds the integers of another; of float32, only those below 2**24, as many as rows."""
-    if integers.kind != "int" or dtype.kind != "int":
-        return integers.kind == "int" and dtype in (F32, F64)
-    (low, high), (least, most) = range_of(dtype), range_of(integers)
-    return low <= least and most <= high
-
-
-def _unviewed(value: Value) -> Value:
-    """Return the value whose elements another one holds, perhaps repeated."""
-    while value.producer is not None and value.producer.is_op("expand", "reshape", "cast"):
-        (value,) = value.producer.operands
-    return value

@@ -39,7 +39,7 @@ def candidates(graph: Graph, rng: random.Random) -> Iterator[Outline]:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "mixtral"])
 def test_keys_are_equal_where_bodies_are(family: str) -> None:
-    (graph, *_) = capture(FAMILIES[family].build(Sizes(hidden=64)), **FAMILIES[family].sample(1, 16, "none"))
+    (graph, *_) = capture(FAMILIES[family].build(Sizes(hidden=64, layers=4)), **FAMILIES[family].sample(1, 16, "none"))
     context = context_of(config=Config(strict=True))
     Pipeline.parse("canonicalize,raise,fuse,canonicalize", known_passes()).run(graph, context)
     open_regions(graph)
@@ -52,4 +52,4 @@ def test_keys_are_equal_where_bodies_are(family: str) -> None:
         assert bodies.setdefault(key, whole) == whole
         assert keys.setdefault(whole, key) == key
         count += 1
-    assert 20 < len(bodies) < 2 * count / 3
+    assert 20 < len(bodies) < count / 2

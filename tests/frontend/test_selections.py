@@ -31,8 +31,6 @@ def in_one_kernel(function: Callable[[Tensor], object], x: Tensor, target: str) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("extreme", [torch.argmax, torch.argmin])
 def test_the_first_of_the_largest_and_smallest(extreme: Callable[..., Tensor], dtype: torch.dtype, target: str) -> None:
-    if dtype == torch.bfloat16 and target == "triton":
-        pytest.skip("Triton's interpreter has no arithmetic of bfloat16")
     x = torch.randint(-20, 20, (3, 67), generator=torch.Generator().manual_seed(0)).to(dtype)
     (found,) = in_one_kernel(lambda x: extreme(x, -1, keepdim=True), x, target)
     assert torch.equal(found, extreme(x, -1, keepdim=True))
