@@ -62,6 +62,7 @@ template <int N> FN F<N> scale(F<N> x, F<N> n) {
 #if defined(__AVX512F__) && !defined(__clang__)
   if constexpr (N == 16) return F<N>(__builtin_ia32_scalefps512_mask(x.v, n.v, x.v, -1, 4));
 #endif
+  x = select(n < F<N>(-150.0f), F<N>(0.0f), x);  // which it rounds to; without this, at many times the cost
   typename Vec<int32_t, N>::raw all = __builtin_convertvector(n.v, typename Vec<int32_t, N>::raw), half = all >> 1;
   F<N> a = from_bits<float, N>((half + 127) << 23), b = from_bits<float, N>((all - half + 127) << 23);
   return x * a * b;
@@ -281,11 +282,44 @@ template <int N> FN F<N> cos(F<N> a) {
   return sine(a, 1);
 }
 
-// ---------------------------------------------------------------------------------------------- double, by libm
+// ---------------------------------------------------------------------------------------------- double
+
+// ln x of normal positive numbers, within 1 ulp: the polynomial of FDLIBM's log.
+template <int N> FN D<N> log_normal(D<N> x) {
+  typedef typename D<N>::bits I;
+  typedef typename Vec<uint64_t, N>::raw U;
+  constexpr uint64_t bias = uint64_t(1024) << 52;  // AVX2 neither shifts signed integers of 64 bits nor converts them
+  const U bits = (U)to_bits(x), shifted = bits - (0x3fe6a09e667f3bcd - bias);  // √½
+  D<N> k = from_bits<double, N>((I)((shifted >> 52) | 0x4330000000000000)) - D<N>(0x1p52 + 1024);
+  D<N> f = from_bits<double, N>((I)(bits - ((shifted & 0xfff0000000000000) - bias))) - D<N>(1.0);
+  D<N> s = f / (f + D<N>(2.0)), z = s * s, half = D<N>(0.5) * f * f;
+  D<N> p(1.479819860511658591e-01);
+  p = fma(p, z, D<N>(1.531383769920937332e-01));
+  p = fma(p, z, D<N>(1.818357216161805012e-01));
+  p = fma(p, z, D<N>(2.222219843214978396e-01));
+  p = fma(p, z, D<N>(2.857142874366239149e-01));
+  p = fma(p, z, D<N>(3.999999999940941908e-01));
+  p = fma(p, z, D<N>(6.666666666666735130e-01));
+  p = fma(s, fma(p, z, half), k * D<N>(1.90821492927058770002e-10));
+  return fma(k, D<N>(6.93147180369123816490e-01), f - (half - p));
+}
+template <int N> FN Mask<N> is_normal(D<N> x) {
+  return (x >= D<N>(0x1p-1022)) & (x < D<N>(__builtin_inf()));
+}
+template <int N> FN D<N> log(D<N> a) {
+  if (!all(is_normal(a))) return map([](double x) { return ::log(x); }, a);
+  return log_normal(a);
+}
+template <int N> FN D<N> log1p(D<N> a) {
+  D<N> x = a + D<N>(1.0);
+  if (!all(is_normal(x))) return map([](double x) { return ::log1p(x); }, a);
+  D<N> inverse = cast<double>(F<N>(1.0f) / cast<float>(x));
+  return fma(a - (x - D<N>(1.0)), inverse, log_normal(x));  // what rounding the sum lost
+}
 
 #define BY_LIBM(name) \
   template <int N> FN D<N> name(D<N> a) { return map([](double x) { return ::name(x); }, a); }
-BY_LIBM(exp) BY_LIBM(exp2) BY_LIBM(expm1) BY_LIBM(log) BY_LIBM(log1p) BY_LIBM(log2) BY_LIBM(tanh) BY_LIBM(erf)
+BY_LIBM(exp) BY_LIBM(exp2) BY_LIBM(expm1) BY_LIBM(log2) BY_LIBM(tanh) BY_LIBM(erf)
 BY_LIBM(sin) BY_LIBM(cos)
 #undef BY_LIBM
 template <int N> FN D<N> pow(D<N> a, D<N> b) { return map([](double x, double y) { return ::pow(x, y); }, a, b); }

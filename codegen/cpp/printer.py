@@ -19,6 +19,8 @@ from fusec.codegen.tile.kernel import (
     Kernel,
     Load,
     Loop,
+    Scan,
+    Sort,
     Statement,
     TableLookup,
     Update,
@@ -87,7 +89,8 @@ class _Printer(Statements):
         header = (
             "dot_columns.h" if ColumnDot in kinds else "dot.h" if kinds & {Dot, ComputedDot, GroupedDot} else "vec.h"
         )
-        lines = [f'#include "{header}"', "using namespace fusec;"]
+        lines = [f'#include "{name}"' for name in (header, *(["sort.h"] if kinds & {Scan, Sort} else []))]
+        lines.append("using namespace fusec;")
         lines += [f"extern template struct {name};" for name in sorted(self.linked)]
         for kind in sorted(self.types, key=lambda k: k.text):
             form = f"Mask<{kind.lanes}>" if kind.dtype == t.BOOL else f"Vec<{scalar_type(kind.dtype)}, {kind.lanes}>"
@@ -162,13 +165,17 @@ class _Printer(Statements):
             self._close()
 
     def _declare(self, scratch: list[Buffer]) -> None:
+        large = [b for b in scratch if not _on_stack(b)]
+        if large:
+            memory = f"{identifier(large[0].name)}_memory"
+            rooms = (f"Scratch::room<{MEMORY_TYPES[b.dtype]}>({CPP.print(b.numel)})" for b in large)
+            self.line(f"Scratch {memory}({' + '.join(rooms)});")
         for b in scratch:
             element, name = MEMORY_TYPES[b.dtype], identifier(b.name)
-            if _on_stack(b):
-                self.line(f"alignas(64) {element} {name}[{max(1, int(b.numel))}];")
+            if b in large:
+                self.line(f"{element}* const {name} = {memory}.take<{element}>({CPP.print(b.numel)});")
             else:
-                self.line(f"Scratch<{element}> {name}_memory({CPP.print(b.numel)});")
-                self.line(f"{element}* const {name} = {name}_memory.data;")
+                self.line(f"alignas(64) {element} {name}[{max(1, int(b.numel))}];")
 
     def _open(self, text: str) -> None:
         self.line(text)

@@ -21,6 +21,8 @@ from fusec.codegen.tile.kernel import (
     Loop,
     Matrix,
     Operand,
+    Scan,
+    Sort,
     Statement,
     Store,
     Update,
@@ -252,6 +254,20 @@ class Statements:
         if kind.lanes and kind.depth < len(self.tiles):
             text = f"keep(lanes, {text}, {acc})"
         self.line(f"{acc} = {text};")
+
+    @straight.register
+    def _scan(self, s: Scan) -> None:
+        tiled = self.tiles and self.tiles[-1].axis == s.axis
+        target = self._define(s.dst, s.dtype, int(self.tiles[-1].step) if tiled else 0)
+        value, acc = self._operand(s.value, s.dtype), identifier(s.acc)
+        if tiled and not self.lanes_of(s.value):
+            value = f"{self.kinds[s.dst].text}({value})"
+        self.line(f"const {target} = scan_{s.op}({acc}, {value}{', lanes' if tiled else ''});")
+
+    @straight.register
+    def _sort(self, s: Sort) -> None:
+        buffers = ", ".join(map(identifier, (s.keys, s.order, s.values, s.memory)))
+        self.line(f"argsort<{str(s.descending).lower()}>({buffers}, {CPP.print(s.length)}, {CPP.print(s.count)});")
 
     @straight.register
     def _dot(self, s: Dot) -> None:

@@ -157,10 +157,10 @@ class Team {
 };
 
 // Memory that the first thread has, and that all may use between entering a kernel and the last time they wait.
-template <class E, int NUMBER> struct Shared : Scratch<E> {
+template <class E, int NUMBER> struct Shared : Scratch {
   static_assert(NUMBER < MOST_LENT, "a kernel with too much memory that threads share");
-  Shared(Team& team, int64_t count) : Scratch<E>(team.thread ? 0 : count) {
-    if (!team.thread) team.lent(NUMBER) = this->data;
+  Shared(Team& team, int64_t count) : Scratch(team.thread ? 0 : room<E>(count)) {
+    if (!team.thread) team.lent(NUMBER) = take<E>(count);
   }
 };
 

@@ -74,13 +74,33 @@ template <int N, class R> FN Mask<N> mask_of(R r) {
   else return Mask<N>(__builtin_convertvector(r, typename Mask<N>::raw));
 }
 
+// The sign of each lane as a bit.
+#if defined(__AVX__)
+template <int N> FN uint64_t signs(Mask<N> m) {
+  static_assert(N % 8 == 0);
+  uint64_t bits = 0;
+  for (int i = 0; i < N / 8; i++) {
+    Raw<float, 8>::type part;
+    __builtin_memcpy(&part, (const char*)&m + i * sizeof(part), sizeof(part));
+    bits |= uint64_t(__builtin_ia32_movmskps256(part)) << (8 * i);
+  }
+  return bits;
+}
+#endif
+
 template <int N> FN bool all(Mask<N> m) {
+#if defined(__AVX__)
+  if constexpr (N % 8 == 0) return signs(m) == ~uint64_t(0) >> (64 - N);
+#endif
   int32_t every = -1;
   for (int i = 0; i < N; i++) every &= m.v[i];
   return every != 0;
 }
 
 template <int N> FN bool any(Mask<N> m) {
+#if defined(__AVX__)
+  if constexpr (N % 8 == 0) return signs(m) != 0;
+#endif
   int32_t some = 0;
   for (int i = 0; i < N; i++) some |= m.v[i];
   return some != 0;
@@ -453,16 +473,26 @@ template <class E> FN void store(E* p, E x) { *p = x; }
 FN void store(bf16* p, float x) { p->bits = narrow(Vec<float, 4>(x), bf16{}).v[0]; }
 FN void store(f16* p, float x) { p->bits = narrow(Vec<float, 4>(x), f16{}).v[0]; }
 
-// Memory private to a thread, for scratch too large for the stack.
-template <class E> struct Scratch {
-  void* block;
-  E* data;
-  explicit Scratch(int64_t count) : block(malloc(uint64_t(count) * sizeof(E) + 64)) {
-    data = (E*)(((__UINTPTR_TYPE__)block + 63) & ~(__UINTPTR_TYPE__)63);
+// Memory private to a thread, for scratch too large for the stack. A kernel has one block: glibc returns several that
+// are freed together to the system, and every launch would wait for pages.
+class Scratch {
+  void* const block;
+  __UINTPTR_TYPE__ next;
+
+ public:
+  template <class E> static int64_t room(int64_t count) { return (count * int64_t(sizeof(E)) + 63) & ~int64_t(63); }
+
+  explicit Scratch(int64_t bytes) : block(malloc(uint64_t(bytes) + 64)) {
+    next = ((__UINTPTR_TYPE__)block + 63) & ~(__UINTPTR_TYPE__)63;
   }
   ~Scratch() { free(block); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
+  template <class E> E* take(int64_t count) {
+    E* const data = (E*)next;
+    next += room<E>(count);
+    return data;
+  }
 };
 
 // ---------------------------------------------------------------------------------------------- casts

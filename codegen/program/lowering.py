@@ -106,7 +106,7 @@ class Lowering:
             self._source(node)
         elif node.is_op("full"):
             self._full(node)
-        elif node.is_op("write"):
+        elif node.has(Trait.WRITE):
             self._write(node)
         elif node.has(Trait.LOOKUP):
             self._lookup(node)
@@ -202,9 +202,11 @@ class Lowering:
     def _full(self, node: Node) -> None:
         code, type = self.code, node.result.tensor
         number = torch.full((), node.attributes["value"], dtype=torch_dtype(type.dtype), device=type.device)
-        code.step("write", "full", node.sources)
         allocation, strides = code.allocate(type)
-        code.line(f"{code.define(node.result, strides)} = {allocation}.fill_({code.constant(number, 'number')})")
+        fill = "" if _is_overwritten(node.result) else f".fill_({code.constant(number, 'number')})"
+        if fill:
+            code.step("write", "full", node.sources)
+        code.line(f"{code.define(node.result, strides)} = {allocation}{fill}")
 
     def _write(self, node: Node) -> None:
         code = self.code
@@ -213,7 +215,8 @@ class Lowering:
         code.step("write", "write", node.sources)
         if index:
             dim, rows = node.attributes["dim"], code.names[index[0]]
-            code.line(f"{target}.index_copy_({dim}, {rows}, {new})")
+            call = "scatter_" if node.is_op("scatter") else "index_copy_"
+            code.line(f"{target}.{call}({dim}, {rows}, {new})")
         else:
             code.line(f"{target}.copy_({new})")
         code.alias(node.result, destination)
@@ -266,9 +269,17 @@ class Lowering:
         code.line(f"{''.join(name + ', ' for name in names)}= {function}({graph}, [{operands}], {{{known}}})")
 
 
+def _is_overwritten(value: Value) -> bool:
+    """Return whether the only user of a value writes all of it before anything reads it."""
+    if len(value.users) != 1 or not (user := next(iter(value.users))).has(Trait.REGION):
+        return False
+    (inner,) = (v for v, operand in zip(user.body.inputs, user.operands, strict=True) if operand is value)
+    return len(inner.users) == 1 and all(n.is_op("write") and "dim" not in n.attributes for n in inner.users)
+
+
 def _check(node: Node) -> str:
     """Return the arguments of the error for an index out of bounds: dim, length, source location and type."""
     dim = node.attributes["dim"] % node.operands[0].tensor.rank
     length = PYTHON.print(node.operands[0].shape[dim])
-    error = "RuntimeError" if node.is_op("gather") else "IndexError"
+    error = "RuntimeError" if node.is_op("gather", "scatter") else "IndexError"
     return f"({dim}, {length}, {str(node.sources[0]) if node.sources else ''!r}, {error})"

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Literal
 
 import sympy
 
+from fusec.codegen.tile.indices import Indices
 from fusec.codegen.tile.kernel import (
     MAX_CHECKS,
     Buffer,
@@ -22,6 +23,7 @@ from fusec.codegen.tile.kernel import (
     Loop,
     LoopKind,
     Operand,
+    Scan,
     Statement,
     Store,
     When,
@@ -30,7 +32,18 @@ from fusec.codegen.tile.kernel import (
 )
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Value, is_written, storage
-from fusec.ir.types import I8, I32, I64, U8, DType, Size, TensorType, accumulation, product, same_size, storage_numel
+from fusec.ir.types import (
+    F32,
+    F64,
+    I8,
+    I32,
+    I64,
+    U8,
+    DType,
+    Size,
+    accumulation,
+    storage_numel,
+)
 from fusec.loops import indexing
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.casts import keeps_all
@@ -52,7 +65,7 @@ class _Level:
     """Names of values clamped to a length."""
 
 
-class Emitter:
+class Emitter(Indices):
     """Builds the statements of one kernel.
 
     Levels are the loops that are open; the first is the inside of the grid. A value is computed once, in the
@@ -68,6 +81,7 @@ class Emitter:
         Raises:
             ScheduleError: where there are more dynamic indices than numbers of checks.
         """
+        super().__init__()
         self.numbers = {node: i for i, node in enumerate(indexing.dynamically_indexed(body), 1)}
         """The number of the checks of each node's indices."""
         if len(self.numbers) > MAX_CHECKS:
@@ -90,10 +104,6 @@ class Emitter:
         self.kept: dict[IndexedExpr, tuple[Buffer, sympy.Expr]] = {}
         """Values in scratch: buffer and offset."""
         self.levels = [_Level(frozenset())]
-        self._names: dict[Axis, str] = {}
-        self._joint: dict[tuple[tuple[Axis, ...], bool], Axis] = {}
-        self._spelled: list[tuple[tuple[Axis, ...], Axis]] = []
-        """Axes that open loops run over as one, and that one."""
         self._count = 0
 
     def inputs(self, statements: Iterable[Statement]) -> tuple[Buffer, ...]:
@@ -103,56 +113,6 @@ class Emitter:
         return tuple(
             replace(b, packed=packed[v]) if v in packed and b.name not in loaded else b for v, b in self.buffers.items()
         )
-
-    # Names and index expressions.
-
-    @property
-    def sizes(self) -> dict[str, Size]:
-        """The sizes of all axes so far, by the names of their loop variables."""
-        return {name: axis.size for axis, name in self._names.items()}
-
-    def axis_name(self, axis: Axis) -> str:
-        """The loop variable of an axis."""
-        return self._names.setdefault(axis, f"i{len(self._names)}")
-
-    def axis_symbol(self, axis: Axis) -> sympy.Symbol:
-        """The loop variable in an expression."""
-        return index_symbol(self.axis_name(axis))
-
-    def expression(self, index: Affine) -> sympy.Expr:
-        """An affine index as an expression over loop variables."""
-        return self._over_joint_axes(self._over_axes(index))
-
-    def offset(self, index: tuple[Affine, ...], type: TensorType) -> sympy.Expr:
-        """Return the offset of the element at ``index`` in a buffer of ``type``."""
-        out: sympy.Expr = sympy.Integer(0)
-        for part, stride in zip(index, type.strides, strict=True):
-            out = out + self._over_axes(part) * stride
-        return self._over_joint_axes(sympy.expand(out))
-
-    def _over_axes(self, index: Affine) -> sympy.Expr:
-        out = sympy.sympify(index.offset)
-        for axis, coefficient in index.terms:
-            out = out + self.axis_symbol(axis) * coefficient
-        return sympy.expand(out)
-
-    def _over_joint_axes(self, out: sympy.Expr) -> sympy.Expr:
-        """Replace axes that loops run over as one by quotients and remainders of it, where needed."""
-        for axes, joint in self._spelled:
-            whole, inner = self.axis_symbol(joint), cast(Size, 1)
-            runs: list[tuple[Size, Size, Size]] = []  # stride, number of steps, and elements of each
-            for axis in reversed(axes):
-                slope = out.coeff(self.axis_symbol(axis), 1)
-                if runs and same_size(slope, runs[-1][0] * runs[-1][1]):
-                    runs[-1] = (runs[-1][0], runs[-1][1] * axis.size, runs[-1][2])
-                else:
-                    runs.append((slope, axis.size, inner))
-                inner = inner * axis.size
-            out = out.subs({self.axis_symbol(axis): 0 for axis in axes})
-            for i, (slope, n, below) in enumerate(runs, 1):
-                place = sympy.floor(whole / below)
-                out = out + slope * (place if i == len(runs) else sympy.Mod(place, n))
-        return sympy.expand(out)
 
     def fresh(self, hint: str = "v") -> str:
         """A new name."""
@@ -176,32 +136,10 @@ class Emitter:
         stop: Size | None = None,
     ) -> Iterator[None]:
         """Open a loop over an axis; when it closes, it is appended to the enclosing one."""
-        parts = next((axes for axes, joint in self._spelled if joint is axis), (axis,))
+        parts = self.parts_of(axis)
         self.levels.append(_Level(self.levels[-1].axes.union(parts, (axis,))))
         yield
         self._close(self.axis_name(axis), start, axis.size if stop is None else stop, step, kind)
-
-    def joint(self, axes: tuple[Axis, ...], apart: bool = False) -> Axis:
-        """Return one axis for all of these, the last of them innermost.
-
-        Args:
-            axes: the axes.
-            apart: use an axis of its own, for tiles with another number of lanes.
-        """
-        if len(axes) == 1 and not apart:
-            return axes[0]
-        size = product(tuple(axis.size for axis in axes))
-        return self._joint.setdefault((axes, apart), Axis(size))
-
-    @contextmanager
-    def over(self, axes: tuple[Axis, ...], apart: bool = False) -> Iterator[Axis]:
-        """Write offsets over one axis for all of these, which it yields; ``apart`` as for ``joint``."""
-        axis = self.joint(axes, apart)
-        if axes != (axis,):
-            self._spelled.append((axes, axis))
-        yield axis
-        if axes != (axis,):
-            self._spelled.pop()
 
     @contextmanager
     def tile(
@@ -277,7 +215,7 @@ class Emitter:
 
     def bind(self, axis: Axis, value: Operand) -> None:
         """Bind an axis to an integer in its range, from here on in the innermost loop."""
-        parts = next((axes for axes, joint in self._spelled if joint is axis), (axis,))
+        parts = self.parts_of(axis)
         self.levels[-1].axes |= {axis, *parts}
         self.inner.append(ClampIndex(self.axis_name(axis), value, axis.size, bounded=True))
 
@@ -321,6 +259,8 @@ class Emitter:
             return self._index(item)
         if item.kind == "pointwise":
             return self._pointwise(item)
+        if item.kind == "scan":
+            return self._scan(item)
         raise ScheduleError(f"a {item.kind} is read before it is computed")
 
     def store(self, output: Output) -> None:
@@ -427,13 +367,26 @@ class Emitter:
             return self._define(item, compute, self._level(item, operands))
         level = self._level(item, operands)
         if node.is_op(*_COMPARISONS):
-            operands = tuple(self._rounded(o, name) for o, name in zip(item.operands, operands, strict=True))
+            operands = tuple(self.rounded(o, name) for o, name in zip(item.operands, operands, strict=True))
         dtype = source if node.is_op(*_COMPARISONS) else accumulation(target)
         return self._define(item, Compute(self.fresh(), node.op.name, operands, dtype), level)
 
-    def _rounded(self, item: IndexedExpr, name: Operand) -> Operand:
+    def _scan(self, item: IndexedExpr) -> str:
+        (axis,), (operand,) = item.bound, item.operands
+        value, dtype = self.emit(operand), accumulation(item.dtype)
+        level = self._level(item, (value,))
+        around = self.levels[level].axes - {axis}
+        outside = next((one for one in self.levels if one.axes == around), None)
+        if outside is None:
+            raise ScheduleError("a scan is within a loop over another axis")
+        acc = self.fresh("acc")
+        op = item.node.op.name.removeprefix("cum")
+        outside.statements.append(Init(acc, op, F64 if dtype == F32 else dtype, tile=False))
+        return self._define(item, Scan(self.fresh(), op, value, acc, self.axis_name(axis), dtype), level)
+
+    def rounded(self, item: IndexedExpr, name: Operand) -> Operand:
         """Round a value of a half type: in the wider compute type it compares and truncates differently."""
-        exact = item.kind not in ("pointwise", "reduction", "contraction") or item.node.is_op("cast")
+        exact = item.kind in ("load", "lookup", "constant", "index", "sort") or item.node.is_op("cast")
         if exact or accumulation(item.dtype) == item.dtype or isinstance(name, Constant):
             return name
         return self._convert(item, "cast", (name,), accumulation(item.dtype), item.dtype)
@@ -467,7 +420,7 @@ class Emitter:
             return operands[0]
         level = self._level(item, operands)
         if not target.is_float:
-            operands = (self._rounded(item.operands[0], operands[0]),)
+            operands = (self.rounded(item.operands[0], operands[0]),)
         rounds = target if accumulation(target) != target and not keeps_all(item.node) else None
         return self._define(item, Compute(self.fresh(), "cast", operands, accumulation(target), rounds), level)
 

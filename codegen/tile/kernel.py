@@ -226,6 +226,39 @@ class Fold(Definition):
 
 
 @dataclass(frozen=True)
+class Scan(Definition):
+    """``dst`` = ``acc``, after ``value`` is folded into it with ``op``, one element after another along an axis (C++).
+
+    Lanes beyond the end do nothing.
+    """
+
+    OPERANDS = ("value", "acc")
+    op: str
+    value: Operand
+    acc: str
+    axis: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Sort(Statement):
+    """``order`` = the places of the first ``count`` of ``length`` keys in order; ``values`` = these keys (C++).
+
+    Equal keys keep their order. Largest first if ``descending``; NaN is the largest.
+    """
+
+    LOADED, STORED = ("keys",), ("order", "values", "memory")
+    order: str
+    values: str
+    keys: str
+    memory: str
+    """Room for each key and its place, twice."""
+    length: Size
+    count: Size
+    descending: bool
+
+
+@dataclass(frozen=True)
 class DotTiles(Accumulation):
     """``acc += Σ left·right`` over the lanes of ``axis``, of two tiles (Triton).
 

@@ -1,26 +1,31 @@
 """Schedule of pointwise and row regions: a grid over rows, and one loop over the columns per reduction level."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import sympy
 
 from fusec.codegen.tile.blocks import block_count, grid
 from fusec.codegen.tile.chains import Run, chained
 from fusec.codegen.tile.emitter import Emitter
-from fusec.codegen.tile.kernel import Constant, Operand, Statement, Store, Update, index_symbol
-from fusec.ir.types import DType, Size, TensorType, accumulation
+from fusec.codegen.tile.kernel import Buffer, Constant, Operand, Sort, Statement, Store, Update, index_symbol
+from fusec.ir.graph import Node
+from fusec.ir.types import I64, DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis
-from fusec.loops.indexing import IndexedExpr, LoopNest, Output, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, ordered, walk
 from fusec.loops.kinds import Shape
+from fusec.loops.sorts import sort_read_in_order
 from fusec.loops.updates import loads_of
 
 # Above this cost, recomputing a value in a second loop over the row is slower than keeping it in the cache.
 _EXPENSIVE = 8
-_MAX_SCRATCH = 16384
+_VERY_EXPENSIVE = 16
+_MAX_SCRATCH, _MAX_LONG_SCRATCH = 1 << 14, 1 << 18
+"""Elements of a row up to which values are kept in scratch, and those that are very expensive."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,10 @@ class Tiling:
     """Number of cores."""
 
 
+_Phase: TypeAlias = tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]
+"""One loop over columns: its axes, the reductions that it computes, and the outputs that it stores."""
+
+
 def schedule_rows(emitter: Emitter, nest: LoopNest, shape: Shape, tiling: Tiling) -> tuple[Statement, ...]:
     """Return the body of a kernel for a pointwise or row region.
 
@@ -66,6 +75,9 @@ class Rows:
         self.strides = unit_strides(_accesses(nest, emitter.output_types))
         self.wanted: dict[IndexedExpr, tuple[sympy.Expr, int]] = {}
         """Values to be kept in scratch once computed: offset, and elements of a row."""
+        self.sorted: dict[tuple[Node, tuple[Affine, ...]], tuple[Buffer, Buffer]] = {}
+        """The order of sorted rows, and their elements."""
+        self.workspaces: dict[tuple[str, DType, Size], Buffer] = {}
         self.in_columns = False
         """Column reduction: vectorized over a kept axis, with the reductions inside."""
 
@@ -76,7 +88,7 @@ class Rows:
         if self.shape.kind == "pointwise":
             return self._pointwise()
         lane = self._lane_among(self.shape.rows)
-        if lane is not None and self._is_column(lane):
+        if lane is not None and not self.shape.ordered and self._is_column(lane):
             return self._columns(lane)
         self.emitter.levels[0].axes = frozenset(self.shape.rows)
         self.fill()
@@ -122,17 +134,47 @@ class Rows:
             self._whole_row(phases)
             return
         self._plan_scratch(phases)
+        sorts = [item for item in self.shape.ordered if item.kind == "sort"]
         for bound, reductions, outputs in phases:
+            depth = reductions[0].depth if reductions else math.inf
+            for item in [i for i in sorts if i.depth <= depth]:
+                self._sort(item)
+                sorts.remove(item)
             if reductions:
                 self._reduce(bound, reductions, outputs)
             else:
                 self.stores(outputs)
 
-    def _phases(self) -> list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]:
+    def _sort(self, item: IndexedExpr) -> None:
+        """Emit a sort of the row, whose result is kept in scratch."""
+        (x,), (axis,), emitter = item.operands, item.bound, self.emitter
+        at = item.index[:-1]
+        sort = (item.node if item.node.is_op("argsort") else sort_read_in_order(item.node)) or item.node
+        found, count = self.sorted.get((sort, at)), item.value.shape[-1]
+        if found is None:
+            keys = self._workspace(accumulation(x.dtype), axis.size, "keys")
+            order, values = (emitter.add_scratch(t, count, "sorted") for t in (I64, keys.dtype))
+            found = self.sorted[sort, at] = order, values
+            with emitter.loop(axis, "tile", self._lanes(axis)):
+                emitter.inner.append(Store(keys.name, emitter.axis_symbol(axis), emitter.rounded(x, emitter.emit(x))))
+            descending = sort.attributes["descending"]
+            memory = self._workspace(I64, axis.size * (4 if keys.dtype.bytes == 8 else 2), "entries")
+            buffers = order.name, values.name, keys.name, memory.name
+            emitter.inner.append(Sort(*buffers, axis.size, count, descending))
+        emitter.kept[item] = (found[item.node is not sort], emitter.expression(item.index[-1]))
+
+    def _workspace(self, dtype: DType, numel: Size, hint: str) -> Buffer:
+        """Return memory that a sort needs while it runs, the same for all sorts."""
+        key = hint, dtype, numel
+        if key not in self.workspaces:
+            self.workspaces[key] = self.emitter.add_scratch(dtype, numel, hint)
+        return self.workspaces[key]
+
+    def _phases(self) -> list[_Phase]:
         """Return the loops over columns in order: the reductions each computes, and the outputs each stores."""
         rows = frozenset(self.shape.rows)
         pending = list(self.nest.outputs)
-        phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]] = []
+        phases: list[_Phase] = []
         for bound, level in reduction_levels(self.shape.reductions):
             # Move all segments of an output together or none: otherwise values that they share would be computed twice.
             ready = [o for o in pending if o.root.depth < level[0].depth and o.axes - rows == frozenset(bound)]
@@ -197,14 +239,14 @@ class Rows:
             return tuple(self.emitter.emit(o) for o in x.operands)
         return (self.emitter.emit(x),)
 
-    def _fits_one_tile(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> bool:
+    def _fits_one_tile(self, phases: list[_Phase]) -> bool:
         bounds = {bound for bound, reductions, _ in phases if reductions}
         if len(bounds) != 1 or len(next(iter(bounds))) != 1:
             return False
         size, longest = next(iter(bounds))[0].size, self.tiling.longest_row
         return longest is not None and isinstance(size, int) and size <= longest
 
-    def _whole_row(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> None:
+    def _whole_row(self, phases: list[_Phase]) -> None:
         """Emit a row that one tile holds: everything is loaded once and reduced in registers."""
         ((axis,),) = {bound for bound, reductions, _ in phases if reductions}
         rows = frozenset(self.shape.rows)
@@ -281,22 +323,22 @@ class Rows:
 
     # Scratch: costly values that several loops over the row need.
 
-    def _plan_scratch(self, phases: list[tuple[tuple[Axis, ...], list[IndexedExpr], list[Output]]]) -> None:
+    def _plan_scratch(self, phases: list[_Phase]) -> None:
         if not self.tiling.has_scratch:
             return
         rows = frozenset(self.shape.rows)
-        uses: Counter[IndexedExpr] = Counter()
-        for _, reductions, outputs in phases:
-            roots = [r.operands[0] for r in reductions] + [o.root for o in outputs]
-            uses.update(walk(roots, lambda item: not item.axes <= rows and item.kind != "reduction"))
-        for item, count in uses.items():
-            expensive = item.kind == "pointwise" and item.node.op.cost >= _EXPENSIVE
-            axes = tuple(a for dim in self.nest.axes for a in dim if a in item.axes - rows)
-            if not expensive or count < 2 or len(axes) != len(item.axes - rows):
+
+        def varies(item: IndexedExpr) -> bool:
+            return not item.axes <= rows and item.kind not in ("reduction", "sort")
+
+        for item in _read_in_several(phases, varies):
+            within = [i.node.op.cost for i in walk([item], varies) if i.kind == "pointwise"]
+            if max(within, default=0) < _EXPENSIVE:
                 continue
+            most = _MAX_SCRATCH if sum(within) < _VERY_EXPENSIVE else _MAX_LONG_SCRATCH
             numel, offset = 1, sympy.Integer(0)
-            for axis in reversed(axes):
-                if not isinstance(axis.size, int) or numel * axis.size > _MAX_SCRATCH:
+            for axis in reversed(ordered(self.nest, item.axes - rows)):
+                if not isinstance(axis.size, int) or numel * axis.size > most:
                     break
                 offset = offset + self.emitter.axis_symbol(axis) * numel
                 numel *= axis.size
@@ -328,6 +370,18 @@ class Rows:
             return self.tiling.lanes
         limit = self.tiling.longest_row if self.shape.kind == "row" else self.tiling.lanes
         return min(1 << (axis.size - 1).bit_length(), limit)
+
+
+def _read_in_several(phases: Iterable[_Phase], varies: Callable[[IndexedExpr], bool]) -> list[IndexedExpr]:
+    """Return the largest expressions that several loops over the columns compute."""
+    roots = [[*(r.operands[0] for r in reductions), *(o.root for o in outputs)] for _, reductions, outputs in phases]
+    computed = [list(walk(of, varies)) for of in roots]
+    uses = Counter(item for items in computed for item in items)
+    found: dict[IndexedExpr, None] = {}
+    for of, items in zip(roots, computed, strict=True):
+        read = [*of, *(o for item in items if uses[item] == 1 for o in item.operands)]
+        found |= dict.fromkeys(item for item in read if uses[item] > 1)
+    return list(found)
 
 
 def reduction_levels(reductions: Iterable[IndexedExpr]) -> list[tuple[tuple[Axis, ...], list[IndexedExpr]]]:

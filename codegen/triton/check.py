@@ -120,7 +120,7 @@ def _compare(kernel: Kernel, body: Graph, given: Sequence[Tensor] | None) -> Com
 
 def run_kernel(kernel: Kernel, body: Graph, inputs: Sequence[Tensor], symbols: Mapping[str, int]) -> list[Tensor]:
     """Run a region's kernel; return its outputs. Inputs have the strides of the body's types, and may be written to."""
-    written = {v: v.producer.operands[0] for v in body.outputs if v.producer and v.producer.is_op("write")}
+    written = {v: v.producer.operands[0] for v in body.outputs if v.producer and v.producer.writes}
     own = {v: _allocate(v.tensor, symbols) for v in body.outputs if v not in written}
     TritonKernel(kernel)([*inputs, *own.values()], [symbols[name] for name in kernel.symbols])
     numbers = dict(zip(body.inputs, inputs, strict=True)) | own

@@ -38,7 +38,8 @@ REASONS = (
            "a value that would stay inside is a result"),
     Reason("cycle", r"reads the one and is read by the other", "another kernel would be both before and after it"),
     Reason("alias", r"reads what it writes|writes to a view|write cannot", "it reads memory that it updates"),
-    Reason("layout", r"contiguous|affine|exceeds|one dim in memory|concatenation|split more than",
+    Reason("layout", r"contiguous|affine|exceeds|one dim in memory|concatenation|split more than"
+           r"|start of its dim|part of a dim",
            "memory that a kernel cannot read in vectors or tiles"),
     Reason("size", r"not known|not proven|symbolic", "a size that has to be a number is a symbol"),
     Reason("softmax", r"softmax|keys or values|sinks|dropout|no keys|(first|second) matmul|scale is not"
@@ -50,7 +51,8 @@ REASONS = (
     Reason("order", r"order is fixed|random", "random numbers, a collective, or another effect keeps its place"),
     Reason("lookup", r"lookup|look-up|dynamic ind|right operand|index is known",
            "an index or a table is computed at run time"),
-    Reason("opaque", r"does not model|call of ATen|by ATen|in no kernel|cannot be part|could not be built|a call of",
+    Reason("opaque", r"does not model|call of ATen|by ATen|in no kernel|cannot be part|could not be built|a call of"
+           r"|no generated scan",
            "an operation that fusec leaves to ATen"),
     Reason("split", r"in (two|several) kernels|does nothing else|, this in ", "its operations run in several kernels"),
     Reason("other", "", "a reason of its own; the text says which"),

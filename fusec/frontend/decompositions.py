@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fusec.frontend.draws import decompositions_of_draws
 from fusec.frontend.packed_matmuls import decompositions_of_packed_matmuls
 from fusec.frontend.predictions import laid_out
 from fusec.frontend.selections import decompositions_of_selections
@@ -29,7 +30,7 @@ relu6 log_sigmoid_forward log_sigmoid_backward threshold threshold_backward glu 
 tanh_backward sigmoid_backward native_dropout_backward
 mse_loss mse_loss_backward nll_loss_forward nll_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
 huber_loss_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
-lerp xlogy hypot logit logaddexp nan_to_num sinc deg2rad frac
+isin nansum lerp xlogy hypot logit logaddexp nan_to_num sinc deg2rad frac
 _weight_norm_interface linalg_vector_norm norm dist aminmax count_nonzero
 zero zero_ fill eye linspace
 """.split()
@@ -37,7 +38,8 @@ zero zero_ fill eye linspace
 
 def decompositions() -> dict[Any, Any]:
     """Return all decompositions: torch's own, and ours of operations that torch keeps whole."""
-    return _decompositions() | decompositions_of_packed_matmuls() | decompositions_of_selections()
+    ours = decompositions_of_packed_matmuls() | decompositions_of_selections() | decompositions_of_draws()
+    return _decompositions() | ours
 
 
 @cache

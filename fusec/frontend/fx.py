@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fusec.errors import FusecError, ImportFailure
-from fusec.frontend import bits, contractions, convolutions, pointwise, reductions, views
+from fusec.frontend import bits, contractions, convolutions, pointwise, reductions, scatters, sorts, views
 from fusec.frontend.caches import CacheWrites
 from fusec.frontend.calling import Imported, Output, View
 from fusec.frontend.checkpointing import without_states
@@ -40,7 +40,7 @@ from fusec.remarks import Remarks
 
 PASS_NAME = "import"
 """Under which the import leaves its remarks."""
-TABLES = (bits, contractions, convolutions, pointwise, reductions, views)
+TABLES = (bits, contractions, convolutions, pointwise, reductions, scatters, sorts, views)
 """The modules whose import fills the table of handlers."""
 
 

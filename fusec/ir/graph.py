@@ -276,10 +276,7 @@ class Graph:
         outputs = self.outputs if outputs is None else outputs
         if any(r.users or r in outputs for r in node.results) or node.has(Trait.ORDERED):
             return False
-        return all(
-            v.producer is not None and v.producer.is_op("full") and len(v.users) == 1 and v not in outputs
-            for v in node.written
-        )
+        return all(_is_unread(v, outputs) for v in node.written)
 
     @property
     def written_inputs(self) -> list[int]:
@@ -390,6 +387,14 @@ def base(value: Value) -> Value:
     while value.producer is not None and (of := value.producer.viewed) is not None:
         value = of
     return value
+
+
+def _is_unread(destination: Value, outputs: Collection[Value]) -> bool:
+    """Return whether only one write uses the destination, and storage that the graph allocates is all that it is."""
+    node = destination.producer
+    if node is None or len(destination.users) != 1 or destination in outputs:
+        return False
+    return node.is_op("full") or (node.has(Trait.WRITE) and _is_unread(node.operands[0], outputs))
 
 
 def storage(value: Value) -> Value:

@@ -22,6 +22,10 @@ class Trait(Flag):
     """Each result element depends on the operand elements at the same (broadcast) position."""
     REDUCTION = auto()
     """Folds the dims in ``dims``; they stay, with length 1."""
+    SCAN = auto()
+    """Folds the elements along ``dim`` up to each of them."""
+    SORT = auto()
+    """Orders the elements along the last dim."""
     CONTRACTION = auto()
     CONVOLUTION = auto()
     """Slides a window of weights over the spatial dims, which follow batch and channels."""
@@ -128,6 +132,21 @@ def _reduction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, .
     if any(not -x.rank <= d < 0 for d in dims) or tuple(sorted(set(dims))) != dims:
         raise ValueError(f"dims {dims} of {x}: negative, sorted and distinct dims are expected")
     return (x.with_shape(tuple(1 if d - x.rank in dims else n for d, n in enumerate(x.shape))),)
+
+
+def _scan(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    if not -x.rank <= attributes["dim"] < 0 or x.dtype == t.BOOL:
+        raise ValueError(f"a scan of {x} along {attributes['dim']}: numbers and a negative dim are expected")
+    return (x.with_shape(x.shape),)
+
+
+def _argsort(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    (x,) = _tensors(types)
+    count = attributes["count"]
+    if not x.rank or (isinstance(count, int) and isinstance(x.shape[-1], int) and not 0 <= count <= x.shape[-1]):
+        raise ValueError(f"the first {count} elements of {x} in order: a dim with as many is expected")
+    return (x.with_dtype(t.I64).with_shape((*x.shape[:-1], count)),)
 
 
 def _contraction(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
@@ -281,6 +300,15 @@ def _write(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     return (destination,)
 
 
+def _scatter(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
+    destination, value, index = _tensors(types)
+    if destination.dtype != value.dtype or index.dtype != t.I64 or not -index.rank <= attributes["dim"] < 0:
+        raise TypeError(f"{value} cannot be written to {destination} at {index}")
+    if destination.rank != index.rank or not t.same_shape(value.shape, index.shape):
+        raise ValueError(f"{value} has not the shape of {index}, or it has not the rank of {destination}")
+    return (destination,)
+
+
 def _take(types: tuple[Type, ...], attributes: Attributes) -> tuple[Type, ...]:
     table, index = _tensors(types)
     d = attributes["dim"]
@@ -336,6 +364,11 @@ _define(Trait.POINTWISE, _bitcast, 1, {"bitcast": "the bits of x as dtype"})
 _define(Trait.REDUCTION, _reduction, 1, {
     "sum": "Σ x", "prod": "Π x", "max": "max x, NaN if any is", "min": "min x, NaN if any is",
 })  # fmt: skip
+_define(Trait.SCAN, _scan, 1, {"cumsum": "Σ of x up to each element", "cumprod": "Π of x up to each element"})
+_define(Trait.SORT, _argsort, 1, {
+    "argsort": "where the first count elements along the last dim are, smallest or, if descending, largest first; "
+    "NaN is the largest, and equal elements keep their order",
+})  # fmt: skip
 _define(Trait.CONTRACTION, _contraction, 2, {"contraction": ("Σ x·y over the labels that the result lacks", 2)})
 _define(Trait.CONVOLUTION, _convolution, 2, {"convolution": ("Σ x·w over a window and the channels of a group", 2)})
 _define(Trait.VIEW, _reshape, 1, {"reshape": "the same elements in row-major order"})
@@ -350,6 +383,10 @@ _define(Trait.SOURCE, _iota, 0, {"iota": "0, 1, … size-1"})
 _define(Trait(0), _full, 0, {"full": "the number in value for every element, in storage that may be written"})
 _define(Trait.WRITE, _write, None, {
     "write": "the first operand's storage takes the second (at the rows in the third along dim); its new value",
+})  # fmt: skip
+_define(Trait.WRITE, _scatter, 3, {
+    "scatter": "the first operand's storage takes each element of the second, with the third as index along dim, in "
+    "order; its new value",
 })  # fmt: skip
 _define(Trait.LOOKUP, _take, 2, {"take": "the first operand at the indices in the second, of any rank, along dim"})
 _define(

@@ -160,7 +160,7 @@ class _Verifier:
         for value in node.written:
             self.check_destination(node, value)
         for result in node.results:
-            of = node.operands[0] if node.is_op("write") else updated(node, result.index)
+            of = node.operands[0] if node.has(Trait.WRITE) else updated(node, result.index)
             if of is not None:
                 self.roots[result] = of
 

@@ -6,7 +6,7 @@ from itertools import count
 
 import sympy
 
-from fusec.ir.types import Size, simplify
+from fusec.ir.types import Size, product, same_size, simplify
 
 _numbers = count()
 
@@ -164,3 +164,17 @@ def _divide_offset(offset: Size, stride: Size) -> tuple[Size, Size]:
     if quotient is not None:
         return quotient, 0
     return (0, offset)
+
+
+def merged_dims(source: tuple[Size, ...], shape: tuple[Size, ...]) -> list[list[int]]:
+    """Return the neighbouring dims of ``source`` that each dim of ``shape`` merges; empty where it merges none."""
+    groups, rest = list[list[int]](), list(range(len(source)))
+    if len(shape) >= len(source) or 1 in source or 1 in shape:
+        return []
+    for n in shape:
+        groups.append([])
+        while rest and not (groups[-1] and same_size(product(tuple(source[d] for d in groups[-1])), n)):
+            groups[-1].append(rest.pop(0))
+        if not same_size(product(tuple(source[d] for d in groups[-1])), n):
+            return []
+    return [] if rest else groups

@@ -12,9 +12,10 @@ from itertools import product as combinations
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import DType, Size, estimate, product, same_shape, same_size
-from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, at_least, reindex
+from fusec.ir.types import DType, Size, estimate, same_shape, same_size
+from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, at_least, merged_dims, reindex
 from fusec.loops.intervals import interval
+from fusec.loops.sorts import sort_read_in_order
 from fusec.loops.splits import Segment, Splits
 
 
@@ -23,17 +24,19 @@ class IndexedExpr:
     """One operation at one index. Compared by identity; a nest holds each equal expression once."""
 
     kind: str
-    """``load``, ``lookup``, ``constant``, ``index``, ``pointwise``, ``reduction`` or ``contraction``."""
+    """``load``, ``lookup``, ``constant``, ``index``, ``pointwise``, ``reduction``, ``scan``, ``sort`` or
+    ``contraction``."""
     value: Value
     index: tuple[Affine, ...]
     operands: "tuple[IndexedExpr, ...]" = ()
     """For a contraction its ``pairs``, one after another."""
     bound: tuple[Axis, ...] = ()
-    """The axes that a reduction or contraction reduces; of a lookup, the axis in place of its dynamic index."""
+    """The axes that a reduction or contraction reduces, or that a scan or sort runs along; of a lookup, the axis in
+    place of its dynamic index."""
     axes: frozenset[Axis] = frozenset()
     """The axes that its value depends on."""
     depth: int = 0
-    """The largest number of reductions and contractions on a path to its operands, itself included."""
+    """The largest number of reductions, scans, sorts and contractions on a path to its operands, itself included."""
     dynamic_index: "DynamicIndex | None" = None
     """The index of a lookup."""
 
@@ -144,7 +147,7 @@ def lower_to_loops(body: Graph) -> LoopNest:
 def stored_value(output: Value) -> Value:
     """Return what a region computes for an output: of a write, the value that is written."""
     node = output.producer
-    return node.operands[1] if node is not None and node.is_op("write") else output
+    return node.operands[1] if node is not None and node.has(Trait.WRITE) else output
 
 
 def dynamically_indexed(body: Graph) -> list[Node]:
@@ -196,13 +199,14 @@ class _Lowering:
             raise ScheduleError("a kernel writes to a view")
         if "dim" in node.attributes:
             d = node.attributes["dim"] % len(index)
-            dynamic_index = DynamicIndex(node, d, self.at(node.operands[2], (index[d],)))
+            at = index if node.is_op("scatter") else (index[d],)
+            dynamic_index = DynamicIndex(node, d, self.at(node.operands[2], at))
         return Output(position, root, index, destination, dynamic_index)
 
     def _segments(self, value: Value) -> list[tuple[Affine, ...]]:
         """Return one index for each segment of an output, its dims aligned with those of the widest output."""
         shape = value.shape
-        if groups := _merged(self.shape, shape):
+        if groups := merged_dims(self.shape, shape):
             return self._flattened(groups)
         if len(shape) > len(self.shape):
             if any(n != 1 for n in shape[: len(shape) - len(self.shape)]):
@@ -266,6 +270,10 @@ class _Lowering:
             return _expression("pointwise", value, index, operands)
         if node.has(Trait.REDUCTION):
             return self._reduction(node, index)
+        if node.has(Trait.SCAN):
+            return self._scan(node, index)
+        if node.has(Trait.SORT):
+            return self._sort(node, node, index)
         if node.has(Trait.CONTRACTION):
             return self._contraction(node, index)
         if node.has(Trait.LOOKUP):
@@ -345,6 +353,26 @@ class _Lowering:
         self.pool.insert(0, (part, n))
         return part
 
+    def _scan(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
+        operand, position = self.at(node.operands[0], index), index[node.attributes["dim"]]
+        if position == Affine():
+            return operand  # the first element
+        axes = position.axes[:1]
+        if position != Affine.of((axis, 1) for axis in axes):
+            raise NotAffine("a scan does not begin at the start of its dim")
+        return IndexedExpr("scan", node.result, index, (operand,), axes, operand.axes.union(axes), operand.depth + 1)
+
+    def _sort(self, node: Node, sort: Node, index: tuple[Affine, ...]) -> IndexedExpr:
+        """Return the order of sorted elements, which ``node`` is, or these elements themselves."""
+        (x,) = sort.operands
+        *rows, position = index
+        part = self._bind(x.shape[-1], {axis for row in rows for axis in row.axes})
+        operand = self.at(x, (*rows, part.index))
+        if len(part.axes) != 1:
+            raise NotAffine("a sort is along a part of a dim")
+        axes = operand.axes.difference(part.axes) | set(position.axes)
+        return IndexedExpr("sort", node.result, index, (operand,), part.axes, axes, operand.depth + 1)
+
     def _contraction(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         terms, out = split_spec(node.attributes["spec"])
         at = dict(zip(out, index, strict=True))
@@ -370,6 +398,8 @@ class _Lowering:
     def _lookup(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         """Return a load at a dynamic index, for which the affine index has an axis of its own."""
         table, indices = node.operands
+        if (sort := sort_read_in_order(node)) is not None:
+            return self._sort(node, sort, index)
         d = node.attributes["dim"] % len(table.shape)
         whole = node.is_op("gather")
         behind = d + (1 if whole else len(indices.shape))
@@ -447,20 +477,6 @@ def stride(item: IndexedExpr, axis: Axis) -> Size:
 def is_even(item: IndexedExpr, axes: tuple[Axis, ...]) -> bool:
     """Return whether these axes of a load, the last innermost, have the strides of one axis."""
     return all(same_size(stride(item, a), stride(item, b) * b.size) for a, b in pairwise(axes))
-
-
-def _merged(source: tuple[Size, ...], shape: tuple[Size, ...]) -> list[list[int]]:
-    """Return the neighbouring dims of ``source`` that each dim of ``shape`` merges; empty where it merges none."""
-    groups, rest = list[list[int]](), list(range(len(source)))
-    if len(shape) >= len(source) or 1 in source or 1 in shape:
-        return []
-    for n in shape:
-        groups.append([])
-        while rest and not (groups[-1] and same_size(product(tuple(source[d] for d in groups[-1])), n)):
-            groups[-1].append(rest.pop(0))
-        if not same_size(product(tuple(source[d] for d in groups[-1])), n):
-            return []
-    return [] if rest else groups
 
 
 def broadcast_index(shape: tuple[Size, ...], to: tuple[Size, ...], index: tuple[Affine, ...]) -> tuple[Affine, ...]:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from fusec.ir.graph import Node, Value
 from fusec.ir.ops import Trait
-from fusec.ir.types import BOOL, U8, DType
+from fusec.ir.types import BOOL, I64, U8, DType
 
 Interval: TypeAlias = tuple[int, int]
 """The least and the greatest integer, both included."""
@@ -40,22 +40,11 @@ def _interval(value: Value, known: dict[Value, Interval | None], depth: int) -> 
     return known[value]
 
 
-def _selected(node: Node, value: Value, interval_of: Callable[[Value], Interval | None]) -> Interval | None:
-    """Return the interval of a sort's values, or of their positions along its dim."""
-    place = _SELECTIONS.get(node.attributes["target"])
-    if place is None or not value.shape:
-        return None
-    arguments, (x, *_) = node.attributes["args"], node.operands
-    if value is node.results[0]:
-        return interval_of(x)
-    n = x.shape[arguments[place] if place < len(arguments) else dict(node.attributes["kwargs"]).get("dim", -1)]
-    return 0, max(n - 1, 0) if isinstance(n, int) else range_of(value.dtype)[1]
-
-
 def _result(node: Node, value: Value, interval_of: Callable[[Value], Interval | None]) -> Interval | None:
     """Return the interval of a node's result before it wraps around; None where it is not known."""
-    if node.has(Trait.OPAQUE):
-        return _selected(node, value, interval_of)
+    if node.has(Trait.SORT):
+        n = node.operands[0].shape[-1]
+        return 0, max(n - 1, 0) if isinstance(n, int) else range_of(I64)[1]
     if node.is_op("constant"):
         number = int(node.attributes["value"])
         return number, number
@@ -74,10 +63,6 @@ def _result(node: Node, value: Value, interval_of: Callable[[Value], Interval | 
     read = read[1:] if node.is_op("where") else read
     sides = [side for side in map(interval_of, read) if side is not None]
     return rule(*sides) if len(sides) == len(read) else None
-
-
-_SELECTIONS = {"aten.sort.default": 1, "aten.topk.default": 2}
-"""ATen operations whose second result holds positions along a dim, and the place of that dim among their arguments."""
 
 
 def _union(*sides: Interval) -> Interval:

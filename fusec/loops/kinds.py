@@ -8,7 +8,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.types import BF16, F16, DType, estimate, product
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, find_attention
-from fusec.loops.indexing import IndexedExpr, LoopNest, above, below, is_even, ordered, stride, walk
+from fusec.loops.indexing import IndexedExpr, LoopNest, Output, above, below, is_even, ordered, stride, walk
 from fusec.loops.updates import Move, check_updates
 
 FEW_ROWS = 16
@@ -55,6 +55,8 @@ class Limits:
     """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
     """Returns whether a loop nest may move elements within the storage that it writes; see ``check_updates``."""
+    ordered_rows: bool = False
+    """True if a row kernel may scan and sort its rows."""
     assumed_share: float | None = None
     """The assumed fraction of the vendor's speed of a large-M GEMM without autotuning. A large-M
     GEMM must then save time by its fusion; None where ``many`` and ``some`` are measured, and decide."""
@@ -72,6 +74,8 @@ class Shape:
     attention: Attention | None = None
     many: bool = False
     """True if it is a large-M GEMM."""
+    ordered: tuple[IndexedExpr, ...] = ()
+    """The scans and sorts along rows."""
 
 
 def classify(nest: LoopNest, limits: Limits = Limits()) -> Shape:
@@ -89,21 +93,43 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
     items = list(nest.walk())
     reductions = tuple(i for i in items if i.kind == "reduction")
     contractions = tuple(i for i in items if i.kind == "contraction")
+    along = tuple(i for i in items if i.kind in ("scan", "sort"))
+    if along and (contractions or not limits.ordered_rows):
+        raise ScheduleError("no generated scan or sort", why=f"{along[0].node.op.name} is in the kernel")
     attention = find_attention(nest) if limits.small_m else None
     if attention is not None:
         return Shape("attention", (), contractions, reductions, attention)
     if contractions:
         return _contraction(nest, reductions, contractions, limits)
-    if not reductions:
+    over = (*reductions, *along)
+    scattered = [o for o in nest.outputs if o.dynamic_index is not None and o.dynamic_index.node.is_op("scatter")]
+    if scattered and not limits.ordered_rows:
+        raise ScheduleError("no generated scan or sort", why="a scatter is in the kernel")
+    if not over and not scattered:
         return Shape("pointwise", ())
-    rows = reductions[0].axes
-    for r in reductions:
-        if r.axes != rows or rows.intersection(r.bound):
-            first = reductions[0].node.op.name
-            own, others = (" × ".join(str(a.size) for a in ordered(nest, axes)) or "one" for axes in (r.axes, rows))
+    rows = _rows_of(over[0]) if over else _rows_of_scatter(scattered[0])
+    if any(_rows_of_scatter(o) != rows for o in scattered):
+        raise ScheduleError("reductions have different rows", why="a scatter has other rows")
+    for r in over:
+        if _rows_of(r) != rows or rows.intersection(r.bound):
+            first = over[0].node.op.name
+            own, others = (
+                " × ".join(str(a.size) for a in ordered(nest, axes)) or "one" for axes in (_rows_of(r), rows)
+            )
             why = f"{r.node.op.name} has {own}, {first} has {others}"
             raise ScheduleError("reductions have different rows", why=why)
-    return Shape("row", ordered(nest, rows), reductions=reductions)
+    return Shape("row", ordered(nest, rows), reductions=reductions, ordered=along)
+
+
+def _rows_of(item: IndexedExpr) -> frozenset[Axis]:
+    """Return the axes that the operand of a reduction, scan or sort has besides those that it runs along."""
+    return item.operands[0].axes.difference(item.bound)
+
+
+def _rows_of_scatter(output: Output) -> frozenset[Axis]:
+    """Return the axes of an output besides those of the dim that it is scattered along, which are in order."""
+    assert output.dynamic_index is not None
+    return output.axes.difference(output.index[output.dynamic_index.dim].axes)
 
 
 def _contraction(

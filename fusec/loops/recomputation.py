@@ -11,7 +11,8 @@ from fusec.loops.indexing import IndexedExpr, LoopNest, below
 def evaluations(nest: LoopNest, symbols: Mapping[str, int] | None = None) -> dict[IndexedExpr, float]:
     """Estimate how often each expression of a nest is evaluated; ``symbols`` are the known sizes."""
     # The grid runs over the rows of reductions; the other loops are inside.
-    rows = next((i.axes for i in nest.walk() if i.kind == "reduction"), frozenset[Axis]())
+    over = ("reduction", "scan", "sort")
+    rows = next((i.operands[0].axes.difference(i.bound) for i in nest.walk() if i.kind in over), frozenset[Axis]())
     order = sorted((a for dim in nest.axes for a in dim), key=lambda axis: axis not in rows)
     found: dict[IndexedExpr, float] = {}
     prologue = below(i for i in nest.walk() if i.kind == "contraction")

@@ -107,7 +107,7 @@ class Machine:
             return [self.view(node, self.tensors(node, operands))]
         if node.is_op("full"):
             return [self.full(node, result)]
-        if node.is_op("write"):
+        if node.has(Trait.WRITE):
             return [self.write(node, *self.tensors(node, operands))]
         if node.has(Trait.LOOKUP):
             return [self.look_up(node, *self.tensors(node, operands))]
@@ -120,6 +120,10 @@ class Machine:
         tensors = self.tensors(node, operands)
         if node.has(Trait.REDUCTION):
             return [self.reduce(node, tensors[0])]
+        if node.has(Trait.SCAN):
+            return [self.scan(node, tensors[0])]
+        if node.has(Trait.SORT):
+            return [self.argsort(node, tensors[0])]
         return [self.convolve(node, *tensors) if node.has(Trait.CONVOLUTION) else self.contract(node, *tensors)]
 
     def tensors(self, node: Node, operands: Sequence[Datum]) -> list[Datum]:
@@ -212,6 +216,15 @@ class Machine:
             return wide.to(x.dtype)
         return _extreme(node.op.name, x, dims)
 
+    def scan(self, node: Node, x: Datum) -> Datum:
+        """Return the sums or products of elements and those before them."""
+        return (torch.cumsum if node.is_op("cumsum") else torch.cumprod)(x, node.attributes["dim"], dtype=x.dtype)
+
+    def argsort(self, node: Node, x: Datum) -> Datum:
+        """Return where the first elements in order are."""
+        count = evaluate_size(node.attributes["count"], self.symbols)
+        return torch.sort(x, stable=True, descending=node.attributes["descending"]).indices[..., :count]
+
     def look_up(self, node: Node, table: Datum, index: Datum) -> Datum:
         """Return elements of a table; torch raises an error for an index out of range."""
         return LOOKUPS[node.op.name](table, node.attributes["dim"], index)
@@ -224,6 +237,8 @@ class Machine:
     def write(self, node: Node, destination: Datum, value: Datum, *index: Datum) -> Datum:
         """Return the updated destination, which is changed in place under ``mutate``."""
         target: Tensor = destination if self.mutate else destination.clone()
+        if node.is_op("scatter"):
+            return target.scatter_(node.attributes["dim"], index[0].to(torch.int64), value)
         if index:
             return target.index_copy_(node.attributes["dim"], index[0].to(torch.int64), value)
         return target.copy_(value)

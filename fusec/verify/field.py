@@ -200,6 +200,19 @@ class FieldMachine(Machine):
             return x.map(lambda r, p: modular.product(r, dims, p))
         return _extreme(node.op.name, x, dims)
 
+    def scan(self, node: Node, x: Any) -> Any:
+        """Sums or products of residues."""
+        if not isinstance(x, FieldTensor):
+            return super().scan(node, x)
+        d = node.attributes["dim"]
+        if node.is_op("cumsum"):
+            return x.map(lambda r, p: r.cumsum(d) % p)
+        return x.map(lambda r, p: modular.products(r, d, p))
+
+    def argsort(self, node: Node, x: Any) -> Any:
+        """The order of representatives."""
+        return super().argsort(node, x.top if isinstance(x, FieldTensor) else x)
+
     def pointwise(self, node: Node, operands: list[Any], result: TensorType) -> Any:
         """Floats by the table below, integers as torch has them."""
         name = node.op.name

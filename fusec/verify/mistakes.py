@@ -16,7 +16,7 @@ Write: TypeAlias = "Callable[[Graph, list[Value]], Value]"
 _SIBLINGS = (
     ("add", "sub", "mul", "div", "maximum", "minimum"), ("exp", "exp2", "tanh", "sigmoid", "erf", "sin"),
     ("sqrt", "rsqrt", "reciprocal", "abs", "neg"), ("lt", "le", "gt", "ge", "eq", "ne"), ("and", "or", "xor"),
-    ("sum", "max", "min", "prod"),
+    ("sum", "max", "min", "prod"), ("cumsum", "cumprod"),
 )  # fmt: skip
 """Operations that are easily confused."""
 
@@ -93,6 +93,8 @@ def _other_attributes(node: Node) -> Iterator[tuple[str, Write]]:
         for d in range(-len(node.operands[0].shape), 0):
             if (d,) != at["dims"]:
                 yield f"along {d}", _again(node, dims=(d,))
+    elif node.is_op("argsort"):
+        yield "in reverse", _again(node, descending=not at["descending"])
     elif node.is_op("slice"):
         for by in (1, -1):
             if isinstance(at["start"], int) and 0 <= at["start"] + by and _within(node, at["stop"] + by):

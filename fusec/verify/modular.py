@@ -51,6 +51,14 @@ def product(x: Tensor, dims: tuple[int, ...], p: int) -> Tensor:
     return x
 
 
+def products(x: Tensor, dim: int, p: int) -> Tensor:
+    """Return the product of each element and those before it along a dim."""
+    parts = list(x.unbind(dim))
+    for i in range(1, len(parts)):
+        parts[i] = parts[i - 1] * parts[i] % p
+    return torch.stack(parts, dim) if parts else x
+
+
 def bilinear(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, p: int) -> Tensor:
     """Return sums of products of two operands (einsum, convolution), computed in two limbs of the first."""
     high = function(a >> _SMALL, b) % p

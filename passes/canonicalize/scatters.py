@@ -2,31 +2,34 @@
 
 from functools import reduce
 
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.types import same_shape
 from fusec.loops.intervals import interval
+from fusec.passes.canonicalize.numbers import number_throughout
 from fusec.rewriting.driver import simplifies
 
 _MOST_PLACES = 8
 """The most places that every element is compared with."""
 
 
-@simplifies("opaque", conditional=True)
+@simplifies("scatter", conditional=True)
 def scattered_number(graph: Graph, node: Node) -> Value | None:
     """A scatter of a number along the last dim, to places that are in range, is a choice for each element."""
-    if node.attributes["target"] != "aten.scatter.value" or node.attributes["kwargs"] or len(node.operands) != 2:
+    (destination, value, places), dim = node.operands, node.attributes["dim"]
+    copy, number = destination.producer, number_throughout(value)
+    if copy is None or not copy.is_op("full", "write") or number is None or storage(destination).producer is None:
         return None
-    (x, places), (_, dim, _, number) = node.operands, node.attributes["args"]
-    lead, (n, count) = x.shape[:-1], (x.shape[-1], places.shape[-1])
+    if any(node.result in user.written for user in node.result.users):
+        return None
+    x = copy.operands[1] if copy.is_op("write") else graph.constant(copy.attributes["value"], value.dtype, "cpu")
+    lead, (n, count) = destination.shape[:-1], (destination.shape[-1], places.shape[-1])
     values = interval(places)
-    if dim not in (-1, x.tensor.rank - 1) or not same_shape(places.shape[:-1], lead):
+    if dim != -1 or "dim" in copy.attributes or not same_shape(places.shape[:-1], lead):
         return None
     if not (isinstance(n, int) and isinstance(count, int) and 0 < count <= _MOST_PLACES):
         return None
     if values is None or values[0] < 0 or values[1] >= n:
         return None  # ATen reports a place out of range
-    if not isinstance(number, int | float) or (isinstance(number, float) and not x.dtype.is_float):
-        return None
     positions = graph.add_node("iota", [], {"size": n, "dtype": places.dtype, "device": x.tensor.device}).result
 
     def is_place(i: int) -> Value:

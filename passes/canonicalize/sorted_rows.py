@@ -5,6 +5,7 @@ groups them by itself.
 """
 
 from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
 from fusec.ir.types import I32, I64, same_size
 from fusec.loops.casts import uncast_value
 from fusec.loops.intervals import interval
@@ -56,16 +57,18 @@ def _line(value: Value, dim: int) -> Value | None:
 def _histogrammed(ends: Value) -> Value | None:
     """Return the sorted numbers of groups, none of them negative, that have these ends."""
     sums = ends.producer
-    if sums is None or not _calls(sums, "aten.cumsum.default") or sums.attributes["args"][1] not in (0, -1):
+    if sums is None or not sums.is_op("cumsum") or ends.tensor.rank != 1:
         return None
     if ends.dtype not in (I32, I64):  # others do not hold the number of all rows
         return None
     bins = sums.operands[0].producer
+    if bins is not None and bins.is_op("cast"):
+        bins = bins.operands[0].producer
     if bins is None or not _calls(bins, "aten.histc.default") or bins.result.tensor.rank != 1:
         return None
     (count,) = bins.result.shape
     groups = uncast_value(bins.operands[0])
-    sort = _sort_of(groups, 0)
+    sort = _sorting(groups)
     values = interval(sort.operands[0]) if sort else None
     whole = bins.attributes["args"][1:] == (count, 0, count - 1) and count > 1  # a range of one number is not a range
     return groups if whole and values is not None and values[0] >= 0 else None
@@ -104,32 +107,35 @@ def restored_order(graph: Graph, node: Node) -> Value | None:
 def _sort_inverted_by(indices: Value) -> Node | None:
     """Return the sort whose permutation some indices invert: permutation[i] holds i."""
     write = indices.producer
-    if write is None or not write.is_op("write") or write.attributes.get("dim") != -1 or indices.tensor.rank != 1:
+    if write is None or not write.has(Trait.WRITE) or "dim" not in write.attributes or indices.tensor.rank != 1:
         return None
     _, values, positions = write.operands
-    count, sort = values.producer, _sort_of(positions, 1)
+    count, sort = values.producer, _sort_of(positions)
     complete = count is not None and count.is_op("iota") and same_size(indices.shape[0], positions.shape[0])
     return sort if complete else None
 
 
 def _before_sorting(graph: Graph, sort: Node, value: Value) -> Value | None:
-    """Return a result of a sort with row i from row i: what was sorted, or where it came from."""
-    (x,) = sort.operands
+    """Return where row i of a sort came from with row i itself: i."""
     if value.producer is not sort:
         return None
-    if value is sort.results[0]:
-        return x
-    attributes = {"size": x.shape[0], "dtype": value.dtype, "device": x.tensor.device}
+    attributes = {"size": value.shape[0], "dtype": value.dtype, "device": value.tensor.device}
     return graph.add_node("iota", [], attributes).result
 
 
-def _sort_of(value: Value, result: int) -> Node | None:
-    """Return the sort of one dim, smallest first, that has a value as its result of that number."""
+def _sorting(value: Value) -> Node | None:
+    """Return the sort that a value holds the elements of."""
     node = value.producer
-    if node is None or not _calls(node, "aten.sort.default"):
+    sort = _sort_of(node.operands[1]) if node is not None and node.has(Trait.LOOKUP) else None
+    return sort if sort is not None and node is not None and node.operands[0] is sort.operands[0] else None
+
+
+def _sort_of(order: Value) -> Node | None:
+    """Return the sort of one dim, smallest first, that a value is the whole order of."""
+    node = order.producer
+    if node is None or not node.is_op("argsort") or order.tensor.rank != 1 or node.attributes["descending"]:
         return None
-    ascending = node.attributes["args"] == (node.attributes["args"][0],) and not node.attributes["kwargs"]
-    return node if ascending and node.results[result] is value and value.tensor.rank == 1 else None
+    return node if same_size(order.shape[0], node.operands[0].shape[0]) else None
 
 
 def _calls(node: Node, target: str) -> bool:

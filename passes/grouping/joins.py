@@ -26,6 +26,7 @@ from fusec.refusal import Refusal
 
 _MAX_NODES = 160
 _ARITHMETIC = Trait.POINTWISE | Trait.REDUCTION
+_ORDERED = Trait.SCAN | Trait.SORT
 _INLINED = Trait.VIEW | Trait.SOURCE
 _CYCLE = Refusal("another kernel reads the one and is read by the other")
 TINY = 64
@@ -129,7 +130,7 @@ class Grouping:
         """Make a kernel region of each group; leave remarks for what was not fused."""
         nodes = self.graph.nodes
         self._remark_unfused(nodes)
-        for node in [n for n, group in self.partition.group_of.items() if len(group) == 1 and n.has(Trait.WRITE)]:
+        for node in [n for n, group in self.partition.group_of.items() if len(group) == 1 and n.is_op("write")]:
             del self.partition.group_of[node]  # ATen copies
         make_kernels(self.graph, self.partition, self.candidates, self.labels, self.context)
 
@@ -166,7 +167,7 @@ class Grouping:
             return not self.candidates.refusal({node}) or self._materialize_views(node)
         if node.has(Trait.WRITE):
             return True
-        if node.has(Trait.LOOKUP):
+        if node.has(Trait.LOOKUP | _ORDERED):
             return not self.candidates.refusal({node})
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._is_copied(node)
@@ -226,7 +227,7 @@ class Grouping:
         )
 
     def _is_arithmetic(self, node: Node) -> bool:
-        return node.has(_ARITHMETIC | Trait.LOOKUP) or node.is_op("concat") or node in self.matmuls
+        return node.has(_ARITHMETIC | Trait.LOOKUP | _ORDERED) or node.is_op("concat") or node in self.matmuls
 
     # Fusion.
 

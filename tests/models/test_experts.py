@@ -50,7 +50,7 @@ def test_experts_are_two_grouped_products(family: str) -> None:
     made = compiled(family, "grouped_mm", 7)
     assert sum("grouped_linear" in label for label in labels(made)) == 2
     opaque = {n.attributes["target"] for n in made.graph.nodes if n.is_op("opaque")}
-    assert opaque <= {"aten.cumsum.default"}, "of positions"
+    assert not opaque
 
 
 def test_a_batch_of_matrices_compiles_to_the_same_kernels() -> None:

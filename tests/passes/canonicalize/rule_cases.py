@@ -4,10 +4,8 @@ from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 
 SORTED = (
-    '%v: f32[5, 1], %where: i64[5, 1] = opaque(%x) {target="aten.topk.default", args=($0, 1), kwargs=(), '
-    "operand_types=(f32[5, 3],)}\n%ids: i64[5] = reshape(%where) {shape=(5,)}\n"
-    '%s: i64[5], %at: i64[5] = opaque(%ids) {target="aten.sort.default", args=($0,), kwargs=(), '
-    "operand_types=(i64[5],)}\n"
+    "%where: i64[5, 1] = argsort(%x) {descending=true, count=1}\n%ids: i64[5] = reshape(%where) {shape=(5,)}\n"
+    "%at: i64[5] = argsort(%ids) {descending=false, count=5}\n%s: i64[5] = take(%ids, %at) {dim=-1}\n"
 )
 """The column of the largest element of each row, sorted."""
 
@@ -335,12 +333,11 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         f"{SORTED}%f: f32[5] = cast(%s) {{dtype=f32}}\n"
         '%h: f32[3] = opaque(%f) {target="aten.histc.default", args=($0, 3, 0, 2), kwargs=(), '
         "operand_types=(f32[5],)}\n"
-        '%e: i64[3] = opaque(%h) {target="aten.cumsum.default", args=($0, 0), '
-        'kwargs=(("dtype", ("torch", "int64")),), operand_types=(f32[3],)}\n'
+        "%d: i64[3] = cast(%h) {dtype=i64}\n%e: i64[3] = cumsum(%d) {dim=-1}\n"
         '%n: i64[5] = iota() {size=5, dtype=i64, device="cpu"}\n%p: i64[5, 1] = reshape(%n) {shape=(5, 1)}\n'
         "%l: bool[5, 3] = le(%e, %p)\n%c: i64[5, 3] = cast(%l) {dtype=i64}\n%t: i64[5, 1] = sum(%c) {dims=(-1,)}\n"
         "%g: f32[5, 1] = cast(%t) {dtype=f32}\n%r: f32[5, 3] = add(%x, %g)",
-        ["opaque", "reshape", "opaque", "cast", "reshape", "add"],
+        ["argsort", "reshape", "argsort", "take", "cast", "reshape", "add"],
     ),
     "counted-rows": (
         "%x: f32[3, 4]",
@@ -362,28 +359,25 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         f"{SORTED}%f: f32[5] = cast(%s) {{dtype=f32}}\n"
         '%h: f32[3] = opaque(%f) {target="aten.histc.default", args=($0, 3, 0, 2), kwargs=(), '
         "operand_types=(f32[5],)}\n"
-        '%e: i32[3] = opaque(%h) {target="aten.cumsum.default", args=($0, 0), '
-        'kwargs=(("dtype", ("torch", "int32")),), operand_types=(f32[3],)}\n'
+        "%d: i32[3] = cast(%h) {dtype=i32}\n%e: i32[3] = cumsum(%d) {dim=-1}\n"
         '%r: f32[5, 4] = opaque(%y, %w, %e) {target="aten._grouped_mm.default", args=($0, $1, $2), kwargs=(), '
         "operand_types=(f32[5, 4], f32[3, 4, 4], i32[3])}",
-        ["opaque", "reshape", "opaque", "take", "reshape", "permute", "mul", "sum", "reshape"],
+        ["argsort", "reshape", "argsort", "take", "take", "reshape", "permute", "mul", "sum", "reshape"],
     ),
     "looked-up-rows": (
         "%x: f32[2, 3], %w: i8[3, 4], %s: f32[3, 1]",
-        '%v: f32[2, 1], %at: i64[2, 1] = opaque(%x) {target="aten.topk.default", args=($0, 1), kwargs=(), '
-        "operand_types=(f32[2, 3],)}\n"
+        "%at: i64[2, 1] = argsort(%x) {descending=true, count=1}\n"
         "%f: f32[3, 4] = cast(%w) {dtype=f32}\n%t: f32[3, 4] = mul(%f, %s)\n"
         "%r: f32[2, 1, 4] = take(%t, %at) {dim=-2}",
-        ["opaque", "reshape", "take", "cast", "take", "mul", "reshape"],
+        ["argsort", "reshape", "take", "cast", "take", "mul", "reshape"],
     ),
     # Scatters.
     "scattered-number": (
         "%x: f32[5, 3]",
-        '%v: f32[5, 2], %at: i64[5, 2] = opaque(%x) {target="aten.topk.default", args=($0, 2), kwargs=(), '
-        "operand_types=(f32[5, 3],)}\n"
-        '%r: f32[5, 3] = opaque(%x, %at) {target="aten.scatter.value", args=($0, -1, $1, 7.0), kwargs=(), '
-        "operand_types=(f32[5, 3], i64[5, 2])}",
-        ["opaque", "iota", "slice", "eq", "slice", "eq", "or", "where"],
+        "%at: i64[5, 2] = argsort(%x) {descending=true, count=2}\n"
+        '%z: f32[5, 3] = full() {value=0.0, shape=(5, 3), dtype=f32, device="cpu"}\n%w: f32[5, 3] = write(%z, %x)\n'
+        "%n: f32[5, 2] = expand(7.0:f32) {shape=(5, 2)}\n%r: f32[5, 3] = scatter(%w, %n, %at) {dim=-1}",
+        ["argsort", "iota", "slice", "eq", "slice", "eq", "or", "where"],
     ),
 }
 """Inputs, body with the result %r, and the operations that are left."""

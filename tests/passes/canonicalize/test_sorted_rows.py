@@ -116,7 +116,7 @@ OTHER_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "only one operand is sorted": lambda x: reordered(x, lambda y, x, _: y * x),
     "rows are told apart by position": lambda x: reordered(x, lambda y, *_: y * torch.arange(8)[:, None]),
     "rows see their neighbours": lambda x: reordered(x, lambda y, *_: y + y.roll(1, 0)),
-    "rows see all of them": lambda x: reordered(x, lambda y, *_: y[:, None] * y[None]),
+    "rows see all of them": lambda x: reordered(x, lambda y, *_: y @ y.T),
     "rows are reversed": lambda x: reordered(x, lambda y, *_: y.flip(0)),
     "another order in between": lambda x: reordered(x, lambda y, x, p: y[torch.sort(x[:, 1])[1]]),
     "rows twice": lambda x: reordered(x, lambda y, *_: torch.cat([y, y])),
@@ -129,6 +129,10 @@ OTHER_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("why", OTHER_ORDERS)
 def test_other_orders_are_left(why: str) -> None:
     assert not applied(OTHER_ORDERS[why], rows(8))
+
+
+def test_each_row_and_all_rows_in_another_order_are_told_apart() -> None:
+    assert "restored-order" in applied(lambda x: reordered(x, lambda y, *_: y[:, None] * y[None]), rows(8))
 
 
 OTHER_LOOKUPS: dict[str, Callable[[Tensor], Tensor]] = {

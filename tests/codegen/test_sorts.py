@@ -1,0 +1,223 @@
+"""Scans, sorts and scatters on CPUs: eager's results in one kernel, with NaN, zeros of both signs, ties and repeats."""
+
+from collections.abc import Callable
+from math import inf, nan
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusec.compiler import compile_graph
+from fusec.config import Config
+from fusec.frontend import trace
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+SPECIAL = torch.tensor([
+    [-inf, -0.0, nan, 0.0, inf, 1e-40, -1e-40], [nan, nan, 1.0, -inf, -inf, nan, inf],
+    [0.0, -0.0, 0.0, -0.0, 0.0, -0.0, 0.0], [-inf] * 7, [3.0, 2.0, 3.0, 1.0, 2.0, 1.0, 3.0],
+])  # fmt: skip
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def run(function: Callable[..., Any], *inputs: Tensor, symbolic: bool = False) -> tuple[list[Tensor], list[str]]:
+    """Run a function as a program without fallbacks; return its results and the kinds of its steps."""
+    made = compile_graph(trace(function, list(inputs), symbolic=symbolic), Config(strict=True)).program
+    return made([x.clone() for x in inputs]), [step.kind for step in made.steps]
+
+
+def in_one_kernel(function: Callable[..., Any], *inputs: Tensor, symbolic: bool = False) -> list[Tensor]:
+    found, steps = run(function, *inputs, symbolic=symbolic)
+    assert steps == ["kernel"]
+    return found
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    """Return whether two tensors are equal, NaN included."""
+    close = found.dtype == expected.dtype and found.shape == expected.shape
+    return close and bool(((found == expected) | ((found != found) & (expected != expected))).all())
+
+
+# Sorts.
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("n", [1, 7, 33, 300, 2049, 20_000])
+def test_rows_of_any_length_are_sorted_and_equal_elements_keep_their_order(n: int, descending: bool) -> None:
+    x = (3 * torch.randn(3, n, generator=generator())).round(decimals=1 if n < 3000 else 3)
+    found = in_one_kernel(lambda x: torch.sort(x, stable=True, descending=descending), x)
+    for a, b in zip(found, torch.sort(x, stable=True, descending=descending), strict=True):
+        assert same(a, b)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
+@pytest.mark.parametrize("descending", [False, True])
+def test_all_dtypes_are_sorted(descending: bool, dtype: torch.dtype) -> None:
+    x = torch.randint(-30, 30, (4, 90), generator=generator()).to(dtype)
+    found, _ = run(lambda x: torch.sort(x, stable=True, descending=descending), x)
+    for a, b in zip(found, torch.sort(x, stable=True, descending=descending), strict=True):
+        assert same(a, b)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("descending", [False, True])
+def test_nan_is_the_largest_and_zeros_are_equal(descending: bool, dtype: torch.dtype) -> None:
+    x = SPECIAL.to(dtype)
+    for rows in (x, x.repeat(1, 9)):
+        values, places = in_one_kernel(lambda x: torch.sort(x, stable=True, descending=descending), rows)
+        expected = torch.sort(rows, stable=True, descending=descending)
+        assert same(values, expected.values) and torch.equal(places, expected.indices)
+        zeros = values == 0
+        assert torch.equal(values[zeros].signbit(), expected.values[zeros].signbit()), "zeros keep their signs"
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8], ids=str)
+def test_the_ends_of_integers_are_in_order(dtype: torch.dtype) -> None:
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.tensor([[low, high, 0, -1, low + 1, high - 1, 1]]).to(dtype)
+    assert torch.equal(run(lambda x: torch.sort(x)[0], x)[0][0], x.sort()[0])
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(("n", "count"), [(50, 9), (50, 50), (3000, 1), (3000, 60), (3000, 700), (40_000, 2000)])
+def test_the_first_of_many_elements(n: int, count: int, largest: bool) -> None:
+    x = (3 * torch.randn(2, n, generator=generator())).round(decimals=2)
+    values, places = in_one_kernel(lambda x: torch.topk(x, count, largest=largest), x)
+    expected = torch.sort(x, stable=True, descending=largest)
+    assert same(values, expected.values[:, :count]) and torch.equal(places, expected.indices[:, :count])
+
+
+@pytest.mark.parametrize("worst", ["ascending", "equal", "masked"])
+def test_rows_for_which_a_sample_tells_nothing(worst: str) -> None:
+    n = 30_000
+    x = torch.arange(n).float()[None] if worst == "ascending" else torch.full((1, n), -inf)
+    if worst == "masked":
+        x[0, 1::1000] = torch.randn(30, generator=generator())
+    for function in (lambda x: torch.topk(x, 40), lambda x: torch.topk(x, 40, largest=False)):
+        values, places = in_one_kernel(function, x)
+        assert same(values, function(x).values) and same(x.gather(-1, places), values)
+        assert len(set(places[0].tolist())) == 40
+
+
+def test_other_dims_and_views_are_sorted() -> None:
+    x = torch.randn(6, 5, 4, generator=generator())
+    for function in (
+        lambda x: torch.sort(x, 0), lambda x: torch.sort(x.mT, 1), lambda x: torch.topk(x, 2, 1),
+        lambda x: torch.argsort(x[..., 1:], stable=True), lambda x: torch.sort(x[0, 0]), lambda x: torch.sort(x[:, :0]),
+    ):  # fmt: skip
+        expected = function(x)
+        expected = (expected,) if isinstance(expected, Tensor) else expected
+        for a, b in zip(run(function, x)[0], expected, strict=True):
+            assert same(a, b)
+
+
+def test_what_is_sorted_is_computed_and_what_is_read_of_it_too_in_one_kernel() -> None:
+    def nucleus(x: Tensor) -> Tensor:
+        values, order = torch.sort(x / 0.7)
+        hidden = values.softmax(-1).cumsum(-1) <= 0.2
+        return (x / 0.7).masked_fill(hidden.scatter(1, order, hidden), -inf)
+
+    x = torch.randn(3, 500, generator=generator())
+    found, steps = run(nucleus, x)
+    assert same(found[0], nucleus(x)) and steps.count("kernel") <= 2 and not {"opaque", "interpreted"} & set(steps)
+
+
+def test_half_types_are_sorted_as_they_are_rounded() -> None:
+    """Neighbours that are equal once rounded keep their order."""
+    x = (1 + torch.arange(200)[None] * 1e-4).bfloat16()
+    (found,) = in_one_kernel(lambda x: torch.argsort(x * 1.01, stable=True, descending=True), x)
+    assert torch.equal(found, torch.argsort(x * 1.01, stable=True, descending=True))
+
+
+@pytest.mark.parametrize("n", [5, 40, 3000])
+def test_lengths_that_are_known_only_at_run_time(n: int) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return *torch.sort(x, stable=True), x.cumsum(-1), torch.argsort(x, stable=True, descending=True)
+
+    made = compile_graph(trace(function, [torch.randn(4, 11)]), Config(strict=True)).program
+    x = torch.randn(3, n, generator=generator())
+    for a, b in zip(made([x]), function(x), strict=True):
+        assert torch.allclose(a.double(), b.double(), atol=1e-5)
+
+
+# Scans.
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
+def test_running_sums_and_products(scan: Callable[..., Tensor], dim: int, dtype: torch.dtype) -> None:
+    x = (torch.rand(5, 37, 9, generator=generator()) * 2).to(dtype)
+    (found,) = in_one_kernel(lambda x: scan(x, dim), x)
+    assert torch.equal(found, scan(x, dim))
+
+
+def test_integers_and_booleans_are_counted_in_64_bits() -> None:
+    x = torch.randint(0, 2, (3, 300), generator=generator())
+    for dtype in (torch.bool, torch.uint8, torch.int32):
+        (found,) = in_one_kernel(lambda x: x.cumsum(-1), x.to(dtype))
+        assert torch.equal(found, x.cumsum(-1))
+    (found,) = in_one_kernel(lambda x: x.cumsum(-1, dtype=torch.float32), x)
+    assert torch.equal(found, x.cumsum(-1, dtype=torch.float32))
+
+
+def test_long_rows_are_summed_in_float64_as_eager_does() -> None:
+    x = torch.rand(2, 70_000, generator=generator())
+    (found,) = in_one_kernel(lambda x: x.cumsum(-1), x)
+    assert torch.equal(found, x.cumsum(-1))
+
+
+def test_scans_beside_reductions_and_of_constants() -> None:
+    x = torch.randn(4, 100, generator=generator())
+    for function in (
+        lambda x: (x.softmax(-1).cumsum(-1) < 0.5).sum(-1), lambda x: x.exp().cumsum(-1) / x.exp().sum(-1, True),
+        lambda x: torch.ones_like(x).cumsum(-1) + x, lambda x: x.cumsum(-1).cumsum(-1), lambda x: x[:, :1].cumsum(-1),
+        lambda x: x.cumsum(-1)[:, :60], lambda x: x.cumsum(-1)[:, 40:], lambda x: x.mT.cumsum(-1),
+        lambda x: x.cumsum(-1) + x.cumsum(0), lambda x: x.cumsum(-1).mean(),
+    ):  # fmt: skip
+        (found,), steps = run(function, x)
+        torch.testing.assert_close(found, function(x), rtol=1e-5, atol=1e-5)
+        assert set(steps) == {"kernel"}
+
+
+# Scatters.
+
+
+def test_elements_are_scattered() -> None:
+    x, index = torch.randn(4, 30, generator=generator()), torch.randint(0, 30, (4, 12), generator=generator())
+    for function in (
+        lambda x, i: torch.zeros_like(x).scatter(1, i, 2.5), lambda x, i: x.scatter(1, i[:2], x[:2] * 2),
+        lambda x, i: x.scatter(0, i % 4, x), lambda x, i: torch.ones(4, 31, dtype=torch.bool).scatter(1, i, False),
+        lambda x, i: x.scatter(1, i, x.gather(1, i) * 3).scatter(1, i + 0, 1.0),
+        lambda x, i: x[0].scatter(0, i[0], x[1]),
+    ):  # fmt: skip
+        (found,), steps = run(function, x, index)
+        assert torch.equal(found, function(x, index)) and not {"opaque", "interpreted"} & set(steps)
+
+
+def test_the_last_of_several_elements_for_one_place_is_kept() -> None:
+    x, index = torch.randn(3, 4000, generator=generator()), torch.randint(0, 5, (3, 4000), generator=generator())
+    (found,), _ = run(lambda x, i: torch.zeros(3, 5).scatter(1, i, x), x, index)
+    for row in range(3):
+        for place in range(5):
+            assert found[row, place] == x[row][index[row] == place][-1]
+
+
+@pytest.mark.parametrize("place", [-1, 30])
+def test_a_place_out_of_range_is_reported_before_anything_is_stored(place: int) -> None:
+    compiled = torch.compile(lambda x, i: x.scatter_(1, i, 1.0), backend="fusec")
+    x, index = torch.zeros(4, 30), torch.randint(0, 30, (4, 12), generator=generator())
+    index[2, 5] = place
+    with pytest.raises(RuntimeError):
+        compiled(x, index)
+    assert not x.any()
+
+
+def test_a_permutation_is_inverted_without_a_copy() -> None:
+    x = torch.randn(3, 64, generator=generator())
+    found, steps = run(lambda x: x.scatter(1, torch.argsort(x), torch.sort(x).values), x)
+    assert torch.equal(found[0], x) and steps.count("kernel") == 1
