@@ -1,4 +1,4 @@
-"""How fast are the parts of a server's step: mixtures of experts, and the choice of the next token?
+"""How fast are the parts of a server's step: mixtures of experts, samplers, and the choice of the next token?
 
 ``python -m bench.serving``
 
@@ -16,6 +16,12 @@ import torch
 import transformers
 from rich.table import Table
 from torch import Tensor, nn
+from transformers.generation.logits_process import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
@@ -28,7 +34,7 @@ from fusec.models.weights import redraw
 SPELLINGS = ("grouped_mm", "batched_mm")
 """Of experts, in transformers."""
 VOCABULARY = 128_256
-REQUIRED = {"decode": 2.0, "prompt": 1.2, "greedy": 1 / 1.05}
+REQUIRED = {"decode": 2.0, "prompt": 1.2, "greedy": 1 / 1.05, "sampler": 3.0}
 """The fastest other library's time over fusec's; of the greedy choice, that of the projection alone."""
 Call = Callable[[], object]
 
@@ -84,6 +90,7 @@ def _questions(options: argparse.Namespace) -> Iterator[Question]:
                 yield Question(f"{name}, {dtype}, {rows} rows", kind, _experts(block, config, x.to(to)))
     for rows in (1, 8):
         yield Question(f"greedy choice, bfloat16, {rows} rows", "greedy", _greedy(rows, 2 * hidden, options.seed))
+        yield Question(f"sampler, {rows} rows", "sampler", _sampler(rows, options.seed))
 
 
 def _experts(block: Callable[[Any], nn.Module], config: Any, x: Tensor) -> dict[str, Call]:
@@ -114,6 +121,25 @@ def _greedy(rows: int, width: int, seed: int) -> dict[str, Call]:
     compiled = partial(torch.compile, backend=OURS, dynamic=False)
     alone = compiled(partial(nn.functional.linear, weight=weight))
     return {"projection": partial(alone, x), OURS: partial(compiled(choose), x), BASELINE: partial(choose, x)}
+
+
+def _sampler(rows: int, seed: int) -> dict[str, Call]:
+    """Penalty, temperature, top-k, top-p and draw, on logits of as many rows."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCABULARY, (rows, 256), generator=generator)
+    logits = 3 * torch.randn(rows, VOCABULARY, generator=generator)
+    processors = (
+        RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.7),
+        TopKLogitsWarper(50), TopPLogitsWarper(0.9),
+    )  # fmt: skip
+
+    def draw(ids: Tensor, scores: Tensor) -> Tensor:
+        for process in processors:
+            scores = process(ids, scores)
+        return torch.multinomial(scores.softmax(-1), 1)
+
+    compiled = {name: torch.compile(draw, backend=name, dynamic=False) for name in ("inductor", OURS)}
+    return {name: partial(run, ids, logits) for name, run in ({BASELINE: draw} | compiled).items()}
 
 
 def _result(question: Question, measurement: Measurement) -> dict[str, Any]:

@@ -473,24 +473,45 @@ template <class E> FN void store(E* p, E x) { *p = x; }
 FN void store(bf16* p, float x) { p->bits = narrow(Vec<float, 4>(x), bf16{}).v[0]; }
 FN void store(f16* p, float x) { p->bits = narrow(Vec<float, 4>(x), f16{}).v[0]; }
 
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" {
+void __asan_poison_memory_region(const volatile void*, __SIZE_TYPE__);
+void __asan_unpoison_memory_region(const volatile void*, __SIZE_TYPE__);
+}
+constexpr int64_t GAP = 64;  // between the parts of a block, where accesses are reported
+#else
+constexpr int64_t GAP = 0;
+#endif
+
 // Memory private to a thread, for scratch too large for the stack. A kernel has one block: glibc returns several that
 // are freed together to the system, and every launch would wait for pages.
 class Scratch {
+  const int64_t bytes;
   void* const block;
   __UINTPTR_TYPE__ next;
 
  public:
-  template <class E> static int64_t room(int64_t count) { return (count * int64_t(sizeof(E)) + 63) & ~int64_t(63); }
+  template <class E> static int64_t room(int64_t count) {
+    return ((count * int64_t(sizeof(E)) + 63) & ~int64_t(63)) + GAP;
+  }
 
-  explicit Scratch(int64_t bytes) : block(malloc(uint64_t(bytes) + 64)) {
+  explicit Scratch(int64_t bytes) : bytes(bytes), block(malloc(uint64_t(bytes) + 64)) {
     next = ((__UINTPTR_TYPE__)block + 63) & ~(__UINTPTR_TYPE__)63;
   }
-  ~Scratch() { free(block); }
+  ~Scratch() {
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(block, bytes + 64);
+#endif
+    free(block);
+  }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   template <class E> E* take(int64_t count) {
     E* const data = (E*)next;
     next += room<E>(count);
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(data + count, next - (__UINTPTR_TYPE__)(data + count));
+#endif
     return data;
   }
 };

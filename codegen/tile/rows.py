@@ -78,6 +78,7 @@ class Rows:
         self.sorted: dict[tuple[Node, tuple[Affine, ...]], tuple[Buffer, Buffer]] = {}
         """The order of sorted rows, and their elements."""
         self.workspaces: dict[tuple[str, DType, Size], Buffer] = {}
+        """Memory that sorts use while they run, by purpose and type."""
         self.in_columns = False
         """Column reduction: vectorized over a kept axis, with the reductions inside."""
 
@@ -177,7 +178,7 @@ class Rows:
         phases: list[_Phase] = []
         for bound, level in reduction_levels(self.shape.reductions):
             # Move all segments of an output together or none: otherwise values that they share would be computed twice.
-            ready = [o for o in pending if o.root.depth < level[0].depth and o.axes - rows == frozenset(bound)]
+            ready = [o for o in pending if _depth(o) < level[0].depth and o.axes - rows == frozenset(bound)]
             pending = [o for o in pending if o not in ready]
             phases.append((bound, level, ready))
         return [*phases, ((), [], pending)]
@@ -370,6 +371,11 @@ class Rows:
             return self.tiling.lanes
         limit = self.tiling.longest_row if self.shape.kind == "row" else self.tiling.lanes
         return min(1 << (axis.size - 1).bit_length(), limit)
+
+
+def _depth(output: Output) -> int:
+    """Return the depth of what an output stores and of where it stores it."""
+    return max(output.root.depth, output.dynamic_index.value.depth if output.dynamic_index is not None else 0)
 
 
 def _read_in_several(phases: Iterable[_Phase], varies: Callable[[IndexedExpr], bool]) -> list[IndexedExpr]:

@@ -13,6 +13,8 @@ from fusec.codegen.tile.kernel import (
     Definition,
     Dot,
     DotTiles,
+    Scan,
+    Sort,
     Statement,
     TableLookup,
 )
@@ -35,14 +37,14 @@ def test_fields_have_roles(statement: type[Statement]) -> None:
     held = {name for name, type in types.items() if any(word in type for word in wanted)} - NO_OPERANDS
     # Sizes are numbers or expressions of symbols: neither loops nor lengths decide which lane is meant. Steps are
     # offsets along the statement's own loop.
-    assert held - {"start", "stop", "step", "steps", "length", "rows", "columns", "depth"} <= roles
+    assert held - {"start", "stop", "step", "steps", "length", "rows", "columns", "depth", "count"} <= roles
 
 
 def test_printers_have_methods() -> None:
     every = set(STATEMENTS)
     cpp = registered(CppStatements, "straight") | registered(CppPrinter, "_statement")
     triton = registered(TritonStatements, "line") | registered(TritonPrinter, "_statement")
-    assert every - cpp == {Assign, DotTiles} and every - triton == {Dot, ComputedDot, TableLookup}
+    assert every - cpp == {Assign, DotTiles} and every - triton == {Dot, ComputedDot, TableLookup, Scan, Sort}
 
 
 def registered(printer: type, method: str) -> set[type]:

@@ -77,6 +77,8 @@ class Operator:
     def call(self, variant: str) -> Call:
         """The function that a variant calls."""
         found: Call = self.info.inplace_variant if variant == "inplace" else self.info.op
+        if self.name in _PLACES_OF_DIM:
+            found = elements_at_positions(found, _PLACES_OF_DIM[self.name])
         return embedded(found) if variant == "embedded" else found
 
 
@@ -91,6 +93,24 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
     return [items[i * (len(items) - 1) // max(count - 1, 1)] for i in range(count)]
+
+
+_PLACES_OF_DIM = {"sort": 0, "argsort": 0, "topk": 1}
+"""Operators that return positions, where the order of equal elements is free, and the place of their dim."""
+
+
+def elements_at_positions(call: Call, place: int) -> Call:
+    """The call with the elements at the positions that it returns in their place."""
+
+    def function(x: Any, *args: Any, **kwargs: Any) -> Any:
+        found = call(x, *args, **kwargs)
+        if not isinstance(x, Tensor) or x.ndim == 0:
+            return found
+        *values, positions = found if isinstance(found, tuple) else (found,)
+        dim = kwargs.get("dim", args[place] if len(args) > place else -1)
+        return *values, torch.take_along_dim(x, positions, dim)
+
+    return function
 
 
 def embedded(call: Call) -> Call:

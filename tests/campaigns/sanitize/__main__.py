@@ -30,7 +30,7 @@ TESTS = ("tests/codegen/test_lookups.py", "tests/codegen/test_dynamic_indices.py
          "tests/codegen/test_attention.py", "tests/codegen/test_windows.py", "tests/codegen/test_cpp_functions.py",
          "tests/codegen/test_byte_products.py", "tests/codegen/test_byte_groups.py",
          "tests/codegen/test_packed_keys.py", "tests/codegen/test_weight_prologues.py",
-         "tests/codegen/test_grouped_gemm.py", "tests/frontend/test_selections.py",
+         "tests/codegen/test_grouped_gemm.py", "tests/frontend/test_selections.py", "tests/codegen/test_sorts.py",
          "tests/quantization/test_cache.py",
          "tests/backend/test_values.py", "tests/backend/test_storage.py")  # fmt: skip
 
