@@ -27,12 +27,11 @@ class VisibleKeys:
 
     def range(self, block: int) -> tuple[Size, Size]:
         """Return the first key, rounded down to the start of a block, and the end."""
-        keys = self.parts.keys
-        bounds = visible_keys(self.parts.scores, keys, self.emitter.axis_symbol)
+        bounds = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
         starts = [self._extreme(bound, -1) for bound in bounds if not bound.upper]
         stops = [self._extreme(bound, 1) for bound in bounds if bound.upper]
         start = sympy.Max(0, *(sympy.floor(s / block) * block for s in starts if s is not None))
-        return start, sympy.Min(keys.size, *(s + 1 for s in stops if s is not None))
+        return start, sympy.Min(self.parts.key_count, *(s + 1 for s in stops if s is not None))
 
     def _extreme(self, limit: Bound, sign: int) -> sympy.Expr | None:
         """Return the least (-1) or greatest (1) value of a bound over the queries of one iteration, if known."""

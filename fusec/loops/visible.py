@@ -29,13 +29,13 @@ class Bound:
     """Integers that are known at run time before any score is, such as a loaded position."""
 
 
-def visible_keys(scores: IndexedExpr, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> list[Bound]:
+def visible_keys(scores: IndexedExpr, keys: tuple[Axis, ...], symbol: Callable[[Axis], sympy.Symbol]) -> list[Bound]:
     """Return proven bounds of the keys whose score is not -inf: of comparisons that select -inf where they fail."""
     bounds = (_bound(condition, hidden, keys, symbol) for condition, hidden in _hidden(scores))
     return [bound for bound in bounds if bound is not None]
 
 
-def loaded_masks(scores: IndexedExpr, keys: Axis) -> list[tuple[IndexedExpr, bool | float]]:
+def loaded_masks(scores: IndexedExpr, keys: tuple[Axis, ...]) -> list[tuple[IndexedExpr, bool | float]]:
     """Return masks that the scores load, each with the value at which the score is -inf.
 
     Comparisons that ``visible_keys`` makes bounds of are left out.
@@ -43,8 +43,8 @@ def loaded_masks(scores: IndexedExpr, keys: Axis) -> list[tuple[IndexedExpr, boo
     return [
         (item, hidden)
         for item, hidden in _hidden(scores)
-        if keys in item.axes
-        and any(part.kind == "load" for part in walk([item]))
+        if not item.axes.isdisjoint(keys)
+        and any(part.kind in ("load", "lookup") for part in walk([item]))
         and _is_known(item)
         and _bound(item, hidden, keys, _placeholder) is None
     ]
@@ -52,7 +52,7 @@ def loaded_masks(scores: IndexedExpr, keys: Axis) -> list[tuple[IndexedExpr, boo
 
 def _is_known(item: IndexedExpr) -> bool:
     """Return whether a value is arithmetic of loads, so that it is known before any score is."""
-    return all(part.kind in ("load", "constant", "index", "pointwise") for part in walk([item]))
+    return all(part.kind in ("load", "lookup", "constant", "index", "pointwise") for part in walk([item]))
 
 
 def _placeholder(axis: Axis) -> sympy.Symbol:
@@ -60,13 +60,13 @@ def _placeholder(axis: Axis) -> sympy.Symbol:
 
 
 def _bound(
-    condition: IndexedExpr, hidden: bool | float, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]
+    condition: IndexedExpr, hidden: bool | float, keys: tuple[Axis, ...], symbol: Callable[[Axis], sympy.Symbol]
 ) -> Bound | None:
     """Return the bound of the visible keys, given a condition that is ``hidden`` for hidden ones; None without one."""
     if condition.kind != "pointwise" or condition.node.op.name not in _LESS:
         return None
     integers = _Integers(keys, symbol)
-    slack, key = integers.slack(condition), symbol(keys)
+    slack, key = integers.slack(condition), integers.key
     if slack is not None and hidden:
         slack = sympy.expand(-slack - 1)
     slope = slack.coeff(key, 1) if slack is not None else 0
@@ -105,8 +105,10 @@ def _each(condition: IndexedExpr, hidden: bool) -> Iterator[tuple[IndexedExpr, b
 class _Integers:
     """Builds integer expressions over axes, sizes, and symbols for numbers known only at run time."""
 
-    def __init__(self, keys: Axis, symbol: Callable[[Axis], sympy.Symbol]) -> None:
+    def __init__(self, keys: tuple[Axis, ...], symbol: Callable[[Axis], sympy.Symbol]) -> None:
         self.keys, self.symbol = keys, symbol
+        self.key = sympy.Dummy("key", integer=True, nonnegative=True)
+        """The number of a key, over all axes."""
         self.numbers: dict[sympy.Symbol, IndexedExpr] = {}
 
     def slack(self, condition: IndexedExpr) -> sympy.Expr | None:
@@ -123,7 +125,7 @@ class _Integers:
         if item.dtype.kind != "int":
             return None
         out = self._computed(item)
-        if out is None and self.keys not in item.axes and _is_known(item):
+        if out is None and item.axes.isdisjoint(self.keys) and _is_known(item):
             out = sympy.Dummy(f"number{len(self.numbers)}", integer=True)
             self.numbers[out] = item
         return out
@@ -133,7 +135,7 @@ class _Integers:
             out: sympy.Expr = sympy.sympify(item.index[0].offset)
             for axis, coefficient in item.index[0].terms:
                 out = out + self.symbol(axis) * coefficient
-            return out
+            return self._over_keys(out)
         if item.kind == "constant":
             value: Size = item.node.attributes["value" if item.node.is_op("constant") else "expr"]
             return sympy.sympify(value)
@@ -147,3 +149,12 @@ class _Integers:
             return None
         first, *rest = parts
         return first - rest[0] if item.node.is_op("sub") else sum(rest, start=first)
+
+    def _over_keys(self, out: sympy.Expr) -> sympy.Expr | None:
+        """Return an expression with the number of a key in place of its axes; None where it is no function of that."""
+        *outer, inner = self.keys
+        rest, step = self.key, inner.size
+        for axis in reversed(outer):
+            rest, step = rest - self.symbol(axis) * step, step * axis.size
+        out = sympy.expand(out.subs(self.symbol(inner), rest))
+        return None if any(out.has(self.symbol(axis)) for axis in outer) else out

@@ -167,7 +167,7 @@ class Grouping:
         if node.has(Trait.WRITE):
             return True
         if node.has(Trait.LOOKUP):
-            return not self.candidates.refusal({node})
+            return not self.candidates.refusal({node}) or self._materialize_views(node)
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._is_copied(node)
         if node.has(Trait.CONTRACTION):

@@ -68,8 +68,8 @@ def bounds(mask: Mask, loaded: torch.dtype | None = None) -> list[Bound]:
     graph = trace(attention, [*inputs, torch.arange(QUERIES, dtype=loaded)], symbolic=False)
     normalize(graph)
     parts = find_attention(lower_to_loops(graph))
-    assert parts is not None and parts.keys.size == KEYS
-    names = {parts.keys: sympy.Symbol("j"), parts.queries[-1]: sympy.Symbol("i")}
+    assert parts is not None and parts.key_count == KEYS
+    names = {parts.keys[0]: sympy.Symbol("j"), parts.queries[-1]: sympy.Symbol("i")}
     return visible_keys(parts.scores, parts.keys, lambda axis: names.get(axis, sympy.Symbol("other")))
 
 

@@ -44,7 +44,8 @@ class _TiledAttention:
         self.softmax = OnlineSoftmax(emitter, attention, "exp_of_weight")
         self.dtype = self.softmax.dtype
         self.depth, self.columns = (emitter.joint(x.axes) for x in (attention.depth, attention.columns))
-        for axis in (*attention.batch, *attention.queries, self.columns, attention.keys, self.depth):
+        self.key_axis = emitter.joint(attention.keys)
+        for axis in (*attention.batch, *attention.queries, self.columns, self.key_axis, self.depth):
             emitter.axis_name(axis)
         self.rows, self.keys, self.splits = config.rows, config.depth, config.splits
         self.few = attention.rows <= FEW_QUERIES
@@ -80,7 +81,8 @@ class _TiledAttention:
                 self.largest, self.total, *self.sums = (
                     emitter.accumulator(op, self.dtype) for op in ("max", "sum", *["sum"] * parts.columns.segments)
                 )
-                with emitter.loop(parts.keys, "tile", self.keys, *self._own(*self._visible())):
+                blocks = emitter.loop(self.key_axis, "tile", self.keys, *self._own(*self._visible()))
+                with emitter.over(parts.keys), blocks:
                     seen = self._seen()
                     with emitter.when(seen) if seen else nullcontext():
                         self._block(query)
@@ -177,7 +179,7 @@ class _TiledAttention:
         self._assign(self.total, softmax.compute("add", before, self._folded("sum", weight)))
         for sums, value in zip(self.sums, parts.value, strict=True):
             self._assign(sums, softmax.rescaled(sums, factor))
-            self._dot(sums, weight, parts.keys, parts.weights, value)
+            self._dot(sums, weight, self.key_axis, parts.weights, value)
         self._assign(self.largest, largest)
 
     def _finish(self) -> None:
@@ -220,7 +222,7 @@ class _TiledAttention:
     def _folded(self, op: str, tile: Operand, dtype: DType | None = None, axis: Axis | None = None) -> str:
         """Reduce the lanes of a tile, by default along the keys and in the type of the sums."""
         assert isinstance(tile, str)
-        return self.emitter.fold(op, tile, dtype or self.dtype, axis or self.parts.keys)
+        return self.emitter.fold(op, tile, dtype or self.dtype, axis or self.key_axis)
 
     def _assign(self, acc: str, value: str) -> None:
         self.emitter.inner.append(Assign(acc, value))
