@@ -1,6 +1,7 @@
 """View and data-movement operations of ATen as reshape, permute, expand, slice, window and concat."""
 
 import sys
+from itertools import pairwise
 
 import sympy
 
@@ -112,7 +113,9 @@ def _index(low: Lowering, call: Call) -> Value:
     along = [_counted(index, x.shape[d], rank) for d, index in given.items()]
     dims = [d for found in along if found for d in found]
     if None in along or dims != sorted(set(dims)) or len(given) != last - first + 1:
-        raise ImportFailure("a lookup with index tensors in several dims", why="they are known only at run time")
+        if (joined := joined_rows(low, x, given)) is None:
+            raise ImportFailure("a lookup with index tensors in several dims", why="they are known only at run time")
+        return low.emit("take", *joined, dim=first - len(joined[0].shape))
     counts = {d: x.shape[dim] for dim, found in zip(given, along, strict=True) for d in found or ()}
     counted = tuple(counts.get(d, 1) for d in range(rank))
     return low.expand(low.reshape(x, (*x.shape[:first], *counted, *x.shape[last + 1 :])), call.out.shape)
@@ -122,6 +125,28 @@ def counted_from_start(low: Lowering, index: Value, n: Size) -> Value:
     """Return indices into a dim of length ``n`` with negative ones wrapped."""
     behind = low.pointwise("add", index, n, dtype=I64)
     return low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
+
+
+def joined_rows(low: Lowering, x: Value, given: dict[int, Value]) -> tuple[Value, Value] | None:
+    """Return a tensor with neighbouring dims as one, and indices into it instead of one index tensor for each.
+
+    An index that is out of range in its own dim is in the result, too. None where the dims do not follow one another,
+    or are not one in memory.
+    """
+    dims, strides = list(given), x.tensor.strides
+    pairs = list(pairwise(dims))
+    if any(b != a + 1 or not same_size(strides[a], strides[b] * x.shape[b]) for a, b in pairs):
+        return None
+    joined, inside = low.number(0, I64), low.number(True, BOOL)
+    for d, index in given.items():
+        n = x.shape[d]
+        index = counted_from_start(low, low.cast(index, I64), n)
+        for op, end in (("ge", 0), ("lt", n)):
+            inside = low.emit("and", inside, low.pointwise(op, index, end, dtype=I64))
+        joined = low.emit("add", low.pointwise("mul", joined, n, dtype=I64), index)
+    count = product(tuple(x.shape[d] for d in dims))
+    rows = low.reshape(x, (*x.shape[: dims[0]], count, *x.shape[dims[-1] + 1 :]))
+    return rows, low.emit("where", inside, joined, low.number(-1, I64))
 
 
 def _counted(index: Value, n: Size, rank: int) -> tuple[int, ...] | None:

@@ -144,6 +144,8 @@ class Grouping:
             return not self._leaves_kernels(node)
         if node.is_op("where"):
             return all(map(_is_number, node.operands[1:])) and not self._leaves_kernels(node)
+        if node.is_op("reshape") and any(node.result in user.written for user in node.users):
+            return False  # a kernel writes to an input of its own: the rows of a pool are a view of it
         return node.has(_INLINED) and not node.is_op("concat")
 
     def _leaves_kernels(self, node: Node) -> bool:
