@@ -11,7 +11,7 @@ from fusec.codegen.tile.kernel import Constant, Operand
 from fusec.ir.types import BOOL, Size, accumulation
 from fusec.loops.attention import Attention
 from fusec.loops.indexing import IndexedExpr
-from fusec.loops.visible import Bound, visible_keys
+from fusec.loops.visible import Bound, Mask, visible_keys
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,16 @@ class VisibleKeys:
         return sympy.expand(bound)
 
 
-def shown_by_all(emitter: Emitter, masks: Iterable[tuple[IndexedExpr, bool | float]]) -> Operand:
-    """Emit whether every mask shows a score, given the value with which each hides one."""
-    return reduce(lambda a, b: emitter.compute("and", a, b, dtype=BOOL), [_shown(emitter, *mask) for mask in masks])
+def shown_by_all(emitter: Emitter, masks: Iterable[Mask], lowest: bool = False) -> Operand:
+    """Emit whether every mask shows a score; with ``lowest``, an added lowest number shows it, and -inf does not."""
+    shown = [_shown(emitter, mask, lowest) for mask in masks]
+    return reduce(lambda a, b: emitter.compute("and", a, b, dtype=BOOL), shown)
 
 
-def _shown(emitter: Emitter, mask: IndexedExpr, hidden: bool | float) -> Operand:
-    value = emitter.emit(mask)
-    if hidden is False:
+def _shown(emitter: Emitter, mask: Mask, lowest: bool) -> Operand:
+    value, dtype = emitter.emit(mask.item), accumulation(mask.item.dtype)
+    if mask.hidden is False:
         return value
-    return emitter.compute("ne", value, Constant(hidden), dtype=accumulation(mask.dtype))
+    if lowest or mask.hidden is True:
+        return emitter.compute("ne", value, Constant(mask.hidden), dtype=dtype)
+    return emitter.compute("not", emitter.compute("le", value, Constant(mask.least), dtype=dtype), dtype=BOOL)

@@ -5,15 +5,18 @@ causal attention.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import sympy
 
-from fusec.ir.types import I64, Size
+from fusec.ir.types import BF16, F16, F32, F64, I64, Size
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, walk
 
+_LOWEST = {F16: -65504.0, BF16: -(2 - 2.0**-7) * 2.0**127, F32: -(2 - 2.0**-23) * 2.0**127, F64: -sys.float_info.max}
+"""The lowest number of each type, which models mask with."""
 _LESS = {"le": 0, "lt": 1, "ge": 0, "gt": 1}
 
 
@@ -29,24 +32,45 @@ class Bound:
     """Integers that are known at run time before any score is, such as a loaded position."""
 
 
+@dataclass(frozen=True)
+class Mask:
+    """An expression that hides scores, each where it has a certain value."""
+
+    item: IndexedExpr
+    hidden: bool | float
+    """The value: of a condition, or -inf of a number that is added."""
+    least: float = -math.inf
+    """The score that a condition leaves, or up to which a number that is added hides: -inf, or the lowest number of a
+    type. Next to a score that is shown, the weight of either is 0; where all scores of a row are the lowest number, its
+    weights are equal."""
+
+    @property
+    def leaves_infinity(self) -> bool:
+        """True if a score that it hides may be -inf."""
+        return self.least == -math.inf or not isinstance(self.hidden, bool)
+
+
 def visible_keys(scores: IndexedExpr, keys: tuple[Axis, ...], symbol: Callable[[Axis], sympy.Symbol]) -> list[Bound]:
     """Return proven bounds of the keys whose score is not -inf: of comparisons that select -inf where they fail."""
-    bounds = (_bound(condition, hidden, keys, symbol) for condition, hidden in _hidden(scores))
+    conditions = (mask for mask in _hidden(scores) if mask.least == -math.inf)
+    bounds = (_bound(mask.item, mask.hidden, keys, symbol) for mask in conditions)
     return [bound for bound in bounds if bound is not None]
 
 
-def loaded_masks(scores: IndexedExpr, keys: tuple[Axis, ...]) -> list[tuple[IndexedExpr, bool | float]]:
-    """Return masks that the scores load, each with the value at which the score is -inf.
+def loaded_masks(scores: IndexedExpr, keys: tuple[Axis, ...]) -> list[Mask]:
+    """Return masks that are known before any score is, and hide some keys: loaded, or of the lowest number.
 
     Comparisons that ``visible_keys`` makes bounds of are left out.
     """
+    known = [mask for mask in _hidden(scores) if not mask.item.axes.isdisjoint(keys) and _is_known(mask.item)]
     return [
-        (item, hidden)
-        for item, hidden in _hidden(scores)
-        if not item.axes.isdisjoint(keys)
-        and any(part.kind in ("load", "lookup") for part in walk([item]))
-        and _is_known(item)
-        and _bound(item, hidden, keys, _placeholder) is None
+        mask
+        for mask in known
+        if mask.least != -math.inf
+        or (
+            any(part.kind in ("load", "lookup") for part in walk([mask.item]))
+            and _bound(mask.item, mask.hidden, keys, _placeholder) is None
+        )
     ]
 
 
@@ -76,30 +100,33 @@ def _bound(
     return Bound(slope == -1, value, integers.numbers)
 
 
-def _hidden(scores: IndexedExpr) -> Iterator[tuple[IndexedExpr, bool | float]]:
-    """Yield pairs of an expression and a value: wherever the expression has the value, the score is -inf."""
+def _hidden(scores: IndexedExpr) -> Iterator[Mask]:
+    """Yield the masks of the scores."""
     if scores.kind == "load" and scores.dtype.is_float:
-        yield scores, -math.inf
+        yield Mask(scores, -math.inf, _LOWEST[scores.dtype])
     if scores.kind != "pointwise":
         return
     if scores.node.is_op("where"):
         condition, first, second = scores.operands
         for value, hidden in ((second, False), (first, True)):
-            if value.kind == "constant" and value.node.attributes.get("value") == -math.inf:
-                yield from _each(condition, hidden)
+            number = value.node.attributes.get("value") if value.kind == "constant" else None
+            if number is not None and scores.dtype.is_float and number <= _LOWEST[scores.dtype]:
+                least = -math.inf if number == -math.inf else _LOWEST[scores.dtype]
+                for part in _each(condition, hidden):
+                    yield Mask(part, hidden, least)
                 yield from _hidden(second if hidden else first)
     elif scores.node.is_op("cast", "add"):
         for operand in scores.operands:
             yield from _hidden(operand)
 
 
-def _each(condition: IndexedExpr, hidden: bool) -> Iterator[tuple[IndexedExpr, bool]]:
+def _each(condition: IndexedExpr, hidden: bool) -> Iterator[IndexedExpr]:
     """Yield the operands of a conjunction, or of the negation of a disjunction."""
     if condition.kind == "pointwise" and condition.node.is_op("or" if hidden else "and"):
         for operand in condition.operands:
             yield from _each(operand, hidden)
     else:
-        yield condition, hidden
+        yield condition
 
 
 class _Integers:

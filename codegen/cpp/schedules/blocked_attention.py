@@ -1,7 +1,8 @@
 """Attention over blocks of keys: the steps that both schedules share, whichever axis the lanes run along."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import sympy
@@ -16,7 +17,7 @@ from fusec.ir.types import BOOL, Size, accumulation
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, Elements, is_in_place
 from fusec.loops.indexing import IndexedExpr, LoopNest, stride
-from fusec.loops.visible import loaded_masks
+from fusec.loops.visible import Mask, loaded_masks
 
 SHARE = index_symbol("share")
 """Split index, from 0 to the number of splits - 1."""
@@ -176,12 +177,22 @@ class BlockedAttention(ABC):
         start, stop = VisibleKeys(emitter, self.parts, self.inner_range, self._at_run_time).range(self.keys)
         self.last_key = stop
         first = start if self.shares == 1 else start + SHARE * self.keys
-        blocks = emitter.repeat(str(self.first_key), first, stop, self.shares * self.keys)
-        with emitter.over(self.parts.keys), blocks:
-            seen = self._seen()
-            with emitter.when(seen) if seen else nullcontext():
-                self._block(queries)
+        masks = loaded_masks(self.parts.scores, self.parts.keys)
+        self._visit(queries, first, lambda: self._seen(masks) if masks else None)
+        if any(mask.least != -math.inf for mask in masks):
+            # Where no key of a row is shown, those with the lowest number for a score count.
+            with emitter.when(self._sees_nothing(max(mask.least for mask in masks))):
+                self._visit(queries, first, lambda: self._left_out(masks))
         return self.close()
+
+    def _visit(self, queries: str, first: Size, condition: Callable[[], str | None]) -> None:
+        """Emit a loop over the blocks of keys, and process those for which a condition holds; all, if it is None."""
+        emitter = self.emitter
+        blocks = emitter.repeat(str(self.first_key), first, self.last_key, self.shares * self.keys)
+        with emitter.over(self.parts.keys), blocks:
+            holds = condition()
+            with emitter.when(holds) if holds else nullcontext():
+                self._block(queries)
 
     def _start(self, queries: str) -> None:
         """Copy the queries, scaled, and fill in the state before any key."""
@@ -237,16 +248,30 @@ class BlockedAttention(ABC):
                 place = sympy.expand(row + self.position(elements, segment))
                 self._store(self.unpacked, place, emitter.emit(item))
 
-    def _seen(self) -> str | None:
-        """Emit whether any query here sees any key of the block, according to the loaded mask; None without one."""
-        emitter, masks = self.emitter, loaded_masks(self.parts.scores, self.parts.keys)
-        if not masks:
-            return None
+    def _seen(self, masks: list[Mask], lowest: bool = False) -> str:
+        """Emit whether any query here sees any key of the block; ``lowest`` as for ``shown_by_all``."""
+        emitter = self.emitter
         seen = emitter.accumulator("max", BOOL, True)
-        axes, (start, stop) = [a for a in self.inside if any(a in m.axes for m, _ in masks)], self.block_keys_range()
+        axes, (start, stop) = [a for a in self.inside if any(a in m.item.axes for m in masks)], self.block_keys_range()
         with self.one_by_one(axes), emitter.loop(self.key_axis, "tile", self.tiling.lanes, start, stop):
-            emitter.inner.append(Update(seen, "max", (shown_by_all(emitter, masks),)))
+            emitter.inner.append(Update(seen, "max", (shown_by_all(emitter, masks, lowest),)))
         return emitter.fold("max", seen, BOOL)
+
+    def _left_out(self, masks: list[Mask]) -> str:
+        """Emit whether a block was left out although not all its scores are -inf."""
+        hidden = self.emitter.compute("not", self._seen(masks), dtype=BOOL)
+        infinite = [mask for mask in masks if mask.leaves_infinity]
+        return self.emitter.compute("and", hidden, self._seen(infinite, True), dtype=BOOL) if infinite else hidden
+
+    def _sees_nothing(self, least: float) -> str:
+        """Emit whether a query here has seen no score but hidden ones, which are at most about this number."""
+        emitter = self.emitter
+        found = emitter.accumulator("max", BOOL)
+        with self.one_by_one(self.inside):
+            largest = self.load(self.largest, self.state())
+            shown = emitter.compute("gt", largest, Constant(least / 2), dtype=self.dtype)
+            emitter.inner.append(Update(found, "max", (emitter.compute("not", shown, dtype=BOOL),)))
+        return found
 
     def _at_run_time(self, item: IndexedExpr, op: str) -> sympy.Symbol:
         """Emit the greatest or least value of an integer over the queries of one iteration, for bounds of loops."""

@@ -152,12 +152,13 @@ class _TiledAttention:
         With many queries the test would keep the chip from prefetching the next block.
         """
         emitter, parts = self.emitter, self.parts
-        masks = loaded_masks(parts.scores, parts.keys) if self.few else []
+        found = loaded_masks(parts.scores, parts.keys) if self.few else []
+        masks = [mask for mask in found if mask.leaves_infinity]
         if not masks:
             return None
-        seen = shown_by_all(emitter, masks)
+        seen = shown_by_all(emitter, masks, lowest=True)
         seen = self._folded("max", seen, BOOL)
-        if any(axis in mask.axes for mask, _ in masks for axis in parts.queries):
+        if any(axis in mask.item.axes for mask in masks for axis in parts.queries):
             seen = self._folded("max", seen, BOOL, emitter.joint(parts.queries))
         return seen
 
