@@ -345,10 +345,14 @@ class Grouping:
             if node.has(Trait.WRITE) and "dim" in node.attributes:
                 stored.setdefault(node.operands[2], []).append(node)
         for first, *others in stored.values():
+            latest = first  # of this layer: one that depends on the first is not fused with it
             for node in others:
-                one, other = self.partition.group_of[first], self.partition.group_of[node]
-                if one is not other and self._may_fuse(one, other):
-                    self.partition.put(one | other)
+                for earlier in dict.fromkeys((latest, first)):
+                    one, other = self.partition.group_of[earlier], self.partition.group_of[node]
+                    if one is not other and self._may_fuse(one, other):
+                        self.partition.put(one | other)
+                        break
+                latest = node
             for producer in self._producers(first) if others else ():
                 group, stores = self.partition.group_of[producer], self.partition.group_of[first]
                 if group is not stores and not self._refusal(producer, group, stores):
