@@ -1,7 +1,6 @@
 """View and data-movement operations of ATen as reshape, permute, expand, slice, window and concat."""
 
 import sys
-from itertools import pairwise
 
 import sympy
 
@@ -128,24 +127,28 @@ def counted_from_start(low: Lowering, index: Value, n: Size) -> Value:
 
 
 def joined_rows(low: Lowering, x: Value, given: dict[int, Value]) -> tuple[Value, Value] | None:
-    """Return a tensor with neighbouring dims as one, and indices into it instead of one index tensor for each.
+    """Return a tensor with several dims as one, and indices into it instead of one index tensor for each.
 
-    An index that is out of range in its own dim is in the result, too. None where the dims do not follow one another,
-    or are not one in memory.
+    The indices have the dims of the index tensors, then those between that have none. An index that is out of range in
+    its own dim is so in the result. None where the dims are not one in memory, or others come first.
     """
-    dims, strides = list(given), x.tensor.strides
-    pairs = list(pairwise(dims))
-    if any(b != a + 1 or not same_size(strides[a], strides[b] * x.shape[b]) for a, b in pairs):
+    dims = range(min(given), max(given) + 1)
+    between, strides = [d for d in dims if d not in given], x.tensor.strides
+    if any(not same_size(strides[d], strides[d + 1] * x.shape[d + 1]) for d in dims[:-1]) or (between and dims[0]):
         return None
     joined, inside = low.number(0, I64), low.number(True, BOOL)
-    for d, index in given.items():
+    for d in dims:
         n = x.shape[d]
-        index = counted_from_start(low, low.cast(index, I64), n)
-        for op, end in (("ge", 0), ("lt", n)):
-            inside = low.emit("and", inside, low.pointwise(op, index, end, dtype=I64))
+        if d in given:
+            index = counted_from_start(low, low.cast(given[d], I64), n)
+            index = low.reshape(index, (*index.shape, *(1 for _ in between)))
+            for op, end in (("ge", 0), ("lt", n)):
+                inside = low.emit("and", inside, low.pointwise(op, index, end, dtype=I64))
+        else:
+            index = low.emit("iota", size=n, dtype=I64, device=low.device)
+            index = low.reshape(index, (n, *(1 for other in between if other > d)))
         joined = low.emit("add", low.pointwise("mul", joined, n, dtype=I64), index)
-    count = product(tuple(x.shape[d] for d in dims))
-    rows = low.reshape(x, (*x.shape[: dims[0]], count, *x.shape[dims[-1] + 1 :]))
+    rows = low.reshape(x, (*x.shape[: dims[0]], product(x.shape[dims[0] : dims[-1] + 1]), *x.shape[dims[-1] + 1 :]))
     return rows, low.emit("where", inside, joined, low.number(-1, I64))
 
 

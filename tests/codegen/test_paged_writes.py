@@ -103,6 +103,28 @@ def test_new_rows_are_stored_where_they_are_computed(store: Store, tokens: int, 
         assert torch.equal(before.flatten(0, 1)[untouched], after.flatten(0, 1)[untouched])
 
 
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_pages_whose_heads_are_outside(tokens: int) -> None:
+    """The pools are [pages, heads, page, width] in memory, and a new row has a place in each head's part."""
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, table: Tensor, lengths: Tensor
+    ) -> Tensor:
+        for pool, new in ((keys, k), (values, v)):
+            pool[slots // PAGE, :, slots % PAGE] = new.transpose(1, 2).reshape(-1, HEADS, WIDTH) * 2
+        found = (pool.transpose(1, 2)[table].flatten(1, 2).transpose(1, 2) for pool in (keys, values))
+        return attend(q, *found, lengths)
+
+    q, k, v, _, keys, values, *rest = sample(tokens)
+    keys, values = (pool.transpose(1, 2).contiguous() for pool in (keys, values))
+    inputs = [q, k, v, keys, values, *rest]
+    eager, real = copied(inputs), exact(inputs)
+    got, result = run(attention, inputs)
+    assert [s.kind for s in result.program.steps] == ["kernel"] * 2
+    assert compare_outputs(attention(*eager), got, attention(*real)).passed
+    assert all(map(torch.equal, inputs[3:5], eager[3:5]))
+
+
 @pytest.mark.parametrize("store", STORES, ids=lambda f: f.__name__)
 def test_bytes_are_those_of_the_new_rows(store: Store) -> None:
     inputs = sample(1)

@@ -392,6 +392,7 @@ OPAQUE: dict[str, Callable[..., Any]] = {
     lambda x, i: (x.index_select(0, i), x.index_select(-1, i), x[0].index_select(0, i[2])),
     lambda x, i: (x[i - 4], x[:, (i % 3).int()], x[..., i[:, None]], x[i[1:2]]),
     lambda x, i: (x[i, i % 3], x[i[:, None] - 4, i.int()], x[None][:, i, i - 1], x[None][i * 0, i, -1 - i]),
+    lambda x, i: (x[None][i * 0, :, i], x[i[:, None], i], x.unflatten(1, (2, 2))[i, :, i % 2]),
     lambda x, i: (x.gather(1, i[:, None]), x.gather(0, i[None].expand(2, -1)), x[0].gather(-1, i)),
 ])  # fmt: skip
 def test_lookups(function: Callable[..., Any]) -> None:
