@@ -74,6 +74,7 @@ class Requests:
         }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_pools_are_read_and_written_in_place(dtype: torch.dtype) -> None:
     """Prompts and single tokens: one compilation for the first lengths, one for all others."""
@@ -112,6 +113,7 @@ class Contiguous(Pools):
         return tuple(self.pools[layer_idx])
 
 
+@pytest.mark.slow
 def test_bytes_of_paged_decoding_are_those_of_contiguous_keys_and_the_index() -> None:
     dtype, requests = torch.float32, Requests(4)
     model, pools, plain = llama(dtype), Pools(dtype), Contiguous(dtype)
