@@ -11,7 +11,7 @@ from fusec.codegen.tile.kernel import Constant, Operand
 from fusec.ir.types import BOOL, Size, accumulation
 from fusec.loops.attention import Attention
 from fusec.loops.indexing import IndexedExpr
-from fusec.loops.visible import Bound, visible_keys
+from fusec.loops.visible import Bound, Mask, visible_keys
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,11 @@ class VisibleKeys:
 
     def range(self, block: int) -> tuple[Size, Size]:
         """Return the first key, rounded down to the start of a block, and the end."""
-        keys = self.parts.keys
-        bounds = visible_keys(self.parts.scores, keys, self.emitter.axis_symbol)
+        bounds = visible_keys(self.parts.scores, self.parts.keys, self.emitter.axis_symbol)
         starts = [self._extreme(bound, -1) for bound in bounds if not bound.upper]
         stops = [self._extreme(bound, 1) for bound in bounds if bound.upper]
         start = sympy.Max(0, *(sympy.floor(s / block) * block for s in starts if s is not None))
-        return start, sympy.Min(keys.size, *(s + 1 for s in stops if s is not None))
+        return start, sympy.Min(self.parts.key_count, *(s + 1 for s in stops if s is not None))
 
     def _extreme(self, limit: Bound, sign: int) -> sympy.Expr | None:
         """Return the least (-1) or greatest (1) value of a bound over the queries of one iteration, if known."""
@@ -49,13 +48,16 @@ class VisibleKeys:
         return sympy.expand(bound)
 
 
-def shown_by_all(emitter: Emitter, masks: Iterable[tuple[IndexedExpr, bool | float]]) -> Operand:
-    """Emit whether every mask shows a score, given the value with which each hides one."""
-    return reduce(lambda a, b: emitter.compute("and", a, b, dtype=BOOL), [_shown(emitter, *mask) for mask in masks])
+def shown_by_all(emitter: Emitter, masks: Iterable[Mask], lowest: bool = False) -> Operand:
+    """Emit whether every mask shows a score; with ``lowest``, an added lowest number shows it, and -inf does not."""
+    shown = [_shown(emitter, mask, lowest) for mask in masks]
+    return reduce(lambda a, b: emitter.compute("and", a, b, dtype=BOOL), shown)
 
 
-def _shown(emitter: Emitter, mask: IndexedExpr, hidden: bool | float) -> Operand:
-    value = emitter.emit(mask)
-    if hidden is False:
+def _shown(emitter: Emitter, mask: Mask, lowest: bool) -> Operand:
+    value, dtype = emitter.emit(mask.item), accumulation(mask.item.dtype)
+    if mask.hidden is False:
         return value
-    return emitter.compute("ne", value, Constant(hidden), dtype=accumulation(mask.dtype))
+    if lowest or mask.hidden is True:
+        return emitter.compute("ne", value, Constant(mask.hidden), dtype=dtype)
+    return emitter.compute("not", emitter.compute("le", value, Constant(mask.least), dtype=dtype), dtype=BOOL)

@@ -251,7 +251,7 @@ class Importer:
         """Import an update in place as a write, if the node is one."""
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self.placeholders:
             destination, value = self.values[node.args[0]], self.values[node.args[1]]  # type: ignore[index]
-            if isinstance(value, Value) and value.producer in self.caches.made and storage(value) is destination:
+            if isinstance(value, Value) and base(value).producer in self.caches.made and storage(value) is destination:
                 return value
             value = self.low.expand(self.low.cast(value, destination.dtype), destination.shape)
             for leaf in self.leaves:

@@ -112,7 +112,9 @@ def _index(low: Lowering, call: Call) -> Value:
     along = [_counted(index, x.shape[d], rank) for d, index in given.items()]
     dims = [d for found in along if found for d in found]
     if None in along or dims != sorted(set(dims)) or len(given) != last - first + 1:
-        raise ImportFailure("a lookup with index tensors in several dims", why="they are known only at run time")
+        if (joined := joined_rows(low, x, given)) is None:
+            raise ImportFailure("a lookup with index tensors in several dims", why="they are known only at run time")
+        return low.emit("take", *joined, dim=first - len(joined[0].shape))
     counts = {d: x.shape[dim] for dim, found in zip(given, along, strict=True) for d in found or ()}
     counted = tuple(counts.get(d, 1) for d in range(rank))
     return low.expand(low.reshape(x, (*x.shape[:first], *counted, *x.shape[last + 1 :])), call.out.shape)
@@ -122,6 +124,32 @@ def counted_from_start(low: Lowering, index: Value, n: Size) -> Value:
     """Return indices into a dim of length ``n`` with negative ones wrapped."""
     behind = low.pointwise("add", index, n, dtype=I64)
     return low.emit("where", low.pointwise("lt", index, 0, dtype=I64), behind, index)
+
+
+def joined_rows(low: Lowering, x: Value, given: dict[int, Value]) -> tuple[Value, Value] | None:
+    """Return a tensor with several dims as one, and indices into it instead of one index tensor for each.
+
+    The indices have the dims of the index tensors, then those between that have none. An index that is out of range in
+    its own dim is so in the result. None where the dims are not one in memory, or others come first.
+    """
+    dims = range(min(given), max(given) + 1)
+    between, strides = [d for d in dims if d not in given], x.tensor.strides
+    if any(not same_size(strides[d], strides[d + 1] * x.shape[d + 1]) for d in dims[:-1]) or (between and dims[0]):
+        return None
+    joined, inside = low.number(0, I64), low.number(True, BOOL)
+    for d in dims:
+        n = x.shape[d]
+        if d in given:
+            index = counted_from_start(low, low.cast(given[d], I64), n)
+            index = low.reshape(index, (*index.shape, *(1 for _ in between)))
+            for op, end in (("ge", 0), ("lt", n)):
+                inside = low.emit("and", inside, low.pointwise(op, index, end, dtype=I64))
+        else:
+            index = low.emit("iota", size=n, dtype=I64, device=low.device)
+            index = low.reshape(index, (n, *(1 for other in between if other > d)))
+        joined = low.emit("add", low.pointwise("mul", joined, n, dtype=I64), index)
+    rows = low.reshape(x, (*x.shape[: dims[0]], product(x.shape[dims[0] : dims[-1] + 1]), *x.shape[dims[-1] + 1 :]))
+    return rows, low.emit("where", inside, joined, low.number(-1, I64))
 
 
 def _counted(index: Value, n: Size, rank: int) -> tuple[int, ...] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fusec.errors import ScheduleError
 from fusec.ir.graph import Node, Value, base
 from fusec.ir.ops import Trait, split_spec
-from fusec.ir.types import I8, U8, accumulation, estimate, product
+from fusec.ir.types import I8, U8, Size, accumulation, estimate, product
 from fusec.loops.affine import Axis
 from fusec.loops.casts import uncast
 from fusec.loops.indexing import IndexedExpr, LoopNest, below, is_even, ordered, stride, walk
@@ -19,6 +19,7 @@ _NORMALIZING = ("sigmoid", "tanh", "maximum", "sum")
 """Functions that models compute weights of values with, instead of a softmax."""
 _HEADS_RANK = 4
 """Rank of queries, keys and values: batch, heads, rows and columns."""
+_READ = ("load", "lookup")
 _FUSIBLE = Trait.POINTWISE | Trait.REDUCTION | Trait.VIEW
 _MAX_NODES = 60
 
@@ -59,10 +60,15 @@ class Softmax:
     """The operand of the second matmul: ``exponential``, divided by ``total``."""
     weighted: tuple[IndexedExpr, ...]
     """The second matmul, for each segment of its columns."""
-    keys: Axis
-    """The axis of the softmax."""
+    keys: tuple[Axis, ...]
+    """The axes of the softmax, outer first: one, or those of pages and of the keys in each. Schedules join them."""
     depth: Elements
     """The elements that ``product`` sums over."""
+
+    @property
+    def key_count(self) -> Size:
+        """Number of keys."""
+        return product(tuple(axis.size for axis in self.keys))
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class Attention(Softmax):
         found: dict[IndexedExpr, None] = {}
         item = self.weights
         while item is not self.exponential:
-            varying = [o for o in item.operands if self.keys in o.axes]
+            varying = [o for o in item.operands if differs(o, self.keys)]
             found.update((o, None) for o in item.operands if o not in varying and o.dtype.is_float and o.axes)
             (item,) = varying
         return tuple(found)
@@ -108,7 +114,7 @@ class Attention(Softmax):
     @property
     def loops(self) -> tuple[Axis, ...]:
         """Every axis of the loops around the first matmul."""
-        return (*self.batch, *self.queries, self.keys, *self.depth.axes)
+        return (*self.batch, *self.queries, *self.keys, *self.depth.axes)
 
 
 def find_attention(nest: LoopNest) -> Attention | None:
@@ -129,8 +135,8 @@ def find_attention(nest: LoopNest) -> Attention | None:
     if not product.bound:
         raise _refused("its keys have one element")
     weighted = tuple(c for c in contractions if c is not product)
-    if any(len(matmul.bound) != 1 or len(matmul.pairs) != 1 for matmul in weighted):
-        raise _refused("its second matmul sums over several axes")
+    if not all(matmul.bound and len(matmul.pairs) == 1 for matmul in weighted):
+        raise _refused("its second matmul sums over one element, or over a concatenation")
     dependent = [[o for o in c.operands if o is product or product in below([o])] for c in weighted]
     if any(len(found) != 1 for found in dependent):
         raise _refused("both operands of its second matmul depend on the first")
@@ -146,13 +152,14 @@ def find_attention(nest: LoopNest) -> Attention | None:
 
 def _softmax(nest: LoopNest, product: IndexedExpr, weighted: tuple[IndexedExpr, ...], weights: IndexedExpr) -> Softmax:
     """Return the parts of the softmax that makes ``weights`` of ``product``, or raise ScheduleError."""
-    (keys,), depth = weighted[0].bound, Elements(product.bound, len(product.pairs))
-    exponentials = [i for i in below(weighted) if i.kind == "pointwise" and i.node.is_op("exp") and keys in i.axes]
+    keys, depth = weighted[0].bound, Elements(product.bound, len(product.pairs))
+    items = [i for i in below(weighted) if i.kind == "pointwise" and differs(i, keys)]
+    exponentials = [i for i in items if i.node.is_op("exp")]
     if len(exponentials) != 1:
         raise _refused("its weights are not a softmax")
     (exponential,) = exponentials
     reductions = [i for i in nest.walk() if i.kind == "reduction"]
-    if any(r.bound != (keys,) for r in reductions):
+    if any(r.bound != keys for r in reductions):
         raise _refused("a reduction is not over the keys")
     maxima = [r for r in reductions if r.node.is_op("max")]
     if not maxima:
@@ -182,20 +189,20 @@ def _operands(nest: LoopNest, softmax: Softmax, values: tuple[IndexedExpr, ...])
         ScheduleError: where keys or values are neither loaded nor unpacked.
     """
     keys, product = softmax.keys, softmax.product
-    query, key = zip(*(pair[::-1] if keys in pair[0].axes else pair for pair in product.pairs), strict=True)
+    query, key = zip(*(pair[::-1] if differs(pair[0], keys) else pair for pair in product.pairs), strict=True)
     plain, factors = zip(*map(_plain_operand, key), strict=True)
     if all(other == factors[0] for other in factors):
         key = plain
     else:
         factors = ((),)
     values = tuple(item if found else plain for item in values for plain, found in [_plain_operand(item)])
-    readable = all(item.kind == "load" or is_unpacked(item) for item in (*key, *values))
-    if not readable or any(keys in q.axes for q in query) or any(keys not in k.axes for k in key):
+    readable = all(item.kind in _READ or is_unpacked(item) for item in (*key, *values))
+    if not readable or any(differs(q, keys) for q in query) or not all(differs(k, keys) for k in key):
         raise _refused("its keys or values are computed in the same kernel")
-    batch = key[0].axes - {keys, *softmax.depth.axes}
+    batch = key[0].axes.difference(keys, softmax.depth.axes)
     queries = query[0].axes - batch - {*softmax.depth.axes}
-    columns = values[0].axes - batch - {keys}
-    same = all(value.axes - batch - {keys} == columns for value in values)
+    columns = values[0].axes.difference(batch, keys)
+    same = all(value.axes.difference(batch, keys) == columns for value in values)
     if not same or not batch <= product.axes or not columns or any(columns & o.axes for o in product.operands):
         raise _refused("its values have other axes than its keys")
     return Attention(
@@ -207,7 +214,7 @@ def _operands(nest: LoopNest, softmax: Softmax, values: tuple[IndexedExpr, ...])
 def _check_axes(nest: LoopNest, attention: Attention) -> None:
     """Raise ScheduleError where the loops of matmuls, sizes or outputs are none that a schedule has."""
     batch, queries = frozenset(attention.batch), frozenset(attention.queries)
-    if attention.product.axes != batch | queries | {attention.keys}:
+    if attention.product.axes != batch | queries | {*attention.keys}:
         raise _refused("its queries and keys have other axes than its scores")
     for axis in (*attention.depth.axes, *attention.columns.axes):
         if not isinstance(axis.size, int):
@@ -225,10 +232,15 @@ def _check_strides(attention: Attention) -> None:
         if loads and (elements.segments > 1 or not is_even(loads[0], elements.axes)):
             raise _refused("the elements of its keys or values are not one dim in memory")
     (key, *_), (value, *_) = attention.key, attention.value
-    contiguous = is_unpacked(value) or has_rows(value, *attention.columns.axes[-1:])
-    contiguous &= is_unpacked(key) or has_rows(key, *attention.depth.axes[-1:], attention.keys)
+    contiguous = value.kind != "load" or has_rows(value, *attention.columns.axes[-1:])
+    contiguous &= key.kind != "load" or has_rows(key, *attention.depth.axes[-1:], *attention.keys[-1:])
     if attention.rows <= FEW_QUERIES and not contiguous:
         raise _refused("its keys or values are not contiguous")
+
+
+def is_in_place(item: IndexedExpr, keys: tuple[Axis, ...]) -> bool:
+    """Return whether keys or values are loaded from where they are, with one stride between them."""
+    return item.kind == "load" and is_even(item, keys)
 
 
 def has_rows(item: IndexedExpr, *axes: Axis) -> bool:
@@ -239,7 +251,7 @@ def has_rows(item: IndexedExpr, *axes: Axis) -> bool:
 def _plain_operand(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, IndexedExpr], ...]]:
     """Return an operand without casts and factors; one that is computed keeps the type that the matmul sums in."""
     plain, factors = _without_factors(item)
-    same = plain.kind == "load" or accumulation(plain.dtype) == accumulation(item.dtype)
+    same = plain.kind in _READ or accumulation(plain.dtype) == accumulation(item.dtype)
     return (plain, factors) if same else (item, ())
 
 
@@ -258,9 +270,9 @@ def _without_factors(item: IndexedExpr) -> tuple[IndexedExpr, tuple[tuple[str, I
 def is_unpacked(item: IndexedExpr) -> bool:
     """Return whether a kernel computes an operand elementwise from fewer bytes than it has, as from int8 and scales."""
     items = list(walk([item]))
-    if item.kind != "pointwise" or any(i.kind not in ("load", "pointwise", "constant", "index") for i in items):
+    if item.kind != "pointwise" or any(i.kind not in (*_READ, "pointwise", "constant", "index") for i in items):
         return False
-    return sum(_bytes(i) for i in items if i.kind == "load") < _bytes(item)
+    return sum(_bytes(i) for i in items if i.kind in _READ) < _bytes(item)
 
 
 def scale_behind(
@@ -292,7 +304,7 @@ def _bytes(item: IndexedExpr) -> int:
     return item.dtype.bytes * estimate(product(tuple(axis.size for axis in item.axes)))
 
 
-def _is_shifted(item: IndexedExpr, scores: IndexedExpr, keys: Axis) -> bool:
+def _is_shifted(item: IndexedExpr, scores: IndexedExpr, keys: tuple[Axis, ...]) -> bool:
     """Return whether ``item`` is ``scores`` plus or minus something that is the same for all keys."""
     if item is scores:
         return True
@@ -301,12 +313,12 @@ def _is_shifted(item: IndexedExpr, scores: IndexedExpr, keys: Axis) -> bool:
     if item.node.is_op("cast"):
         narrow = item.operands[0].dtype
         return narrow.is_float and narrow.bytes <= item.dtype.bytes and _is_shifted(item.operands[0], scores, keys)
-    varying = [o for o in item.operands if keys in o.axes]
+    varying = [o for o in item.operands if differs(o, keys)]
     first = not item.node.is_op("sub") or item.operands[0] in varying
     return first and len(varying) == 1 and _is_shifted(varying[0], scores, keys)
 
 
-def _is_linear(item: IndexedExpr, exponential: IndexedExpr, keys: Axis) -> bool:
+def _is_linear(item: IndexedExpr, exponential: IndexedExpr, keys: tuple[Axis, ...]) -> bool:
     """Return whether ``item`` is ``exponential`` times something that is the same for all keys, up to rounding."""
     if item is exponential:
         return True
@@ -316,23 +328,30 @@ def _is_linear(item: IndexedExpr, exponential: IndexedExpr, keys: Axis) -> bool:
         return item.dtype.is_float and _is_linear(item.operands[0], exponential, keys)
     if item.node.is_op("div"):
         numerator, denominator = item.operands
-        return keys not in denominator.axes and _is_linear(numerator, exponential, keys)
+        return not differs(denominator, keys) and _is_linear(numerator, exponential, keys)
     if item.node.is_op("mul"):
-        fixed = [o for o in item.operands if keys not in o.axes]
+        fixed = [o for o in item.operands if not differs(o, keys)]
         return len(fixed) == 1 and all(_is_linear(o, exponential, keys) for o in item.operands if o is not fixed[0])
     if item.node.is_op("where"):
         condition, *branches = item.operands
         zeros = [o for o in branches if o.kind == "constant" and o.node.attributes.get("value") == 0]
         rest = [o for o in branches if o not in zeros]
-        return keys not in condition.axes and all(_is_linear(o, exponential, keys) for o in rest)
+        return not differs(condition, keys) and all(_is_linear(o, exponential, keys) for o in rest)
     return False
 
 
-def substituted(item: IndexedExpr, part: IndexedExpr, by: IndexedExpr, keys: Axis, casts: bool = True) -> IndexedExpr:
+def differs(item: IndexedExpr, keys: tuple[Axis, ...]) -> bool:
+    """Return whether an expression differs between keys."""
+    return not item.axes.isdisjoint(keys)
+
+
+def substituted(
+    item: IndexedExpr, part: IndexedExpr, by: IndexedExpr, keys: tuple[Axis, ...], casts: bool = True
+) -> IndexedExpr:
     """Return an expression with ``by`` in place of a part that depends on the keys; without its casts, if asked to."""
     if item is part:
         return by
-    if keys not in item.axes:
+    if not differs(item, keys):
         return item
     if item.node.is_op("cast") and not casts:
         return substituted(item.operands[0], part, by, keys, casts)

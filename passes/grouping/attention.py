@@ -29,11 +29,17 @@ class AttentionGroups:
             group |= self._decomposed_with(group)
             refusal = self._refusal(group, node)
             if refusal is None:
-                return group
+                return self._with_lookups(group)
             refusals[refusal] = None
         if len(refusals) == 1:
             return next(iter(refusals))
         return Refusal("; or ".join(refusal.reason for refusal in refusals)) if refusals else None
+
+    def _with_lookups(self, group: set[Node]) -> set[Node]:
+        """Return the group with the lookups that it alone reads, such as of pages, where that is legal."""
+        read = {v.producer for n in group for v in self.uses.inputs(n)} - group
+        found = {n for n in read if n is not None and n.has(Trait.LOOKUP) and not self.uses.escapes(n, group)}
+        return group if not found or self.candidates.refusal(group | found) else group | found
 
     def _refusal(self, group: set[Node], last: Node) -> Refusal | None:
         """Return why a group from a first matmul to the last is not legal as attention in one kernel."""

@@ -9,7 +9,7 @@ from fusec.analysis.machine import Machine
 from fusec.analysis.outline import Outline, outline
 from fusec.analysis.uses import Uses
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Graph, Node, storage
+from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.structure import abbreviations, spelling
 from fusec.loops.kinds import Limits
 from fusec.loops.plan import Plan, plan_kernel
@@ -31,7 +31,7 @@ class Candidates:
         """Return the plan and predicted cost of a group as one kernel."""
         candidate = outline(group, self.uses)
         roots = {storage(v) for n in group for v in n.written}
-        if roots and any(v not in roots and storage(v) in roots for v in candidate.inputs):
+        if _has_views(candidate, roots):
             return Estimate(Refusal("a kernel reads what it writes, through a view"))
         found = devices((*candidate.inputs, *candidate.outputs))
         if len(found) > 1:
@@ -102,6 +102,13 @@ class Candidates:
         moved = [sum(one.cost.bytes for one in side) for side in sides]
         seconds = [sum(float(one.cost.time(self.machine)) for one in side) for side in sides]
         return not any(one.refusal for one in sides[0]) and bool(moved[0] < moved[1]) and seconds[0] <= seconds[1]
+
+
+def _has_views(candidate: Outline, roots: set[Value]) -> bool:
+    """Return whether inputs share storage that is written, other than the one reshape that is written to."""
+    shared = [v for v in candidate.inputs if storage(v) in roots]
+    whole = all(v in roots or (v.producer is not None and v.producer.is_op("reshape")) for v in shared)
+    return not whole or len({storage(v) for v in shared}) < len(shared)
 
 
 def _is_bias(nodes: set[Node]) -> bool:

@@ -145,6 +145,8 @@ class Grouping:
             return not self._leaves_kernels(node)
         if node.is_op("where"):
             return all(map(_is_number, node.operands[1:])) and not self._leaves_kernels(node)
+        if node.is_op("reshape") and any(node.result in user.written for user in node.users):
+            return False  # a kernel writes to an input of its own: the rows of a pool are a view of it
         return node.has(_INLINED) and not node.is_op("concat")
 
     def _leaves_kernels(self, node: Node) -> bool:
@@ -168,7 +170,7 @@ class Grouping:
         if node.has(Trait.WRITE):
             return True
         if node.has(Trait.LOOKUP | _ORDERED):
-            return not self.candidates.refusal({node})
+            return not self.candidates.refusal({node}) or self._materialize_views(node)
         if node.has(Trait.VIEW):
             return self._reaches_boundary(node) and self._is_copied(node)
         if node.has(Trait.CONTRACTION):
@@ -344,10 +346,14 @@ class Grouping:
             if node.has(Trait.WRITE) and "dim" in node.attributes:
                 stored.setdefault(node.operands[2], []).append(node)
         for first, *others in stored.values():
+            latest = first  # of this layer: one that depends on the first is not fused with it
             for node in others:
-                one, other = self.partition.group_of[first], self.partition.group_of[node]
-                if one is not other and self._may_fuse(one, other):
-                    self.partition.put(one | other)
+                for earlier in dict.fromkeys((latest, first)):
+                    one, other = self.partition.group_of[earlier], self.partition.group_of[node]
+                    if one is not other and self._may_fuse(one, other):
+                        self.partition.put(one | other)
+                        break
+                latest = node
             for producer in self._producers(first) if others else ():
                 group, stores = self.partition.group_of[producer], self.partition.group_of[first]
                 if group is not stores and not self._refusal(producer, group, stores):

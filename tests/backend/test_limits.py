@@ -44,6 +44,18 @@ def test_hidden_keys_are_not_read() -> None:
     torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k[:, :, :512], v[:, :, :512]))
 
 
+def test_the_lowest_number_hides_if_products_are_not_as_large() -> None:
+    """A product of 70,000 under a mask of float16 is the largest score in eager."""
+    q, k, v = torch.ones(1, 2, 1, 16), torch.zeros(1, 2, 1024, 16), torch.randn(1, 2, 1024, 16)
+    mask = torch.zeros(1, 1, 1, 1024).masked_fill(torch.arange(1024) >= 512, torch.finfo(torch.float16).min).half()
+    attend = torch.compile(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m.float()), backend="fusec")
+    for product, same in ((30_000.0, True), (70_000.0, False)):
+        k[:, :, 1000] = product / 4
+        with torch.no_grad():
+            found, eager = attend(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask.float())
+        assert torch.allclose(found, eager, atol=1e-5) == same
+
+
 def test_the_first_of_equal_elements_is_selected() -> None:
     x = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]]).repeat(1, 13)
     values, indices = torch.compile(lambda x: torch.topk(x, 3), backend="fusec")(x)

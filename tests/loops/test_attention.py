@@ -96,8 +96,8 @@ REFUSED: dict[str, tuple[Write, str]] = {
     "largest of others": (of_others, "does not subtract the maximum"),
     "another maximum": (another_maximum, "does not subtract the maximum"),
     "summed over queries too": (
-        lambda q, k, v, m: torch.einsum("bqk,bqkc->bc", torch.tanh(product(q, k)), m[..., None] * v[:, None]),
-        "second matmul sums over several axes",
+        lambda q, k, v, m: torch.einsum("bqk,bqkc->bc", weights(product(q, k)), m[..., None] * v[:, None]),
+        "its first matmul is read at several indices",
     ),
     "squares": (squares, "does not divide by the sum"),
     "two sums": (twice_summed, "does not divide by the sum"),
@@ -139,11 +139,11 @@ SCALES = {FOUND["scaled key"]: ["mul"], FOUND["divided key"]: ["div"]}
 def test_parts_are_found(write: Write) -> None:
     found = parts(write)
     assert found is not None
-    assert (found.keys.size, found.depth.count, found.columns.count) == (KEYS, DEPTH, COLUMNS)
+    assert (found.key_count, found.depth.count, found.columns.count) == (KEYS, DEPTH, COLUMNS)
     assert [a.size for a in found.batch] == [2] and [a.size for a in found.queries] == [QUERIES]
     (query,), (key,), (value,), (depth,) = found.query, found.key, found.value, found.depth.axes
     assert key.value.shape == SHAPES["k"] and value.value.shape == SHAPES["v"]
-    assert found.keys not in query.axes and depth in query.axes
+    assert query.axes.isdisjoint(found.keys) and depth in query.axes
     assert [scale for scale, _ in found.factors] == SCALES.get(write, [])
     assert (found.total is None) == (write is undivided)
     assert {a.size for a in found.loops} == {2, QUERIES, KEYS, DEPTH}

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusec.frontend import trace
 from fusec.loops.attention import find_attention
 from fusec.loops.indexing import IndexedExpr, lower_to_loops
-from fusec.loops.visible import Bound, visible_keys
+from fusec.loops.visible import Bound, loaded_masks, visible_keys
 from fusec.passes.canonicalize import normalize
 
 QUERIES, KEYS = 11, 13
@@ -68,8 +68,8 @@ def bounds(mask: Mask, loaded: torch.dtype | None = None) -> list[Bound]:
     graph = trace(attention, [*inputs, torch.arange(QUERIES, dtype=loaded)], symbolic=False)
     normalize(graph)
     parts = find_attention(lower_to_loops(graph))
-    assert parts is not None and parts.keys.size == KEYS
-    names = {parts.keys: sympy.Symbol("j"), parts.queries[-1]: sympy.Symbol("i")}
+    assert parts is not None and parts.key_count == KEYS
+    names = {parts.keys[0]: sympy.Symbol("j"), parts.queries[-1]: sympy.Symbol("i")}
     return visible_keys(parts.scores, parts.keys, lambda axis: names.get(axis, sympy.Symbol("other")))
 
 
@@ -110,6 +110,34 @@ def test_the_bounds_of_loaded_positions_are_the_mask(mask: Mask, dtype: torch.dt
 def test_unproven_masks_have_no_bounds(mask: Mask) -> None:
     assert bounds(mask) == []
     assert bounds(mask, torch.int64) == []
+
+
+LOWEST = torch.finfo(torch.float32).min
+MASKS: dict[str, tuple[Mask, list[tuple[bool | float, float]]]] = {
+    "infinite": (lambda s, i, j: kept(s, i == j), [(False, -math.inf)]),
+    "lowest": (lambda s, i, j: torch.where(i == j, s, LOWEST), [(False, LOWEST)]),
+    "lowest, by position": (lambda s, i, j: s.masked_fill(j > i, LOWEST), [(True, LOWEST)]),
+    "added": (lambda s, i, j: s + torch.where(i == j, torch.zeros(()), torch.full((), LOWEST)), [(False, LOWEST)]),
+    "loaded numbers": (lambda s, i, j: s + i.float() * j, []),
+    "nearly as low": (lambda s, i, j: torch.where(i == j, s, LOWEST / 2), []),
+    "a bound": (lambda s, i, j: kept(s, j <= i), []),
+    "both": (lambda s, i, j: kept(s.masked_fill(i == j, LOWEST), i * 2 == j), [(False, -math.inf), (True, LOWEST)]),
+}
+
+
+@pytest.mark.parametrize(("mask", "found"), MASKS.values(), ids=MASKS)
+def test_masks_that_are_known_before_the_scores(mask: Mask, found: list[tuple[bool | float, float]]) -> None:
+    """Each with the value that hides, and the score that it leaves; bounds are left out."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
+        return torch.softmax(mask(q @ k.transpose(-1, -2), places[:, None], torch.arange(KEYS)), -1) @ v
+
+    inputs = [torch.randn(2, n, 8) for n in (QUERIES, KEYS, KEYS)]
+    graph = trace(attention, [*inputs, torch.arange(QUERIES)], symbolic=False)
+    normalize(graph)
+    parts = find_attention(lower_to_loops(graph))
+    assert parts is not None
+    assert [(m.hidden, m.least) for m in loaded_masks(parts.scores, parts.keys)] == found
 
 
 def test_arithmetic_that_may_overflow_is_a_run_time_number() -> None:

@@ -299,6 +299,19 @@ def test_no_kernel_depends_on_itself_through_two_writes() -> None:
     assert "another kernel reads the one and is read by the other" in m.reasons()
 
 
+def test_stores_of_each_layer_at_shared_rows_are_one_kernel() -> None:
+    """What the second layer stores depends on the first; its keys and values join each other."""
+    m = Model()
+    x, rows = m.tensor(3, 64), m.add_input(TensorType(I64, (3,), (1,)))
+    for _ in range(2):
+        key, value = m.do("exp", x), m.do("sin", x)
+        for new in (key, value):
+            written = m.do("write", m.tensor(90, 64), new, rows, dim=-2)
+        x = m.call(m.do("take", written, rows, dim=-2))
+    stores = [region for region in m.group(x) if region.writes]
+    assert [len(region.results) for region in stores] == [2, 2]
+
+
 def test_a_read_of_a_row_of_a_cache_stays_before_its_write() -> None:
     m = Model()
     cache, new = m.tensor(8, 64), m.tensor(1, 64)

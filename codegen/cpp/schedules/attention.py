@@ -73,7 +73,7 @@ class _AlongQueries(BlockedAttention):
             yield
 
     def block_keys(self) -> AbstractContextManager[None]:
-        return self.emitter.loop(self.parts.keys, "serial", 1, *self.block_keys_range())
+        return self.emitter.loop(self.key_axis, "serial", 1, *self.block_keys_range())
 
     def folded(self, op: str, accumulator: str) -> str:
         return accumulator  # lanes are rows
@@ -101,12 +101,12 @@ class _AlongKeys(BlockedAttention):
         super().__init__(emitter, nest, attention, tiling)
         # With so few queries, unpacking takes longer than the products.
         key, scale = scale_behind(attention.key, attention.depth)
-        if key[0].kind == "load" and has_rows(key[0], attention.depth.axes[-1], attention.keys):
+        if self.is_in_place(key[0]) and has_rows(key[0], attention.depth.axes[-1], attention.keys[-1]):
             self.key, self.key_scale = key, scale
         value, scale = scale_behind(attention.value, attention.columns)
-        if value[0].kind == "load" and has_rows(value[0], attention.columns.axes[-1]):
+        if self.is_in_place(value[0]) and has_rows(value[0], attention.columns.axes[-1]):
             self.value, self.value_scale = value, scale
-        if any(item.kind != "load" for item in (*self.key, *self.value)):
+        if not all(map(self.is_in_place, (*self.key, *self.value))):
             self.keys = _KEYS  # so that an unpacked block stays in the L1 cache
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
@@ -117,7 +117,7 @@ class _AlongKeys(BlockedAttention):
 
     def _worthwhile_shares(self) -> int:
         """Return the number of key splits that occupies all cores equally; 1 if the batch suffices or is symbolic."""
-        cores, keys, sizes = self.tiling.cores, self.parts.keys.size, [a.size for a in self.outer]
+        cores, keys, sizes = self.tiling.cores, self.key_axis.size, [a.size for a in self.outer]
         known = [n for n in sizes if isinstance(n, int)]
         iterations = math.prod(known)
         if len(known) < len(sizes) or iterations >= cores:
@@ -147,7 +147,7 @@ class _AlongKeys(BlockedAttention):
         return self.elements(elements)
 
     def block_keys(self) -> AbstractContextManager[None]:
-        return self.emitter.loop(self.parts.keys, "tile", self.tiling.lanes, *self.block_keys_range())
+        return self.emitter.loop(self.key_axis, "tile", self.tiling.lanes, *self.block_keys_range())
 
     def folded(self, op: str, accumulator: str) -> str:
         return self.emitter.fold(op, accumulator, self.dtype)

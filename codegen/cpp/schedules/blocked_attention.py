@@ -1,7 +1,8 @@
 """Attention over blocks of keys: the steps that both schedules share, whichever axis the lanes run along."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import sympy
@@ -14,9 +15,9 @@ from fusec.codegen.tile.rows import Tiling
 from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
 from fusec.ir.types import BOOL, Size, accumulation
 from fusec.loops.affine import Axis
-from fusec.loops.attention import Attention, Elements
+from fusec.loops.attention import Attention, Elements, is_in_place
 from fusec.loops.indexing import IndexedExpr, LoopNest, stride
-from fusec.loops.visible import loaded_masks
+from fusec.loops.visible import Mask, loaded_masks
 
 SHARE = index_symbol("share")
 """Split index, from 0 to the number of splits - 1."""
@@ -122,15 +123,20 @@ class BlockedAttention(ABC):
         """Multiplies the products with the keys, where the keys are read without it."""
         self.value_scale: IndexedExpr | None = None
         heads, columns = (*attention.batch, *attention.queries), attention.columns.axes
-        for axis in (*heads, *columns, attention.keys, *attention.depth.axes):
+        self.key_axis = emitter.joint(attention.keys)
+        for axis in (*heads, *columns, self.key_axis, *attention.depth.axes):
             emitter.axis_name(axis)
         self.inner_range: dict[sympy.Symbol, tuple[Size, Size]] = {}
         """First and last value of the queries' axes that loop inside an iteration of the grid."""
         self.inside: dict[Axis, tuple[Size, Size]] = {}
         """Start and stop of those axes."""
         self.first_key = index_symbol("key_block")
-        self.last_key: sympy.Expr = sympy.sympify(attention.keys.size)
+        self.last_key: sympy.Expr = sympy.sympify(self.key_axis.size)
         """End of the keys that any query of an iteration can see."""
+
+    def is_in_place(self, item: IndexedExpr) -> bool:
+        """Return whether products read keys or values from where they are, rather than from scratch."""
+        return is_in_place(item, self.parts.keys)
 
     def slot(self, size: int, share: sympy.Expr | None = None) -> sympy.Expr:
         """Return the offset of ``size`` elements of one share, by default the current one, in memory of all shares."""
@@ -164,18 +170,29 @@ class BlockedAttention(ABC):
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
         self.factor = self.scratch("factor", 1)
-        if any(item.kind != "load" for item in (*self.key, *self.value)):
+        if not all(map(self.is_in_place, (*self.key, *self.value))):
             size = self.keys * max(self.depth, self.columns)
             self.unpacked = emitter.add_scratch(self.dtype, size, "unpacked").name
         self._start(queries)
         start, stop = VisibleKeys(emitter, self.parts, self.inner_range, self._at_run_time).range(self.keys)
         self.last_key = stop
         first = start if self.shares == 1 else start + SHARE * self.keys
-        with emitter.repeat(str(self.first_key), first, stop, self.shares * self.keys):
-            seen = self._seen()
-            with emitter.when(seen) if seen else nullcontext():
-                self._block(queries)
+        masks = loaded_masks(self.parts.scores, self.parts.keys)
+        self._visit(queries, first, lambda: self._seen(masks) if masks else None)
+        if any(mask.least != -math.inf for mask in masks):
+            # Where no key of a row is shown, those with the lowest number for a score count.
+            with emitter.when(self._sees_nothing(max(mask.least for mask in masks))):
+                self._visit(queries, first, lambda: self._left_out(masks))
         return self.close()
+
+    def _visit(self, queries: str, first: Size, condition: Callable[[], str | None]) -> None:
+        """Emit a loop over the blocks of keys, and process those for which a condition holds; all, if it is None."""
+        emitter = self.emitter
+        blocks = emitter.repeat(str(self.first_key), first, self.last_key, self.shares * self.keys)
+        with emitter.over(self.parts.keys), blocks:
+            holds = condition()
+            with emitter.when(holds) if holds else nullcontext():
+                self._block(queries)
 
     def _start(self, queries: str) -> None:
         """Copy the queries, scaled, and fill in the state before any key."""
@@ -222,25 +239,39 @@ class BlockedAttention(ABC):
 
     def _unpack(self, items: tuple[IndexedExpr, ...], elements: Elements) -> None:
         """Store the block of keys or values, where they are computed, as rows in scratch."""
-        if items[0].kind == "load":
+        if self.is_in_place(items[0]):
             return
-        emitter, keys = self.emitter, self.parts.keys
+        emitter, keys = self.emitter, self.key_axis
         row = (emitter.axis_symbol(keys) - self.first_key) * elements.count
         with emitter.loop(keys, "serial", 1, *self.block_keys_range()), self.along(elements):
             for segment, item in enumerate(items):
                 place = sympy.expand(row + self.position(elements, segment))
                 self._store(self.unpacked, place, emitter.emit(item))
 
-    def _seen(self) -> str | None:
-        """Emit whether any query here sees any key of the block, according to the loaded mask; None without one."""
-        emitter, masks = self.emitter, loaded_masks(self.parts.scores, self.parts.keys)
-        if not masks:
-            return None
+    def _seen(self, masks: list[Mask], lowest: bool = False) -> str:
+        """Emit whether any query here sees any key of the block; ``lowest`` as for ``shown_by_all``."""
+        emitter = self.emitter
         seen = emitter.accumulator("max", BOOL, True)
-        axes, (start, stop) = [a for a in self.inside if any(a in m.axes for m, _ in masks)], self.block_keys_range()
-        with self.one_by_one(axes), emitter.loop(self.parts.keys, "tile", self.tiling.lanes, start, stop):
-            emitter.inner.append(Update(seen, "max", (shown_by_all(emitter, masks),)))
+        axes, (start, stop) = [a for a in self.inside if any(a in m.item.axes for m in masks)], self.block_keys_range()
+        with self.one_by_one(axes), emitter.loop(self.key_axis, "tile", self.tiling.lanes, start, stop):
+            emitter.inner.append(Update(seen, "max", (shown_by_all(emitter, masks, lowest),)))
         return emitter.fold("max", seen, BOOL)
+
+    def _left_out(self, masks: list[Mask]) -> str:
+        """Emit whether a block was left out although not all its scores are -inf."""
+        hidden = self.emitter.compute("not", self._seen(masks), dtype=BOOL)
+        infinite = [mask for mask in masks if mask.leaves_infinity]
+        return self.emitter.compute("and", hidden, self._seen(infinite, True), dtype=BOOL) if infinite else hidden
+
+    def _sees_nothing(self, least: float) -> str:
+        """Emit whether a query here has seen no score but hidden ones, which are at most about this number."""
+        emitter = self.emitter
+        found = emitter.accumulator("max", BOOL)
+        with self.one_by_one(self.inside):
+            largest = self.load(self.largest, self.state())
+            shown = emitter.compute("gt", largest, Constant(least / 2), dtype=self.dtype)
+            emitter.inner.append(Update(found, "max", (emitter.compute("not", shown, dtype=BOOL),)))
+        return found
 
     def _at_run_time(self, item: IndexedExpr, op: str) -> sympy.Symbol:
         """Emit the greatest or least value of an integer over the queries of one iteration, for bounds of loops."""
@@ -255,7 +286,7 @@ class BlockedAttention(ABC):
     def _softmax(self) -> None:
         """Replace one row of a block's scores by exponentials, and update the row's maximum and sum."""
         emitter, parts, softmax = self.emitter, self.parts, self.softmax
-        place = self.place(self.keys, emitter.axis_symbol(parts.keys) - self.first_key)
+        place = self.place(self.keys, emitter.axis_symbol(self.key_axis) - self.first_key)
         scores = next(b for b in emitter.scratch if b.name == self.scores)
         emitter.kept = {parts.product: (scores, place)}
         peak = emitter.accumulator("max", self.dtype, True)
@@ -318,14 +349,16 @@ class BlockedAttention(ABC):
 
     def matrix(self, items: tuple[IndexedExpr, ...], elements: Elements) -> Matrix:
         """Return keys or values as a matrix of one row for each key, from the first key of the block on."""
-        emitter, keys, item = self.emitter, self.parts.keys, items[0]
-        if item.kind != "load":
+        emitter, keys, item = self.emitter, self.key_axis, items[0]
+        if not self.is_in_place(item):
             return Matrix(self.unpacked, sympy.Integer(0), elements.count, 1)
         first = {emitter.axis_symbol(a): sympy.Integer(0) for a in elements.axes} | {
             emitter.axis_symbol(keys): self.first_key
         }
         offset = sympy.expand(emitter.offset(item.index, item.value.tensor).subs(first))
-        return Matrix(emitter.buffers[item.value].name, offset, stride(item, keys), stride(item, elements.axes[-1]))
+        return Matrix(
+            emitter.buffers[item.value].name, offset, stride(item, self.parts.keys[-1]), stride(item, elements.axes[-1])
+        )
 
     @property
     def key_count(self) -> Size:

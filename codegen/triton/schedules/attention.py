@@ -44,7 +44,8 @@ class _TiledAttention:
         self.softmax = OnlineSoftmax(emitter, attention, "exp_of_weight")
         self.dtype = self.softmax.dtype
         self.depth, self.columns = (emitter.joint(x.axes) for x in (attention.depth, attention.columns))
-        for axis in (*attention.batch, *attention.queries, self.columns, attention.keys, self.depth):
+        self.key_axis = emitter.joint(attention.keys)
+        for axis in (*attention.batch, *attention.queries, self.columns, self.key_axis, self.depth):
             emitter.axis_name(axis)
         self.rows, self.keys, self.splits = config.rows, config.depth, config.splits
         self.few = attention.rows <= FEW_QUERIES
@@ -80,7 +81,8 @@ class _TiledAttention:
                 self.largest, self.total, *self.sums = (
                     emitter.accumulator(op, self.dtype) for op in ("max", "sum", *["sum"] * parts.columns.segments)
                 )
-                with emitter.loop(parts.keys, "tile", self.keys, *self._own(*self._visible())):
+                blocks = emitter.loop(self.key_axis, "tile", self.keys, *self._own(*self._visible()))
+                with emitter.over(parts.keys), blocks:
                     seen = self._seen()
                     with emitter.when(seen) if seen else nullcontext():
                         self._block(query)
@@ -150,12 +152,13 @@ class _TiledAttention:
         With many queries the test would keep the chip from prefetching the next block.
         """
         emitter, parts = self.emitter, self.parts
-        masks = loaded_masks(parts.scores, parts.keys) if self.few else []
+        found = loaded_masks(parts.scores, parts.keys) if self.few else []
+        masks = [mask for mask in found if mask.leaves_infinity]
         if not masks:
             return None
-        seen = shown_by_all(emitter, masks)
+        seen = shown_by_all(emitter, masks, lowest=True)
         seen = self._folded("max", seen, BOOL)
-        if any(axis in mask.axes for mask, _ in masks for axis in parts.queries):
+        if any(axis in mask.item.axes for mask in masks for axis in parts.queries):
             seen = self._folded("max", seen, BOOL, emitter.joint(parts.queries))
         return seen
 
@@ -177,7 +180,7 @@ class _TiledAttention:
         self._assign(self.total, softmax.compute("add", before, self._folded("sum", weight)))
         for sums, value in zip(self.sums, parts.value, strict=True):
             self._assign(sums, softmax.rescaled(sums, factor))
-            self._dot(sums, weight, parts.keys, parts.weights, value)
+            self._dot(sums, weight, self.key_axis, parts.weights, value)
         self._assign(self.largest, largest)
 
     def _finish(self) -> None:
@@ -220,7 +223,7 @@ class _TiledAttention:
     def _folded(self, op: str, tile: Operand, dtype: DType | None = None, axis: Axis | None = None) -> str:
         """Reduce the lanes of a tile, by default along the keys and in the type of the sums."""
         assert isinstance(tile, str)
-        return self.emitter.fold(op, tile, dtype or self.dtype, axis or self.parts.keys)
+        return self.emitter.fold(op, tile, dtype or self.dtype, axis or self.key_axis)
 
     def _assign(self, acc: str, value: str) -> None:
         self.emitter.inner.append(Assign(acc, value))

@@ -219,7 +219,7 @@ def _attention(attention: Attention, machine: Machine) -> KernelConfig:
         return config
     rows = max(least, power_of_two(attention.rows))
     config = KernelConfig(rows, depth=keys, stages=_stages(machine), registers=_registers(machine))
-    blocks = estimate(attention.keys.size) // keys
+    blocks = estimate(attention.key_count) // keys
     splits = (n for n in _PARTS_OF_KEYS if n * _LEAST_BLOCKS <= blocks or n == 1)
     return min((replace(config, splits=n) for n in splits), key=lambda c: _time_of_keys(attention, machine, c))
 
@@ -239,7 +239,7 @@ def _time_of_keys(attention: Attention, machine: Machine, config: KernelConfig) 
     wide = attention.depth.count * attention.key[0].dtype.bytes + columns * attention.value[0].dtype.bytes
     heads = estimate(product(tuple(axis.size for axis in attention.batch)))
     block = config.depth * wide
-    bytes_ = heads * estimate(attention.keys.size) * wide
+    bytes_ = heads * estimate(attention.key_count) * wide
     seconds = _reading(machine, bytes_, heads * config.splits, config.stages, block)
     if config.splits > 1:
         found = 2 * config.splits * heads * attention.rows * (columns + 2) * accumulation(attention.product.dtype).bytes

@@ -1,0 +1,222 @@
+"""Attention over pages of a pool: read through the table in one kernel, whatever its spelling, and never gathered."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import sympy
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.analysis.memory import moved_bytes
+from fusec.codegen.tile.emitter import Emitter
+from fusec.codegen.triton.check import check_region
+from fusec.compiler import Compiled
+from fusec.dynamo import backend, compiled_graphs
+from fusec.loops.indexing import DynamicIndex
+from fusec.reference.contract import compare_outputs
+from tests.codegen.test_attention import compiled, kernels, passes
+from tests.codegen.triton_regions import regions_of
+
+PAGES, PAGE, HEADS, WIDTH, SHARED = 20, 16, 2, 32, 4
+Spelling = Callable[..., Tensor]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    seen = (torch.arange(k.shape[2]) < lengths[:, None])[:, None, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+
+def pages(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    k, v = (pool[table].flatten(1, 2).transpose(1, 2) for pool in (keys, values))
+    return attend(q, k, v, lengths)
+
+
+def pages_of_heads(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    """The pools are [pages, heads, page, width] in memory."""
+    k, v = (pool.transpose(1, 2)[table].transpose(1, 2).flatten(2, 3) for pool in (keys, values))
+    return attend(q, k, v, lengths)
+
+
+def rows(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    places = (table[:, :, None] * PAGE + torch.arange(PAGE)).flatten(1)
+    k, v = (pool.reshape(-1, HEADS, WIDTH)[places].transpose(1, 2) for pool in (keys, values))
+    return attend(q, k, v, lengths)
+
+
+def selected_rows(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    places = (table[:, :, None] * PAGE + torch.arange(PAGE)).flatten()
+    found = (pool.reshape(-1, HEADS, WIDTH).index_select(0, places) for pool in (keys, values))
+    k, v = (x.unflatten(0, (table.shape[0], -1)).transpose(1, 2) for x in found)
+    return attend(q, k, v, lengths)
+
+
+def gathered_rows(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    places = (table[:, :, None] * PAGE + torch.arange(PAGE)).flatten()[:, None, None].expand(-1, HEADS, WIDTH)
+    found = (pool.reshape(-1, HEADS, WIDTH).gather(0, places) for pool in (keys, values))
+    k, v = (x.unflatten(0, (table.shape[0], -1)).transpose(1, 2) for x in found)
+    return attend(q, k, v, lengths)
+
+
+def repeated_heads(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    """The heads of keys are repeated by views and a copy, as in transformers."""
+    found = (pool[table].flatten(1, 2).transpose(1, 2) for pool in (keys, values))
+    k, v = (x[:, :, None].expand(-1, -1, SHARED, -1, -1).reshape(len(q), HEADS * SHARED, -1, WIDTH) for x in found)
+    return attend(q, k, v, lengths)
+
+
+SPELLINGS = [pages, pages_of_heads, rows, selected_rows, gathered_rows, repeated_heads]
+
+
+def sample(queries: int, dtype: torch.dtype = torch.float32, spelling: Spelling = pages) -> tuple[Tensor, ...]:
+    """Queries, pools, a table in which two sequences share a page, and lengths."""
+    torch.manual_seed(queries)
+    q = torch.randn(3, HEADS * SHARED, queries, WIDTH).to(dtype)
+    pools = (torch.randn(PAGES, PAGE, HEADS, WIDTH).to(dtype) for _ in range(2))
+    if spelling is pages_of_heads:
+        pools = (pool.transpose(1, 2).contiguous().transpose(1, 2) for pool in pools)
+    table = torch.randint(0, PAGES, (3, 7))
+    table[1, :2] = table[0, :2]
+    return q, *pools, table, torch.tensor([7 * PAGE, 1, 50])
+
+
+def is_read_through_the_table(result: Compiled) -> bool:
+    labels = [*kernels(result)]
+    return {step.kind for step in result.program.steps} == {"kernel"} and (
+        labels.count("attention") == 1 and not {"take", "gather", "reshape", "permute"} & set(labels)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("queries", [1, 5, 40])
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
+def test_pages_are_read_in_the_kernel(spelling: Spelling, queries: int, dtype: torch.dtype) -> None:
+    inputs = sample(queries, dtype, spelling)
+    result = compiled(spelling, inputs)
+    assert is_read_through_the_table(result) and passes(spelling, result, inputs)
+
+
+def test_a_neighbouring_page_is_found() -> None:
+    inputs = sample(5)
+    result = compiled(pages, inputs)
+    q, keys, values, table, lengths = inputs
+    for wrong in ((q, keys, values, (table + 1) % PAGES, lengths), (q, keys, values, table, lengths.roll(1))):
+        got, want, exact = result.program(list(wrong))[0], pages(*inputs), pages(*_doubled(inputs))
+        assert not compare_outputs(want, got, exact).passed
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("spelling", [pages, rows], ids=lambda f: f.__name__)
+def test_an_emitter_that_takes_the_next_page_is_found(
+    spelling: Spelling, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Emitter.dynamic_index
+
+    def following(self: Emitter, index: DynamicIndex) -> sympy.Expr:
+        return sympy.Mod(found(self, index) + 1, index.length)
+
+    monkeypatch.setattr(Emitter, "dynamic_index", following)
+    inputs = sample(queries)
+    assert not passes(spelling, compiled(spelling, inputs), inputs)
+
+
+def _doubled(inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    return [x.double() if x.is_floating_point() else x for x in inputs]
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_bytes_are_those_of_contiguous_keys_and_the_index(queries: int) -> None:
+    """The rows that are read count, not the pool, which is larger here."""
+    q, keys, values, table, lengths = sample(queries)
+    keys, values = (torch.cat([pool, pool]) for pool in (keys, values))
+    k, v = (pool[table].flatten(1, 2).transpose(1, 2).contiguous() for pool in (keys, values))
+    paged, contiguous = (
+        sum(moved_bytes(n) for n in compiled(f, inputs).graph.nodes if n.attributes.get("label") == "attention")
+        for f, inputs in ((pages, (q, keys, values, table, lengths)), (attend, (q, k, v, lengths)))
+    )
+    assert paged == contiguous + table.nbytes
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_codes_in_pages_are_unpacked_in_the_kernel(queries: int) -> None:
+    def unpacked(q: Tensor, keys: Tensor, values: Tensor, scales: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+        found = (pool[table].to(q.dtype) * scales[table][..., None] for pool in (keys, values))
+        k, v = (x.flatten(1, 2).transpose(1, 2) for x in found)
+        return attend(q, k, v, lengths)
+
+    q, keys, values, table, lengths = sample(queries)
+    keys, values = ((pool * 30).to(torch.int8) for pool in (keys, values))
+    inputs = (q, keys, values, torch.rand(PAGES, PAGE, HEADS) / 30, table, lengths)
+    result = compiled(unpacked, inputs)
+    assert is_read_through_the_table(result) and passes(unpacked, result, inputs)
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_pages_behind_the_last_key_are_not_read(queries: int) -> None:
+    """The loop over the keys, which are numbered across pages, ends at the length."""
+    q, keys, values, _, lengths = sample(queries)
+    table = torch.arange(7).expand(3, -1)
+    lengths = torch.tensor([60, 1, 64])
+    result = compiled(pages, (q, keys, values, table, lengths))
+    want = pages(q, keys, values, table, lengths)
+    keys[4:] = values[4:] = torch.nan
+    torch.testing.assert_close(result.program([q, keys, values, table, lengths])[0], want, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_a_page_that_does_not_exist(queries: int) -> None:
+    """As in eager: a negative page counts from the end, and any other is an IndexError before anything is stored."""
+    q, keys, values, table, _ = sample(queries)
+    table[2, 3:] = -1  # nothing is stored there: the sequence has fewer keys
+    inputs = (q, keys, values, table, torch.tensor([7 * PAGE, 1, 40]))
+    result = compiled(pages, inputs)
+    assert passes(pages, result, inputs)
+    for wrong in (PAGES, -PAGES - 1):
+        table[2, 6] = wrong
+        with pytest.raises(IndexError, match="out of"):
+            pages(*inputs)
+        with pytest.raises(IndexError, match="out of bounds"):
+            result.program(list(inputs))
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("spelling", [pages, pages_of_heads, rows], ids=lambda f: f.__name__)
+def test_pages_are_read_in_the_kernel_of_a_gpu(spelling: Spelling, queries: int) -> None:
+    found = [r for r in regions_of(spelling, sample(queries)) if "attention" in r.attributes["label"]]
+    (outcome,) = (check_region(region, chips=()) for region in found)
+    assert outcome.kernel.kind == "attention" and outcome.ok, outcome
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_random_tables_are_padded_batches(dtype: torch.dtype, queries: int, count: int) -> None:
+    """Sequences of up to 300 keys in random pages, some of them shared or missing, in one compilation."""
+    torch._dynamo.reset()
+    fast = torch.compile(pages, backend=backend, options={"strict": True})
+    seeded = random.Random(queries)
+    for _ in range(count):
+        batch, pool, most = seeded.randint(2, 5), seeded.randint(2, 40), seeded.randint(2, 19)
+        q = torch.randn(batch, HEADS * SHARED, queries, WIDTH).to(dtype)
+        keys, values = (torch.randn(pool, PAGE, HEADS, WIDTH).to(dtype) for _ in range(2))
+        lengths = torch.tensor([seeded.choice([0, 1, PAGE, seeded.randint(0, min(300, most * PAGE))]) for _ in q])
+        table = torch.randint(0, pool, (batch, most))
+        table[torch.arange(most) * PAGE >= lengths[:, None]] = -1
+        for x, dims in ((q, [0]), (keys, [0]), (values, [0]), (table, [0, 1]), (lengths, [0])):
+            for dim in dims:
+                torch._dynamo.maybe_mark_dynamic(x, dim)
+        with torch.no_grad():
+            got, padded = fast(q, keys, values, table, lengths), torch.zeros(2, batch, most * PAGE, HEADS, WIDTH)
+            for sequence, length in enumerate(lengths.tolist()):
+                for place in range(length):
+                    page, slot = table[sequence, place // PAGE], place % PAGE
+                    padded[0, sequence, place], padded[1, sequence, place] = keys[page, slot], values[page, slot]
+            k, v = (x.transpose(1, 2) for x in padded)
+            want, exact = (
+                attend(q, k.to(dtype), v.to(dtype), lengths),
+                attend(q.double(), k.double(), v.double(), lengths),
+            )
+        assert compare_outputs(want, got, exact).passed, (lengths, table)
+    (result,) = compiled_graphs()
+    assert is_read_through_the_table(result)
