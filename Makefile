@@ -64,6 +64,7 @@ verify: $(READY) ## everything that takes too long for CI; results with commit, 
 		"tests.campaigns.fuzz --target triton --count 500 --json none" \
 		"tests.campaigns.fuzz --target backend --count 1000 --json none" \
 		tests.campaigns.quantized \
+		tests.campaigns.packed \
 		"tests.campaigns.triton_kernels --full" \
 		"tests.campaigns.triton_kernels --full --mode max-autotune --shapes 2x20,2+20 --dtypes bfloat16,float32" \
 		bench.triton_chips \

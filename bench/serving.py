@@ -53,6 +53,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.serving", description=__doc__)
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--rows", default="1,8,128")
+    parser.add_argument("--models", default="Mixtral,Qwen3-MoE", help="whose experts")
     parser.add_argument("--hidden", type=int, default=1024, help="of the experts' blocks")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
@@ -78,9 +79,9 @@ def _questions(options: argparse.Namespace) -> Iterator[Question]:
     hidden, mixtral, qwen3 = options.hidden, transformers.MixtralConfig, transformers.Qwen3MoeConfig
     few = mixtral(hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_local_experts=8, num_experts_per_tok=2)
     many = qwen3(hidden_size=hidden, moe_intermediate_size=hidden * 3 // 8, num_experts=128, num_experts_per_tok=8)
-    for name, block, config in (
-        ("Mixtral", MixtralSparseMoeBlock, few), ("Qwen3-MoE", Qwen3MoeSparseMoeBlock, many),
-    ):  # fmt: skip
+    models = {"Mixtral": (MixtralSparseMoeBlock, few), "Qwen3-MoE": (Qwen3MoeSparseMoeBlock, many)}
+    for name in options.models.split(","):
+        block, config = models[name]
         for dtype in options.dtypes.split(","):
             for rows in map(int, options.rows.split(",")):
                 x = torch.randn(1, rows, hidden, generator=torch.Generator().manual_seed(options.seed))

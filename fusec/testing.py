@@ -185,7 +185,7 @@ def every_clause_refuses(declared: AnyFusion) -> Iterator[str]:
     """For every clause there are arguments that it alone refuses, and the attempt to match says so."""
     for clause in declared.clauses:
         for draw in islice(derived.refused(clause, declared, tuple(_TOLERANCE)), _CLAUSE_TRIALS):
-            graph = trace(derived.in_company(declared.function), _arguments(declared, draw), symbolic=False)
+            graph = derived.traced(declared.function, _arguments(declared, draw), derived.in_company)
             _rewrite(declared, graph)
             if derived.regions_named(graph, declared.name):
                 yield f"{clause.name} refuses {draw}, and yet it is found"
@@ -226,10 +226,12 @@ def _wrong_kernels(declared: AnyFusion, target: str, dtype: DType, known: str = 
     case = f"{target}, {dtype}, {known} sizes known"
     draw = _draw(declared, dtype)
     if known == "named":
-        graph = trace(declared.function, _arguments(declared, draw, batch=_BATCH), symbolic=False)
+        graph = derived.traced(declared.function, _arguments(declared, draw, batch=_BATCH))
         _forget_batch(graph)
+    elif known == "none":
+        graph = trace(declared.function, _arguments(declared, draw))
     else:
-        graph = trace(declared.function, _arguments(declared, draw), symbolic=known == "none")
+        graph = derived.traced(declared.function, _arguments(declared, draw))
     compiled = compile_graph(graph, Config(target=target))
     yield from (f"{case}: {failure}" for failure in _failures(compiled.remarks))
     kinds = {step.kind for step in compiled.program.steps}
@@ -262,7 +264,7 @@ def _larger_graph(
     batch: tuple[int, int] = (2, 3),
 ) -> Graph:
     arguments = _arguments(declared, _draw(declared, dtype), absent, batch=batch)
-    return trace(derived.in_company(declared.spellings[spelling]), arguments, symbolic=False)
+    return derived.traced(declared.spellings[spelling], arguments, derived.in_company)
 
 
 def _forget_batch(graph: Graph) -> None:
@@ -307,7 +309,7 @@ def _mistaken(declared: AnyFusion) -> Iterator[tuple[str, Graph]]:
     draw = replace(_draw(declared, F32), sizes=(_SQUARE,) * 4)
     arguments = _arguments(declared, draw, batch=(_SQUARE, _SQUARE))
     for spelling, function in declared.spellings.items():
-        graph = trace(function, arguments, symbolic=False)
+        graph = derived.traced(function, arguments)
         library.normalize(graph)
         apply_declared(library.before(declared), graph, library)
         yield from ((f"{spelling}: {what}", made) for what, made in mistakes(graph))
@@ -315,7 +317,7 @@ def _mistaken(declared: AnyFusion) -> Iterator[tuple[str, Graph]]:
         if isinstance(argument, torch.Tensor) and argument.is_floating_point():
             mixed = [*arguments[:i], argument.bfloat16(), *arguments[i + 1 :]]
             with contextlib.suppress(RuntimeError):  # eager refuses it as well
-                graph = trace(declared.function, mixed, symbolic=False)
+                graph = derived.traced(declared.function, mixed)
                 library.normalize(graph)
                 apply_declared(library.before(declared), graph, library)
                 yield f"a bf16 {declared.parameters[i].name}", graph

@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(100_000)  # a tenth of the time would go into walking torch's objects, of which most stay
+    os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")  # which walks them as well, at each compile
     hypothesis.settings.load_profile(
         os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
     )
@@ -108,6 +109,13 @@ def nothing_compiled_before() -> None:
     """A test sees its own ``compiled_graphs()``: Dynamo resets only those backends that it remembers."""
     if dynamo := sys.modules.get("fusec.dynamo"):
         dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def guards_are_not_timed() -> None:
+    """Dynamo times the guards of each compile for its log, and flushes the caches before, which takes 30 ms."""
+    if guards := sys.modules.get("torch._dynamo.guards"):
+        guards.profile_guard_manager = lambda *_: 0.0
 
 
 @pytest.fixture(autouse=True)

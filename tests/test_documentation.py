@@ -6,17 +6,18 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
-from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.config import option_table
 from fusec.rewriting.rule import REWRITES
+from tests.tools.command_line import CliRunner
 
 ROOT = Path(__file__).parents[1]
 README, OPTIONS, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "options.md", ROOT / "docs" / "performance.md"
@@ -72,11 +73,14 @@ def squeezed(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_quickstart_gives_what_eager_gives() -> None:
+def test_the_quickstart_gives_what_eager_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two layers, as the other ten are the same."""
     import torch
+    import transformers
 
     from fusec.dynamo import backend
 
+    monkeypatch.setattr(transformers, "BertConfig", partial(transformers.BertConfig, num_hidden_layers=2))
     torch._dynamo.reset()
     if "fusec" not in torch._dynamo.list_backends():  # not installed, so torch does not know the entry point
         torch._dynamo.register_backend(backend, name="fusec")

@@ -12,6 +12,7 @@ from bench.families import FAMILIES
 from fusec.analysis.memory import moved_bytes
 from fusec.debug.explanation import KINDS
 from fusec.debug.subject import kind_of, subject_of
+from fusec.debug.traffic import traffic
 from fusec.ir.graph import Graph
 from tests.golden_models import optimized
 
@@ -20,15 +21,16 @@ VERSION = f"transformers {metadata.version('transformers')}"
 
 
 def line(family: str, graphs: list[Graph]) -> str:
-    """Launches and bytes of one model, by kind."""
-    launches, moved = Counter[str](), Counter[str]()
-    for graph in graphs:
-        for node in graph:
-            if kind := kind_of(node, subject_of(graph)):
+    """Launches and bytes of one model, by kind, and those of values that one writes and another reads."""
+    launches, moved, subjects = Counter[str](), Counter[str](), list(map(subject_of, graphs))
+    for subject in subjects:
+        for node in subject.final:
+            if kind := kind_of(node, subject):
                 launches[kind] += 1
                 moved[kind] += int(moved_bytes(node))
     cells = [f"{launches[kind]:3} {kind} {moved[kind]:9,} B" for kind in KINDS]
-    return "  ".join([f"{family:11}", *cells, f"together {sum(moved.values()):9,} B"])
+    cells += [f"together {sum(moved.values()):9,} B", f"between {traffic(subjects, {}).bytes:9,} B"]
+    return "  ".join([f"{family:11}", *cells])
 
 
 def _title(shape: tuple[int, int]) -> str:

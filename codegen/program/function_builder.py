@@ -14,6 +14,7 @@ from fusec.ir.types import ScalarType, Size, TensorType, contiguous_strides, sam
 from fusec.loops.strides import dense
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.layout import copied, with_strides
+from fusec.reference.sizes import unknown_symbol
 
 StepKind = Literal["kernel", "vendor", "opaque", "copy", "write", "interpreted"]
 
@@ -117,6 +118,14 @@ class FunctionBuilder:
             for d, n in enumerate(value.type.shape):
                 self._bind(n, f"{self.names[value]}.shape[{d}]")
 
+    def bind_shapes(self, values: Sequence[Value]) -> None:
+        """Append lines that read the size symbols that occur in the shapes of several values."""
+        before = -1
+        while len(self.symbols) > before:  # a product may be of symbols that come later
+            before = len(self.symbols)
+            for value in values:
+                self.bind_symbols(value)
+
     def bind_strides(self, value: Value) -> None:
         """Append lines that read the size symbols that occur only in the strides of a value."""
         if isinstance(value.type, TensorType):
@@ -124,18 +133,12 @@ class FunctionBuilder:
                 self._bind(n, f"{self.names[value]}.stride({d})")
 
     def _bind(self, size: Size | None, text: str) -> None:
-        if size is None or isinstance(size, int) or not size.free_symbols:
+        if (unknown := unknown_symbol(size, self.symbols)) is None:
             return
-        unknown = [s for s in size.free_symbols if str(s) not in self.symbols]
-        if len(unknown) != 1:
-            return
-        (symbol,) = unknown
-        slope = size.coeff(symbol, 1)
-        rest = (size - slope * symbol).expand()
-        if slope != 0 and symbol not in rest.free_symbols and symbol not in slope.free_symbols:
-            self.symbols.add(str(symbol))
-            found = text if rest == 0 else f"({text} - ({PYTHON.print(rest)}))"
-            self.line(f"{symbol} = {found}" if slope == 1 else f"{symbol} = {found} // ({PYTHON.print(slope)})")
+        symbol, slope, rest = unknown
+        self.symbols.add(str(symbol))
+        found = text if rest == 0 else f"({text} - ({PYTHON.print(rest)}))"
+        self.line(f"{symbol} = {found}" if slope == 1 else f"{symbol} = {found} // ({PYTHON.print(slope)})")
 
     # ------------------------------------------------------------------ tensors
 

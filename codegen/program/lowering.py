@@ -66,8 +66,7 @@ class Lowering:
             # Autograd detects by the version counter when a tensor that was saved for backward is modified.
             function = self.code.constant(torch.autograd.graph.increment_version, "increment_version")
             self.code.line(f"{function}([{', '.join(counted)}])")
-        for value in self.graph.inputs:
-            self.code.bind_symbols(value)
+        self.code.bind_shapes(self.graph.inputs)
         for value in self.graph.inputs:
             self.code.bind_strides(value)
         self._lower_folded_values()

@@ -1,6 +1,6 @@
 """Bytes and arithmetic of nodes and values, as expressions over the sizes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
@@ -43,6 +43,25 @@ def ends(region: Node) -> tuple[Value, ...]:
 def body_ends(body: Graph) -> tuple[Value, ...]:
     """Return the values that a region with this body would load and store, as values of the body."""
     return (*filter(_is_read, body.inputs), *_looked_up(body), *map(stored_value, body.outputs))
+
+
+def read_bytes(node: Node, operand: Value) -> Size:
+    """Return the bytes that a node reads of an operand: of a table, the elements that it looks up."""
+    if node.has(Trait.WRITE) and node.operands[0] is operand:
+        return 0
+    if not node.has(Trait.REGION):
+        return touched_bytes(node.result) if is_lookup(node) and node.operands[0] is operand else touched_bytes(operand)
+    inner = dict(zip(node.operands, node.body.inputs, strict=True))[operand]
+    return touched_bytes(operand) if _is_read(inner) else _sum(_found_in(inner))
+
+
+def _found_in(table: Value) -> Iterator[Value]:
+    """Yield what lookups find in a value, or in views of it."""
+    for user in table.users:
+        if user.has(Trait.VIEW):
+            yield from _found_in(user.result)
+        elif user.has(Trait.LOOKUP) and user.operands[0] is table:
+            yield user.result
 
 
 def _looked_up(body: Graph) -> list[Value]:

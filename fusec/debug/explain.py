@@ -22,6 +22,7 @@ from fusec.debug.subject import (
     subject_of,
     usual_reason,
 )  # fmt: skip
+from fusec.debug.traffic import intermediate_bytes, traffic
 from fusec.ir.graph import Graph, Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import ASSUMED_SIZE, estimate
@@ -95,6 +96,7 @@ def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = 
         sizes,
         sum(s.copies for s in subjects),
         site_statuses(model, subjects) if hasattr(model, "named_modules") else [],
+        traffic(subjects, sizes),
         subjects[0].machine if subjects else assumed_cpu(),
     )
 
@@ -145,6 +147,7 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
     for subject in subjects:
         rooflines = Rooflines(subject, sizes)
         edited = {r.subject: r.reason for r in subject.remarks if r.pass_name == EDITED}
+        between = intermediate_bytes(subject, sizes)
         for node in subject.final.nodes:
             kind = kind_of(node, subject)
             if not kind:
@@ -159,6 +162,7 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
                 rows[key].edited = edited.get(name, "")
             row = rows[key]
             row.launches += 1
+            row.intermediate_bytes += between.get(node, 0)
             row.nodes.append(node)
             row.sources = tuple(dict.fromkeys((*row.sources, *_places(node))))[:8]
             launches[key].append(rooflines.of(node))

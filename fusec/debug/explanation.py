@@ -7,6 +7,7 @@ from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.debug.roofline import Roofline, Totals, totals
 from fusec.debug.site_status import SiteStatus
 from fusec.debug.subject import Subject
+from fusec.debug.traffic import Traffic
 from fusec.ir.graph import Node
 from fusec.remarks import Remark
 
@@ -32,6 +33,8 @@ class KernelRow:
     formula: str = ""
     roofline: Roofline = _NOTHING
     """One launch against the limits of the machine."""
+    intermediate_bytes: int = 0
+    """Bytes of values that another kernel writes or reads, by all launches."""
     edited: str = ""
     """Path of the edit that the kernel is built from; "" for the generated source."""
     nodes: list[Node] = field(default_factory=list)
@@ -93,6 +96,8 @@ class Explanation:
     """Copies made where layouts differ."""
     sites: list[SiteStatus] = field(default_factory=list)
     """Sites where a fusion is expected, with their status; empty without a module."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """The bytes that are moved between kernels."""
     machine: Machine = field(default_factory=assumed_cpu)
     """The machine that times are predicted for."""
 
@@ -124,6 +129,7 @@ class Explanation:
             "regions": self.regions,
             "launches": {kind: self.launches(kind) for kind in KINDS},
             "coverage": self.coverage,
+            "intermediates": self.traffic.to_json(),
             "kernels": [k.to_json() for k in self.kernels],
             "fallbacks": [f.to_json() for f in self.fallbacks],
             "near_misses": [r.to_json() for r in self.near_misses],

@@ -1,6 +1,7 @@
 """An explanation as tables on a terminal."""
 
 import math
+from collections import Counter
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -13,6 +14,7 @@ from fusec.codegen.program.recordings import PASS_NAME as RECORDED
 from fusec.debug.explanation import KINDS, Explanation
 from fusec.debug.site_status import GENERAL, SiteStatus
 from fusec.debug.text import amount, cut_rows, duration, new_table, shorten_sources
+from fusec.debug.traffic import Intermediate
 from fusec.remarks import Remark
 
 COLOURS = {"generated": "green", "vendor": "blue", "opaque": "yellow"}
@@ -26,6 +28,7 @@ def explanation_view(explanation: Explanation, everything: bool = False) -> Rend
     parts += [_regions(explanation)] if explanation.regions else []
     parts += [coverage_bars(explanation), ""]
     parts += [kernel_table(explanation, most)] if explanation.kernels else ["[dim]No kernels.[/]"]
+    parts += [traffic_table(explanation, most)] if explanation.traffic.intermediates else []
     parts += [_fallback_table(explanation, most)] if explanation.fallbacks else ["[green]Nothing falls back.[/]"]
     of_patterns = [r for r in explanation.near_misses if "clause" in r.figures]
     others = [r for r in explanation.near_misses if "clause" not in r.figures]
@@ -72,13 +75,33 @@ def coverage_bars(e: Explanation, width: int = 48) -> Table:
 
 def kernel_table(e: Explanation, most: int) -> Table:
     """Generated kernels, vendor calls and ATen calls, those that move most first."""
-    table = new_table("Kernels", "kernel", "runs", "launches", "bytes", "FLOPs", "fusions, sources", numbers=(2, 3, 4))
+    columns = ("kernel", "runs", "launches", "bytes", "intermediate", "FLOPs", "fusions, sources")
+    table = new_table("Kernels", *columns, numbers=(2, 3, 4, 5))
     for row in e.kernels[:most]:
         about = ", ".join(row.fusions) + ("\n" if row.fusions and row.sources else "")
         where = Text(about, style="magenta") + Text(shorten_sources(row.sources), style="dim")
         kind = Text(row.kind, style=COLOURS[row.kind]).append(", edited" if row.edited else "", style="red")
-        table.add_row(escape(row.name), kind, str(row.launches), amount(row.bytes, "B"), amount(row.flops), where)
+        moved = (amount(row.bytes, "B"), amount(row.intermediate_bytes, "B"))
+        table.add_row(escape(row.name), kind, str(row.launches), *moved, amount(row.flops), where)
     return cut_rows(table, len(e.kernels) - most)
+
+
+def traffic_table(e: Explanation, most: int) -> Table:
+    """Values that one kernel writes and another reads, those that move most first; equal ones together."""
+    t = e.traffic
+    of = f"{amount(t.bytes, 'B')}, {t.ratio:.2g} times inputs, weights and results"
+    table = new_table(f"Written and read again: {of}", "bytes", "value", "from", "to", "why", numbers=(0,))
+    equal: dict[tuple[str, ...], list[Intermediate]] = {}
+    for value in t.intermediates:
+        equal.setdefault((value.type, value.writer, *value.readers, value.reason), []).append(value)
+    rows = sorted(equal.values(), key=lambda same: -sum(v.bytes for v in same))
+    for same in rows[:most]:
+        first, times = same[0], f" ×{len(same)}" if len(same) > 1 else ""
+        readers = [f"{name} ×{n}" if n > 1 else name for name, n in Counter(first.readers).items()]
+        place = Text(f"{first.type}{times}").append(f"\n{first.place}" if first.place else "", style="dim")
+        moved = amount(sum(v.bytes for v in same), "B")
+        table.add_row(moved, place, escape(first.writer), escape(", ".join(readers)), escape(first.reason))
+    return cut_rows(table, len(rows) - most)
 
 
 def roofline_view(e: Explanation, everything: bool = False) -> RenderableType:

@@ -11,7 +11,7 @@ import torch
 from fusec.frontend.sizes import to_size
 from fusec.ir.graph import Graph
 from fusec.ir.types import ScalarType, Size, TensorType
-from fusec.reference.sizes import as_number
+from fusec.reference.sizes import as_number, unknown_symbol
 from fusec.remarks import Remarks
 
 
@@ -58,6 +58,20 @@ class Output:
     number: Any = None
 
 
+@dataclass(frozen=True)
+class Binding:
+    """The computation of a size symbol: what is read is ``slope * symbol + rest``."""
+
+    symbol: sympy.Symbol
+    slope: Size
+    rest: Size
+    read: Callable[[list[Any]], int]
+
+    def value(self, args: list[Any], sizes: dict[sympy.Symbol, int]) -> int:
+        """Return the value of the symbol, given those of others."""
+        return int((self.read(args) - _value(self.rest, sizes)) // _value(self.slope, sizes))
+
+
 @dataclass
 class Imported:
     """A graph and all that is needed to call it as the torch graph was called."""
@@ -74,12 +88,14 @@ class Imported:
         constants, outputs = self.constants, self.outputs
         if not constants and all(o.index == i for i, o in enumerate(outputs)):
             return program
-        symbols = self.bindings() if any(_sizes(o) for o in outputs) else {}
+        bindings = self.bindings() if any(_sizes(o) for o in outputs) else []
         kept = {o.view.index for o in outputs if o.view is not None and o.view.of == "input"}
         kept.update(o.input for o in outputs if o.input is not None)
 
         def call(args: list[Any]) -> list[Any]:
-            sizes = {s: read(args) for s, read in symbols.items()}
+            sizes: dict[sympy.Symbol, int] = {}
+            for binding in bindings:
+                sizes[binding.symbol] = binding.value(args, sizes)
             inputs = {i: args[i] for i in kept}
             given = [*args, *constants]
             args.clear()
@@ -91,19 +107,24 @@ class Imported:
 
         return call
 
-    def bindings(self) -> "dict[sympy.Symbol, Callable[[list[Any]], int]]":
-        """Return how each size symbol is read from the arguments."""
-        found: dict[sympy.Symbol, Callable[[list[Any]], int]] = {}
+    def bindings(self) -> list[Binding]:
+        """Return how each size symbol is read from the arguments, those that it is computed from before it."""
+        facts: list[tuple[Size | None, Callable[[list[Any]], int]]] = []
         for i, value in enumerate(self.graph.inputs):
-            if isinstance(value.type, ScalarType) and isinstance(value.type.expr, sympy.Symbol):
-                found.setdefault(value.type.expr, partial(_read_number, i))
+            if isinstance(value.type, ScalarType):
+                facts.append((value.type.expr, partial(_read_number, i)))
             if isinstance(value.type, TensorType):
                 for d, (n, stride) in enumerate(zip(value.type.shape, value.type.strides, strict=True)):
-                    if isinstance(n, sympy.Symbol):
-                        found.setdefault(n, partial(_read_dim, torch.Tensor.size, i, d))
-                    if isinstance(stride, sympy.Symbol):
-                        found.setdefault(stride, partial(_read_dim, torch.Tensor.stride, i, d))
-        return found
+                    facts.append((n, partial(_read_dim, torch.Tensor.size, i, d)))
+                    facts.append((stride, partial(_read_dim, torch.Tensor.stride, i, d)))
+        found: dict[str, Binding] = {}
+        before = -1
+        while len(found) > before:  # a product may be of symbols that come later
+            before = len(found)
+            for size, read in facts:
+                if (unknown := unknown_symbol(size, found)) is not None:
+                    found[unknown[0].name] = Binding(*unknown, read)
+        return list(found.values())
 
 
 def _read_number(index: int, args: list[Any]) -> int:

@@ -15,10 +15,11 @@ from fusec.frontend.caches import CacheWrites
 from fusec.frontend.calling import Imported, Output, View
 from fusec.frontend.checkpointing import without_states
 from fusec.frontend.dtypes import tensor_type, to_dtype, to_type
+from fusec.frontend.lengths import finalize_lengths, multiples_as_products
 from fusec.frontend.lowering import HANDLERS, Call, Lowering
 from fusec.frontend.opaque import Template, attribute, bind
 from fusec.frontend.predictions import check_views_by_strides
-from fusec.frontend.sizes import Real, finalize_lengths, finalize_numbers, to_plain, to_size
+from fusec.frontend.sizes import Real, finalize_numbers, to_plain, to_size
 from fusec.frontend.sources import source_of
 from fusec.frontend.targets import (
     CHECKS,
@@ -68,7 +69,8 @@ def import_for_call(gm: GraphModule, names: Sequence[str] = (), weights: Collect
     check_views_by_strides(gm.graph)
     finalize_lengths(gm.graph)
     finalize_numbers(gm.graph)
-    return Importer(gm, names=names, weights=weights, tolerant=True).run(aliases=True)
+    with multiples_as_products(gm.graph):
+        return Importer(gm, names=names, weights=weights, tolerant=True).run(aliases=True)
 
 
 class Importer:

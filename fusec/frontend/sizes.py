@@ -8,7 +8,8 @@ import sympy
 import torch
 
 from fusec.errors import ImportFailure
-from fusec.ir.types import Size, quotient, simplify, symbol
+from fusec.frontend.lengths import product_for
+from fusec.ir.types import Size, quotient, simplify
 
 
 def _remainder(a: Any, b: Any) -> Any:
@@ -53,21 +54,6 @@ class Real:
     expr: Any
 
 
-def finalize_lengths(graph: torch.fx.Graph) -> None:
-    """Guard on the lengths that an attention call requires: equal batches, and as many keys as values and mask columns.
-
-    Dynamo makes the lengths of a growing cache different symbols, and ATen's own check is inside the call, which
-    stays whole. Comparing symbols installs a guard, which unifies them.
-    """
-    for node in graph.nodes:
-        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-            query, key, value, *mask = (a.meta["val"].shape for a in node.args[:4] if isinstance(a, torch.fx.Node))
-            batch = zip(query[:-2], key[:-2], strict=False)
-            for a, b in (*batch, *zip(key[:-1], value[:-1], strict=False), *((key[-2], given[-1]) for given in mask)):
-                if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
-                    bool(a == b)
-
-
 def finalize_numbers(graph: torch.fx.Graph) -> None:
     """Guard on the sign of symbolic numbers in calls: symbols of the IR are positive, so a number is positive or 0.
 
@@ -94,7 +80,7 @@ def to_size(value: Any) -> Size:
 
 
 def to_plain(expr: Any) -> Any:
-    """A sympy expression of torch over our symbols and sympy's own functions.
+    """A sympy expression of torch over our symbols, or products of these, and sympy's own functions.
 
     Raises:
         ImportFailure: for a function without a plain meaning.
@@ -102,7 +88,7 @@ def to_plain(expr: Any) -> Any:
     if isinstance(expr, (int, float)):
         return sympy.sympify(expr)
     if expr.is_Symbol:
-        return symbol(expr.name)
+        return product_for(expr.name)
     if expr.is_Float and (exact := sympy.Rational(float(expr))).q <= _EXACT:
         return exact
     if not expr.args:

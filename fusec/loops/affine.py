@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 
 import sympy
@@ -97,6 +98,11 @@ def divide(a: Size, b: Size) -> Size | None:
     """Return ``a / b`` where the division is proven to be exact, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
+    return _divide_symbols(a, b)
+
+
+@lru_cache(maxsize=4096)  # every index asks it of the few sizes of a graph
+def _divide_symbols(a: Size, b: Size) -> Size | None:
     quotient = sympy.cancel(sympy.sympify(a) / b)
     return simplify(quotient) if quotient.is_integer else None
 

@@ -163,7 +163,8 @@ class NormalFloat4(Format):
         """Return the nearest codes, uint8."""
         numbers = scales["numbers"].float()
         between = (numbers[1:] + numbers[:-1]) / 2
-        return torch.bucketize(weight.float() / scales["scale"].float()[..., None], between).to(torch.uint8)
+        scaled = (weight.float() / scales["scale"].float()[..., None]).contiguous()
+        return torch.bucketize(scaled, between).to(torch.uint8)
 
     def decode(self, codes: Tensor, scales: Parts, dtype: torch.dtype) -> Tensor:
         """Return the dequantized values."""

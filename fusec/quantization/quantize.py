@@ -1,6 +1,6 @@
 """Conversion of a model's linear layers to quantized weights, in place, with a report of size and accuracy."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from statistics import fmean
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fusec.errors import OptionError
 from fusec.quantization.formats import Format, format_named
+from fusec.quantization.layers import linear_layers, other_weights, shared_weights
 from fusec.quantization.linear import QuantizedLinear
 from fusec.quantization.report import QuantizationReport, QuantizedLayer
 from fusec.quantization.rounding import round_for_inputs, round_to_nearest
@@ -19,7 +20,6 @@ from fusec.quantization.rounding import round_for_inputs, round_to_nearest
 Inputs: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
 Sample: TypeAlias = Inputs | list[Any]
 """Inputs of a model, or a list of several."""
-Layers: TypeAlias = Mapping[str, nn.Linear]
 
 
 def quantize(
@@ -32,11 +32,14 @@ def quantize(
 ) -> QuantizationReport:
     """Replace the linear layers of a model by ones with quantized weights, in place.
 
+    Those are ``nn.Linear`` and the ``Conv1D`` of ``transformers``. Other modules with weights of two or more dims, such
+    as convolutions, embeddings and stacked experts, stay as they are, and the report names them.
+
     The new layers are plain PyTorch: they run in eager, keep gradients of their inputs, and their codes and scales are
     in the ``state_dict``. A model that is built and quantized the same way loads it.
 
     Args:
-        model: the model; a linear layer itself has no parent to be replaced in.
+        model: the model; a linear layer itself has no parent to be replaced in, and stays.
         format: ``int8`` (groups of 128 columns), ``int4`` (groups of 64, with zero points), ``nf4`` (groups of 64), or
             one with other groups: ``int8-row`` (one for each row), ``int4-g32``; ``fp8`` (float8 E4M3, a scale for each
             row); or ``w8a8`` and ``w4a8``, which are ``int8-row`` and ``int4`` with inputs that are quantized to int8
@@ -54,9 +57,9 @@ def quantize(
     Raises:
         OptionError: for an unknown format, or a pattern that fits no linear layer.
     """
-    linears = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and name}
+    linears = linear_layers(model)
     chosen, skipped = _choose(model, linears, format_named(format), layers or {})
-    squares, before = _observe(model, {name: linears[name] for name in chosen}, sample)
+    squares, before = _observe(model, chosen, sample)
     made: dict[str, QuantizedLinear] = {}
     for name in _shown([*chosen], progress):
         weight, found = linears[name].weight.detach(), chosen[name]
@@ -67,7 +70,7 @@ def quantize(
             skipped[name] = error.reason
             continue
         made[name] = QuantizedLinear(linears[name], found, parts)
-    cosines = _cosines(model, linears, made, sample)
+    cosines = _cosines(model, made, sample)
     for name, layer in made.items():
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, layer)
@@ -81,35 +84,27 @@ def quantize(
 
 
 def _choose(
-    model: nn.Module, linears: Layers, usual: Format, given: Mapping[str, str | None]
+    model: nn.Module, linears: Mapping[str, nn.Linear], usual: Format, given: Mapping[str, str | None]
 ) -> tuple[dict[str, Format], dict[str, str]]:
     """Return the format of each layer, and for the others why they have none."""
     for pattern in given:
         if not any(fnmatchcase(name, pattern) for name in linears):
             raise OptionError(f"no linear layer fits {pattern!r}", fix=f"there are {', '.join([*linears][:6])}, …")
     formats = {pattern: name and format_named(name) for pattern, name in given.items()}
-    shared = _shared_weights(model)
+    shared = shared_weights(model)
     chosen: dict[str, Format] = {}
     skipped: dict[str, str] = {}
-    for name, linear in linears.items():
+    for name in linears:
+        weight = model.get_submodule(name).weight
         patterns = [p for p in given if fnmatchcase(name, p)]
         found = formats[patterns[0]] if patterns else usual
         if not found:
             skipped[name] = f"left out by {patterns[0]!r}"
-        elif id(linear.weight) in shared:
-            skipped[name] = f"shares its weight with {shared[id(linear.weight)]}"
+        elif id(weight) in shared:
+            skipped[name] = f"shares its weight with {shared[id(weight)]}"
         else:
             chosen[name] = found
-    return chosen, skipped
-
-
-def _shared_weights(model: nn.Module) -> dict[int, str]:
-    """Return the parameters that modules share, by identity, each with the name of one owner."""
-    owners: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
-    return {key: names[0] for key, names in owners.items() if len(names) > 1}
+    return chosen, skipped | dict(other_weights(model, linears))
 
 
 def _shown(names: list[str], shown: bool) -> Iterator[str]:
@@ -118,42 +113,40 @@ def _shown(names: list[str], shown: bool) -> Iterator[str]:
     yield from track(names, "Quantizing", transient=True, disable=not shown)
 
 
-def _observe(model: nn.Module, linears: Layers, sample: Sample | None) -> tuple[dict[str, Tensor], list[Any]]:
-    """Run a model on a sample; return Σ xᵀ·x of the inputs of each layer, and the model's results."""
+def _observe(model: nn.Module, names: Iterable[str], sample: Sample | None) -> tuple[dict[str, Tensor], list[Any]]:
+    """Run a model on a sample; return Σ xᵀ·x of the inputs of these layers, and the model's results."""
     squares: dict[str, Tensor] = {}
 
     def add(name: str, x: Tensor, output: Tensor) -> None:
         rows = x.reshape(-1, x.shape[-1]).float()
         squares[name] = squares.get(name, 0) + rows.T @ rows
 
-    with _watching(linears, add):
+    with _watching(model, names, add):
         return squares, _run(model, sample)
 
 
-def _cosines(
-    model: nn.Module, linears: Layers, made: Mapping[str, QuantizedLinear], sample: Sample | None
-) -> dict[str, float]:
+def _cosines(model: nn.Module, made: Mapping[str, QuantizedLinear], sample: Sample | None) -> dict[str, float]:
     """Return the least cosine between rows of the results of each layer on a sample, dense and quantized."""
     cosines: dict[str, float] = {}
 
     def compare(name: str, x: Tensor, output: Tensor) -> None:
         cosines[name] = min(cosines.get(name, 1.0), _cosine(output, made[name](x)))
 
-    with _watching({name: linears[name] for name in made}, compare):
+    with _watching(model, made, compare):
         _run(model, sample)
     return cosines
 
 
 @contextmanager
-def _watching(linears: Layers, see: Callable[[str, Tensor, Tensor], None]) -> Iterator[None]:
-    """Call a function with the name, the input and the output of each layer when it runs."""
+def _watching(model: nn.Module, names: Iterable[str], see: Callable[[str, Tensor, Tensor], None]) -> Iterator[None]:
+    """Call a function with the name, the input and the output of each of these layers when it runs."""
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         return lambda module, inputs, output: see(name, inputs[0].detach(), output.detach())
 
     with ExitStack() as hooks:
-        for name, linear in linears.items():
-            hooks.callback(linear.register_forward_hook(hook(name)).remove)
+        for name in names:
+            hooks.callback(model.get_submodule(name).register_forward_hook(hook(name)).remove)
         yield
 
 

@@ -26,7 +26,7 @@ class QuantizationReport:
 
     layers: tuple[QuantizedLayer, ...]
     skipped: tuple[tuple[str, str], ...]
-    """Linear layers that were left as they are, and why."""
+    """Linear layers, and other modules with weights of two or more dims, that were left as they are, and why."""
     cosine: float | None = None
     """Least cosine between a row of the model's first result on the sample and before; None without a sample."""
     losses: tuple[float, float] | None = None

@@ -1,6 +1,6 @@
 """Symbols of sizes get their values from the inputs of a call."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, cast
 
 import sympy
@@ -24,15 +24,32 @@ def bind_symbols(graph: Graph, inputs: Sequence[Any]) -> dict[str, int]:
                 raise GraphError(f"size {expr} is {symbols[expr.name]} and {value}", where=f"inputs of {graph.name}")
         elif not isinstance(expr, int):
             derived.append((expr, value))
-    for expr, value in derived:
-        unknown = [s for s in expr.free_symbols if s.name not in symbols]
-        if len(unknown) == 1:
-            (missing,) = unknown
-            known = expr.subs({s: symbols[s.name] for s in expr.free_symbols if s is not missing})
-            found = [n for n in sympy.solve(known - value, missing) if n.is_Integer and n > 0]
-            if found:
-                symbols[missing.name] = int(found[0])
+    before = -1
+    while len(symbols) > before:  # a product may be of symbols that come later
+        before = len(symbols)
+        for expr, value in derived:
+            unknown = [s for s in expr.free_symbols if s.name not in symbols]
+            if len(unknown) == 1:
+                (missing,) = unknown
+                known = expr.subs({s: symbols[s.name] for s in expr.free_symbols if s is not missing})
+                found = [n for n in sympy.solve(known - value, missing) if n.is_Integer and n > 0]
+                if found:
+                    symbols[missing.name] = int(found[0])
     return symbols
+
+
+def unknown_symbol(size: Size | None, known: Container[str]) -> tuple[sympy.Symbol, Size, Size] | None:
+    """Return the one symbol of a size that is not known, where it is linear in it, with its slope and the rest."""
+    if size is None or isinstance(size, int):
+        return None
+    unknown = [s for s in size.free_symbols if s.name not in known]
+    if len(unknown) != 1:
+        return None
+    (symbol,) = unknown
+    slope = size.coeff(symbol, 1)
+    rest = (size - slope * symbol).expand()
+    linear = slope != 0 and symbol not in rest.free_symbols and symbol not in slope.free_symbols
+    return (symbol, slope, rest) if linear else None
 
 
 def as_number(argument: Any) -> int:

@@ -115,7 +115,7 @@ class PatternLibrary:
 
     def title(self, declared: Declaration, spelling: str, dtype: DType, present: tuple[str, ...]) -> str:
         """Return the key in ``kinds`` of a pattern that fusec's sources alone determine; empty for any other."""
-        if not _is_own(declared) or any(isinstance(d, Rewrite) for d in _of_users()):
+        if not _is_own(declared) or not all(map(_is_own, REWRITES.values())):
             return ""
         return f"{declared.name} {spelling}({', '.join(present)}) {dtype} without {sorted(self.disabled)}"
 

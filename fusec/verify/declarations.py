@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,6 +19,8 @@ from fusec.rewriting.fusion import Clause, Dims, Fusion, Parameter
 from fusec.rewriting.match import Match
 from fusec.rewriting.pattern import choices
 from fusec.verify.rewrites import check_rewrite
+
+Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,18 @@ class _Sampler:
         return next(self.numbers, (32 + int(torch.randint(64, (), generator=self.generator))) / 256)
 
 
+_traced: dict[tuple[Any, ...], Graph] = {}
+
+
+def traced(function: Callable[..., Any], arguments: Sequence[Any], around: Wrap | None = None) -> Graph:
+    """Return the graph of a declaration's function, in a wrapper if any, traced once for arguments of equal types."""
+    types = ((a.dtype, a.shape, a.stride()) if isinstance(a, torch.Tensor) else (type(a), a) for a in arguments)
+    key = (function, around, *types)
+    if key not in _traced:
+        _traced[key] = trace(around(function) if around else function, arguments, symbolic=False)
+    return _traced[key].copy()
+
+
 def spellings_that_differ(declared: Fusion[Any, Any], draw: Draw, tolerance: float = 1e-5) -> list[str]:
     """The spellings whose results are not those of the declaration, and where.
 
@@ -138,12 +152,12 @@ def spellings_that_differ(declared: Fusion[Any, Any], draw: Draw, tolerance: flo
     for present in choices(declared.parameters):
         arguments = sample_arguments(declared.parameters, present=present, draw=draw)
         wanted = _as_list(declared.function(*arguments))
-        graph = trace(declared.function, arguments, symbolic=False)
+        graph = traced(declared.function, arguments)
         for name, function in declared.spellings.items():
             found = _as_list(function(*arguments))
             why = _difference(wanted, found, tolerance)
             if not why and function is not declared.function:
-                result = check_rewrite(graph, trace(function, arguments, symbolic=False), exact=False)
+                result = check_rewrite(graph, traced(function, arguments), exact=False)
                 why = "" if result else result.message
             wrong += [f"{name}({', '.join(present)}): {why}"] if why else []
     return wrong
@@ -171,7 +185,7 @@ def contradiction(declared: Fusion[Any, Any], match: Match) -> str:
         return ""  # a number that the graph computes
     operands = list(dict.fromkeys(b for b in bound if isinstance(b, Value)))
     given = {v: torch.randn([int(n) for n in v.shape]).to(torch_dtype(v.dtype)) for v in operands}
-    said = trace(declared.function, [given[b] if isinstance(b, Value) else b for b in bound], symbolic=False)
+    said = traced(declared.function, [given[b] if isinstance(b, Value) else b for b in bound])
     found, wanted = cut(operands, sorted_nodes(match), match.outputs), Graph(declared.name)
     inputs = {v: wanted.add_input(v.type) for v in operands}
     to = dict(zip(said.inputs, (inputs[b] for b in bound if isinstance(b, Value)), strict=True))

@@ -247,7 +247,7 @@ def _half_power(x: FieldTensor, halves: int) -> FieldTensor:
     """X to the power of halves/2."""
     base = x if halves % 2 == 0 else x.map(modular.sqrt)
     exponent = abs(halves) // 2 if halves % 2 == 0 else abs(halves)
-    found = base.map(lambda r, p: modular.power(r, torch.tensor(exponent), p))
+    found = base.map(lambda r, p: modular.power(r, exponent, p))
     return found.map(modular.inverse) if halves < 0 else found
 
 

@@ -16,29 +16,35 @@ _SMALL = 15
 """Bits of the lower limb in a sum of products: its products have 46 bits, so 2¹⁷ of them sum up without overflow."""
 
 
-def power(base: Tensor, exponent: Tensor, p: int) -> Tensor:
+def power(base: Tensor, exponent: Tensor | int, p: int) -> Tensor:
     """base^exponent by squaring, elementwise; exponents are not negative."""
-    base, exponent = torch.broadcast_tensors(base, exponent)
+    if isinstance(exponent, int):
+        result = torch.ones_like(base)
+        for bit in f"{exponent:b}":
+            result = result * result % p
+            result = result * base % p if bit == "1" else result
+        return result
+    base, left = torch.broadcast_tensors(base, exponent)
     result = torch.ones_like(base)
-    while bool((exponent > 0).any()):
-        result = torch.where(exponent % 2 == 1, result * base % p, result)
-        base, exponent = base * base % p, exponent // 2
+    while bool((left > 0).any()):
+        result = torch.where(left % 2 == 1, result * base % p, result)
+        base, left = base * base % p, left // 2
     return result
 
 
 def inverse(x: Tensor, p: int) -> Tensor:
     """Return 1/x by Fermat's little theorem, and 0 for 0."""
-    return power(x, torch.tensor(p - 2), p)
+    return power(x, p - 2, p)
 
 
 def sqrt(x: Tensor, p: int) -> Tensor:
     """A multiplicative map whose square is x where x has a square root, and -x otherwise."""
-    return power(x, torch.tensor((p + 1) // 4), p)
+    return power(x, (p + 1) // 4, p)
 
 
 def sign(x: Tensor, p: int) -> Tensor:
     """The Legendre symbol: 1 for squares, -1 for the others, 0 for 0; multiplicative and odd, as the sign is."""
-    return power(x, torch.tensor((p - 1) // 2), p)
+    return power(x, (p - 1) // 2, p)
 
 
 def product(x: Tensor, dims: tuple[int, ...], p: int) -> Tensor:

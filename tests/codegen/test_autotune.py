@@ -56,13 +56,16 @@ class Clock:
     """Seconds that pass only where a kernel says so."""
 
     def __init__(self) -> None:
-        self.now, self.timed = 0.0, 0
+        self.now, self.timed, self.is_running = 0.0, 0, False
 
     def timer(self) -> Any:
         def timed(run: Any) -> float:
             self.timed += 1
-            begun = self.now
-            run()
+            begun, self.is_running = self.now, True
+            try:
+                run()
+            finally:
+                self.is_running = False
             return self.now - begun
 
         return timed
@@ -79,6 +82,7 @@ class Bench:
         self.refused: set[KernelConfig] = set()
         self.too_large: set[KernelConfig] = set()
         self.ran: list[KernelConfig | None] = []
+        self.timed: list[TritonKernel] = []
         bench = self
 
         class Simulated(TritonKernel):
@@ -92,7 +96,9 @@ class Bench:
                     raise BuildError("out of shared memory")
                 if self.kernel.config in bench.crashing:
                     raise RuntimeError("out of shared memory")
-                super().__call__(buffers, symbols)
+                if not (bench.clock.is_running and self in bench.timed):  # what is timed again takes as long as is said
+                    super().__call__(buffers, symbols)
+                bench.timed += [self] if bench.clock.is_running else []
                 bench.ran.append(self.kernel.config)
                 bench.clock.now += bench.seconds.get(self.kernel.config, 1.0)
                 if self.kernel.config in bench.wrong:

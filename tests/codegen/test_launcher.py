@@ -96,8 +96,10 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def standing_in(stand_in: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """For Triton's driver, as long as any kernel lives that it has loaded: it is asked to unload them."""
     monkeypatch.setattr(type(driver), "active", stand_in)
+    gc.freeze()  # what other tests have made is not searched
     yield stand_in
     gc.collect()
+    gc.unfreeze()
 
 
 def refuse_to_compile(heard: Driver, patch: pytest.MonkeyPatch, kernel: TritonKernel) -> None:

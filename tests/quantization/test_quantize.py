@@ -80,7 +80,10 @@ def test_the_report() -> None:
         dense = model(tokens)
     report = fusec.quantize(model, "int4", layers={"d*": "int8", "head": None}, sample=(tokens,), progress=False)
     assert {layer.name: layer.format for layer in report.layers} == {"gate": "int4", "up": "int4", "down": "int8"}
-    assert report.skipped == (("head", "left out by 'head'"),)
+    assert report.skipped == (
+        ("head", "left out by 'head'"),
+        ("embed", "Embedding is not replaced: weight [40, 128]"),
+    )
     assert isinstance(model.gate, QuantizedLinear) and type(model.head) is nn.Linear
     assert report.nbytes < 0.2 * report.dense_nbytes
     with torch.no_grad():
@@ -95,9 +98,45 @@ def test_shared_and_odd_layers_are_skipped() -> None:
     model = block(tied=True)
     model.down = nn.Linear(256, 128)
     report = fusec.quantize(model, "int8-g256", progress=False)
-    assert dict(report.skipped).keys() == {"gate", "up", "head"}
+    assert dict(report.skipped).keys() == {"gate", "up", "head", "embed"}
     assert "shares its weight with embed" in dict(report.skipped)["head"]
     assert "whole groups of 256" in dict(report.skipped)["gate"]
+
+
+def test_other_weights_are_named() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stacked, self.scale = nn.Parameter(torch.randn(4, 8, 8)), nn.Parameter(torch.ones(1, 8))
+
+    class Mine(nn.Linear):
+        pass
+
+    model = nn.ModuleDict(
+        {"conv": nn.Conv1d(3, 8, 5), "experts": Experts(), "mine": Mine(4, 8), "norm": nn.LayerNorm(8)}
+    )
+    assert dict(fusec.quantize(model, progress=False).skipped) == {
+        "conv": "Conv1d is not replaced: weight [8, 3, 5]",
+        "experts": "Experts is not replaced: stacked [4, 8, 8]",
+        "mine": "Mine is not replaced: weight [8, 4]",
+    }
+    alone = fusec.quantize(nn.Linear(4, 8), progress=False)
+    assert alone.skipped == (("the model itself", "Linear is not replaced: weight [8, 4]"),) and not alone.layers
+
+
+@pytest.mark.parametrize("name", ["int4-g32", "w8a8"])
+def test_a_transposed_weight(name: str) -> None:
+    """The Conv1D of transformers is a linear layer whose weight has rows and columns exchanged."""
+    conv = pytest.importorskip("transformers.pytorch_utils").Conv1D(48, 64)
+    nn.init.normal_(conv.bias)
+    linear, x = nn.Linear(64, 48), torch.randn(5, 64)
+    with torch.no_grad():
+        linear.weight.copy_(conv.weight.T)
+        linear.bias.copy_(conv.bias)
+    models = nn.Sequential(conv), nn.Sequential(linear)
+    reports = [fusec.quantize(model, name, sample=(x,), progress=False) for model in models]
+    assert reports[0].layers == reports[1].layers and not reports[0].skipped
+    assert torch.equal(models[0](x), models[1](x))
 
 
 def test_wrong_arguments() -> None:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import fusec
 from fusec.cli import app
@@ -18,6 +17,7 @@ from fusec.debug import bisect as module
 from fusec.pipeline import Context
 from fusec.rewriting.fusion import FUSIONS, Dims
 from fusec.rewriting.rule import REWRITES, rewrite
+from tests.tools.command_line import CliRunner
 
 Rows = Annotated[Tensor, Dims("*batch cols")]
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import fusec
 from fusec.cli import app
 from fusec.codegen.cpp import printer
 from fusec.frontend.lowering import Lowering
 from fusec.reference.contract import as_far_as_eager
+from tests.tools.command_line import CliRunner
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.debug.bisect_command import CommandSucceeds, bisect_command
+from tests.tools.command_line import CliRunner
 
 PROGRAM = """
 import os, sys, torch

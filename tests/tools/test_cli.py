@@ -6,12 +6,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from fusec.cache import Cache
 from fusec.cli import app
 from fusec.ir.printer import print_graph
 from fusec.pipeline import Pipeline
+from tests.tools.command_line import CliRunner, Result
 from tests.tools.sample import decoder, unpacked
 
 SCRIPT = """

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.codegen.cpp import compiler, printer
 from fusec.config import Config
 from fusec.debug.doctor import Check, checks
+from tests.tools.command_line import CliRunner
 
 
 def found(name: str) -> Check:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
-from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.codegen.cpp.edits import edit_path, edited_source, write_edit
 from fusec.config import Config
+from tests.tools.command_line import CliRunner
 
 SCRIPT = """
 import torch

@@ -11,11 +11,11 @@ import pytest
 import torch
 from click.testing import Result
 from torch import Tensor
-from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.pipeline import Context
 from fusec.rewriting.fusion import Dims
+from tests.tools.command_line import CliRunner
 
 Rows = Annotated[Tensor, Dims("*batch cols")]
 HEAD = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\ntorch.manual_seed(0)\n"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fusec.analysis.machine import ASSUMED, CHIPS, Machine, assumed_cpu
 from fusec.cli import app
@@ -23,6 +22,7 @@ from fusec.ir.graph import Graph, Value
 from fusec.ir.printer import print_graph
 from fusec.ir.types import F32, I64, TensorType, contiguous_strides, symbol
 from tests.machines import profile
+from tests.tools.command_line import CliRunner
 from tests.tools.sample import HIDDEN, ROWS, compiled, decoder
 
 SCRIPT = """

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.debug.explain import explain_subjects
@@ -20,6 +19,7 @@ from fusec.debug.traces import NoTrace, Trace, read_trace
 from fusec.debug.why import why
 from fusec.dynamo import compiled_graphs
 from fusec.viz.html import render
+from tests.tools.command_line import CliRunner
 
 PROGRAM = """
 import sys, torch
@@ -57,7 +57,9 @@ def test_a_compile_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_program_with_recompiles_and_graph_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Artifacts go to torch's own trace as well, where there is one."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_TRACE", str(tmp_path / "torch"))
     Path("program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "fusec", "trace", "-o", "t", "program.py", "--flag", "1"]
     done = subprocess.run(command, text=True, capture_output=True, check=False)
@@ -78,32 +80,35 @@ def test_a_program_with_recompiles_and_graph_breaks(tmp_path: Path, monkeypatch:
     assert CliRunner().invoke(app, ["explain", "t", "--time"]).exit_code == 2
     assert CliRunner().invoke(app, ["kernels", "edit", "t", "softmax"]).exit_code == 2
     assert CliRunner().invoke(app, ["view", "t", "-o", "t.html"]).exit_code == 0 and Path("t.html").stat().st_size > 1e4
+    text = "".join(path.read_text() for path in (tmp_path / "torch").rglob("*") if path.is_file())
+    assert "fusec_final_graph" in text and "fusec_remarks" in text and "cumsum" in text
 
 
-@pytest.mark.parametrize(("what", "state"), [("os._exit(9)", "running"), ("{}['missing']", "failed")])
-def test_a_crash_leaves_the_graph(tmp_path: Path, what: str, state: str) -> None:
-    script = tmp_path / "crash.py"
-    script.write_text(
-        "import os, torch\nfrom fusec.codegen.program import program\n"
-        f"program.build_program = lambda *a: {what}\n"
-        'torch.compile(lambda x: torch.sin(x) + 1, backend="fusec")(torch.randn(4))\n'
-    )
-    environment = {**os.environ, "FUSEC_TRACE": str(tmp_path / "t")}
-    subprocess.run([sys.executable, str(script)], env=environment, check=False, capture_output=True)
-    trace = read_trace(tmp_path / "t")
+def traced_crash(trace: Trace, state: str) -> None:
     (compile,) = trace.compiles
     assert compile.state == state and compile.subject is None and "sin(" in (compile.path / "imported.fir").read_text()
     assert ("KeyError: 'missing'" in compile.error) == (state == "failed") == bool(trace.of("fallback"))
     assert state in as_text(trace_view(trace))
 
 
-def test_artifacts_go_to_torchs_own_trace(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    environment = {**os.environ, "TORCH_TRACE": str(tmp_path / "torch")}
+def test_a_crash_leaves_the_graph(tmp_path: Path) -> None:
+    script = tmp_path / "crash.py"
+    script.write_text(
+        "import os, torch\nfrom fusec.codegen.program import program\n"
+        "program.build_program = lambda *a: os._exit(9)\n"
+        'torch.compile(lambda x: torch.sin(x) + 1, backend="fusec")(torch.randn(4))\n'
+    )
+    environment = {**os.environ, "FUSEC_TRACE": str(tmp_path / "t")}
     subprocess.run([sys.executable, str(script)], env=environment, check=False, capture_output=True)
-    text = "".join(path.read_text() for path in (tmp_path / "torch").rglob("*") if path.is_file())
-    assert "fusec_final_graph" in text and "fusec_remarks" in text and "cumsum" in text
+    traced_crash(read_trace(tmp_path / "t"), "running")
+
+
+def test_an_error_leaves_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.codegen.program.program.build_program", lambda *_: {}["missing"])
+    torch._dynamo.reset()
+    options = {"trace": str(tmp_path / "t")}
+    torch.compile(lambda x: torch.sin(x) + 1, backend="fusec", options=options)(torch.randn(4))
+    traced_crash(read_trace(tmp_path / "t"), "failed")
 
 
 def test_a_trace_that_cannot_be_written_fails_no_compile(caplog: pytest.LogCaptureFixture) -> None:

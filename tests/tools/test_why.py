@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
 from fusec.cli import app
 from fusec.debug.capture import compile_model
@@ -21,6 +20,7 @@ from fusec.debug.why import Finding, UnknownPlace, why
 from fusec.models import llama
 from fusec.models.inputs import sample_tokens
 from fusec.remarks import Remark
+from tests.tools.command_line import CliRunner
 from tests.tools.sample import decoder
 
 
