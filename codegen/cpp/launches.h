@@ -6,9 +6,30 @@
 extern "C" {
 int omp_get_num_threads(void);
 int omp_get_thread_num(void);
+int pthread_key_create(unsigned*, void (*)(void*));
+void* pthread_getspecific(unsigned);
+int pthread_setspecific(unsigned, const void*);
 }
 
 namespace fusec {
+
+// The arena of a thread, which is freed when the thread ends.
+static unsigned arena_key;
+static bool has_arenas;
+inline void drop_arena(void* given) {
+  free(((Arena*)given)->block);
+  free(given);
+}
+__attribute__((constructor)) static void make_arena_key() { has_arenas = !pthread_key_create(&arena_key, drop_arena); }
+inline Arena* own_arena() {
+  if (!has_arenas) return nullptr;
+  if (void* const known = pthread_getspecific(arena_key)) return (Arena*)known;
+  Arena* const made = (Arena*)malloc(sizeof(Arena));
+  *made = {nullptr, 0, false};
+  if (!pthread_setspecific(arena_key, made)) return made;
+  free(made);
+  return nullptr;
+}
 
 // The table: for each kernel its function, the number of its first check (0 where it has none), how many buffers it
 // takes and which, how many symbols and which. A kernel gives 256 * place + number of a check that failed, or 0;
@@ -46,12 +67,12 @@ inline int64_t launch_all(int threads, const int64_t* table, void* const* buffer
   Meeting meeting;
   meeting.hands = hands;
   Row row = {table + 1, *table, buffers, symbols};
-  Team first(meeting, 0, 1, threads > 1);
+  Team first(meeting, 0, 1, threads > 1, own_arena());
   row.run(first);
   if (row.left) {
 #pragma omp parallel num_threads(threads)
     {
-      Team team(meeting, omp_get_thread_num(), omp_get_num_threads(), false);
+      Team team(meeting, omp_get_thread_num(), omp_get_num_threads(), false, own_arena());
       Row rest = row;
       rest.run(team);
       team.enter(true);  // all have ended

@@ -169,7 +169,7 @@ class _Printer(Statements):
         if large:
             memory = f"{identifier(large[0].name)}_memory"
             rooms = (f"Scratch::room<{MEMORY_TYPES[b.dtype]}>({CPP.print(b.numel)})" for b in large)
-            self.line(f"Scratch {memory}({' + '.join(rooms)});")
+            self.line(f"Scratch {memory}(team.arena, {' + '.join(rooms)});")
         for b in scratch:
             element, name = MEMORY_TYPES[b.dtype], identifier(b.name)
             if b in large:

@@ -74,25 +74,44 @@ template <class K> FN Entry<K>* sorted(Entry<K>* from, Entry<K>* to, int64_t n) 
 // them: no element after it is among the first of all.
 template <bool DESCENDING, class E, class K>
 int64_t select(const E* elements, Entry<K>* entries, Entry<K>* other, int64_t n, int64_t count) {
-  constexpr int64_t block = 16;
+  constexpr int64_t block = 32;
   int64_t sample = count;
   while (sample * sample < count * n) sample *= 2;  // about as many entries are left
   const int64_t step = n / sample;
-  for (int64_t i = 0; i < sample; i++) entries[i] = {key_of<DESCENDING>(elements[i * step]), 0};
-  const K last = sorted(entries, other, sample)[count - 1].key;
+  for (int64_t i = 0; i < sample; i++) entries[i] = {key_of<DESCENDING>(elements[i * step]), uint32_t(i * step)};
+  const E last = elements[sorted(entries, other, sample)[count - 1].place];
+  const auto passes = [=](E x) { return DESCENDING ? !(x < last) : !(x > last); };  // NaN passes
   int64_t found = 0;
   for (int64_t start = 0; start < n; start += block) {
     const int64_t stop = start + block < n ? start + block : n;
-    K some = 0;
-    if (start + block <= n)
-      for (int64_t i = 0; i < block; i++) some |= key_of<DESCENDING>(elements[start + i]) <= last;
-    if (!some && start + block <= n) continue;
-    for (int64_t i = start; i < stop; i++) {
-      const K key = key_of<DESCENDING>(elements[i]);
-      if (key <= last) entries[found++] = {key, uint32_t(i)};
+    if (start + block <= n) {
+      int some = 0;
+      for (int64_t i = 0; i < block; i++) some |= passes(elements[start + i]);
+      if (!some) continue;
     }
+    for (int64_t i = start; i < stop; i++)
+      if (passes(elements[i])) entries[found++] = {key_of<DESCENDING>(elements[i]), uint32_t(i)};
   }
   return found;
+}
+
+// The places of all elements in order where more than half of them are equal, as in a row that is masked; or nothing.
+template <bool DESCENDING, class E, class K>
+bool sort_around(E usual, const E* elements, int64_t* order, Entry<K>* entries, Entry<K>* other, int64_t n) {
+  const K middle = key_of<DESCENDING>(usual);
+  int64_t equal = 0, less = 0, others = 0;
+  for (int64_t i = 0; i < n; i++) equal += key_of<DESCENDING>(elements[i]) == middle;
+  if (equal <= n / 2) return false;
+  for (int64_t i = 0; i < n; i++) less += key_of<DESCENDING>(elements[i]) < middle;
+  int64_t* place = order + less;
+  for (int64_t i = 0; i < n; i++) {
+    const K key = key_of<DESCENDING>(elements[i]);
+    if (key == middle) *place++ = i;
+    else entries[others++] = {key, uint32_t(i)};
+  }
+  const Entry<K>* const rest = sorted(entries, other, others);
+  for (int64_t i = 0; i < others; i++) order[i < less ? i : i + equal] = rest[i].place;
+  return true;
 }
 
 // The places of the first `count` of `n` elements in order, smallest first or else largest first, and the elements.
@@ -102,12 +121,14 @@ void argsort(const E* elements, int64_t* order, E* values, int64_t* memory, int6
   typedef typename Unsigned<sizeof(E)>::type K;
   if (count == 0) return;
   Entry<K>*const one = (Entry<K>*)memory, *const two = one + n;
-  int64_t found = n;
-  if (n > MANY && count < n / 16) found = select<DESCENDING>(elements, one, two, n, count);
-  else for (int64_t i = 0; i < n; i++) one[i] = {key_of<DESCENDING>(elements[i]), uint32_t(i)};
-  const Entry<K>* const entries = sorted(one, two, found);
-  for (int64_t i = 0; i < count; i++) order[i] = entries[i].place;
-  for (int64_t i = 0; i < count; i++) values[i] = elements[entries[i].place];
+  if (count < n || !sort_around<DESCENDING>(elements[n / 2], elements, order, one, two, n)) {
+    int64_t found = n;
+    if (n > MANY && count < n / 16) found = select<DESCENDING>(elements, one, two, n, count);
+    else for (int64_t i = 0; i < n; i++) one[i] = {key_of<DESCENDING>(elements[i]), uint32_t(i)};
+    const Entry<K>* const entries = sorted(one, two, found);
+    for (int64_t i = 0; i < count; i++) order[i] = entries[i].place;
+  }
+  for (int64_t i = 0; i < count; i++) values[i] = elements[order[i]];
 }
 
 // The sum or product of each element and all before it, continued from an accumulator that has more bits.

@@ -116,11 +116,12 @@ class Team {
 
  public:
   const int thread, threads;
+  Arena* const arena;   // of this thread
   int sharing = 1;      // threads that take part in this kernel
   bool asked = false;
 
-  Team(Meeting& meeting, int thread, int threads, bool alone)
-      : meeting(meeting), alone(alone), thread(thread), threads(threads) {}
+  Team(Meeting& meeting, int thread, int threads, bool alone, Arena* arena)
+      : meeting(meeting), alone(alone), thread(thread), threads(threads), arena(arena) {}
 
   // Begins a kernel that it pays to share, or that the first thread runs while the others go on. Gives whether this
   // thread takes part; not where the kernel has to be run again, by more threads.
@@ -159,7 +160,7 @@ class Team {
 // Memory that the first thread has, and that all may use between entering a kernel and the last time they wait.
 template <class E, int NUMBER> struct Shared : Scratch {
   static_assert(NUMBER < MOST_LENT, "a kernel with too much memory that threads share");
-  Shared(Team& team, int64_t count) : Scratch(team.thread ? 0 : room<E>(count)) {
+  Shared(Team& team, int64_t count) : Scratch(nullptr, team.thread ? 0 : room<E>(count)) {
     if (!team.thread) team.lent(NUMBER) = take<E>(count);
   }
 };

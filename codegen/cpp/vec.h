@@ -483,11 +483,19 @@ constexpr int64_t GAP = 64;  // between the parts of a block, where accesses are
 constexpr int64_t GAP = 0;
 #endif
 
-// Memory private to a thread, for scratch too large for the stack. A kernel has one block: glibc returns several that
-// are freed together to the system, and every launch would wait for pages.
+// Memory that a thread keeps from launch to launch: taken from the system for each, it would be waited for page by page.
+struct Arena {
+  void* block;
+  int64_t size;
+  bool taken;
+};
+constexpr int64_t MOST_KEPT = int64_t(8) << 20;
+
+// Memory private to a thread, for scratch too large for the stack; the thread's own, where that is not taken already.
 class Scratch {
+  Arena* const arena;
   const int64_t bytes;
-  void* const block;
+  void* block;
   __UINTPTR_TYPE__ next;
 
  public:
@@ -495,14 +503,27 @@ class Scratch {
     return ((count * int64_t(sizeof(E)) + 63) & ~int64_t(63)) + GAP;
   }
 
-  explicit Scratch(int64_t bytes) : bytes(bytes), block(malloc(uint64_t(bytes) + 64)) {
+  Scratch(Arena* given, int64_t bytes)
+      : arena(given && !given->taken && bytes <= MOST_KEPT ? given : nullptr), bytes(bytes) {
+    if (!arena) {
+      block = malloc(uint64_t(bytes) + 64);
+    } else {
+      if (arena->size < bytes) {
+        free(arena->block);
+        arena->block = malloc(uint64_t(bytes) + 64);
+        arena->size = bytes;
+      }
+      arena->taken = true;
+      block = arena->block;
+    }
     next = ((__UINTPTR_TYPE__)block + 63) & ~(__UINTPTR_TYPE__)63;
   }
   ~Scratch() {
 #if defined(__SANITIZE_ADDRESS__)
     __asan_unpoison_memory_region(block, bytes + 64);
 #endif
-    free(block);
+    if (arena) arena->taken = false;
+    else free(block);
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
