@@ -80,7 +80,7 @@ def _questions(options: argparse.Namespace) -> Iterator[Question]:
     few = mixtral(hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_local_experts=8, num_experts_per_tok=2)
     many = qwen3(hidden_size=hidden, moe_intermediate_size=hidden * 3 // 8, num_experts=128, num_experts_per_tok=8)
     models = {"Mixtral": (MixtralSparseMoeBlock, few), "Qwen3-MoE": (Qwen3MoeSparseMoeBlock, many)}
-    for name in options.models.split(","):
+    for name in filter(None, options.models.split(",")):
         block, config = models[name]
         for dtype in options.dtypes.split(","):
             for rows in map(int, options.rows.split(",")):
