@@ -332,7 +332,7 @@ def test_rows_of_grouping_have_a_table_of_their_own() -> None:
     def model(x: Tensor, w: Tensor) -> Tensor:
         h = x @ w
         near = h / (h.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6)
-        return near + x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6)
+        return near / near.sum(0) + x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6)
 
     explanation = explain(model, torch.randn(64, 64), torch.randn(64, 64))
     text = as_text(explanation_view(explanation))
