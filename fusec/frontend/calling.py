@@ -69,7 +69,10 @@ class Binding:
 
     def value(self, args: list[Any], sizes: dict[sympy.Symbol, int]) -> int:
         """Return the value of the symbol, given those of others."""
-        return int((self.read(args) - _value(self.rest, sizes)) // _value(self.slope, sizes))
+        found = self.read(args)
+        if self.slope == 1 and self.rest == 0:
+            return found  # perhaps the length of a nested tensor, which knows no arithmetic
+        return int((found - _value(self.rest, sizes)) // _value(self.slope, sizes))
 
 
 @dataclass
