@@ -43,7 +43,7 @@ lint: $(READY) ## format, lint, types and layering
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint ## format, lint, types, layering and the fast tests, in under a minute
+check: lint ## format, lint, types, layering and the fast tests, in a few minutes
 	$(PYTEST) -q -m "not slow and not thorough" $(FAST)
 
 verify: $(READY) ## everything that takes too long for CI; results with commit, seed and versions go to bench/results and tests/campaigns/results
