@@ -37,7 +37,7 @@ def limits(config: Config, machine: Machine, lanes: int) -> Limits:
         unpacked_rows=_unpacked_rows,
         layouts=_illegal_layouts,
         moves=_moves_in_order,
-        ordered_rows=True,
+        scans=True,
     )
 
 

@@ -18,7 +18,7 @@ from fusec.ir.types import I64, DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, ordered, walk
 from fusec.loops.kinds import Shape
-from fusec.loops.sorts import sort_read_in_order
+from fusec.loops.sorts import sort_of
 from fusec.loops.updates import loads_of
 
 # Above this cost, recomputing a value in a second loop over the row is slower than keeping it in the cache.
@@ -89,7 +89,7 @@ class Rows:
         if self.shape.kind == "pointwise":
             return self._pointwise()
         lane = self._lane_among(self.shape.rows)
-        if lane is not None and not self.shape.ordered and self._is_column(lane):
+        if lane is not None and not self.shape.scans and self._is_column(lane):
             return self._columns(lane)
         self.emitter.levels[0].axes = frozenset(self.shape.rows)
         self.fill()
@@ -135,7 +135,7 @@ class Rows:
             self._whole_row(phases)
             return
         self._plan_scratch(phases)
-        sorts = [item for item in self.shape.ordered if item.kind == "sort"]
+        sorts = [item for item in self.shape.scans if item.kind == "sort"]
         for bound, reductions, outputs in phases:
             depth = reductions[0].depth if reductions else math.inf
             for item in [i for i in sorts if i.depth <= depth]:
@@ -150,7 +150,8 @@ class Rows:
         """Emit a sort of the row, whose result is kept in scratch."""
         (x,), (axis,), emitter = item.operands, item.bound, self.emitter
         at = item.index[:-1]
-        sort = (item.node if item.node.is_op("argsort") else sort_read_in_order(item.node)) or item.node
+        sort = sort_of(item.node)
+        assert sort is not None
         found, count = self.sorted.get((sort, at)), item.value.shape[-1]
         if found is None:
             keys = self._workspace(accumulation(x.dtype), axis.size, "keys")

@@ -1,7 +1,7 @@
 """Scatters of ATen: a copy of the old value is updated. Only on CPUs, where the order of updates is known."""
 
 from fusec.errors import ImportFailure
-from fusec.frontend.lowering import Call, Lowering, lowers
+from fusec.frontend.lowering import Call, Lowering, lowers, require_cpu
 from fusec.ir.graph import Value, base
 from fusec.ir.types import I64, same_shape
 
@@ -11,8 +11,7 @@ def _scatter(low: Lowering, call: Call) -> Value:
     x: Value = call["self"]
     rank = len(x.shape)
     index = low.cast(call["index"], I64)
-    if low.device != "cpu":
-        raise ImportFailure(f"a scatter on {low.device}", why="kernels scatter on CPUs")
+    require_cpu(low, "scatter")
     if rank == 0 or len(index.shape) != rank:
         raise ImportFailure("a scatter in or by a 0-d tensor", why="it has no dim to index")
     dim = call["dim"] % rank - rank

@@ -1,14 +1,14 @@
 """Sorts and scans of ATen. On GPUs they stay in ATen, which has kernels for rows of any length."""
 
 from fusec.errors import ImportFailure
-from fusec.frontend.lowering import Call, Lowering, lowers
+from fusec.frontend.lowering import Call, Lowering, lowers, require_cpu
 from fusec.ir.graph import Value
 from fusec.ir.types import Size
 
 
 @lowers("aten.cumsum.default", "aten.cumprod.default")
 def _scan(low: Lowering, call: Call) -> Value:
-    _check_device(low)
+    require_cpu(low, "scan")
     x = low.cast(call["self"], call.out.dtype)
     rank = len(x.shape)
     return low.emit(call.target.split(".")[1], x, dim=call["dim"] % rank - rank) if rank else x
@@ -28,7 +28,7 @@ def _topk(low: Lowering, call: Call) -> list[Value | None]:
 
 def _first(low: Lowering, call: Call, count: Size, descending: bool) -> tuple[Value, Value]:
     """Return the first elements in order, and where they are."""
-    _check_device(low)
+    require_cpu(low, "sort")
     x: Value = call["self"]
     rank = len(x.shape)
     if rank == 0:
@@ -42,8 +42,3 @@ def _first(low: Lowering, call: Call, count: Size, descending: bool) -> tuple[Va
     if swapped:
         found, places = (low.emit("permute", v, dims=tuple(dims)) for v in (found, places))
     return found, places
-
-
-def _check_device(low: Lowering) -> None:
-    if low.device != "cpu":
-        raise ImportFailure(f"a sort or scan on {low.device}", why="kernels sort and scan on CPUs")

@@ -24,7 +24,7 @@ class GroupedProducts:
 
 def find_grouped_products(nest: LoopNest, shape: Shape) -> GroupedProducts | None:
     """Return the products of a nest of rows, if all its reductions are sums of products with the same choice."""
-    if shape.kind != "row" or shape.ordered or any(o.dynamic_index or o.destination is not None for o in nest.outputs):
+    if shape.kind != "row" or shape.scans or any(o.dynamic_index or o.destination is not None for o in nest.outputs):
         return None
     products = {r: pair for r in shape.reductions if (pair := _factors(r)) is not None}
     choices = {(i.value, i.length): i for _, right in products.values() if (i := right.dynamic_index) is not None}

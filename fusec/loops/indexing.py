@@ -15,7 +15,7 @@ from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import DType, Size, estimate, same_shape, same_size
 from fusec.loops.affine import Affine, Axis, NotAffine, Unaligned, at_least, merged_dims, reindex
 from fusec.loops.intervals import interval
-from fusec.loops.sorts import sort_read_in_order
+from fusec.loops.sorts import sort_of
 from fusec.loops.splits import Segment, Splits
 
 
@@ -272,8 +272,8 @@ class _Lowering:
             return self._reduction(node, index)
         if node.has(Trait.SCAN):
             return self._scan(node, index)
-        if node.has(Trait.SORT):
-            return self._sort(node, node, index)
+        if (sort := sort_of(node)) is not None:
+            return self._sort(node, sort, index)
         if node.has(Trait.CONTRACTION):
             return self._contraction(node, index)
         if node.has(Trait.LOOKUP):
@@ -398,8 +398,6 @@ class _Lowering:
     def _lookup(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         """Return a load at a dynamic index, for which the affine index has an axis of its own."""
         table, indices = node.operands
-        if (sort := sort_read_in_order(node)) is not None:
-            return self._sort(node, sort, index)
         d = node.attributes["dim"] % len(table.shape)
         whole = node.is_op("gather")
         behind = d + (1 if whole else len(indices.shape))

@@ -55,8 +55,8 @@ class Limits:
     """Returns why the layouts of a large-M GEMM's operands are not legal."""
     moves: Callable[[LoopNest, Move], bool] = lambda nest, move: False
     """Returns whether a loop nest may move elements within the storage that it writes; see ``check_updates``."""
-    ordered_rows: bool = False
-    """True if a row kernel may scan and sort its rows."""
+    scans: bool = False
+    """True if a row kernel may scan, sort and scatter along its rows."""
     assumed_share: float | None = None
     """The assumed fraction of the vendor's speed of a large-M GEMM without autotuning. A large-M
     GEMM must then save time by its fusion; None where ``many`` and ``some`` are measured, and decide."""
@@ -74,7 +74,7 @@ class Shape:
     attention: Attention | None = None
     many: bool = False
     """True if it is a large-M GEMM."""
-    ordered: tuple[IndexedExpr, ...] = ()
+    scans: tuple[IndexedExpr, ...] = ()
     """The scans and sorts along rows."""
 
 
@@ -94,7 +94,7 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
     reductions = tuple(i for i in items if i.kind == "reduction")
     contractions = tuple(i for i in items if i.kind == "contraction")
     along = tuple(i for i in items if i.kind in ("scan", "sort"))
-    if along and (contractions or not limits.ordered_rows):
+    if along and (contractions or not limits.scans):
         raise ScheduleError("no generated scan or sort", why=f"{along[0].node.op.name} is in the kernel")
     attention = find_attention(nest) if limits.small_m else None
     if attention is not None:
@@ -103,7 +103,7 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
         return _contraction(nest, reductions, contractions, limits)
     over = (*reductions, *along)
     scattered = [o for o in nest.outputs if o.dynamic_index is not None and o.dynamic_index.node.is_op("scatter")]
-    if scattered and not limits.ordered_rows:
+    if scattered and not limits.scans:
         raise ScheduleError("no generated scan or sort", why="a scatter is in the kernel")
     if not over and not scattered:
         return Shape("pointwise", ())
@@ -118,7 +118,7 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
             )
             why = f"{r.node.op.name} has {own}, {first} has {others}"
             raise ScheduleError("reductions have different rows", why=why)
-    return Shape("row", ordered(nest, rows), reductions=reductions, ordered=along)
+    return Shape("row", ordered(nest, rows), reductions=reductions, scans=along)
 
 
 def _rows_of(item: IndexedExpr) -> frozenset[Axis]:

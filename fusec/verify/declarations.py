@@ -130,14 +130,17 @@ class _Sampler:
         return next(self.numbers, (32 + int(torch.randint(64, (), generator=self.generator))) / 256)
 
 
+_MOST_TRACED = 1024
 _traced: dict[tuple[Any, ...], Graph] = {}
 
 
 def traced(function: Callable[..., Any], arguments: Sequence[Any], around: Wrap | None = None) -> Graph:
     """Return the graph of a declaration's function, in a wrapper if any, traced once for arguments of equal types."""
-    types = ((a.dtype, a.shape, a.stride()) if isinstance(a, torch.Tensor) else (type(a), a) for a in arguments)
+    types = ((a.dtype, a.shape, a.stride()) if isinstance(a, torch.Tensor) else (type(a), repr(a)) for a in arguments)
     key = (function, around, *types)
     if key not in _traced:
+        if len(_traced) == _MOST_TRACED:
+            _traced.clear()
         _traced[key] = trace(around(function) if around else function, arguments, symbolic=False)
     return _traced[key].copy()
 

@@ -21,7 +21,8 @@ def scattered_number(graph: Graph, node: Node) -> Value | None:
         return None
     if any(node.result in user.written for user in node.result.users):
         return None
-    x = copy.operands[1] if copy.is_op("write") else graph.constant(copy.attributes["value"], value.dtype, "cpu")
+    device = destination.tensor.device
+    x = copy.operands[1] if copy.is_op("write") else graph.constant(copy.attributes["value"], value.dtype, device)
     lead, (n, count) = destination.shape[:-1], (destination.shape[-1], places.shape[-1])
     values = interval(places)
     if dim != -1 or "dim" in copy.attributes or not same_shape(places.shape[:-1], lead):
@@ -29,8 +30,8 @@ def scattered_number(graph: Graph, node: Node) -> Value | None:
     if not (isinstance(n, int) and isinstance(count, int) and 0 < count <= _MOST_PLACES):
         return None
     if values is None or values[0] < 0 or values[1] >= n:
-        return None  # ATen reports a place out of range
-    positions = graph.add_node("iota", [], {"size": n, "dtype": places.dtype, "device": x.tensor.device}).result
+        return None  # a kernel reports a place out of range
+    positions = graph.add_node("iota", [], {"size": n, "dtype": places.dtype, "device": device}).result
 
     def is_place(i: int) -> Value:
         place = graph.add_node("slice", [places], {"dim": -1, "start": i, "stop": i + 1, "step": 1}).result
@@ -40,4 +41,4 @@ def scattered_number(graph: Graph, node: Node) -> Value | None:
         return graph.add_node("or", [a, b]).result
 
     chosen = reduce(either, map(is_place, range(count)))
-    return graph.add_node("where", [chosen, graph.constant(number, x.dtype, x.tensor.device), x]).result
+    return graph.add_node("where", [chosen, graph.constant(number, x.dtype, device), x]).result

@@ -9,6 +9,7 @@ from fusec.ir.ops import Trait
 from fusec.ir.types import I32, I64, same_size
 from fusec.loops.casts import uncast_value
 from fusec.loops.intervals import interval
+from fusec.loops.sorts import sort_of
 from fusec.passes.canonicalize.numbers import number_throughout
 from fusec.passes.canonicalize.rows import RowsOf, dim_before
 from fusec.rewriting.driver import simplifies
@@ -125,9 +126,8 @@ def _before_sorting(graph: Graph, sort: Node, value: Value) -> Value | None:
 
 def _sorting(value: Value) -> Node | None:
     """Return the sort that a value holds the elements of."""
-    node = value.producer
-    sort = _sort_of(node.operands[1]) if node is not None and node.has(Trait.LOOKUP) else None
-    return sort if sort is not None and node is not None and node.operands[0] is sort.operands[0] else None
+    sort = None if value.producer is None else sort_of(value.producer)
+    return None if sort is None or value is sort.result else _sort_of(sort.result)
 
 
 def _sort_of(order: Value) -> Node | None:
