@@ -188,7 +188,9 @@ def test_scans_beside_reductions_and_of_constants() -> None:
     for function in (
         lambda x: (x.softmax(-1).cumsum(-1) < 0.5).sum(-1), lambda x: x.exp().cumsum(-1) / x.exp().sum(-1, True),
         lambda x: torch.ones_like(x).cumsum(-1) + x, lambda x: x.cumsum(-1).cumsum(-1), lambda x: x[:, :1].cumsum(-1),
-        lambda x: x.cumsum(-1)[:, :60], lambda x: x.cumsum(-1)[:, 40:], lambda x: x.mT.cumsum(-1),
+        lambda x: x.cumsum(-1)[:, :60] * 2, lambda x: x.cumsum(-1)[:, 40:] * 2,
+        lambda x: x.cumsum(-1)[:, 1::2] * 2, lambda x: x.cumsum(-1)[:, 3] * 2, lambda x: x.cumsum(-1)[:, :1] * 2,
+        lambda x: torch.cat([x, x.cumsum(-1)], -1) * 2, lambda x: x.mT.cumsum(-1),
         lambda x: x.cumsum(-1) + x.cumsum(0), lambda x: x.cumsum(-1).mean(),
     ):  # fmt: skip
         (found,), steps = run(function, x)
