@@ -139,10 +139,11 @@ def test_what_is_sorted_is_computed_and_what_is_read_of_it_too_in_one_kernel() -
 
 
 def test_half_types_are_sorted_as_they_are_rounded() -> None:
-    """Neighbours that are equal once rounded keep their order."""
-    x = (1 + torch.arange(200)[None] * 1e-4).bfloat16()
-    (found,) = in_one_kernel(lambda x: torch.argsort(x * 1.01, stable=True, descending=True), x)
-    assert torch.equal(found, torch.argsort(x * 1.01, stable=True, descending=True))
+    """Products of 2 or more have half the precision of their factors: neighbours become equal, and keep their order."""
+    x = (1.7 + torch.arange(38)[None] * 2**-7).bfloat16()
+    assert len(set(x[0].tolist())) == 38 and len(set((x * 1.2)[0].tolist())) < 38
+    (found,) = in_one_kernel(lambda x: torch.argsort(x * 1.2, stable=True, descending=True), x)
+    assert torch.equal(found, torch.argsort(x * 1.2, stable=True, descending=True))
 
 
 @pytest.mark.parametrize("n", [5, 40, 3000])
