@@ -59,10 +59,10 @@ template <class T, int N> FN Vec<T, N> trunc(Vec<T, N> a) {
 // x·2^n for whole n of up to twice the exponent range. Denormal results round once: 2^n is two factors, where there is
 // no instruction.
 template <int N> FN F<N> scale(F<N> x, F<N> n) {
+  x = select(n < F<N>(-150.0f), F<N>(0.0f), x);  // which it rounds to; without this, at many times the cost
 #if defined(__AVX512F__) && !defined(__clang__)
   if constexpr (N == 16) return F<N>(__builtin_ia32_scalefps512_mask(x.v, n.v, x.v, -1, 4));
 #endif
-  x = select(n < F<N>(-150.0f), F<N>(0.0f), x);  // which it rounds to; without this, at many times the cost
   typename Vec<int32_t, N>::raw all = __builtin_convertvector(n.v, typename Vec<int32_t, N>::raw), half = all >> 1;
   F<N> a = from_bits<float, N>((half + 127) << 23), b = from_bits<float, N>((all - half + 127) << 23);
   return x * a * b;
