@@ -25,7 +25,7 @@ inline Arena* own_arena() {
   if (!has_arenas) return nullptr;
   if (void* const known = pthread_getspecific(arena_key)) return (Arena*)known;
   Arena* const made = (Arena*)malloc(sizeof(Arena));
-  *made = {nullptr, 0, false};
+  *made = {nullptr, 0, 0, 0};
   if (!pthread_setspecific(arena_key, made)) return made;
   free(made);
   return nullptr;

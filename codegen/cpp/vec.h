@@ -483,47 +483,47 @@ constexpr int64_t GAP = 64;  // between the parts of a block, where accesses are
 constexpr int64_t GAP = 0;
 #endif
 
-// Memory that a thread keeps from launch to launch: taken from the system for each, it would be waited for page by page.
+// A stack that a thread keeps from launch to launch: fresh memory costs a page fault for each page. What does not fit is
+// allocated by itself, and once the stack is empty it grows to what was needed.
 struct Arena {
-  void* block;
-  int64_t size;
-  bool taken;
+  char* block;
+  int64_t size, used, most;
 };
 constexpr int64_t MOST_KEPT = int64_t(8) << 20;
 
-// Memory private to a thread, for scratch too large for the stack; the thread's own, where that is not taken already.
+// Memory private to a thread, for scratch too large for the stack of calls.
 class Scratch {
   Arena* const arena;
   const int64_t bytes;
-  void* block;
+  char* block;
   __UINTPTR_TYPE__ next;
+
+  bool is_own() const { return !arena || arena->used > arena->size; }
 
  public:
   template <class E> static int64_t room(int64_t count) {
     return ((count * int64_t(sizeof(E)) + 63) & ~int64_t(63)) + GAP;
   }
 
-  Scratch(Arena* given, int64_t bytes)
-      : arena(given && !given->taken && bytes <= MOST_KEPT ? given : nullptr), bytes(bytes) {
-    if (!arena) {
-      block = malloc(uint64_t(bytes) + 64);
-    } else {
-      if (arena->size < bytes) {
-        free(arena->block);
-        arena->block = malloc(uint64_t(bytes) + 64);
-        arena->size = bytes;
-      }
-      arena->taken = true;
-      block = arena->block;
-    }
+  Scratch(Arena* arena, int64_t size) : arena(arena), bytes(size + 64) {
+    if (arena) arena->used += bytes;
+    block = is_own() ? (char*)malloc(uint64_t(bytes)) : arena->block + arena->used - bytes;
     next = ((__UINTPTR_TYPE__)block + 63) & ~(__UINTPTR_TYPE__)63;
   }
   ~Scratch() {
 #if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(block, bytes + 64);
+    __asan_unpoison_memory_region(block, bytes);
 #endif
-    if (arena) arena->taken = false;
-    else free(block);
+    if (is_own()) free(block);
+    if (!arena) return;
+    if (arena->most < arena->used) arena->most = arena->used;
+    arena->used -= bytes;
+    const int64_t wanted = arena->most < MOST_KEPT ? arena->most : MOST_KEPT;
+    if (arena->used == 0 && arena->size < wanted) {
+      free(arena->block);
+      arena->block = (char*)malloc(uint64_t(wanted));
+      arena->size = wanted;
+    }
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

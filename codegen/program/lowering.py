@@ -21,6 +21,7 @@ from fusec.loops.indexing import dynamically_indexed
 from fusec.loops.strides import view_layout
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import LOOKUPS
+from fusec.reference.opaque import resolve
 from fusec.rewriting.driver import cut
 
 
@@ -87,7 +88,7 @@ class Lowering:
 
     def _lower(self, node: Node) -> None:
         is_view = node.has(Trait.VIEW) and not node.is_op("concat")
-        if node not in self.kernels and not is_view and not node.has(Trait.SOURCE):
+        if node not in self.kernels and not is_view and not _is_independent(node):
             self.batch.emit()
         if node in self.kernels:
             self._launch(node, *self.kernels[node])
@@ -266,6 +267,14 @@ class Lowering:
         known = ", ".join(f"{s!r}: {s}" for s in sorted(code.symbols))
         function, graph = code.constant(interpret, "interpret"), code.constant(body, "body")
         code.line(f"{''.join(name + ', ' for name in names)}= {function}({graph}, [{operands}], {{{known}}})")
+
+
+def _is_independent(node: Node) -> bool:
+    """Return whether a node can run ahead of the pending launches: it reads no memory, as ``full`` and random draws."""
+    if node.has(Trait.OPAQUE):
+        tags = getattr(resolve(node.attributes["target"]), "tags", ())
+        return not node.operands and torch.Tag.nondeterministic_seeded in tags
+    return not node.operands
 
 
 def _is_overwritten(value: Value) -> bool:

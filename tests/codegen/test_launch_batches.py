@@ -119,6 +119,18 @@ def test_an_acquired_block_has_one_owner(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(runtime._pool) == runtime.MAX_POOLED_BLOCKS
 
 
+def test_fills_and_random_draws_do_not_end_a_batch(quick: Config) -> None:
+    def filled_and_drawn(x: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+        first = layers(x, weight)
+        filled = torch.full_like(first, 2.0).index_copy(0, rows, first)
+        return layers(filled + 0 * torch.rand(3, 32), weight)
+
+    x, weight = drawn((3, 32), (32, 32))
+    found = compiled(filled_and_drawn, x, torch.tensor([2, 0, 1]), weight, config=quick)
+    assert {step.name for step in found.program.steps} >= {"full", "aten.rand.default"}
+    assert calls(found) == 1
+
+
 def test_results_that_outlive_a_batch_are_tensors(quick: Config) -> None:
     def both(x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         first = layers(x, *weights[:2])
