@@ -69,9 +69,43 @@ template <int N> struct Mask {
   friend LANEWISE inline Mask operator!(Mask a) { return Mask(~a.v); }
 };
 
-template <int N, class R> FN Mask<N> mask_of(R r) {
-  if constexpr (sizeof(r[0]) == 4) return Mask<N>((typename Mask<N>::raw)r);
-  else return Mask<N>(__builtin_convertvector(r, typename Mask<N>::raw));
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;
+#elif defined(__AVX__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
+
+template <class E> struct Element { typedef E type; };
+template <class E> struct Element<E&> { typedef E type; };
+template <class V> struct Half {
+  typedef typename Element<decltype(V{}[0])>::type E;
+  typedef E type __attribute__((vector_size(sizeof(V) / 2)));
+  type low, high;
+};
+
+// f of both halves of vectors, as one vector R. What is longer than a register is halved until it fits: GCC fuses,
+// compares and selects it lane by lane.
+template <class R, class F, class... V> FN R by_halves(F f, V... x) {
+  const auto halves = [](auto v) LANEWISE {
+    Half<decltype(v)> h;
+    static_assert(sizeof h == sizeof v);
+    __builtin_memcpy(&h, &v, sizeof v);
+    return h;
+  };
+  const Half<R> r = {f(halves(x).low...), f(halves(x).high...)};
+  R joined;
+  __builtin_memcpy(&joined, &r, sizeof r);
+  return joined;
+}
+
+template <class T, int N, class F> FN Mask<N> compare(F f, typename Raw<T, N>::type a, typename Raw<T, N>::type b) {
+  typedef typename Raw<int32_t, N>::type raw;
+  if constexpr (sizeof a > REGISTER)
+    return Mask<N>(by_halves<raw>([f](auto x, auto y) LANEWISE { return compare<T, N / 2>(f, x, y).v; }, a, b));
+  else if constexpr (sizeof(T) == 4) return Mask<N>((raw)f(a, b));
+  else return Mask<N>(__builtin_convertvector(f(a, b), raw));
 }
 
 // The sign of each lane as a bit.
@@ -129,14 +163,7 @@ template <class T, int N> FN typename Raw<T, N>::type fma_raw(typename Raw<T, N>
   else
 #endif
   if constexpr (sizeof(raw) > 32) {
-    typedef typename Raw<T, N / 2>::type half;
-    half x[2], y[2], z[2];
-    __builtin_memcpy(x, &a, sizeof a);
-    __builtin_memcpy(y, &b, sizeof b);
-    __builtin_memcpy(z, &c, sizeof c);
-    for (int i = 0; i < 2; i++) x[i] = fma_raw<T, N / 2>(x[i], y[i], z[i]);
-    __builtin_memcpy(&a, x, sizeof a);
-    return a;
+    return by_halves<raw>([](auto x, auto y, auto z) LANEWISE { return fma_raw<T, N / 2>(x, y, z); }, a, b, c);
   } else {
     for (int i = 0; i < N; i++) a[i] = sizeof(T) == 4 ? __builtin_fmaf(a[i], b[i], c[i]) : __builtin_fma(a[i], b[i], c[i]);
     return a;
@@ -161,12 +188,7 @@ template <class T, int N> FN typename Raw<T, N>::type sqrt_raw(typename Raw<T, N
   else
 #endif
   if constexpr (sizeof(raw) > 32) {
-    typedef typename Raw<T, N / 2>::type half;
-    half x[2];
-    __builtin_memcpy(x, &a, sizeof a);
-    for (int i = 0; i < 2; i++) x[i] = sqrt_raw<T, N / 2>(x[i]);
-    __builtin_memcpy(&a, x, sizeof a);
-    return a;
+    return by_halves<raw>([](auto x) LANEWISE { return sqrt_raw<T, N / 2>(x); }, a);
   } else {
     for (int i = 0; i < N; i++) a[i] = sizeof(T) == 4 ? __builtin_sqrtf(a[i]) : __builtin_sqrt(a[i]);
     return a;
@@ -183,7 +205,10 @@ template <class T, int N> FN typename Raw<T, N>::type larger_raw(typename Raw<T,
 #if defined(__AVX__) && !defined(__clang__)
   if constexpr (N == 8 && same_type<T, float>::value) return __builtin_ia32_maxps256(a, b);
 #endif
-  return a > b ? a : b;
+  typedef typename Raw<T, N>::type raw;
+  if constexpr (sizeof(raw) > REGISTER && is_float<T>)
+    return by_halves<raw>([](auto x, auto y) LANEWISE { return larger_raw<T, N / 2>(x, y); }, a, b);
+  else return a > b ? a : b;
 }
 template <class T, int N> FN typename Raw<T, N>::type smaller_raw(typename Raw<T, N>::type a, typename Raw<T, N>::type b) {
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -192,7 +217,10 @@ template <class T, int N> FN typename Raw<T, N>::type smaller_raw(typename Raw<T
 #if defined(__AVX__) && !defined(__clang__)
   if constexpr (N == 8 && same_type<T, float>::value) return __builtin_ia32_minps256(a, b);
 #endif
-  return a < b ? a : b;
+  typedef typename Raw<T, N>::type raw;
+  if constexpr (sizeof(raw) > REGISTER && is_float<T>)
+    return by_halves<raw>([](auto x, auto y) LANEWISE { return smaller_raw<T, N / 2>(x, y); }, a, b);
+  else return a < b ? a : b;
 }
 
 template <class T, int N> struct Vec {
@@ -214,21 +242,33 @@ template <class T, int N> struct Vec {
   friend LANEWISE inline Vec operator|(Vec a, Vec b) { return Vec(a.v | b.v); }
   friend LANEWISE inline Vec operator^(Vec a, Vec b) { return Vec(a.v ^ b.v); }
   friend LANEWISE inline Vec operator~(Vec a) { return Vec(~a.v); }
-  friend LANEWISE inline Mask<N> operator==(Vec a, Vec b) { return mask_of<N>(a.v == b.v); }
-  friend LANEWISE inline Mask<N> operator!=(Vec a, Vec b) { return mask_of<N>(a.v != b.v); }
-  friend LANEWISE inline Mask<N> operator<(Vec a, Vec b) { return mask_of<N>(a.v < b.v); }
-  friend LANEWISE inline Mask<N> operator<=(Vec a, Vec b) { return mask_of<N>(a.v <= b.v); }
-  friend LANEWISE inline Mask<N> operator>(Vec a, Vec b) { return mask_of<N>(a.v > b.v); }
-  friend LANEWISE inline Mask<N> operator>=(Vec a, Vec b) { return mask_of<N>(a.v >= b.v); }
+  friend LANEWISE inline Mask<N> operator==(Vec a, Vec b) {
+    return compare<T, N>([](auto x, auto y) LANEWISE { return x == y; }, a.v, b.v);
+  }
+  friend LANEWISE inline Mask<N> operator!=(Vec a, Vec b) {
+    return compare<T, N>([](auto x, auto y) LANEWISE { return x != y; }, a.v, b.v);
+  }
+  friend LANEWISE inline Mask<N> operator<(Vec a, Vec b) {
+    return compare<T, N>([](auto x, auto y) LANEWISE { return x < y; }, a.v, b.v);
+  }
+  friend LANEWISE inline Mask<N> operator<=(Vec a, Vec b) {
+    return compare<T, N>([](auto x, auto y) LANEWISE { return x <= y; }, a.v, b.v);
+  }
+  friend LANEWISE inline Mask<N> operator>(Vec a, Vec b) {
+    return compare<T, N>([](auto x, auto y) LANEWISE { return x > y; }, a.v, b.v);
+  }
+  friend LANEWISE inline Mask<N> operator>=(Vec a, Vec b) {
+    return compare<T, N>([](auto x, auto y) LANEWISE { return x >= y; }, a.v, b.v);
+  }
   // NaN if either is NaN, the first of two zeros, as torch has it.
   friend LANEWISE inline Vec maximum(Vec a, Vec b) {
     const raw larger = larger_raw<T, N>(b.v, a.v);
-    if constexpr (is_float<T>) return Vec(b.v != b.v ? b.v : larger);
+    if constexpr (is_float<T>) return select(b != b, b, Vec(larger));
     else return Vec(larger);
   }
   friend LANEWISE inline Vec minimum(Vec a, Vec b) {
     const raw smaller = smaller_raw<T, N>(b.v, a.v);
-    if constexpr (is_float<T>) return Vec(b.v != b.v ? b.v : smaller);
+    if constexpr (is_float<T>) return select(b != b, b, Vec(smaller));
     else return Vec(smaller);
   }
   // Rounds once.
@@ -237,7 +277,11 @@ template <class T, int N> struct Vec {
 
 template <class T, int N> FN Vec<T, N> select(Mask<N> m, Vec<T, N> a, Vec<T, N> b) {
   typedef typename Vec<T, N>::bits bits;
-  if constexpr (sizeof(T) == 4) return Vec<T, N>((bits)m.v ? a.v : b.v);
+  if constexpr (sizeof(bits) > REGISTER)
+    return Vec<T, N>(by_halves<typename Vec<T, N>::raw>([](auto c, auto x, auto y) LANEWISE {
+      return select(Mask<N / 2>(c), Vec<T, N / 2>(x), Vec<T, N / 2>(y)).v;
+    }, m.v, a.v, b.v));
+  else if constexpr (sizeof(T) == 4) return Vec<T, N>((bits)m.v ? a.v : b.v);
   else return Vec<T, N>(__builtin_convertvector(m.v, bits) ? a.v : b.v);
 }
 template <int N> FN Mask<N> select(Mask<N> m, Mask<N> a, Mask<N> b) { return (m & a) | (!m & b); }
