@@ -940,4 +940,19 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
   }
 }
 
+// As dot_many_computed; a few rows are multiplied in registers.
+template <int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch, class Step>
+FN void dot_any_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
+                         const Fetch& fetch, int64_t rows, int64_t first, int64_t last, int64_t outer, int64_t inner,
+                         const Step& step) {
+#define ROWS(rows) \
+  return dot_computed<rows, N, SEGMENTS, LINE>(target, target_step, lefts, values, fetch, first, last, outer, inner)
+  if (rows == 1) ROWS(1);
+  if (rows == 2) ROWS(2);
+  if (rows == 3) ROWS(3);
+  if (rows == 4) ROWS(4);
+#undef ROWS
+  dot_many_computed<N, SEGMENTS, LINE>(target, target_step, lefts, values, fetch, rows, first, last, outer, inner, step);
+}
+
 }  // namespace fusec

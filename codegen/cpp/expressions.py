@@ -20,8 +20,8 @@ _RESERVED = frozenset(
     "union unsigned using virtual void volatile while abs sign round floor ceil trunc sqrt rsqrt reciprocal exp exp2 "
     "expm1 log log1p log2 tanh sigmoid erf sin cos isnan isinf maximum minimum fma select cast load store keep fold "
     "pow fmod remainder floor_divide shift_left shift_right power atan2 copysign clamp scale split iota map all any "
-    "read put group permute bitcast buffers symbols lanes team own fusec malloc free bf16 f16 compare by_halves widen narrow "
-    "lowest highest".split()
+    "read put group permute bitcast buffers symbols lanes team own fusec malloc free bf16 f16 compare by_halves widen "
+    "narrow lowest highest".split()
 )
 
 

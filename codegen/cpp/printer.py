@@ -270,8 +270,9 @@ class _Printer(Statements):
                 self.line("return steps[segment];")
                 self._close("};")
             line = self._fetch(tile, ", ".join(at))
+            function = "dot_any_computed" if s.any_rows else "dot_many_computed"
             arguments = f"{operands}, fetch, {CPP.print(s.rows)}, {columns}, {step}"
-            self.line(f"dot_many_computed<{lanes}, {len(s.values)}, {line}>({arguments});")
+            self.line(f"{function}<{lanes}, {len(s.values)}, {line}>({arguments});")
         self._close()
 
     @_statement.register

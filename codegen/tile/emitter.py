@@ -1,5 +1,6 @@
 """Lowering of indexed expressions to statements, each in the outermost loop that binds all it needs."""
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -390,6 +391,11 @@ class Emitter(Indices):
         if exact or accumulation(item.dtype) == item.dtype or isinstance(name, Constant):
             return name
         return self._convert(item, "cast", (name,), accumulation(item.dtype), item.dtype)
+
+    def element(self, reduction: IndexedExpr) -> Operand:
+        """Return an element of what is reduced; of a sum over several segments, the sum of one element of each."""
+        values, dtype = map(self.emit, reduction.operands), accumulation(reduction.dtype)
+        return functools.reduce(lambda a, b: self.compute("add", a, b, dtype=dtype), values)
 
     def widened(self, item: IndexedExpr) -> Operand:
         """Return an integer of at most 32 bits as i32. So are bit operations on bytes, which x86 cannot shift."""

@@ -379,6 +379,8 @@ class ComputedDot(Statement):
     rows: Size
     steps: tuple[sympy.Expr, ...] = ()
     """Offset of each left operand at an outer step of k, where these do not follow one another in memory."""
+    any_rows: bool = False
+    """Whether there may be few rows or many, told at run time."""
 
 
 @dataclass(frozen=True)

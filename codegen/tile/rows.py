@@ -236,7 +236,9 @@ class Rows:
 
     def _addends(self, reduction: IndexedExpr) -> tuple[Operand, ...]:
         """Return the addends of an element: two factors of a product without other uses, for a fused multiply-add."""
-        (x,) = reduction.operands
+        x, *others = reduction.operands
+        if others:
+            return (self.emitter.element(reduction),)
         if reduction.node.is_op("sum") and x.kind == "pointwise" and x.node.is_op("mul") and len(x.value.users) == 1:
             return tuple(self.emitter.emit(o) for o in x.operands)
         return (self.emitter.emit(x),)
@@ -257,7 +259,7 @@ class Rows:
         with emitter.loop(axis, "tile", self._lanes(axis)):
             for _, reductions, outputs in phases:
                 for r in reductions:
-                    value = emitter.emit(r.operands[0])
+                    value = emitter.element(r)
                     if isinstance(value, Constant):
                         value = emitter.compute("cast", value, dtype=_accumulator(r))
                     emitter.define(r, self._folded(r, value))
@@ -381,7 +383,9 @@ def _depth(output: Output) -> int:
 
 def _read_in_several(phases: Iterable[_Phase], varies: Callable[[IndexedExpr], bool]) -> list[IndexedExpr]:
     """Return the largest expressions that several loops over the columns compute."""
-    roots = [[*(r.operands[0] for r in reductions), *(o.root for o in outputs)] for _, reductions, outputs in phases]
+    roots = [
+        [*(x for r in reductions for x in r.operands), *(o.root for o in outputs)] for _, reductions, outputs in phases
+    ]
     computed = [list(walk(of, varies)) for of in roots]
     uses = Counter(item for items in computed for item in items)
     found: dict[IndexedExpr, None] = {}

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fusec.loops.affine import Axis
 from fusec.loops.casts import uncast
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, LoopNest, ordered, stride
 from fusec.loops.kinds import Shape
+
+_UNPACKED_FROM = ("load", "lookup", "constant", "index")
+Pair: TypeAlias = tuple[IndexedExpr, IndexedExpr]
+"""A left operand, of rows, and a right operand: looked up in a stack of matrices, or computed from what is."""
 
 
 @dataclass(frozen=True)
@@ -18,16 +23,16 @@ class GroupedProducts:
     """The number of matrices."""
     rows: tuple[Axis, ...]
     column: Axis
-    products: dict[IndexedExpr, tuple[IndexedExpr, IndexedExpr]]
-    """For each sum of products its left operand, of rows, and its right operand, looked up in a stack of matrices."""
+    products: dict[IndexedExpr, list[Pair]]
+    """For each sum of products its operands, one pair for each segment of what it sums over."""
 
 
 def find_grouped_products(nest: LoopNest, shape: Shape) -> GroupedProducts | None:
     """Return the products of a nest of rows, if all its reductions are sums of products with the same choice."""
     if shape.kind != "row" or shape.scans or any(o.dynamic_index or o.destination is not None for o in nest.outputs):
         return None
-    products = {r: pair for r in shape.reductions if (pair := _factors(r)) is not None}
-    choices = {(i.value, i.length): i for _, right in products.values() if (i := right.dynamic_index) is not None}
+    products = {r: pairs for r in shape.reductions if (pairs := _pairs(r))}
+    choices = {(i.value, i.length): i for pairs in products.values() for _, right in pairs for i in _choices(right)}
     if len(products) != len(shape.reductions) or len(choices) != 1:
         return None
     (index,) = choices.values()
@@ -40,24 +45,52 @@ def find_grouped_products(nest: LoopNest, shape: Shape) -> GroupedProducts | Non
     return None if any(_objections(found)) else found
 
 
-def _factors(reduction: IndexedExpr) -> tuple[IndexedExpr, IndexedExpr] | None:
-    """Return the two factors that a reduction sums the products of, the one that is looked up last."""
-    (x,) = reduction.operands
-    if not (reduction.node.is_op("sum") and x.kind == "pointwise" and x.node.is_op("mul") and x.dtype.is_float):
+def _pairs(reduction: IndexedExpr) -> list[Pair]:
+    """Return the pairs of factors that a reduction sums the products of; nothing for any other reduction."""
+    if not reduction.node.is_op("sum"):
+        return []
+    pairs = [pair for x in reduction.operands if (pair := _factors(x)) is not None]
+    return pairs if len(pairs) == len(reduction.operands) else []
+
+
+def _factors(x: IndexedExpr) -> Pair | None:
+    """Return the factors of a product, the one that is looked up last."""
+    if not (x.kind == "pointwise" and x.node.is_op("mul") and x.dtype.is_float):
         return None
     left, right = map(uncast, x.operands)
-    if right.kind != "lookup":
+    if not _choices(right):
         left, right = right, left
-    return (left, right) if right.kind == "lookup" else None
+    return (left, right) if _choices(right) else None
+
+
+def _choices(matrix: IndexedExpr) -> list[DynamicIndex]:
+    """Return the indices by which a matrix, or what it is unpacked from, is looked up."""
+    return [item.dynamic_index for item in _unpacked_from(matrix) if item.dynamic_index is not None]
+
+
+def _unpacked_from(matrix: IndexedExpr) -> Iterator[IndexedExpr]:
+    """Yield what a matrix is computed from, element by element."""
+    pending, seen = [matrix], {matrix}
+    while pending:
+        item = pending.pop()
+        if item.kind != "pointwise":
+            yield item
+            continue
+        new = [x for x in item.operands if x not in seen]
+        seen.update(new)
+        pending += new
 
 
 def _objections(found: GroupedProducts) -> Iterator[bool]:
     """Yield whether a product is no matrix product of the rows of a group."""
     rows, column = set(found.rows), found.column
-    for reduction, (left, right) in found.products.items():
+    for reduction, pairs in found.products.items():
         bound = set(reduction.bound)
-        yield not (left.dtype.is_float and right.dtype.is_float)
-        yield len(bound) != 1 or not all(isinstance(a.size, int) for a in (column, *bound))
-        yield right.axes != rows | bound | {column} or any(rows.intersection(part.axes) for part in right.index)
-        yield not bound <= left.axes <= rows | bound
-        yield 1 not in (stride(right, column), *(stride(right, k) for k in bound))
+        yield not all(isinstance(a.size, int) for a in (column, *bound))
+        for left, right in pairs:
+            yield not (left.dtype.is_float and right.dtype.is_float)
+            yield right.axes != rows | bound | {column} or not bound <= left.axes <= rows | bound
+            for x in _unpacked_from(right):
+                yield x.kind not in _UNPACKED_FROM or any(rows.intersection(part.axes) for part in x.index)
+        if right.kind == "lookup":
+            yield len(pairs) > 1 or len(bound) > 1 or 1 not in (stride(right, a) for a in (column, *bound))

@@ -166,7 +166,7 @@ class _Lowering:
         self.splits = splits
         self.shape = shape
         self.memo: dict[tuple[Value, tuple[Affine, ...]], IndexedExpr] = {}
-        self.pool: list[tuple[Segment, Size]] = []
+        self.pool: list[tuple[list[Segment], Size]] = []
         """Loop variables of reductions, of the dims, of contractions. A reduction takes the last one not in use."""
         self.contracted = 0
         self.made: dict[tuple[str, Size], Axis] = {}
@@ -176,7 +176,7 @@ class _Lowering:
         self.axes = tuple(tuple(dict.fromkeys(a for p in parts for a in p.axes)) for parts in self.dims)
         for parts, n in zip(self.dims, shape, strict=True):
             if len(parts) == 1 and n != 1:
-                self.pool.append((parts[0], n))
+                self.pool.append((parts, n))
 
     def run(self, body: Graph) -> LoopNest:
         outputs: list[Output] = []
@@ -227,9 +227,9 @@ class _Lowering:
                 segments = [(*segment, part) for segment in segments for part in indices]
             else:
                 taken = {a for segment in segments for position in segment for a in position.axes}
-                part = self._bind(n, taken | aligned)
-                self.extra.update(dict.fromkeys(part.axes))
-                segments = [(*segment, part.index) for segment in segments]
+                parts = self._bind(n, taken | aligned)
+                self.extra.update(dict.fromkeys(a for part in parts for a in part.axes))
+                segments = [(*segment, part.index) for segment in segments for part in parts]
         if len(segments) > 16:
             raise ScheduleError("an output has too many segments", why=f"{len(segments)} of at most 16")
         return segments
@@ -332,26 +332,34 @@ class _Lowering:
         raise Unaligned(axis, segment=steps)
 
     def _reduction(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
+        """Return a reduction; a sum over a concatenation of equal parts has an operand for each."""
         (x,) = node.operands
-        inner, taken = list(index), {axis for part in index for axis in part.axes}
-        bound: list[Axis] = []
+        taken = {axis for part in index for axis in part.axes}
+        reduced: dict[int, list[Segment]] = {}
         for d in node.attributes["dims"]:
             if x.shape[d] != 1:
-                part = self._bind(x.shape[d], taken)
+                reduced[d] = self._bind(x.shape[d], taken)
+                taken.update(axis for part in reduced[d] for axis in part.axes)
+        operands, bounds = list[IndexedExpr](), set[tuple[Axis, ...]]()
+        for parts in combinations(*reduced.values()):
+            inner = list(index)
+            for d, part in zip(reduced, parts, strict=True):
                 inner[d] = part.index
-                taken.update(part.axes)
-                bound.extend(part.axes)
-        operand = self.at(x, tuple(inner))
-        return _expression("reduction", node.result, index, (operand,), tuple(bound))
+            axes = tuple(axis for part in parts for axis in part.axes)
+            bounds.add(tuple(axis for axis in axes if axis.size != 1) or axes)
+            operands.append(self.at(x, tuple(inner)))
+        if len(bounds) > 1 or (len(operands) > 1 and not node.is_op("sum")):
+            raise ScheduleError("a reduction is over a concatenation", why="each part has its own loop")
+        return _expression("reduction", node.result, index, tuple(operands), *bounds)
 
-    def _bind(self, n: Size, taken: set[Axis]) -> Segment:
-        """Return a loop variable over ``n``: an existing one that is not in ``taken``, so that loops are shared."""
-        for part, size in reversed(self.pool):
-            if same_size(size, n) and not taken.intersection(part.axes):
-                return part
-        (part,) = self.splits.segments_of(f"reduce{len(self.pool)}", n, self.made)
-        self.pool.insert(0, (part, n))
-        return part
+    def _bind(self, n: Size, taken: set[Axis]) -> list[Segment]:
+        """Return loop variables over ``n``: existing ones that are not in ``taken``, so that loops are shared."""
+        for parts, size in reversed(self.pool):
+            if same_size(size, n) and not any(taken.intersection(part.axes) for part in parts):
+                return parts
+        parts = self.splits.segments_of(f"reduce{len(self.pool)}", n, self.made)
+        self.pool.insert(0, (parts, n))
+        return parts
 
     def _scan(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         operand, position = self.at(node.operands[0], index), index[node.attributes["dim"]]
@@ -366,9 +374,9 @@ class _Lowering:
         """Return the order of sorted elements, which ``node`` is, or these elements themselves."""
         (x,) = sort.operands
         *rows, position = index
-        part = self._bind(x.shape[-1], {axis for row in rows for axis in row.axes})
+        part, *others = self._bind(x.shape[-1], {axis for row in rows for axis in row.axes})
         operand = self.at(x, (*rows, part.index))
-        if len(part.axes) != 1:
+        if others or len(part.axes) != 1:
             raise NotAffine("a sort is along a part of a dim")
         axes = operand.axes.difference(part.axes) | set(position.axes)
         return IndexedExpr("sort", node.result, index, (operand,), part.axes, axes, operand.depth + 1)
@@ -420,9 +428,9 @@ class _Lowering:
             parts = self.splits.segments_of(f"contract{nesting}x{n}", n, self.made)
             if not any(taken.intersection(part.axes) for part in parts):
                 break
-        if len(parts) == 1 and (parts[0], n) not in self.pool:
+        if len(parts) == 1 and (parts, n) not in self.pool:
             # After those of earlier contractions, so that a reduction in a prologue takes the variable they sum over.
-            self.pool.insert(len(self.pool) - self.contracted, (parts[0], n))
+            self.pool.insert(len(self.pool) - self.contracted, (parts, n))
             self.contracted += 1
         return parts
 

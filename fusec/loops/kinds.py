@@ -96,6 +96,8 @@ def _shape(nest: LoopNest, limits: Limits) -> Shape:
     along = tuple(i for i in items if i.kind in ("scan", "sort"))
     if along and (contractions or not limits.scans):
         raise ScheduleError("no generated scan or sort", why=f"{along[0].node.op.name} is in the kernel")
+    if contractions and any(len(r.operands) > 1 for r in reductions):
+        raise ScheduleError("a reduction is over a concatenation", why="each part has its own loop")
     attention = find_attention(nest) if limits.small_m else None
     if attention is not None:
         return Shape("attention", (), contractions, reductions, attention)

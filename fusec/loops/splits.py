@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass, field
 
-from fusec.errors import ScheduleError
 from fusec.ir.types import Size
 from fusec.loops.affine import Affine, Axis, Unaligned, divide
 
@@ -32,14 +31,13 @@ class Splits:
     roles: dict[Axis, str] = field(default_factory=dict)
 
     def add(self, split: Unaligned) -> None:
-        """Add a split; raise ScheduleError for a segment of an axis of a reduction."""
+        """Add a split."""
         role = self.roles[split.axis]
         if split.factor is not None:
             self.factors[role] = split.factor
-        elif role.startswith(("d", "contract")) and split.segment is not None:
-            self.segments[role] = [split.segment]
         else:
-            raise ScheduleError("a reduction is over a concatenation", why="each part has its own loop")
+            assert split.segment is not None
+            self.segments[role] = [split.segment]
 
     def segments_of(self, role: str, size: Size, made: dict[tuple[str, Size], Axis]) -> list[Segment]:
         """Return the segments of a range, each over the axes that it is split into."""

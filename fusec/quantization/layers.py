@@ -1,7 +1,7 @@
 """The linear layers of a model, and the other modules with weights, which are left as they are."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from torch import nn
 
@@ -16,12 +16,18 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: linear for name, linear in found.items() if linear is not None}
 
 
-def other_weights(model: nn.Module, linears: Mapping[str, nn.Linear]) -> Iterator[tuple[str, str]]:
-    """Yield the names of other modules that own parameters with two or more dims longer than 1, and what they are."""
+def other_weights(model: nn.Module, known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of other modules that own parameters with two or more dims longer than 1, and what they are.
+
+    Args:
+        model: the model.
+        known: names of modules and parameters that are not among the others.
+    """
     for name, module in model.named_modules():
-        large = [(n, p) for n, p in module.named_parameters(recurse=False) if sum(size > 1 for size in p.shape) > 1]
-        if large and name not in linears:
-            weights = ", ".join(f"{n} {[*p.shape]}" for n, p in large)
+        own = {n: p for n, p in module.named_parameters(name, recurse=False) if n not in known}
+        large = {n: p for n, p in own.items() if sum(size > 1 for size in p.shape) > 1}
+        if large and name not in known:
+            weights = ", ".join(f"{n.rpartition('.')[2]} {[*p.shape]}" for n, p in large.items())
             yield name or "the model itself", f"{type(module).__name__} is not replaced: {weights}"
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fusec.errors import OptionError
+from fusec.quantization.experts import quantize_stack, stacked_weights
 from fusec.quantization.formats import Format, format_named
 from fusec.quantization.layers import linear_layers, other_weights, shared_weights
 from fusec.quantization.linear import QuantizedLinear
@@ -32,8 +33,9 @@ def quantize(
 ) -> QuantizationReport:
     """Replace the linear layers of a model by ones with quantized weights, in place.
 
-    Those are ``nn.Linear`` and the ``Conv1D`` of ``transformers``. Other modules with weights of two or more dims, such
-    as convolutions, embeddings and stacked experts, stay as they are, and the report names them.
+    Those are ``nn.Linear`` and the ``Conv1D`` of ``transformers``. The stacked weights of its experts are stored as
+    codes and scales too, rounded to nearest, as ``torch.nn.utils.parametrize`` does it. Other modules with weights of
+    two or more dims, such as convolutions and embeddings, stay as they are, and the report names them.
 
     The new layers are plain PyTorch: they run in eager, keep gradients of their inputs, and their codes and scales are
     in the ``state_dict``. A model that is built and quantized the same way loads it.
@@ -57,8 +59,9 @@ def quantize(
     Raises:
         OptionError: for an unknown format, or a pattern that fits no linear layer.
     """
-    linears = linear_layers(model)
-    chosen, skipped = _choose(model, linears, format_named(format), layers or {})
+    linears, stacks = linear_layers(model), stacked_weights(model)
+    chosen, skipped = _choose(model, {**linears, **stacks}, format_named(format), layers or {})
+    formats = {name: chosen.pop(name) for name in stacks if name in chosen}
     squares, before = _observe(model, chosen, sample)
     made: dict[str, QuantizedLinear] = {}
     for name in _shown([*chosen], progress):
@@ -74,9 +77,17 @@ def quantize(
     for name, layer in made.items():
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, layer)
+    rows = [_row(name, linears[name], layer, cosines.get(name)) for name, layer in made.items()]
+    for name in _shown([*formats], progress):
+        try:
+            nbytes, lost = quantize_stack(model, name, formats[name])
+        except OptionError as problem:
+            skipped[name] = problem.reason
+            continue
+        rows.append(QuantizedLayer(name, formats[name].name, nbytes, stacks[name].nbytes, lost, None))
     after = _run(model, sample)
     return QuantizationReport(
-        tuple(_row(name, linears[name], layer, cosines.get(name)) for name, layer in made.items()),
+        tuple(rows),
         tuple(skipped.items()),
         min((_cosine(_first(b), _first(a)) for b, a in zip(before, after, strict=True)), default=None),
         _losses(before, after),
@@ -84,18 +95,21 @@ def quantize(
 
 
 def _choose(
-    model: nn.Module, linears: Mapping[str, nn.Linear], usual: Format, given: Mapping[str, str | None]
+    model: nn.Module,
+    layers: Mapping[str, nn.Linear | nn.Parameter],
+    usual: Format,
+    given: Mapping[str, str | None],
 ) -> tuple[dict[str, Format], dict[str, str]]:
-    """Return the format of each layer, and for the others why they have none."""
+    """Return the format of each layer or stacked weight, and for the others why they have none."""
     for pattern in given:
-        if not any(fnmatchcase(name, pattern) for name in linears):
-            raise OptionError(f"no linear layer fits {pattern!r}", fix=f"there are {', '.join([*linears][:6])}, …")
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            raise OptionError(f"no linear layer fits {pattern!r}", fix=f"there are {', '.join([*layers][:6])}, …")
     formats = {pattern: name and format_named(name) for pattern, name in given.items()}
     shared = shared_weights(model)
     chosen: dict[str, Format] = {}
     skipped: dict[str, str] = {}
-    for name in linears:
-        weight = model.get_submodule(name).weight
+    for name, layer in layers.items():
+        weight = layer if isinstance(layer, nn.Parameter) else model.get_submodule(name).weight
         patterns = [p for p in given if fnmatchcase(name, p)]
         found = formats[patterns[0]] if patterns else usual
         if not found:
@@ -104,7 +118,7 @@ def _choose(
             skipped[name] = f"shares its weight with {shared[id(weight)]}"
         else:
             chosen[name] = found
-    return chosen, skipped | dict(other_weights(model, linears))
+    return chosen, skipped | dict(other_weights(model, layers))
 
 
 def _shown(names: list[str], shown: bool) -> Iterator[str]:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 
 from fusec.ir.graph import Graph, Node, Value, base
-from fusec.ir.ops import split_spec
+from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import DType, Size, accumulation, broadcast, product, same_shape, same_size
 from fusec.passes.canonicalize.numbers import number_of
-from fusec.passes.canonicalize.rows import is_concatenated
+from fusec.passes.canonicalize.rows import has_uneven_parts
 from fusec.passes.canonicalize.views import kept_dims
 from fusec.rewriting.driver import simplifies
 
@@ -60,7 +60,7 @@ def single_columns(graph: Graph, node: Node) -> Value | None:
     """
     terms, out = split_spec(node.attributes["spec"])
     sizes, batch, last = node.label_sizes, set(out).intersection(*terms), out[-1:]
-    if last in batch or (not batch and any(sizes[label] != 1 for label in out)) or _sums_parts(node):
+    if last in batch or (not batch and any(sizes[label] != 1 for label in out)) or _sums_uneven_parts(node):
         return None
     columns = set(out).difference(batch, *(term for term in terms if last not in term))
     if any(sizes[label] != 1 for label in columns):
@@ -73,7 +73,7 @@ def looked_up_matrices(graph: Graph, node: Node) -> Value | None:
     """Products of rows, each with a matrix that is looked up, are sums of products: no copy of the matrices is made."""
     terms, out = split_spec(node.attributes["spec"])
     sizes, batch = node.label_sizes, set(out).intersection(*terms)
-    if _sums_parts(node):
+    if _sums_uneven_parts(node):
         return None
     for matrix, value, row in ((terms[0], node.operands[0], terms[1]), (terms[1], node.operands[1], terms[0])):
         own = set(out).intersection(row) - batch
@@ -83,20 +83,21 @@ def looked_up_matrices(graph: Graph, node: Node) -> Value | None:
     return None
 
 
-def _sums_parts(node: Node) -> bool:
-    """Return whether a looked-up matrix is computed from a concatenation: each part would be a sum of its own."""
-    tables = map(_looked_up_in, node.operands)
-    return any(table is not None and is_concatenated(table) for table in tables)
+def _sums_uneven_parts(node: Node) -> bool:
+    """Return whether looked-up matrices are computed from parts of different lengths, each summed in its own loop."""
+    return any(has_uneven_parts(table) for value in node.operands for table in _looked_up_in(value))
 
 
-def _looked_up_in(value: Value) -> Value | None:
-    """Return the stack of matrices in which a value is looked up, perhaps with a view."""
-    source = value.producer
-    while source is not None and source.is_op("permute", "reshape"):
-        source = source.operands[0].producer
-    if source is None or not source.is_op("take") or source.operands[0].tensor.rank < 3:
-        return None
-    return source.operands[0]
+def _looked_up_in(value: Value) -> list[Value]:
+    """Return the stacks of matrices in which is looked up what a value is computed from, element by element."""
+    found, pending = list[Value](), [value]
+    while pending:
+        node = pending.pop().producer
+        if node is not None and node.is_op("take") and node.operands[0].tensor.rank >= 3:
+            found.append(node.operands[0])
+        elif node is not None and node.has(Trait.POINTWISE | Trait.VIEW):
+            pending += node.operands
+    return found
 
 
 def _sum_of_products(graph: Graph, node: Node, kept: str) -> Value:

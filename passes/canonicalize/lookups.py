@@ -6,7 +6,7 @@ from fusec.analysis.memory import touched_bytes
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
 from fusec.ir.types import I64, estimate, product
-from fusec.passes.canonicalize.rows import RowsOf, computed_from, is_concatenated
+from fusec.passes.canonicalize.rows import RowsOf, computed_from, has_uneven_parts
 from fusec.rewriting.driver import simplifies
 
 _MOST_OPERATIONS = 64
@@ -26,7 +26,7 @@ def grouped_products(graph: Graph, node: Node) -> Value | None:
     device, (rows, *_), count = x.tensor.device, x.shape, matrices.shape[0]
     if device != "cpu" or (x.tensor.rank, matrices.tensor.rank, ends.tensor.rank) != (2, 3, 1) or ends.producer is None:
         return None
-    if not isinstance(count, int) or is_concatenated(matrices):
+    if not isinstance(count, int) or has_uneven_parts(matrices):
         return None
     numbers = graph.add_node("iota", [], {"size": rows, "dtype": I64, "device": device}).result
     numbers = graph.add_node("reshape", [numbers], {"shape": (rows, 1)}).result
@@ -43,8 +43,9 @@ def looked_up_rows(graph: Graph, node: Node) -> Value | None:
     """Rows are looked up in what a packed table is computed from, and only these are computed."""
     (table, indices), dim = node.operands, node.attributes["dim"]
     count, taken = product(indices.shape), list[Value]()
-    if not _is_packed(table) or estimate(count) > estimate(table.shape[dim]):
-        return None  # many would be computed more than once
+    few = estimate(count) <= estimate(table.shape[dim])
+    if not _is_packed(table) or not (few or (table.tensor.rank == 3 and dim == -3 and table.tensor.device == "cpu")):
+        return None  # many would be computed more than once; a grouped GEMM unpacks each matrix once
     flat = indices if indices.tensor.rank == 1 else graph.add_node("reshape", [indices], {"shape": (count,)}).result
 
     def look_up(value: Value, at: int) -> Value:

@@ -95,6 +95,11 @@ def computed_from(value: Value) -> Iterator[Value]:
             pending += new
 
 
-def is_concatenated(value: Value) -> bool:
-    """Return whether a value is computed, element by element, from a concatenation, such as one of codes in halves."""
-    return any(v.producer is not None and v.producer.is_op("concat") for v in computed_from(value))
+def has_uneven_parts(value: Value) -> bool:
+    """Return whether a value is computed, element by element, from a concatenation of parts of different lengths."""
+    joined = (v.producer for v in computed_from(value) if v.producer is not None and v.producer.is_op("concat"))
+    return any(
+        not same_size(x.shape[node.attributes["dim"]], node.operands[0].shape[node.attributes["dim"]])
+        for node in joined
+        for x in node.operands
+    )

@@ -58,12 +58,33 @@ def test_an_embedding_unpacks_the_rows_that_it_reads(function: object, target: s
     assert largest_intermediate(made) <= 6 * 32
 
 
+def four_bit_experts(ids: Tensor, codes: Tensor, scales: Tensor, x: Tensor) -> Tensor:
+    return torch.bmm(nibbles(codes, scales)[ids], x[..., None])[..., 0]
+
+
 @both
-def test_matrices_that_many_rows_choose_are_unpacked_once(target: str) -> None:
+@pytest.mark.parametrize("rows", [1, 4, 9, 150])
+def test_chosen_matrices_are_unpacked_as_they_are_multiplied(target: str, rows: int) -> None:
+    """In any number of rows, of which half choose one matrix; sums of these numbers are exact in any order."""
     torch.manual_seed(0)
-    codes, ids = torch.randint(-128, 128, (5, 12, 32), dtype=torch.int8), torch.randint(5, (9,))
-    made = compiled(target, experts, ids, codes, torch.rand(5, 12), torch.randn(9, 32))
-    assert largest_intermediate(made) == 5 * 12 * 32
+    ids, x = torch.randint(5, (rows,)), torch.randint(-4, 5, (rows, 32)).float()
+    ids[: rows // 2] = 3
+    eight, four = torch.randint(-128, 128, (5, 12, 32), dtype=torch.int8), torch.randint(256, (5, 12, 16)).byte()
+    for made in (
+        compiled(target, experts, ids, eight, 2.0 ** torch.randint(-2, 3, (5, 12)), x),
+        compiled(target, four_bit_experts, ids, four, 2.0 ** torch.randint(-2, 3, (5, 12, 4)), x),
+    ):
+        assert largest_intermediate(made) <= rows * 12
+        (region,) = (n for n in made.graph.nodes if n.is_op("region"))
+        assert target == "triton" or "grouped_linear" in region.attributes["label"]
+
+
+def test_a_sum_over_joined_halves_is_one_kernel() -> None:
+    def total(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        return (torch.cat([a, b], -1) * x).sum(-1)
+
+    made = compiled("cpp", total, torch.randn(3, 40), torch.randn(3, 40), torch.randn(3, 80))
+    assert len([n for n in made.graph.nodes if n.is_op("region")]) == 1
 
 
 @both

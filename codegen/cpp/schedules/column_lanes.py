@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from fusec.codegen.cpp.schedules.blocks import Block
+from fusec.codegen.cpp.schedules.computed import emit_rights
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import ColumnDot, Loop, Matrix
 from fusec.ir.types import accumulation
@@ -49,15 +50,8 @@ def column_dot(
             loops.enter_context(emitter.loop(steps, "serial"))
         loops.enter_context(emitter.loop(columns.axis, "tile", lanes, columns.start, columns.stop))
         loops.enter_context(emitter.loop(inner, "serial"))
-        values = emit_rights(emitter, contraction)
+        rights = [right for _, right in contraction.pairs]
+        values = emit_rights(emitter, rights, accumulation(contraction.dtype))
     right = emitter.inner.pop()
     assert isinstance(right, Loop)
     return ColumnDot(target, tuple(lefts), right, values, rows)
-
-
-def emit_rights(emitter: Emitter, contraction: IndexedExpr) -> tuple[str, ...]:
-    """Compute the right operand of each segment in the dtype of the sums."""
-    values, sums = [str(emitter.emit(right)) for _, right in contraction.pairs], accumulation(contraction.dtype)
-    if accumulation(contraction.operands[1].dtype) != sums:
-        values = [emitter.compute("cast", value, dtype=sums) for value in values]
-    return tuple(values)

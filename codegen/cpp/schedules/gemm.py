@@ -8,14 +8,13 @@ A large-M GEMM has no prologue; its rows are processed in blocks, each with a bl
 """
 
 import math
-from collections.abc import Hashable
 from contextlib import ExitStack
-from dataclasses import replace
 
 import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks, most_rows
-from fusec.codegen.cpp.schedules.column_lanes import column_dot, column_in_lanes, emit_rights
+from fusec.codegen.cpp.schedules.column_lanes import column_dot, column_in_lanes
+from fusec.codegen.cpp.schedules.computed import computed_right
 from fusec.codegen.cpp.schedules.groups import keep_scales, shared_by_groups
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
@@ -29,7 +28,6 @@ from fusec.codegen.tile.kernel import (
     Matrix,
     Operand,
     Statement,
-    TableLookup,
     index_symbol,
 )
 from fusec.codegen.tile.products import Products
@@ -53,7 +51,6 @@ from fusec.loops.affine import Affine, Axis
 from fusec.loops.byte_groups import ByteGroups, find_byte_groups
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, is_even, stride
 from fusec.loops.kinds import FEW_ROWS, Shape, is_computed, weight_of
-from fusec.loops.tables import Table, tables
 
 PANEL_TILES = 4
 """The most tiles of columns of a block: ``dot.h`` keeps them in the first-level cache, contiguous if transposed."""
@@ -392,23 +389,12 @@ class _Contraction:
         block: Block | None,
     ) -> ComputedDot:
         """Return the product with a right operand that is computed."""
-        emitter, (*outer, inner) = self.emitter, contraction.bound
-        with ExitStack() as loops:
-            loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
-            if outer:
-                steps = loops.enter_context(emitter.over(tuple(outer)))
-                loops.enter_context(emitter.loop(steps, "serial"))
-            loops.enter_context(emitter.loop(inner, "tile", self.tiling.lanes))
-            rights = [right for _, right in contraction.pairs]
-            uneven = any(not is_even(left, contraction.bound) for left, _ in contraction.pairs)
-            apart = self.blocked_rows and uneven  # rows in scratch follow one another
-            offsets = [self._step(left, steps, inner) for left, _ in contraction.pairs] if apart else []
-            made = dict[Hashable, TableLookup]()
-            for item, table in tables(rights, inner, self.tiling.lanes).items():
-                emitter.define(item, self._look_up(table, made))
-            values = emit_rights(emitter, contraction)
-        right, starts = emitter.inner.pop(), self._starts(contraction.bound, columns, block)
-        assert isinstance(right, Loop)
+        bound, rights = contraction.bound, [right for _, right in contraction.pairs]
+        right, values = computed_right(
+            self.emitter, rights, accumulation(contraction.dtype), bound, columns, self.tiling.lanes
+        )
+        offsets = self._steps(contraction) if self.blocked_rows else ()
+        starts = self._starts(bound, columns, block)
         matrices = (Matrix(left.buffer, left.offset, left.row_stride, left.column_stride) for left in lefts)
         return ComputedDot(
             at(target, starts),
@@ -416,7 +402,7 @@ class _Contraction:
             right,
             values,
             block.length if block else self._row_count(contraction),
-            tuple(offsets),
+            offsets,
         )
 
     def _grouped_dot(
@@ -442,30 +428,24 @@ class _Contraction:
         bounds, rows = (min(low), max(high)), self._row_count(contraction)
         count = 8 * rows * math.prod(map(static_size, outer))
         totals = emitter.add_scratch(I32, count, "totals").name
-        return GroupedDot(at(target, starts), matrices, right, values, rows, (), scale, zero, bounds, totals)
+        return GroupedDot(
+            at(target, starts), matrices, right, values, rows, scale=scale, zero=zero, bounds=bounds, totals=totals
+        )
 
-    def _step(self, left: IndexedExpr, steps: Axis, inner: Axis) -> sympy.Expr:
-        """Return the distance of a left operand's elements at an outer step of k from those at the first."""
-        symbols = [self.emitter.axis_symbol(a) for a in (inner, *self.rows, self.emitter.joint(self.blocked_rows))]
-        offset = self.emitter.offset(left.index, left.value.tensor).subs(dict.fromkeys(symbols, 0))
-        return sympy.expand(offset - offset.subs(self.emitter.axis_symbol(steps), 0))
+    def _steps(self, contraction: IndexedExpr) -> tuple[sympy.Expr, ...]:
+        """Return the distance of each left operand's elements at an outer step of k from those at the first.
 
-    def _look_up(self, table: Table, made: dict[Hashable, TableLookup]) -> str:
-        """Append the look-up of a code in a table, perhaps one that another look-up has made."""
-        emitter = self.emitter
-        item, shift = table.field(self.tiling.lanes)
-        index = str(emitter.widened(item))
-        if shift:
-            index = emitter.compute("shift_right", index, Constant(shift), dtype=I32)
-        dst = emitter.fresh()
-        if table.key not in made:
-            with emitter.loop(table.entry, "tile", self.tiling.lanes):
-                value = str(emitter.emit(table.value))
-            entries = emitter.inner.pop()
-            assert isinstance(entries, Loop)
-            made[table.key] = TableLookup(dst, index, entries, value)
-        emitter.inner.append(replace(made[table.key], dst=dst, index=index))
-        return dst
+        None where rows follow one another, as they do in scratch.
+        """
+        emitter, (*outer, inner) = self.emitter, contraction.bound
+        lefts = [left for left, _ in contraction.pairs]
+        if all(is_even(left, contraction.bound) for left in lefts):
+            return ()
+        symbols = [emitter.axis_symbol(a) for a in (inner, *self.rows, emitter.joint(self.blocked_rows))]
+        with emitter.over(tuple(outer)) as steps:
+            offsets = [emitter.offset(left.index, left.value.tensor).subs(dict.fromkeys(symbols, 0)) for left in lefts]
+            first = {emitter.axis_symbol(steps): 0}
+            return tuple(sympy.expand(offset - offset.subs(first)) for offset in offsets)
 
     def _starts(self, bound: tuple[Axis, ...], columns: Block, block: Block | None) -> dict[sympy.Symbol, Size]:
         """Return the first index of a product's block along each of its axes."""

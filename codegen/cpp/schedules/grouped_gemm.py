@@ -2,20 +2,34 @@
 
 Each thread sorts the rows by their index, which takes one pass over the indices. For each group in turn its rows are
 copied to scratch, so that they are neighbours, and the threads share its blocks of columns. Each matrix that is chosen
-is read once, others never.
+is read once, others never. One that is computed, such as one unpacked from integers, is computed as it is read.
 """
 
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, at
+from fusec.codegen.cpp.schedules.computed import computed_right
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
-from fusec.codegen.tile.kernel import PARTS, Buffer, Constant, Dot, Loop, Matrix, Statement, Store, index_symbol
+from fusec.codegen.tile.kernel import (
+    PARTS,
+    Buffer,
+    ComputedDot,
+    Constant,
+    Dot,
+    Loop,
+    Matrix,
+    Statement,
+    Store,
+    index_symbol,
+)
 from fusec.codegen.tile.rows import Tiling
-from fusec.ir.types import BF16, I64, DType, accumulation
+from fusec.ir.types import BF16, I64, DType, accumulation, contiguous_strides
+from fusec.loops.affine import Axis
 from fusec.loops.grouped import GroupedProducts
 from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 
@@ -98,8 +112,8 @@ class _GroupedGemm:
         start, end = block_range(index_symbol("block") * size, size, n)
         with emitter.repeat("block", 0, -(-n // size), 1, "dynamic"):
             block = Block(column, start, end, size)
-            for reduction, (left, right) in self.groups.products.items():
-                self._dot(reduction, lefts[left], right, block, stop - _FIRST)
+            for reduction in self.groups.products:
+                self._product(order, reduction, lefts, block, stop - _FIRST)
             with self._each_row(order, stop), emitter.loop(column, "tile", lanes, start, end):
                 for output in self.nest.outputs:
                     emitter.store(output)
@@ -107,34 +121,68 @@ class _GroupedGemm:
     def _lefts(self, order: Buffer, stop: sympy.Expr) -> dict[IndexedExpr, Matrix]:
         """Copy the rows of each left operand, computed where it is not loaded."""
         emitter, lefts = self.emitter, dict[IndexedExpr, Matrix]()
-        for reduction, (left, right) in self.groups.products.items():
-            depth = static_size(reduction.bound[0])
-            name = emitter.add_scratch(self._left_dtype(left, right), self.most * depth, "left").name
-            lefts.setdefault(left, Matrix(name, sympy.Integer(0), depth, 1))
+        bounds = dict[IndexedExpr, tuple[Axis, ...]]()
+        for reduction, pairs in self.groups.products.items():
+            depth = math.prod(map(static_size, reduction.bound))
+            for left, right in pairs:
+                bounds[left] = reduction.bound
+                name = emitter.add_scratch(self._left_dtype(left, right), self.most * depth, "left").name
+                lefts.setdefault(left, Matrix(name, sympy.Integer(0), depth, 1))
         with self._each_row(order, stop):
             for left, copy in lefts.items():
-                (k,) = left.axes.difference(self.groups.rows)
-                offset = (_ROW - _FIRST) * copy.row_stride + emitter.axis_symbol(k)
-                with emitter.loop(k, "tile", self.tiling.lanes):
+                with self._each_k(bounds[left]) as k:
+                    offset = (_ROW - _FIRST) * copy.row_stride + k
                     emitter.inner.append(Store(copy.buffer, sympy.expand(offset), emitter.emit(left)))
         return lefts
+
+    @contextmanager
+    def _each_k(self, bound: tuple[Axis, ...]) -> Iterator[sympy.Expr]:
+        """Open loops over the axes that a product sums over, in tiles of the innermost; yield the index over all."""
+        emitter, (*outer, inner) = self.emitter, bound
+        steps = zip(bound, contiguous_strides(tuple(map(static_size, bound))), strict=True)
+        with ExitStack() as loops:
+            for axis in outer:
+                loops.enter_context(emitter.loop(axis, "serial"))
+            loops.enter_context(emitter.loop(inner, "tile", self.tiling.lanes))
+            yield sum((emitter.axis_symbol(axis) * step for axis, step in steps), sympy.Integer(0))
 
     def _left_dtype(self, left: IndexedExpr, right: IndexedExpr) -> DType:
         """Return the dtype of the copy: bfloat16 if the machine multiplies it, else that of sums."""
         halves = left.dtype == right.dtype == BF16 and self.tiling.many_bf16_products
         return BF16 if halves else accumulation(left.dtype)
 
-    def _dot(self, reduction: IndexedExpr, left: Matrix, right: IndexedExpr, columns: Block, rows: sympy.Expr) -> None:
+    def _product(
+        self,
+        order: Buffer,
+        reduction: IndexedExpr,
+        lefts: dict[IndexedExpr, Matrix],
+        columns: Block,
+        rows: sympy.Expr,
+    ) -> None:
         """Multiply the rows by a block of columns of their group's matrix."""
-        emitter, column, (k,), (matrix,) = self.emitter, self.groups.column, reduction.bound, right.bound
-        target = emitter.add_scratch(accumulation(reduction.dtype), self.most * columns.size, "product")
-        offset = (_ROW - _FIRST) * columns.size + emitter.axis_symbol(column) - columns.start
-        emitter.kept[reduction] = (target, sympy.expand(offset))
+        emitter, bound, ((left, right), *_) = self.emitter, reduction.bound, self.groups.products[reduction]
+        sums = accumulation(reduction.dtype)
+        name = emitter.add_scratch(sums, self.most * columns.size, "product").name
+        offset = (_ROW - _FIRST) * columns.size + emitter.axis_symbol(columns.axis) - columns.start
+        emitter.kept[reduction] = (emitter.scratch[-1], sympy.expand(offset))
+        target = Matrix(name, sympy.Integer(0), columns.size, 1)
+        if right.kind == "lookup":
+            weight, depth = self._matrix(right, bound[0], columns), static_size(bound[0])
+            emitter.inner.append(Dot(target, lefts[left], weight, rows, columns.length, depth, any_rows=True))
+            return
+        pairs = self.groups.products[reduction]
+        with self._each_row(order, _FIRST + 1):  # any row of the group chooses the matrix
+            rights = [right for _, right in pairs]
+            loop, values = computed_right(emitter, rights, sums, bound, columns, self.tiling.lanes)
+            own = tuple(lefts[left] for left, _ in pairs)
+            emitter.inner.append(ComputedDot(target, own, loop, values, rows, any_rows=True))
+
+    def _matrix(self, right: IndexedExpr, k: Axis, columns: Block) -> Matrix:
+        """Return a block of columns of the group's matrix in memory."""
+        emitter, (matrix,) = self.emitter, right.bound
         name, offset = emitter.buffers[right.value].name, emitter.offset(right.index, right.value.tensor)
-        starts = {matrix: _GROUP, k: 0, column: columns.start}
-        weight = at(
-            Matrix(name, offset, stride(right, k), stride(right, column)),
+        starts = {matrix: _GROUP, k: 0, columns.axis: columns.start}
+        return at(
+            Matrix(name, offset, stride(right, k), stride(right, columns.axis)),
             {emitter.axis_symbol(axis): start for axis, start in starts.items()},
         )
-        product = Matrix(target.name, sympy.Integer(0), columns.size, 1)
-        emitter.inner.append(Dot(product, left, weight, rows, columns.length, static_size(k), any_rows=True))

@@ -140,7 +140,7 @@ class _TiledContraction:
         names = {r: emitter.accumulator(r.node.op.name, accumulation(r.dtype), True) for r in reductions}
         with self._along(bound):
             for r, name in names.items():
-                emitter.inner.append(Update(name, r.node.op.name, (emitter.emit(r.operands[0]),)))
+                emitter.inner.append(Update(name, r.node.op.name, (emitter.element(r),)))
         for r, name in names.items():
             emitter.define(r, emitter.fold(r.node.op.name, name, accumulation(r.dtype), emitter.joint(bound)))
 

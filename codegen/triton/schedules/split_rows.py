@@ -95,7 +95,7 @@ class _Split:
 
     def _store_parts(self, reductions: Sequence[IndexedExpr]) -> None:
         with self._reduced(reductions, self.bound, self._part()) as values:
-            values |= {r: self.emitter.emit(r.operands[0]) for r in reductions}
+            values |= {r: self.emitter.element(r) for r in reductions}
         for r in reductions:
             self.parts[r] = PartialResults(self.emitter, self._type(r), self.shape.rows, self.config.splits, "parts")
             self.parts[r].store(_PART, self.emitter.emit(r))
