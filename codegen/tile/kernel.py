@@ -380,7 +380,7 @@ class ComputedDot(Statement):
     steps: tuple[sympy.Expr, ...] = ()
     """Offset of each left operand at an outer step of k, where these do not follow one another in memory."""
     any_rows: bool = False
-    """Whether there may be few rows or many, told at run time."""
+    """True if only the run time shows how many rows there are, few or many."""
 
 
 @dataclass(frozen=True)

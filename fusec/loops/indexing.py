@@ -334,8 +334,7 @@ class _Lowering:
     def _reduction(self, node: Node, index: tuple[Affine, ...]) -> IndexedExpr:
         """Return a reduction; a sum over a concatenation of equal parts has an operand for each."""
         (x,) = node.operands
-        taken = {axis for part in index for axis in part.axes}
-        reduced: dict[int, list[Segment]] = {}
+        taken, reduced = {axis for part in index for axis in part.axes}, dict[int, list[Segment]]()
         for d in node.attributes["dims"]:
             if x.shape[d] != 1:
                 reduced[d] = self._bind(x.shape[d], taken)
@@ -345,8 +344,8 @@ class _Lowering:
             inner = list(index)
             for d, part in zip(reduced, parts, strict=True):
                 inner[d] = part.index
-            axes = tuple(axis for part in parts for axis in part.axes)
-            bounds.add(tuple(axis for axis in axes if axis.size != 1) or axes)
+            axes = [axis for part in parts for axis in part.axes]
+            bounds.add(tuple(a for a in axes if a.size != 1) or tuple(axes))
             operands.append(self.at(x, tuple(inner)))
         if len(bounds) > 1 or (len(operands) > 1 and not node.is_op("sum")):
             raise ScheduleError("a reduction is over a concatenation", why="each part has its own loop")
@@ -355,7 +354,7 @@ class _Lowering:
     def _bind(self, n: Size, taken: set[Axis]) -> list[Segment]:
         """Return loop variables over ``n``: existing ones that are not in ``taken``, so that loops are shared."""
         for parts, size in reversed(self.pool):
-            if same_size(size, n) and not any(taken.intersection(part.axes) for part in parts):
+            if same_size(size, n) and taken.isdisjoint(a for part in parts for a in part.axes):
                 return parts
         parts = self.splits.segments_of(f"reduce{len(self.pool)}", n, self.made)
         self.pool.insert(0, (parts, n))
