@@ -351,7 +351,8 @@ class _Contraction:
                 return
             if block is None and is_computed(contraction):
                 groups = self.groups.get(contraction)
-                shared = groups.rights[0].scales if groups else shared_by_groups(contraction)
+                rights = [right for _, right in contraction.pairs]
+                shared = groups.rights[0].scales if groups else shared_by_groups(rights, contraction.bound[-1])
                 keep_scales(emitter, shared, contraction.bound, columns, self.tiling.lanes)
             if contraction in self.groups:
                 emitter.inner.append(self._grouped_dot(self.groups[contraction], contraction, lefts, result, columns))

@@ -13,6 +13,7 @@ import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, at
 from fusec.codegen.cpp.schedules.computed import computed_right
+from fusec.codegen.cpp.schedules.groups import keep_scales, shared_by_groups
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import (
@@ -173,6 +174,7 @@ class _GroupedGemm:
         pairs = self.groups.products[reduction]
         with self._each_row(order, _FIRST + 1):  # any row of the group chooses the matrix
             rights = [right for _, right in pairs]
+            keep_scales(emitter, shared_by_groups(rights, bound[-1]), bound, columns, self.tiling.lanes)
             loop, values = computed_right(emitter, rights, sums, bound, columns, self.tiling.lanes)
             own = tuple(lefts[left] for left, _ in pairs)
             emitter.inner.append(ComputedDot(target, own, loop, values, rows, any_rows=True))

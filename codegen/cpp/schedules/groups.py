@@ -50,10 +50,9 @@ def keep_scales(
     emitter.kept |= kept
 
 
-def shared_by_groups(contraction: IndexedExpr) -> list[IndexedExpr]:
+def shared_by_groups(rights: Iterable[IndexedExpr], inner: Axis) -> list[IndexedExpr]:
     """Return the largest expressions of right operands that do not vary along the last summed axis."""
-    *_, inner = contraction.bound
-    varying = [item for item in walk(right for _, right in contraction.pairs) if inner in item.axes]
+    varying = [item for item in walk(rights) if inner in item.axes]
     return list(dict.fromkeys(o for item in varying for o in item.operands if inner not in o.axes))
 
 
@@ -65,6 +64,6 @@ def _is_kept(item: IndexedExpr, column: Axis, outer: tuple[Axis, ...]) -> bool:
         and any(a in item.axes for a in outer)
         and accumulation(item.dtype) == F32
         and not (item.kind == "load" and item.dtype == F32)
-        and all(i.kind in ("load", "pointwise", "constant") for i in items)
-        and all(stride(i, outer[-1]) in (0, 1) for i in items if i.kind == "load")
+        and all(i.kind in ("load", "lookup", "pointwise", "constant") for i in items)
+        and all(stride(i, outer[-1]) in (0, 1) for i in items if i.kind in ("load", "lookup"))
     )
