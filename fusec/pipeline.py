@@ -10,6 +10,7 @@ from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
 from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph, Node, Source
+from fusec.ir.ops import Trait
 from fusec.loops.kinds import Limits
 from fusec.loops.plan import Plan
 from fusec.refusal import Refusal
@@ -45,6 +46,8 @@ class PassRecord:
     """Number of applications that it made."""
     verified: int = 0
     """Number of these whose sides were compared."""
+    declared: tuple[str, ...] = ()
+    """The declared fusions in the graph before it, by name; empty unless ``config.record``."""
 
 
 @dataclass
@@ -269,11 +272,21 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
         text = f"{type(reason).__name__}: {reason}"
         context.remarks.add("failure", step.name, f"pass {describe(step)} was undone", subject=step.name, reason=text)
     seconds = time.perf_counter() - start
-    changed = _structure(graph) != shape
+    changed, declared = _structure(graph) != shape, tuple(declared_in(saved)) if context.config.record else ()
     after = str(graph) if context.config.record and changed else before
     made, compared = context.next_number - first, context.verified - verified
-    context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared))
+    context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared, declared))
     return after
+
+
+def declared_in(graph: Graph) -> list[str]:
+    """Return the names of the declared fusions in a graph; fusions nested in a declared one do not count."""
+    found: list[str] = []
+    for node in graph.nodes:
+        if node.has(Trait.REGION):
+            mine = node.attributes.get("kind") == "declared"
+            found += [str(node.attributes.get("fusion", ""))] if mine else declared_in(node.body)
+    return found
 
 
 def _is_kept(step: Pass, before: Graph, after: Graph, context: Context, first: int) -> bool:

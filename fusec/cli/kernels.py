@@ -99,7 +99,7 @@ def edit(
 
     Afterwards the model is compared with eager and float64; exits with 1 where it is wrong.
     """
-    from fusec.codegen.cpp.edits import write_edit
+    from fusec.codegen.program.edits import write_edit
 
     if is_graph_file(model) or os.path.isdir(model):
         raise UsageError("the kernels of a graph or trace cannot be edited", why="they are checked with the model")
@@ -125,7 +125,7 @@ def revert(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="a kernel; by default all that are edited")] = "",
 ) -> None:
     """Remove edits, so that generated kernels are used again."""
-    from fusec.codegen.cpp.edits import FOLDER
+    from fusec.codegen.program.edits import FOLDER
 
     folder = Config.from_environment().cache_path() / FOLDER
     found = sorted(folder.glob(f"{name or '*'}-*.cpp"))

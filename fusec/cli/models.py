@@ -158,8 +158,8 @@ def compiled_model(
     is_trace = os.path.isdir(spec)
     if not is_trace and not is_graph_file(spec):
         with loaded_model(spec, batch, length, options.train) as loaded:
-            title = loaded.title
-            found = compile_model(loaded.model, loaded.inputs, loaded.keywords, options, config=config, title=title)
+            title, given = loaded.title, (loaded.model, loaded.inputs, loaded.keywords)
+            found = compile_model(*given, options, config=config, title=title, keep=True)
         return CompiledModel(title, found, loaded.model)
     if options.train or options.dynamic:
         why = "--train and --dynamic say how a model is captured"
@@ -183,6 +183,7 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
     """
     from fusec.codegen import target_for
     from fusec.compiler import compile_graph
+    from fusec.debug.kept import kept_subject
     from fusec.debug.subject import subject_of
     from fusec.debug.timing import sample_inputs, time_program
     from fusec.ir.types import ASSUMED_SIZE
@@ -195,11 +196,12 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
                 fix="pass the model, or the graph before grouping",
             )
         return replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))
+    if not time:
+        return kept_subject(graph, config, title)
     compiled = compile_graph(graph, config)
     subject = subject_of(compiled, title)
-    if time:
-        inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
-        subject.timed(time_program(compiled.program, compiled.graph, inputs))
+    inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+    subject.timed(time_program(compiled.program, compiled.graph, inputs))
     return subject
 
 

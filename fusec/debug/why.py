@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from fusec.debug.site_status import GENERAL, SiteStatus, site_statuses
 from fusec.debug.sites import RULE_OF
 from fusec.debug.subject import Subject, usual_reason
 from fusec.errors import FusecError, suggestion
+from fusec.ir.graph import Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import F32
 from fusec.remarks import Remark
@@ -95,6 +97,12 @@ class _Place:
             o for o in operations_of(subject) if any(map(self.holds, map(str, o.node.sources))) or not at
         ]
         self.modules = dict.fromkeys(s.module for o in self.operations for s in o.node.sources if self.holds(str(s)))
+        self.homes = defaultdict[str, dict[Node, None]](dict)
+        """By source location, the nodes that run its operations."""
+        for operation in self.operations:
+            for source in operation.node.sources:
+                self.homes[str(source)][operation.home] = None
+        self.order = {node: i for i, node in enumerate(subject.final.nodes)}
 
     def _test(self, at: str) -> Callable[[str], bool]:
         """Return the test for the source locations of a place."""
@@ -114,9 +122,9 @@ class _Place:
 
     def kernels_at(self, sources: Iterable[str]) -> tuple[str, ...]:
         """Return the names of what runs the operations of some source locations."""
-        wanted = set(sources)
-        homes = (o.home for o in self.operations if wanted.intersection(map(str, o.node.sources)))
-        return tuple(dict.fromkeys(self.subject.name_of(home) for home in homes))
+        homes = dict.fromkeys(home for source in sources for home in self.homes.get(source, ()))
+        ordered = sorted(homes, key=self.order.__getitem__)
+        return tuple(dict.fromkeys(map(self.subject.name_of, ordered)))
 
 
 def _findings(place: _Place, what: str, sites: Sequence[SiteStatus]) -> Iterator[Finding]:

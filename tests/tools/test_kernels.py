@@ -9,7 +9,7 @@ import torch
 from click.testing import Result
 
 from fusec.cli import app
-from fusec.codegen.cpp.edits import edit_path, edited_source, write_edit
+from fusec.codegen.program.edits import edit_path, edited_source, write_edit
 from fusec.config import Config
 from tests.tools.command_line import CliRunner
 

@@ -32,6 +32,17 @@ def edited_source(name: str, source: str, config: Config) -> tuple[str, str]:
         return source, ""
 
 
+def digest_of_edits(config: Config) -> str:
+    """Return a digest of all edits, which compiles depend on."""
+    found = sorted(edits(config))
+    return key_of([f"{path.name} {path.stat().st_mtime_ns} {path.stat().st_size}" for path in found])
+
+
+def edits(config: Config, name: str = "") -> list[Path]:
+    """Return the paths of the edits of a kernel, or of all."""
+    return sorted((config.cache_path() / FOLDER).glob(f"{name or '*'}-*.*"))
+
+
 def write_edit(name: str, source: str, config: Config) -> Path:
     """Write the generated source of a kernel as an edit, if there is none yet; return its path."""
     path = edit_path(name, source, config)
