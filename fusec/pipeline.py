@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from fusec.analysis.machine import Machine, assumed_cpu
@@ -137,6 +137,7 @@ class Context:
                     "clause": failure.clause, "expected": failure.expected, "found": failure.found,
                     "text": failure.sources[0].text if failure.sources else "",
                     "around": "; ".join(failure.places),
+                    **({"tried": failure.tried} if failure.tried else {}),
                 },
             )  # fmt: skip
         self.failures.clear()
@@ -171,7 +172,10 @@ class Context:
 def _clearer(failure: MatchFailure, aligned: MatchFailure) -> MatchFailure:
     """Return a failed match, or an alignment of the same anchor if that says more."""
     vague = failure.clause in ("operation", "operand")
-    return aligned if vague or aligned.depth * failure.size > failure.depth * aligned.size else failure
+    if vague or aligned.depth * failure.size > failure.depth * aligned.size:
+        return aligned
+    same = (failure.fusion, failure.clause) == (aligned.fusion, aligned.clause)
+    return replace(failure, outcome=aligned.outcome) if same else failure
 
 
 @dataclass(frozen=True)

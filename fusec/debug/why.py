@@ -10,6 +10,7 @@ from typing import Any
 from fusec.debug.near_misses import near_misses
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.reasons import code_of_clause, code_of_text
+from fusec.debug.returns import with_tried_edit
 from fusec.debug.site_status import GENERAL, SiteStatus, site_statuses
 from fusec.debug.sites import RULE_OF
 from fusec.debug.subject import Subject, usual_reason
@@ -47,7 +48,9 @@ class Finding:
     text: str = ""
     """The model's line at fault."""
     edit: str = ""
-    """A change of the model that would let it fuse, and keeps what the model computes."""
+    """A change of the model that lets it fuse, and keeps what the model computes, as trying it has shown."""
+    tried: str = ""
+    """The outcome of trying a change; with the change, where it is not the edit."""
     bytes_lost: int = 0
     """Traffic that it would not have if it were fused."""
     count: int = 1
@@ -158,7 +161,7 @@ def _of_site(status: SiteStatus) -> Finding:
     kind, where = status.site.kind, status.place or status.site.module
     said = Finding(
         kind, where, "missed", status.kernels, attempt=status.attempt, text=status.text, edit=status.edit,
-        bytes_lost=status.bytes_lost,
+        tried=status.tried, bytes_lost=status.bytes_lost,
     )  # fmt: skip
     expected = f"expected {status.expected}, found {status.found}" if status.found else ""
     code = code_of_clause(status.clause) if status.attempt else code_of_text(status.found)
@@ -199,7 +202,7 @@ def _of_miss(place: _Place, remark: Remark) -> Finding:
     return Finding(
         remark.subject, where, "unnamed" if kernel else "missed", kernels,
         code, remark.reason, attempt,
-        str(figures.get("text", "")), remark.suggestion,
+        str(figures.get("text", "")), remark.suggestion, str(figures.get("tried", "")),
     )  # fmt: skip
 
 
@@ -211,12 +214,9 @@ def _opaque(place: _Place) -> Iterator[Finding]:
             name = place.subject.name_of(operation.node)
             remark = reasons.get(name)
             reason = (remark.reason or remark.message) if remark else usual_reason(operation.node)
-            edit = remark.suggestion if remark else ""
             source = next((s for s in operation.node.sources if place.holds(str(s))), None)
             text = source.text if source else ""
-            yield Finding(
-                name, str(source or ""), "opaque", (name,), code_of_text(reason), reason, text=text, edit=edit
-            )
+            yield Finding(name, str(source or ""), "opaque", (name,), code_of_text(reason), reason, text=text)
 
 
 def _nameless(place: _Place, said: Collection[str]) -> Iterator[Finding]:
@@ -247,10 +247,11 @@ def _kernels(place: _Place) -> Iterator[Finding]:
         )  # fmt: skip
     for remark in place.remarks(r for r in place.subject.remarks if r.kind in ("missed", "analysis") and r.reason):
         if remark.pass_name == "group":
+            remark = with_tried_edit(place.subject, remark)
             where = next(iter(remark.sources), "")
             yield Finding(
                 remark.message, where, "missed", code=code_of_text(remark.reason), reason=remark.reason,
-                edit=remark.suggestion,
+                edit=remark.suggestion, tried=str(remark.figures.get("tried", "")),
             )  # fmt: skip
 
 
@@ -273,9 +274,8 @@ def _absent(place: _Place, what: str) -> Iterator[Finding]:
         attempt, text = f"{best.depth} of {best.size} operations", next((s.text for s in best.sources), "")
         at = next(iter(best.places), where)
         yield Finding(
-            what, at, "missed", place.kernels_at(best.places), code_of_clause(best.clause), str(best), attempt, text,
-            best.edit,
-        )  # fmt: skip
+            what, at, "missed", place.kernels_at(best.places), code_of_clause(best.clause), str(best), attempt, text
+        )
         return
     have = {o.node.op.name for o in place.operations}
     patterns = library.patterns(FUSIONS[what], F32)

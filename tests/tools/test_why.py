@@ -20,6 +20,7 @@ from fusec.debug.why import Finding, UnknownPlace, why
 from fusec.models import llama
 from fusec.models.inputs import sample_tokens
 from fusec.remarks import Remark
+from fusec.rewriting.match import OTHER, SAME
 from tests.tools.command_line import CliRunner
 from tests.tools.sample import decoder
 
@@ -171,9 +172,11 @@ def test_unknown_names_have_close_matches(what: str, at: str, fix: str) -> None:
 
 def test_edits_say_whether_they_change_what_is_computed() -> None:
     (outside,) = findings(MISSES["eps outside of the root"][0], "rms_norm")
-    assert outside.edit.startswith("move `add`") and outside.edit.endswith("; this changes the result")
-    scaled = findings(lambda x, w: rms(x, w * 1.0) * 1.5 * w, "everything")
-    assert all("changes" not in finding.edit for finding in scaled if "out of" in finding.edit)
+    assert not outside.edit and outside.tried.startswith("move `add`") and outside.tried.endswith(OTHER)
+    scaled = findings(lambda x, w: x * 1.5 * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w, "rms_norm")
+    assert [f.tried for f in scaled if f.edit.startswith("move `mul` with 1.5 out of rms_norm at test_why.py:")] == [
+        SAME
+    ]
 
 
 def test_the_code_of_a_miss_is_that_of_its_clause() -> None:
