@@ -16,7 +16,8 @@ FOLDER = "edited"
 
 def edit_path(name: str, source: str, config: Config) -> Path:
     """Return the path of the edit of a kernel, given its generated source."""
-    return config.cache_path() / FOLDER / f"{name}-{key_of((source,))[:16]}.cpp"
+    suffix = "py" if "@triton.jit" in source else "cpp"
+    return config.cache_path() / FOLDER / f"{name}-{key_of((source,))[:16]}.{suffix}"
 
 
 def edited_source(name: str, source: str, config: Config) -> tuple[str, str]:
