@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fusec.config import Config
 from fusec.errors import FusecError, OptionError
 from fusec.frontend.torch_internals import artifact, listen
@@ -118,7 +120,8 @@ class _Compile:
 
     def __init__(self, path: Path, graph: Graph, config: Config) -> None:
         self.path = path
-        self.about: dict[str, Any] = {"graph": graph.name, "state": "running", "target": config.target}
+        self.about: dict[str, Any] = {"graph": graph.name, "state": "running", "options": config.changed()}
+        self.about["threads"] = torch.get_num_threads()
         self._write(IMPORTED, str(graph))
         self._save()
 

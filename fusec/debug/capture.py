@@ -70,6 +70,7 @@ def captured_run(
     keywords: Mapping[str, Any],
     options: CaptureOptions,
     mutate: bool = False,
+    config: Config | None = None,
 ) -> tuple[list[tuple[Graph, list[Any]]], Any]:
     """Return these graphs and arguments, and the results of the call, in which the interpreter runs the graphs.
 
@@ -79,6 +80,7 @@ def captured_run(
         keywords: further ones.
         options: of the capture.
         mutate: whether the graphs update their inputs, as in a call of the model.
+        config: the user's options, some of which the import reads; by default those of the environment.
 
     Raises:
         NothingCaptured: where no graph was produced.
@@ -103,7 +105,7 @@ def captured_run(
 
     with _kept_log():
         failed = len(fallbacks())
-        results = run_compiled(model, backend_with(kept), inputs, keywords, options)
+        results = run_compiled(model, backend_with(kept, config), inputs, keywords, options)
         return _checked(found, fallbacks()[failed:]), results
 
 

@@ -99,6 +99,18 @@ def finished(folder: Path) -> list[Subject]:
     raise NoTrace(f"no compile of {folder} is done", why="; ".join(states) or "it has events alone", fix=fix)
 
 
+def options_in(folder: Path) -> dict[str, Any] | None:
+    """Return the options of the compiles in a trace that differ from their defaults, and the number of threads.
+
+    None where nothing was compiled.
+    """
+    found = [_parsed(_text(path)) for path in folder.glob(f"*/{COMPILE}")]
+    merged: dict[str, Any] = {}
+    for about in found:
+        merged |= {**about.get("options", {}), "threads": about.get("threads", 1)}
+    return merged if found else None
+
+
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
