@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.models import compiled_model, is_graph_file, loaded_model, recording
+from fusec.cli.models import compiled_model, loaded_model, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, chosen
 from fusec.cli.programs import words_of
-from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, reports, show, write_json
+from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, is_graph_file, note, reports, show, write_json
 from fusec.config import Config
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.cli.model_errors import ModelError, first_line, is_compilers, place, reason_of
 from fusec.cli.options import chosen
-from fusec.cli.terminal import UsageError, check_name, read_text
+from fusec.cli.terminal import PACKAGED, UsageError, check_name, is_graph_file, read_text, unknown_model
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fusec.debug.subject import Subject
     from fusec.ir.graph import Graph
 
-PACKAGED = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama", "t5": "T5", "vit": "ViT"}
-"""The models of this package, and their classes."""
 SMALL = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "image_size": 32, "patch_size": 8,
@@ -58,11 +56,6 @@ class CompiledModel:
     """None where it names a graph."""
 
 
-def is_graph_file(spec: str) -> bool:
-    """Return whether a MODEL is the text of a graph."""
-    return spec == "-" or spec.endswith(".fir")
-
-
 def load(spec: str, batch: int = 2, length: int = 16) -> Loaded:
     """The model that a specification names.
 
@@ -76,10 +69,7 @@ def load(spec: str, batch: int = 2, length: int = 16) -> Loaded:
         return _load_transformers(spec, rest, batch, length)
     if spec.endswith(".py"):
         return _load_script(spec)
-    raise UsageError(
-        f"{spec!r} names no model",
-        fix="SCRIPT.py, models:llama/tiny, hf:llama, or for explain and view also GRAPH.fir",
-    )
+    raise unknown_model(spec)
 
 
 @contextmanager

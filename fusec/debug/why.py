@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fusec.config import Config
 from fusec.debug.near_misses import near_misses
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.reasons import code_of_clause, code_of_text
@@ -257,7 +258,7 @@ def _kernels(place: _Place) -> Iterator[Finding]:
 
 def _absent(place: _Place, what: str) -> Iterator[Finding]:
     """Yield the attempt to match a fusion here that came furthest; without any, the operations that are lacking."""
-    from fusec.passes import FUSIONS, pattern_library
+    from fusec.passes import FUSIONS, kept_traces, pattern_library
     from fusec.passes.canonicalize import normalize
     from fusec.rewriting.application import attempts
 
@@ -267,7 +268,8 @@ def _absent(place: _Place, what: str) -> Iterator[Finding]:
         return
     graph = (place.subject.imported or place.subject.final).copy()
     normalize(graph)
-    failures = [a for a in attempts(FUSIONS[what], graph, library) if isinstance(a, MatchFailure) and a.depth > 0]
+    with kept_traces(Config.from_environment()):
+        failures = [a for a in attempts(FUSIONS[what], graph, library) if isinstance(a, MatchFailure) and a.depth > 0]
     here = [f for f in failures if not place.at or any(map(place.holds, f.places))]
     best = max(here, key=lambda f: f.depth / f.size, default=None)
     if best is not None and best.depth * 2 >= best.size:
