@@ -283,13 +283,16 @@ def run_script(path: str) -> ModuleType:
     return module
 
 
-def declares(path: str) -> bool:
-    """Return whether the Python file that was run last declares fusions or rewrites."""
+def declaring_files(*scripts: str) -> list[str]:
+    """Return those of the scripts that were run, and of the modules they import, which declare fusions or rewrites."""
     from fusec.rewriting.fusion import FUSIONS
     from fusec.rewriting.rule import REWRITES
 
     modules = {*(f.module for f in FUSIONS.values()), *(r.module for r in REWRITES.values())}
-    return path.endswith(".py") and "fusec_script" in modules
+    own = [path for path in scripts if path.endswith(".py") and "fusec_script" in modules]
+    imported = sorted(name for name in modules - {"fusec_script"} if not name.startswith("fusec."))
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in imported)
+    return [*filter(None, files), *own]
 
 
 @contextmanager
