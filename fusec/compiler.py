@@ -107,5 +107,6 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
         program.folded.remark(work, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}
     compiled = Compiled(graph, work, program, context.remarks, context.records, seconds, context.machine)
-    logger.info("%s", compiled.summary())
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s", compiled.summary())
     return compiled

@@ -160,7 +160,8 @@ def subject_from(about: Mapping[str, Any], texts: Mapping[str, str], imported: G
     for row in about["passes"]:
         fields = dict(row)
         after = texts.get(fields.pop("file"), before)
-        records.append(PassRecord(**{**fields, "before": before, "after": after}))
+        fields |= {"before": before, "after": after, "declared": tuple(fields.get("declared", ()))}
+        records.append(PassRecord(**fields))
         before = after
     remarks = [Remark(**{**r, "sources": tuple(r["sources"])}) for r in json.loads(texts[REMARKS])]
     nodes = final.nodes
