@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,11 +13,14 @@ from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
+from fusec.rewriting.fusion import FUSIONS
 
 if TYPE_CHECKING:
     from fusec.codegen.program.kernels import ScheduleCache
     from fusec.codegen.program.program import Program
     from fusec.codegen.target import Target
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -33,6 +38,19 @@ class Compiled:
     """Seconds of the compile by stage: ``passes`` and ``code``."""
     machine: Machine | None = None
     """The machine whose times are predicted."""
+
+    def summary(self) -> str:
+        """Return one line: what the graph became, and how long that took."""
+        steps = Counter(step.kind for step in self.program.steps)
+        opaque = sum(steps[kind] for kind in ("opaque", "interpreted", "write"))
+        made = (r.subject for r in self.remarks if r.kind == "passed" and r.application is not None)
+        fusions = sum(name in FUSIONS for name in made)
+        failures = sum(r.kind == "failure" for r in self.remarks)
+        return (
+            f"{self.graph.name}: {len(self.imported)} nodes, {fusions} fusions, {steps['kernel']} kernels, "
+            f"{steps['vendor']} vendor calls, {opaque} ATen calls, {failures} failures, "
+            f"{sum(self.seconds.values()):.2f} s"
+        )
 
 
 def context_for(target: Target, config: Config, machine: Machine | None = None) -> tuple[Context, ScheduleCache]:
@@ -88,4 +106,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     if config.freeze:
         program.folded.remark(work, context)
     seconds = {"passes": passed - start, "code": time.perf_counter() - passed}
-    return Compiled(graph, work, program, context.remarks, context.records, seconds, context.machine)
+    compiled = Compiled(graph, work, program, context.remarks, context.records, seconds, context.machine)
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s", compiled.summary())
+    return compiled

@@ -76,6 +76,11 @@ class Config:
         "keep values that depend only on weights, and prepacked copies of weights, until a weight is replaced or "
         "changed; a change through `.data` goes unnoticed",
     )
+    unset: str = _option(
+        "",
+        "names of options, separated by commas, that have their defaults whatever sets them: in the environment, for "
+        "a program whose options are in its source",
+    )
     cache: bool = _option(True, "keep built kernels and optimized graphs on disk for later processes")
     cache_dir: str = _option("", "directory of the cache; by default in the user's cache directory")
     cache_mb: int = _option(
@@ -101,7 +106,7 @@ class Config:
             raise OptionError(f"option 'cache_mb' is {self.cache_mb}", why="it counts megabytes", fix="use 0 or more")
         Selector.parse(self.apply)
         for option in (*MODES[self.mode], *(("record",) if self.trace else ())):
-            object.__setattr__(self, option, True)
+            object.__setattr__(self, option, option not in _names(self.unset))
 
     @classmethod
     def from_options(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> "Config":
@@ -118,17 +123,34 @@ class Config:
             if type(value) is not wanted:
                 why, doc = f"it takes a {wanted.__name__}", known[name].metadata["doc"]
                 raise OptionError(f"option {name!r} is {value!r}", why=why, fix=doc)
-        return cls(**{**_environment(), **(options or {}), **({"mode": mode} if mode else {})})
+        return cls._of({**_environment(), **(options or {}), **({"mode": mode} if mode else {})})
 
     @classmethod
     def from_environment(cls) -> "Config":
         """The defaults, changed by ``FUSEC_<OPTION>`` variables and torch's own switch for caches."""
-        return cls(**_environment())
+        return cls._of(_environment())
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any]) -> "Config":
+        """Return the configuration of some values, but those that are unset."""
+        unset, known = _names(str(values.get("unset", ""))), [f.name for f in fields(cls)]
+        for name in sorted(unset - set(known)):
+            raise OptionError(f"option 'unset' names {name!r}", fix=suggestion(name, known))
+        return cls(**{name: value for name, value in values.items() if name not in unset})
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, without those that a mode switches on."""
+        implied = MODES[self.mode]
+        return {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default and f.name not in implied
+        }
 
     @property
     def disabled(self) -> frozenset[str]:
         """The names that ``disable`` lists."""
-        return frozenset(filter(None, map(str.strip, self.disable.split(","))))
+        return _names(self.disable)
 
     def cache_path(self) -> Path:
         """Return the directory of built kernels and configurations, traces of patterns, and results of passes."""
@@ -137,6 +159,10 @@ class Config:
         import platformdirs
 
         return Path(platformdirs.user_cache_dir("fusec", appauthor=False))
+
+
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(filter(None, map(str.strip, listed.split(","))))
 
 
 def option_table() -> list[tuple[str, str, str, str]]:

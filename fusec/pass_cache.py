@@ -45,7 +45,7 @@ class PassCache:
             found = json.loads(zlib.decompress(content))
             read = parse_graph(found["graph"])
             remarks = [remark | {"sources": tuple(remark["sources"])} for remark in found["remarks"]]
-            records = [PassRecord(**record) for record in found["records"]]
+            records = [PassRecord(**{**record, "declared": tuple(record["declared"])}) for record in found["records"]]
         except Exception as reason:  # whatever is wrong with an entry, the passes can run again
             logger.warning("the cached graph of %s cannot be read, and its passes run again: %s", graph.name, reason)
             return False

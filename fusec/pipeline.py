@@ -3,13 +3,14 @@
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
 from fusec.errors import OptionError, suggestion
 from fusec.ir.graph import Graph, Node, Source
+from fusec.ir.ops import Trait
 from fusec.loops.kinds import Limits
 from fusec.loops.plan import Plan
 from fusec.refusal import Refusal
@@ -45,6 +46,8 @@ class PassRecord:
     """Number of applications that it made."""
     verified: int = 0
     """Number of these whose sides were compared."""
+    declared: tuple[str, ...] = ()
+    """The declared fusions in the graph before it, by name; empty unless ``config.record``."""
 
 
 @dataclass
@@ -134,6 +137,7 @@ class Context:
                     "clause": failure.clause, "expected": failure.expected, "found": failure.found,
                     "text": failure.sources[0].text if failure.sources else "",
                     "around": "; ".join(failure.places),
+                    **({"tried": failure.tried} if failure.tried else {}),
                 },
             )  # fmt: skip
         self.failures.clear()
@@ -168,7 +172,10 @@ class Context:
 def _clearer(failure: MatchFailure, aligned: MatchFailure) -> MatchFailure:
     """Return a failed match, or an alignment of the same anchor if that says more."""
     vague = failure.clause in ("operation", "operand")
-    return aligned if vague or aligned.depth * failure.size > failure.depth * aligned.size else failure
+    if vague or aligned.depth * failure.size > failure.depth * aligned.size:
+        return aligned
+    same = (failure.fusion, failure.clause) == (aligned.fusion, aligned.clause)
+    return replace(failure, outcome=aligned.outcome) if same else failure
 
 
 @dataclass(frozen=True)
@@ -269,11 +276,21 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
         text = f"{type(reason).__name__}: {reason}"
         context.remarks.add("failure", step.name, f"pass {describe(step)} was undone", subject=step.name, reason=text)
     seconds = time.perf_counter() - start
-    changed = _structure(graph) != shape
+    changed, declared = _structure(graph) != shape, tuple(declared_in(saved)) if context.config.record else ()
     after = str(graph) if context.config.record and changed else before
     made, compared = context.next_number - first, context.verified - verified
-    context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared))
+    context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared, declared))
     return after
+
+
+def declared_in(graph: Graph) -> list[str]:
+    """Return the names of the declared fusions in a graph; fusions nested in a declared one do not count."""
+    found: list[str] = []
+    for node in graph.nodes:
+        if node.has(Trait.REGION):
+            mine = node.attributes.get("kind") == "declared"
+            found += [str(node.attributes.get("fusion", ""))] if mine else declared_in(node.body)
+    return found
 
 
 def _is_kept(step: Pass, before: Graph, after: Graph, context: Context, first: int) -> bool:

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fusec.config import Config
 from fusec.errors import FusecError, OptionError
 from fusec.frontend.torch_internals import artifact, listen
@@ -23,6 +25,7 @@ from fusec.reproducers import keep_graph, reduce_command
 
 logger = logging.getLogger(__name__)
 EVENTS, COMPILE, IMPORTED = "events.jsonl", "compile.json", "imported.fir"
+FINAL, REMARKS = "final.fir", "remarks.json"
 _KEPT = {"dynamo_graph_break_reason": "graph break", "recompile_reasons": "recompile"}
 """Artifacts of torch's structured trace that are events here."""
 _folders: dict[str, "TraceFolder"] = {}
@@ -117,7 +120,8 @@ class _Compile:
 
     def __init__(self, path: Path, graph: Graph, config: Config) -> None:
         self.path = path
-        self.about: dict[str, Any] = {"graph": graph.name, "state": "running", "target": config.target}
+        self.about: dict[str, Any] = {"graph": graph.name, "state": "running", "options": config.changed()}
+        self.about["threads"] = torch.get_num_threads()
         self._write(IMPORTED, str(graph))
         self._save()
 
@@ -132,34 +136,12 @@ class _Compile:
         _quietly(self._save)
 
     def done(self, compiled: Any) -> None:
-        (self.path / "passes").mkdir()
-        passes = []
-        for number, record in enumerate(compiled.records):
-            name = f"{number:02d}-{record.name.partition('{')[0]}.fir"
-            if record.changed and record.after:
-                self._write(f"passes/{name}", record.after)
-            row = {"name": record.name, "seconds": record.seconds, "changed": record.changed}
-            passes.append({**row, "applications": record.applications, "verified": record.verified, "file": name})
-        self._write("final.fir", str(compiled.graph))
-        self._write("remarks.json", json.dumps([r.to_json() for r in compiled.remarks], indent=1, default=str))
+        about, texts = recorded(compiled)
+        for name, text in texts.items():
+            (self.path / name).parent.mkdir(exist_ok=True)
+            self._write(name, text)
         self._write("remarks.txt", "\n".join(map(str, compiled.remarks)) + "\n")
-        program = compiled.program
-        (self.path / "kernels").mkdir()
-        for name, text in program.texts.items():
-            self._write(f"kernels/{name}.{'py' if '@triton' in text else 'cpp'}", text)
-        nodes = {node: i for i, node in enumerate(compiled.graph.nodes)}
-        steps = [
-            {"node": nodes[s.node], "name": s.name, "kind": s.kind, "formula": _formula(program, s.name)}
-            for s in program.steps if s.node in nodes and s.kind in ("kernel", "interpreted")
-        ]  # fmt: skip
-        folded = getattr(program, "folded", None)
-        self.about |= {
-            "state": "done", "passes": passes, "seconds": compiled.seconds, "steps": steps,
-            "origins": {name: kernel.origins for name, kernel in program.kernels.items()},
-            "copies": sum(step.kind == "copy" for step in program.steps),
-            "once": sorted(nodes[n] for n in folded.nodes if n in nodes) if folded else [],
-            "machine": compiled.machine.to_json() if compiled.machine else None,
-        }  # fmt: skip
+        self.about |= {"state": "done", **about}
         self._save()
 
     def _save(self) -> None:
@@ -167,6 +149,34 @@ class _Compile:
 
     def _write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text, encoding="utf-8")
+
+
+def recorded(compiled: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a compile as JSON data, and its texts by path: graphs after each pass, remarks, kernels."""
+    passes, program, texts = [], compiled.program, {FINAL: str(compiled.graph)}
+    for number, record in enumerate(compiled.records):
+        path = f"passes/{number:02d}-{record.name.partition('{')[0]}.fir"
+        if record.changed and record.after:
+            texts[path] = record.after
+        row = {name: value for name, value in vars(record).items() if name not in ("before", "after")}
+        passes.append({**row, "file": path})
+    texts[REMARKS] = json.dumps([r.to_json() for r in compiled.remarks], indent=1, default=str)
+    for name, text in program.texts.items():
+        texts[f"kernels/{name}.{'py' if '@triton' in text else 'cpp'}"] = text
+    nodes = {node: i for i, node in enumerate(compiled.graph.nodes)}
+    steps = [
+        {"node": nodes[s.node], "name": s.name, "kind": s.kind, "formula": _formula(program, s.name)}
+        for s in program.steps if s.node in nodes and s.kind in ("kernel", "interpreted")
+    ]  # fmt: skip
+    folded = getattr(program, "folded", None)
+    about = {
+        "passes": passes, "seconds": compiled.seconds, "steps": steps,
+        "origins": {name: kernel.origins for name, kernel in program.kernels.items()},
+        "copies": sum(step.kind == "copy" for step in program.steps),
+        "once": sorted(nodes[n] for n in folded.nodes if n in nodes) if folded else [],
+        "machine": compiled.machine.to_json() if compiled.machine else None,
+    }  # fmt: skip
+    return about, texts
 
 
 def _formula(program: Any, name: str) -> str:

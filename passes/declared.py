@@ -47,10 +47,12 @@ class ApplyDeclared:
             context.remarks.add("failure", self.name, message, subject=name, reason=reason)
 
     def _closest(self, graph: Graph, context: Context) -> list[MatchFailure]:
-        """Return patterns aligned with what is left; what is fused does not depend on that."""
+        """Return patterns aligned with what is left, and edits tried; what is fused does not depend on that."""
         declared = [d for d in self.library.order() if context.enabled(d.name)]
+        from fusec.verify.edits import tried_edits
+
         try:
-            return list(closest(graph, declared, self.library))
+            return tried_edits(graph, list(closest(graph, declared, self.library)), declared, self.library)
         except Exception as problem:
             if context.config.strict:
                 raise

@@ -7,8 +7,8 @@ from dataclasses import replace
 from fusec.analysis.machine import ASSUMED, Machine, chip, cpu_machine, cpu_name
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import Compiler, find_compiler
-from fusec.codegen.cpp.edits import edited_source
 from fusec.codegen.cpp.printer import print_kernel
+from fusec.codegen.program.edits import edited_source
 from fusec.codegen.target import Launchable
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config

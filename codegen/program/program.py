@@ -1,8 +1,9 @@
 """Compilation of a grouped graph to a program: a straight-line Python function, and its kernels."""
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from fusec.codegen.program.launch_batch import MAX_LAUNCHES
 from fusec.codegen.program.lowering import Lowering
 from fusec.codegen.target import Target
 from fusec.codegen.tile.kernel import Kernel
+from fusec.frontend.torch_internals import is_profiling
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context
 
@@ -40,10 +42,37 @@ class Program:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run on the inputs of the graph."""
+        run = self._named if is_profiling() else self.run
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return self.run(args)
-        return self.run(args)
+                return run(args)
+        return run(args)
+
+    @cached_property
+    def _named(self) -> Callable[[list[Any]], list[Any]]:
+        """The function with an event of torch's profiler for each step, named after its kernel or call."""
+        current = threading.local()
+
+        def end() -> None:
+            if (event := getattr(current, "event", None)) is not None:
+                current.event = None
+                event.__exit__(None, None, None)
+
+        def probe(i: int) -> None:
+            end()
+            if i < len(self.steps):
+                current.event = torch.profiler.record_function(f"fusec::{self.steps[i].name}")
+                current.event.__enter__()
+
+        run = self.probed(probe).run
+
+        def named(args: list[Any]) -> list[Any]:
+            try:
+                return run(args)
+            finally:
+                end()
+
+        return named
 
     def probed(self, probe: Callable[[int], None]) -> "Program":
         """Return the program with a call of ``probe(i)`` before step ``i``, and with the number of steps at the end."""

@@ -70,6 +70,8 @@ class TritonTarget:
     def build(self, kernels: Sequence[Kernel], config: Config) -> list[Launchable | BuildError]:
         """Print kernels, and compile those with static sizes in parallel; Triton compiles the others at their launch.
 
+        Edited sources are used in place of those that were printed.
+
         On GPUs of AMD all are compiled at their launch, since Triton specializes on the length of buffers there; under
         ``autotune`` they are compiled together with the other candidates.
 
@@ -86,7 +88,7 @@ class TritonTarget:
         dependent = _has_dependent_launch(config)
         for kernel in kernels:
             try:
-                built.append(TritonKernel(kernel, dependent))
+                built.append(TritonKernel(kernel, dependent, config))
             except FusecError as reason:
                 built.append(BuildError(f"kernel {kernel.name} was not built", why=reason.what))
         if torch.cuda.is_available() and torch.version.hip is None and not config.autotune:
@@ -110,7 +112,8 @@ class TritonTarget:
         from fusec.codegen.triton.autotune.tuner import Tuner
 
         unfused = UnfusedKernel(kernel.name, region.body, kernel.symbols)
-        if context.config.autotune and isinstance(built, Candidate):
+        is_edited = bool(getattr(built, "edited", ""))
+        if context.config.autotune and isinstance(built, Candidate) and not is_edited:
             tuner = Tuner.of_current_device(context, self, _has_dependent_launch(context.config))
             kernel, built = tuner.select_kernel(region, kernel, built) if tuner else (kernel, built)
         return kernel, KernelWithFallback(built, unfused, report)

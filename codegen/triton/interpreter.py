@@ -23,16 +23,22 @@ from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton.arguments import DescriptorArguments, buffers_by_name, program_count
 from fusec.codegen.triton.grids import grids
 from fusec.codegen.triton.jit import define
+from fusec.codegen.triton.prelude import for_interpreter
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import ASSERTING
 
 
 class InterpretedKernel:
-    """One kernel in Triton's interpreter."""
+    """One kernel in Triton's interpreter.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Args:
+        kernel: the tile program.
+        edited: a source that was edited; by default the one that is printed.
+    """
+
+    def __init__(self, kernel: Kernel, edited: str = "") -> None:
         self.kernel = kernel
-        self.source = print_kernel(kernel, interpreted=True)
+        self.source = for_interpreter(edited or print_kernel(kernel))
         self._grids = [
             (grid, program_count(grid), DescriptorArguments(grid), InterpretedFunction(_define(grid, self.source)))
             for grid in grids(kernel)

@@ -25,6 +25,7 @@ def define(kernel: Kernel, source: str, **names: Any) -> Any:
     names |= {"__name__": f"fusec_kernel_{digest}"}
     try:
         exec(compile(source, file, "exec"), names)
-    except SyntaxError as reason:
-        raise BuildError(f"the source of kernel {kernel.name} is not Python", where=file, why=str(reason)) from reason
-    return names[identifier(kernel.name)]
+        return names[identifier(kernel.name)]
+    except Exception as reason:  # of a source that was edited
+        why = f"{type(reason).__name__}: {reason}"
+        raise BuildError(f"the source of kernel {kernel.name} defines no kernel", where=file, why=why) from reason

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
+from fusec.codegen.program.edits import edited_source
 from fusec.codegen.tile.kernel import Kernel
 from fusec.codegen.triton.arguments import buffers_by_name, fits
 from fusec.codegen.triton.grids import grids
@@ -19,7 +20,8 @@ from fusec.codegen.triton.jit import define
 from fusec.codegen.triton.launcher import Launcher
 from fusec.codegen.triton.printer import print_kernel
 from fusec.codegen.triton.signature import options
-from fusec.errors import FusecError
+from fusec.config import Config
+from fusec.errors import BuildError, FusecError
 from fusec.reference.dtypes import memory_dtype
 
 
@@ -29,17 +31,21 @@ class TritonKernel:
     Args:
         kernel: the tile program.
         dependent: launch it before the previous kernel ends, for which it waits (programmatic dependent launch).
+        config: names the cache with edits; without it the generated source is used.
     """
 
-    def __init__(self, kernel: Kernel, dependent: bool = False) -> None:
+    def __init__(self, kernel: Kernel, dependent: bool = False, config: Config | None = None) -> None:
         self.kernel, self.name = kernel, kernel.name
-        self.source = print_kernel(kernel, dependent=dependent)
+        self.source, self.edited = print_kernel(kernel, dependent), ""
+        """``edited`` is the path of the edit that the source is from; "" for the generated one."""
+        if config is not None:
+            self.source, self.edited = edited_source(self.name, self.source, config)
         self._launch_options = {"launch_pdl": True} if dependent else {}
         self._launchers: list[tuple[Kernel, Launcher]] = []
         self._interpreted: InterpretedKernel | None = None
         self._fits = fits(kernel)
         by_address = replace(kernel, config=replace(kernel.config, descriptors=False))
-        self._by_address = TritonKernel(by_address, dependent) if kernel.config.descriptors else None
+        self._by_address = TritonKernel(by_address, dependent, config) if kernel.config.descriptors else None
         """Runs where descriptors cannot describe the memory."""
 
     def __call__(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
@@ -60,20 +66,38 @@ class TritonKernel:
         if self._by_address is not None and not self._fits(buffers, symbols):
             return self._by_address(buffers, symbols)
         if buffers[0].device.type == "cpu":
-            self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
-            return self._interpreted(buffers, symbols)
+            return self._interpret(buffers, symbols)
         launches = self._launches(buffers, symbols)
         for launcher, given in launches[1:]:  # launch the first only if all can be
             launcher.prepare(given, symbols)
         for launcher, given in launches:
             launcher(given, symbols)
 
+    def _interpret(self, buffers: Sequence[Tensor], symbols: Sequence[int]) -> None:
+        """Run in the interpreter.
+
+        Raises:
+            FusecError: for an edited source that the interpreter cannot run; a BuildError where the kernel has not
+                updated its inputs, so that its operations may run instead.
+        """
+        self._interpreted = self._interpreted or InterpretedKernel(self.kernel, self.source if self.edited else "")
+        try:
+            self._interpreted(buffers, symbols)
+        except IndexError:
+            raise  # as eager raises it
+        except Exception as reason:
+            if not self.edited:
+                raise
+            why, fix = f"{type(reason).__name__}: {reason}", "edit it again, or remove it by `fusec kernels revert`"
+            updates = any(buffer.role == "update" for buffer in self.kernel.buffers)
+            error = FusecError if updates else BuildError
+            raise error(f"the edited kernel {self.name} fails", where=self.edited, why=why, fix=fix) from reason
+
     def prepare(self, buffers: Sequence[Tensor], symbols: Sequence[int] = ()) -> None:
         """Compile what a call with these arguments needs; kernels can be prepared in parallel."""
         if self._by_address is not None and not self._fits(buffers, symbols):
             return self._by_address.prepare(buffers, symbols)
         if buffers[0].device.type == "cpu":
-            self._interpreted = self._interpreted or InterpretedKernel(self.kernel)
             return
         for launcher, given in self._launches(buffers, symbols):
             launcher.prepare(given, symbols)

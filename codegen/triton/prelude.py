@@ -182,17 +182,25 @@ def _mentions(text: str, name: str) -> bool:
     return re.search(rf"(?<![.\w]){name}", text) is not None
 
 
-def prelude(code: str, interpreted: bool = False) -> str:
-    """The device functions that a kernel calls, and those that they call, in the order of this file.
-
-    Args:
-        code: the kernel's text.
-        interpreted: whether the text is for the interpreter, which does not round bf16.
-    """
-    functions = FUNCTIONS | (_split(_ROUND_BF16_BITS) if interpreted else {})
-    wanted = {name for name in functions if _mentions(code, rf"{name}\b")}
-    for name in reversed(functions):
+def prelude(code: str) -> str:
+    """The device functions that a kernel's text calls, and those that they call, in the order of this file."""
+    wanted = {name for name in FUNCTIONS if _mentions(code, rf"{name}\b")}
+    for name in reversed(FUNCTIONS):
         if name in wanted:
-            wanted |= {other for other in functions if other != name and _mentions(functions[name], rf"{other}\(")}
-    texts = [text for name, text in functions.items() if name in wanted]
-    return "".join(f"@triton.jit\n{text}\n\n\n" for text in texts)
+            wanted |= {other for other in FUNCTIONS if other != name and _mentions(FUNCTIONS[name], rf"{other}\(")}
+    return "".join(_defined(text) for name, text in FUNCTIONS.items() if name in wanted)
+
+
+def for_interpreter(source: str) -> str:
+    """Return the text of a kernel for the interpreter, which does not round bf16, and is passed f32 instead."""
+    rounding = [_defined(text) for text in _split(_ROUND_BF16).values()]
+    if not any(text in source for text in rounding):
+        return source
+    for text in rounding:
+        source = source.replace(text, "")
+    head, mark, rest = source.partition("@triton.jit")
+    return head + "".join(map(_defined, _split(_ROUND_BF16_BITS).values())) + mark + rest
+
+
+def _defined(text: str) -> str:
+    return f"@triton.jit\n{text}\n\n\n"

@@ -27,7 +27,7 @@ from fusec.errors import ScheduleError
 from fusec.ir.types import Size, simplify
 
 
-def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = False) -> str:
+def print_kernel(kernel: Kernel, dependent: bool = False) -> str:
     """Return the module of a kernel: imports, device functions, and one ``@triton.jit`` function for each grid.
 
     The last one has the kernel's name. Their parameters are a pointer for each buffer, the tensor descriptors, the
@@ -35,7 +35,6 @@ def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = Fa
 
     Args:
         kernel: the kernel.
-        interpreted: for Triton's interpreter, where buffers of bf16 are passed as f32.
         dependent: for programmatic dependent launch, where programs may start before the preceding kernel has ended.
 
     Raises:
@@ -44,7 +43,7 @@ def print_kernel(kernel: Kernel, interpreted: bool = False, dependent: bool = Fa
     lines = [list(_Printer(grid, dependent).lines()) for grid in grids(kernel)]
     body = "\n\n\n".join(map("\n".join, lines))
     code = "\n".join(line for part in lines for line in part if not line.startswith("#"))
-    return f"import triton\nimport triton.language as tl\n\n\n{prelude(code, interpreted)}{body}\n"
+    return f"import triton\nimport triton.language as tl\n\n\n{prelude(code)}{body}\n"
 
 
 class _Printer(Statements):

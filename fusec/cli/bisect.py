@@ -30,7 +30,7 @@ def bisect(
     disable: Annotated[str, typer.Option(help="passes, fusions and rewrites to leave out")] = "",
     as_json: Json = False,
 ) -> None:
-    """Compare a compiled model with eager and float64; where it is wrong, find the application or kernel responsible.
+    """Compare a compiled model with eager and float64; where it is wrong, find the rewrite, option or kernel at fault.
 
     With --command, find the one with which a program fails: it may crash, or exit with 1 where it is too slow. Exits
     with 1 where something is wrong.
@@ -78,14 +78,14 @@ def _bisect_command(command: str, options: dict[str, str], as_json: bool) -> Non
 
     words = words_of(command)
 
-    def fails(selector: str, trace: Path) -> bool:
-        environment = {**os.environ, **options, "FUSEC_APPLY": selector, "FUSEC_TRACE": str(trace)}
-        code = exit_code_of(words, environment)
-        note(f"{selector or 'everything'}: {'fails' if code else 'succeeds'} ({code})")
+    def run(settings: Mapping[str, str], trace: Path) -> bool:
+        code = exit_code_of(words, {**os.environ, **options, **settings, "FUSEC_TRACE": str(trace)})
+        shown = " ".join(f"{name}={value}" for name, value in settings.items() if value)
+        note(f"{shown or 'everything'}: {'fails' if code else 'succeeds'} ({code})")
         return code != 0
 
     with scratch_folder() as folder:
-        found = bisect_command(fails, folder)
+        found = bisect_command(run, folder)
     if as_json:
         write_json(asdict(found))
     else:

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.models import compiled_model, is_graph_file, read_graph, recording
+from fusec.cli.models import compiled_model, read_graph, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Model, Target, Train
 from fusec.cli.terminal import (
     CHECK_FAILED,
     UsageError,
     check_writable,
+    is_graph_file,
     note,
     read_text,
     show_difference,

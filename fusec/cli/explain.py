@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.models import compiled_model, is_graph_file, recording
+from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
-from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, show, write_json
+from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, is_graph_file, note, show, write_json
 from fusec.config import CHIPS
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.models import compiled_model, is_graph_file, loaded_model, recording
+from fusec.cli.models import compiled_model, loaded_model, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, chosen
 from fusec.cli.programs import words_of
-from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, reports, show, write_json
+from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, is_graph_file, note, reports, show, write_json
 from fusec.config import Config
 
 if TYPE_CHECKING:
@@ -92,18 +92,19 @@ def bench(
 @kernels.command()
 @reports
 def edit(
-    model: ModelOrGraph, name: Name, batch: Batch = BATCH, length: Length = LENGTH, dynamic: Dynamic = False,
+    model: ModelOrGraph, name: Name, target: Target = "", dynamic: Dynamic = False, batch: Batch = BATCH,
+    length: Length = LENGTH,
     path_only: Annotated[bool, typer.Option("--path", help="write the source if needed, and print its path")] = False,
 ) -> None:  # fmt: skip
-    """Open the source of a C++ kernel in $EDITOR; it is used from then on, until its region changes.
+    """Open the source of a kernel in $EDITOR; it is used from then on, until its region changes.
 
     Afterwards the model is compared with eager and float64; exits with 1 where it is wrong.
     """
-    from fusec.codegen.cpp.edits import write_edit
+    from fusec.codegen.program.edits import write_edit
 
     if is_graph_file(model) or os.path.isdir(model):
         raise UsageError("the kernels of a graph or trace cannot be edited", why="they are checked with the model")
-    row = _row(_explained(model, "cpp", dynamic, batch, length), name)
+    row = _row(_explained(model, target, dynamic, batch, length), name)
     path = Path(row.edited) if row.edited else write_edit(name, row.source, Config.from_environment())
     if path_only:
         typer.echo(path)
@@ -115,7 +116,7 @@ def edit(
         raise UsageError(
             f"{editor} does not run", why=str(error), fix="name an editor in $EDITOR, or use --path"
         ) from error
-    _check(model, batch, length, dynamic)
+    _check(model, target, batch, length, dynamic)
     note(f"{path}: fusec kernels revert removes it")
 
 
@@ -125,22 +126,22 @@ def revert(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="a kernel; by default all that are edited")] = "",
 ) -> None:
     """Remove edits, so that generated kernels are used again."""
-    from fusec.codegen.cpp.edits import FOLDER
+    from fusec.codegen.program.edits import edits
 
-    folder = Config.from_environment().cache_path() / FOLDER
-    found = sorted(folder.glob(f"{name or '*'}-*.cpp"))
+    config = Config.from_environment()
+    found = edits(config, name)
     if name and not found:
-        check_name("edited kernel", name, {path.stem.rpartition("-")[0] for path in folder.glob("*.cpp")})
+        check_name("edited kernel", name, {path.stem.rpartition("-")[0] for path in edits(config)})
     for path in found:
         path.unlink()
     typer.echo(f"{len(found)} edits removed")
 
 
-def _check(model: str, batch: int, length: int, dynamic: bool) -> None:
+def _check(model: str, target: str, batch: int, length: int, dynamic: bool) -> None:
     """Compare a model with eager; exit with 1 where it is wrong, or a kernel could not be built."""
     from fusec.debug.reduce import NothingFails, failing_case, fails_with
 
-    fails = fails_with(Config.from_options(None, {"target": "cpp", "strict": True}))
+    fails = fails_with(Config.from_options(None, {"strict": True, **chosen(target=target)}))
     try:
         with loaded_model(model, batch, length) as loaded:
             failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic)

@@ -10,6 +10,7 @@ from fusec.cli.terminal import note, reports, show, write_json
 
 if TYPE_CHECKING:
     from fusec.analysis.machine import Machine
+    from fusec.config import Config
 
 machine = typer.Typer(
     no_args_is_help=True,
@@ -21,10 +22,22 @@ machine = typer.Typer(
 @reports
 def show_machine(as_json: Json = False) -> None:
     """Show the figures that compiles go by."""
-    from fusec.codegen import target_named
-    from fusec.config import Config
+    from fusec.analysis.machine import Machine, cpu_name
+    from fusec.cli.listings import kept_data
+    from fusec.config import Config, compiler_command
 
-    _write(target_named("cpp").machine(Config.from_environment()), as_json)
+    config = Config.from_environment()
+    profiles = (path.read_text(errors="replace") for path in sorted(config.cache_path().glob("machine-*.json")))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = (os.environ.get(f"{library}_NUM_THREADS", "") for library in ("OMP", "MKL"))
+    parts = ["machine", repr(config), cpu_name(), str(cores), *threads, *compiler_command(), *profiles]
+    _write(Machine.from_json(kept_data(parts, config, lambda: _machine(config).to_json())), as_json)
+
+
+def _machine(config: "Config") -> "Machine":
+    from fusec.codegen import target_named
+
+    return target_named("cpp").machine(config)
 
 
 @machine.command()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.cli.model_errors import ModelError, first_line, is_compilers, place, reason_of
 from fusec.cli.options import chosen
-from fusec.cli.terminal import UsageError, check_name, read_text
+from fusec.cli.terminal import PACKAGED, UsageError, check_name, is_graph_file, read_text, unknown_model
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fusec.debug.subject import Subject
     from fusec.ir.graph import Graph
 
-PACKAGED = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama", "t5": "T5", "vit": "ViT"}
-"""The models of this package, and their classes."""
 SMALL = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "image_size": 32, "patch_size": 8,
@@ -58,11 +56,6 @@ class CompiledModel:
     """None where it names a graph."""
 
 
-def is_graph_file(spec: str) -> bool:
-    """Return whether a MODEL is the text of a graph."""
-    return spec == "-" or spec.endswith(".fir")
-
-
 def load(spec: str, batch: int = 2, length: int = 16) -> Loaded:
     """The model that a specification names.
 
@@ -76,10 +69,7 @@ def load(spec: str, batch: int = 2, length: int = 16) -> Loaded:
         return _load_transformers(spec, rest, batch, length)
     if spec.endswith(".py"):
         return _load_script(spec)
-    raise UsageError(
-        f"{spec!r} names no model",
-        fix="SCRIPT.py, models:llama/tiny, hf:llama, or for explain and view also GRAPH.fir",
-    )
+    raise unknown_model(spec)
 
 
 @contextmanager
@@ -158,8 +148,8 @@ def compiled_model(
     is_trace = os.path.isdir(spec)
     if not is_trace and not is_graph_file(spec):
         with loaded_model(spec, batch, length, options.train) as loaded:
-            title = loaded.title
-            found = compile_model(loaded.model, loaded.inputs, loaded.keywords, options, config=config, title=title)
+            title, given = loaded.title, (loaded.model, loaded.inputs, loaded.keywords)
+            found = compile_model(*given, options, config=config, title=title, keep=True)
         return CompiledModel(title, found, loaded.model)
     if options.train or options.dynamic:
         why = "--train and --dynamic say how a model is captured"
@@ -183,6 +173,7 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
     """
     from fusec.codegen import target_for
     from fusec.compiler import compile_graph
+    from fusec.debug.kept import kept_subject
     from fusec.debug.subject import subject_of
     from fusec.debug.timing import sample_inputs, time_program
     from fusec.ir.types import ASSUMED_SIZE
@@ -195,11 +186,12 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
                 fix="pass the model, or the graph before grouping",
             )
         return replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))
+    if not time:
+        return kept_subject(graph, config, title)
     compiled = compile_graph(graph, config)
     subject = subject_of(compiled, title)
-    if time:
-        inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
-        subject.timed(time_program(compiled.program, compiled.graph, inputs))
+    inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+    subject.timed(time_program(compiled.program, compiled.graph, inputs))
     return subject
 
 
@@ -291,13 +283,16 @@ def run_script(path: str) -> ModuleType:
     return module
 
 
-def declares(path: str) -> bool:
-    """Return whether the Python file that was run last declares fusions or rewrites."""
+def declaring_files(*scripts: str) -> list[str]:
+    """Return those of the scripts that were run, and of the modules they import, which declare fusions or rewrites."""
     from fusec.rewriting.fusion import FUSIONS
     from fusec.rewriting.rule import REWRITES
 
     modules = {*(f.module for f in FUSIONS.values()), *(r.module for r in REWRITES.values())}
-    return path.endswith(".py") and "fusec_script" in modules
+    own = [path for path in scripts if path.endswith(".py") and "fusec_script" in modules]
+    imported = sorted(name for name in modules - {"fusec_script"} if not name.startswith("fusec."))
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in imported)
+    return [*filter(None, files), *own]
 
 
 @contextmanager

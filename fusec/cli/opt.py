@@ -1,13 +1,14 @@
 """``fusec opt``: run passes on the text of a graph, and print the effect of each."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fusec.cli.listings import kept_data
 from fusec.cli.models import read_graph, run_script
 from fusec.cli.options import Declare, chosen
 from fusec.cli.terminal import CHECK_FAILED, check_name, check_writable, note, show_difference, write_json, write_text
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from fusec.verify.rewrites import EquivalenceResult
 
 PRINTS = ("before", "after", "changed", "diff")
-LISTING = ".listing"
-"""The suffix of lists of passes in the cache."""
 KINDS = ("passed", "missed", "failure", "analysis")
 
 GraphText = Annotated[str, typer.Argument(metavar="GRAPH", help="a .fir file, or - for standard input")]
@@ -103,17 +102,8 @@ def _choices(kind: str, text: str, known: Sequence[str]) -> list[str]:
 
 def _list(passes: str, config: "Config", is_declared: bool, as_json: bool) -> None:
     """List the passes of a pipeline; with fusec's own declarations from the cache, as torch is slow to import."""
-    from fusec.cache import key_of, open_cache
-    from fusec.provenance import own_code
-
-    cache, code = open_cache(config), "" if is_declared else own_code()
-    key = key_of(["listing", code, sys.version, passes, config.disable])
-    if code and (kept := cache.read(key, LISTING)) is not None:
-        rows = json.loads(kept)
-    else:
-        rows = _rows(passes, config)
-        if code:
-            cache.offer(key, LISTING, json.dumps(rows).encode(), "the list of passes")
+    make = partial(_rows, passes, config)
+    rows = make() if is_declared else kept_data(["passes", passes, config.disable], config, make)
     if as_json:
         write_json(rows)
         return

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.models import declares, is_graph_file, loaded_model, read_graph, run_script
+from fusec.cli.models import declaring_files, loaded_model, read_graph, run_script
 from fusec.cli.options import BATCH, LENGTH, Batch, Declare, Dynamic, Json, Length, ModelOrGraph, Target, Train, chosen
 from fusec.cli.programs import exit_code_of, words_of
-from fusec.cli.terminal import UsageError, check_writable, note, read_text, write_json
+from fusec.cli.terminal import UsageError, check_writable, is_graph_file, note, read_text, write_json
 
 if TYPE_CHECKING:
     from fusec.debug.reduce import Case, Reduced
@@ -57,7 +57,7 @@ def reduce(
             case = failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic, train=train)
         found = search(case, fails, progress=note, seconds=seconds)
     found.options = options
-    found.declarations = [read_text(path) for path in (declare, model) if path and declares(path)]
+    found.declarations = [read_text(path) for path in declaring_files(declare, model)]
     _report(found, found.script(output), as_json)
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,12 @@ import typer
 
 from fusec.errors import FusecError, OptionError, ParseError, suggestion
 
-_PATHS = ("model", "graph", "before", "after")
-"""Parameters of commands that may be paths to read."""
+_PATHS, _MODELS = ("model", "graph", "before", "after"), ("model", "before", "after")
+"""Parameters of commands that may be paths to read, and those that name models."""
+_OPTIONS = ("target", "machine", "apply")
+"""Parameters that are options of a compile."""
+PACKAGED = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama", "t5": "T5", "vit": "ViT"}
+"""The models of this package, and their classes."""
 _LINES, _LINE = 8, 240
 """Most lines of an error, and characters of each."""
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
@@ -30,9 +34,7 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            for path in (kwargs.get(name) for name in _PATHS):
-                if isinstance(path, str):
-                    check_readable(path)
+            _check(kwargs)
             command(*args, **kwargs)
         except FusecError as error:
             typer.secho(f"error: {_shown(error)}", err=True, fg="red")
@@ -45,6 +47,20 @@ def reports(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(CRASH) from error
 
     return run
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Raise the errors of arguments that need no torch, before it is imported."""
+    from fusec.config import Config
+
+    given = {name: value for name, value in arguments.items() if isinstance(value, str) and value}
+    for name in _PATHS:
+        if name in given:
+            check_readable(given[name])
+    for name in _MODELS:
+        if name in given:
+            check_model(given[name])
+    Config.from_options(None, {name: given[name] for name in _OPTIONS if name in given})
 
 
 def _shown(error: FusecError) -> str:
@@ -67,6 +83,30 @@ def check_readable(path: str) -> None:
             raise UsageError(f"cannot read {path}", why="there is no such file") from reason
         except (OSError, ValueError) as reason:
             raise UsageError(f"cannot read {path}", why=_why(reason)) from reason
+
+
+def is_graph_file(spec: str) -> bool:
+    """Return whether a MODEL is the text of a graph."""
+    return spec == "-" or spec.endswith(".fir")
+
+
+def check_model(spec: str) -> None:
+    """Check that a MODEL, graph, report or trace is named as one, and a packaged model is known.
+
+    Raises:
+        UsageError: which is raised here before torch is imported.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "models":
+        check_name("model", rest.partition("/")[0], PACKAGED)
+    elif not (kind == "hf" or is_graph_file(spec) or spec.endswith((".py", ".json")) or os.path.isdir(spec)):
+        raise unknown_model(spec)
+
+
+def unknown_model(spec: str) -> UsageError:
+    """Return the error of a MODEL that is named as none."""
+    fix = "SCRIPT.py, models:llama/tiny, hf:llama, or for explain and view also GRAPH.fir"
+    return UsageError(f"{spec!r} names no model", fix=fix)
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
@@ -136,7 +176,8 @@ def show(view: Any) -> None:
     """Tables and text on standard output."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 140).print(view)
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    Console(width=None if is_known else 140).print(view)
 
 
 def show_difference(line: str, err: bool = False) -> None:

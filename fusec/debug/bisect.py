@@ -17,8 +17,10 @@ from fusec.reproducers import keep_graph
 
 NONE = "!0.."
 """Selects no application."""
-_GENERATION = ("cuda_graphs", "autotune", "dependent_launch", "freeze", "small_m")
+GENERATION = ("cuda_graphs", "autotune", "dependent_launch", "freeze", "small_m", "machine", "disable")
 """Options under which other code is made of the same graph."""
+THREADS = "threads"
+"""Named as an option where a program is right with one thread."""
 _RIGHT_CODE = WrongCode()
 MOST = 8
 """Applications at fault that are searched for in one graph."""
@@ -75,6 +77,8 @@ class Finding:
         return "no rewrite and no generated kernel, it is wrong without any"
 
     def _fix(self) -> str:
+        if self.option.startswith(THREADS):
+            return "torch.set_num_threads(1), or OMP_NUM_THREADS=1 in the environment"
         if self.fix:
             return f"options={dict(self.fix)}"
         return "none was found" + (": it is wrong without these, too" if self.culprits else "")
@@ -108,7 +112,7 @@ def bisect(
         OptionError: for an unknown option.
     """
     config = replace(Config.from_options(None, options), apply="")
-    found = captured(model, inputs, keywords, CaptureOptions(dynamic, train))
+    found = captured(model, inputs, keywords, CaptureOptions(dynamic, train), config)
     searched = [_search(Trial(graph, arguments, config, progress)) for graph, arguments in found.calls]
     return ([_of_capture(found)] if found.difference else []) + searched
 
@@ -140,11 +144,11 @@ def _search(trial: Trial) -> Finding:
         wrong, remarks = trial.wrong(apply=_without(culprits))
     if not culprits:
         rewritten = bool(wrong) and not trial.wrong(apply=NONE)[0]
-        return replace(finding, fix=(("apply", NONE),) if rewritten else (), code=wrong_code(trial))
+        return _blamed(trial, replace(finding, fix=(("apply", NONE),) if rewritten else ()))
     if not wrong:
         culprits = _fewest(trial, culprits)
     found = tuple(known[number] for number in sorted(culprits))
-    return replace(finding, culprits=found, fix=_fix(trial, found, not wrong), code=wrong_code(trial))
+    return _blamed(trial, replace(finding, culprits=found, fix=_fix(trial, found, not wrong)))
 
 
 def _undone_option(trial: Trial) -> tuple[str, Any] | None:
@@ -157,12 +161,27 @@ def _undone_option(trial: Trial) -> tuple[str, Any] | None:
     return None
 
 
+def _blamed(trial: Trial, finding: Finding) -> Finding:
+    """Add the target and kernels at fault; where they are right with one thread, that is the cause."""
+    import torch
+
+    finding, count = replace(finding, code=wrong_code(trial)), torch.get_num_threads()
+    if not finding.code.target or count == 1:
+        return finding
+    torch.set_num_threads(1)
+    try:
+        right = not trial.wrong()[0]
+    finally:
+        torch.set_num_threads(count)
+    return replace(finding, option=f"{THREADS}={count}", culprits=(), fix=((THREADS, 1),)) if right else finding
+
+
 def _settings(config: Config) -> dict[str, dict[str, Any]]:
     """Return the options that change code generation and are set, each with the values that undo it."""
     usual, found = Config(), dict[str, dict[str, Any]]()
     if config.mode != usual.mode:
         found["mode"] = {"mode": usual.mode, **dict.fromkeys(MODES[config.mode], False)}
-    for name in _GENERATION:
+    for name in GENERATION:
         if getattr(config, name) != getattr(usual, name):
             found[name] = {**found.get("mode", {}), name: getattr(usual, name)}
     return found

@@ -1,16 +1,22 @@
-"""Find the application of a rewrite that makes a command fail, such as a program that crashes or is too slow."""
+"""Find the application or option that makes a command fail, such as a program that crashes or is too slow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from fusec.debug.bisect import NONE
-from fusec.debug.traces import NoTrace, read_trace
+from fusec.debug.bisect import GENERATION, NONE, THREADS
+from fusec.debug.traces import NoTrace, options_in, read_trace
 from fusec.errors import FusecError
 from fusec.remarks import Remark
 
+GROUPING = "group"
+"""The name of the pass that makes kernels."""
 _MOST = 1 << 14
 """More applications than any graph has."""
+Run: TypeAlias = "Callable[[Mapping[str, str], Path], bool]"
+"""Runs the command with these variables in the environment, and the folder in ``FUSEC_TRACE``; returns whether it
+failed."""
 
 
 class CommandSucceeds(FusecError):
@@ -28,8 +34,14 @@ class CommandFinding:
     fix: str = ""
     """A selector for ``FUSEC_APPLY`` with which the command succeeds; "" where none was found."""
     runs: int = 0
+    option: str = ""
+    """An option that the program sets, and its value, without which the command succeeds; or the number of threads."""
 
     def __str__(self) -> str:
+        if self.option:
+            name = self.option.partition("=")[0]
+            fix = "OMP_NUM_THREADS=1" if name == THREADS else f"leave it out, or FUSEC_UNSET={name} in the environment"
+            return f"cause: option {self.option}\nfix:   {fix}"
         if self.number is None:
             return "cause: no rewrite and no generated kernel, the command fails without any"
         cause = "\n       ".join(map(str, self.applications)) or f"application {self.number}"
@@ -37,22 +49,24 @@ class CommandFinding:
         return f"cause: {cause}\nfix:   {fix}"
 
 
-def bisect_command(fails: Callable[[str, Path], bool], folder: Path) -> CommandFinding:
-    """Search for the first application number with which a command fails.
+def bisect_command(run: Run, folder: Path) -> CommandFinding:
+    """Search for the first application number with which a command fails, and for an option that is at fault instead.
+
+    Options are tried where no rewrite is the cause: it fails without any, or because of grouping.
 
     Args:
-        fails: runs the command with a selector in ``FUSEC_APPLY`` and a folder in ``FUSEC_TRACE``; returns whether it
-            failed.
+        run: runs the command.
         folder: an empty folder for traces.
 
     Raises:
         CommandSucceeds: where it does not fail, or not every time.
     """
-    search = _Search(fails, folder)
+    search = _Search(run, folder)
     if not search.fails(""):
         raise CommandSucceeds("the command succeeds", why="it exits with 0", fix="let it exit with another code")
     if search.fails(NONE):
-        return CommandFinding(None, runs=search.runs)
+        option = search.option()
+        return CommandFinding(None, runs=search.runs, option=option)
     right, wrong = -1, 1
     while not search.fails(f"0..{wrong - 1}"):
         right, wrong = wrong - 1, 2 * wrong
@@ -67,22 +81,37 @@ def bisect_command(fails: Callable[[str, Path], bool], folder: Path) -> CommandF
         else:
             right = middle
     fix = f"!{wrong}"
-    fixed = not search.fails(fix)
-    return CommandFinding(wrong, tuple(search.named(wrong)), fix if fixed else "", search.runs)
+    fixed, named = not search.fails(fix), tuple(search.named(wrong))
+    option = search.option() if all(remark.subject == GROUPING for remark in named) else ""
+    return CommandFinding(wrong, named, fix if fixed else "", search.runs, option)
 
 
 class _Search:
-    def __init__(self, run: Callable[[str, Path], bool], folder: Path) -> None:
-        self.run, self.folder, self.traces = run, folder, dict[str, Path]()
-
-    @property
-    def runs(self) -> int:
-        """Number of runs of the command."""
-        return len(self.traces)
+    def __init__(self, run: Run, folder: Path) -> None:
+        self.run, self.folder, self.traces, self.runs = run, folder, dict[str, Path](), 0
 
     def fails(self, selector: str) -> bool:
         self.traces[selector] = self.folder / str(self.runs)
-        return self.run(selector, self.traces[selector])
+        return self.fails_with({"FUSEC_APPLY": selector})
+
+    def fails_with(self, settings: Mapping[str, str]) -> bool:
+        self.runs += 1
+        return self.run(settings, self.folder / str(self.runs - 1))
+
+    def option(self) -> str:
+        """Return an option with its value, or the number of threads, without which the command succeeds."""
+        return next((f"{name}={value}" for name, value, settings in self.set() if not self.fails_with(settings)), "")
+
+    def set(self) -> Iterator[tuple[str, object, Mapping[str, str]]]:
+        """Yield the options that the compiles of the first run had, with their values and what undoes each."""
+        found = options_in(self.traces[""])
+        if found is None:
+            return
+        for name in ("mode", *GENERATION):
+            if name in found:
+                yield name, found[name], {"FUSEC_UNSET": name}
+        if found[THREADS] != 1:
+            yield THREADS, found[THREADS], {"OMP_NUM_THREADS": "1"}
 
     def named(self, number: int) -> list[Remark]:
         """Return the applications of a number, one for each graph that has it, from the trace of a run.

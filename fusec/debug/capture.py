@@ -70,6 +70,7 @@ def captured_run(
     keywords: Mapping[str, Any],
     options: CaptureOptions,
     mutate: bool = False,
+    config: Config | None = None,
 ) -> tuple[list[tuple[Graph, list[Any]]], Any]:
     """Return these graphs and arguments, and the results of the call, in which the interpreter runs the graphs.
 
@@ -79,6 +80,7 @@ def captured_run(
         keywords: further ones.
         options: of the capture.
         mutate: whether the graphs update their inputs, as in a call of the model.
+        config: the user's options, some of which the import reads; by default those of the environment.
 
     Raises:
         NothingCaptured: where no graph was produced.
@@ -103,7 +105,7 @@ def captured_run(
 
     with _kept_log():
         failed = len(fallbacks())
-        results = run_compiled(model, backend_with(kept), inputs, keywords, options)
+        results = run_compiled(model, backend_with(kept, config), inputs, keywords, options)
         return _checked(found, fallbacks()[failed:]), results
 
 
@@ -115,22 +117,26 @@ def compile_model(
     *,
     config: Config | None = None,
     title: str = "",
+    keep: bool = False,
 ) -> list[Subject]:
     """Return the compiles of one call of the model, with the graph before and after every pass.
 
-    Graphs that could not be compiled at all are remarks of the last one.
+    Graphs that could not be compiled at all are remarks of the last one. With ``keep``, those that were compiled before
+    are read from the cache, and run by the interpreter.
 
     Raises:
         NothingCaptured: where no graph was produced.
     """
+    from fusec.debug.kept import compile_kept
     from fusec.dynamo import backend_for, compiled_graphs, fallbacks
 
     watch = Stopwatch() if options.time else None
-    chosen = backend_for(replace(config or Config.from_environment(), record=True), watch.compile if watch else None)
+    compile_graph = watch.compile if watch else compile_kept if keep else None
+    chosen = backend_for(replace(config or Config.from_environment(), record=True), compile_graph)
     count, failed = len(compiled_graphs()), len(fallbacks())
     run_compiled(model, chosen, inputs, keywords or {}, options)
     reasons = fallbacks()[failed:]
-    found = [subject_of(c, title) for c in _checked(compiled_graphs()[count:], reasons)]
+    found = [_titled(c, title) for c in _checked(compiled_graphs()[count:], reasons)]
     what = "a whole graph runs through ATen"
     failures = [Remark("failure", "compile", what, reason=reason) for reason in reasons]
     found[-1].remarks = (*found[-1].remarks, *failures)
@@ -138,6 +144,11 @@ def compile_model(
         for subject in found:
             subject.timed(watch.timing(subject.final))
     return found
+
+
+def _titled(compiled: Any, title: str) -> Subject:
+    kept = getattr(compiled, "subject", None)
+    return replace(kept, title=title or kept.title) if kept else subject_of(compiled, title)
 
 
 def run_compiled(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fusec.config import Config
 from fusec.debug.capture import CaptureOptions, call_model, captured_run, run_compiled
 from fusec.debug.trial import SEED
 from fusec.ir.graph import Graph
@@ -30,7 +31,11 @@ class Captured:
 
 
 def captured(
-    model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any], options: CaptureOptions
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any],
+    options: CaptureOptions,
+    config: Config | None = None,
 ) -> Captured:
     """Capture the graphs of a model, and compare them with eager.
 
@@ -42,8 +47,8 @@ def captured(
         eager, wide = original.eager(), original.eager(wide=True)
         model, inputs, keywords = original.copied()
     except Exception:  # a model that cannot be copied, that raises, or that has no float64
-        return Captured(captured_run(model, inputs, keywords, options)[0])
-    calls, results = captured_run(model, inputs, keywords, options, mutate=True)
+        return Captured(captured_run(model, inputs, keywords, options, config=config)[0])
+    calls, results = captured_run(model, inputs, keywords, options, mutate=True, config=config)
     difference = _difference(eager, results, wide)
     if not difference:
         return Captured(calls)

@@ -55,7 +55,8 @@ def _missing(found: Explanation, name: str) -> list[str]:
     sites = [site for site in found.sites if site.site.kind == name]
     if sites:
         return [f"{name} at {site.site.module}: {site.reason}" for site in sites if not site.fused]
-    if name in found.regions:
+    applied = (r.subject for r in found.remarks if r.kind == "passed" and r.application is not None)
+    if name in found.regions or name in applied:  # a larger fusion may hold it
         return []
     misses = [str(miss.reason) for miss in found.near_misses if miss.subject == name]
     return [f"{name}: {misses[0] if misses else 'nothing matched'}"]

@@ -24,8 +24,8 @@ from fusec.debug.subject import (
 )  # fmt: skip
 from fusec.debug.traffic import intermediate_bytes, traffic
 from fusec.ir.graph import Graph, Node
-from fusec.ir.ops import Trait
 from fusec.ir.types import ASSUMED_SIZE, estimate
+from fusec.pipeline import declared_in
 from fusec.remarks import Remark
 
 
@@ -107,13 +107,9 @@ def recognised(subject: Subject) -> list[str]:
     Grouping opens their regions, so they are counted in the last graph that has them; where the compile recorded no
     graphs, every application counts, also one absorbed by a larger fusion.
     """
-    from fusec.ir.parser import parse_graph
     from fusec.passes import FUSIONS
 
-    found = declared(subject.final)
-    for record in reversed([] if found else subject.records):
-        if 'kind="declared"' in record.before:
-            return declared(parse_graph(record.before))
+    found = declared_in(subject.final) or next((list(r.declared) for r in reversed(subject.records) if r.declared), [])
     applied = [r.subject for r in subject.remarks if r.kind == "passed" and r.application is not None]
     return found or [name for name in applied if name in FUSIONS]
 
@@ -129,16 +125,6 @@ def _gathered(remarks: Iterable[Remark]) -> list[Remark]:
         figures = {**same[0].figures, "count": len(same)}
         out.append(replace(same[0], sources=places, figures=figures, application=None))
     return out
-
-
-def declared(graph: Graph) -> list[str]:
-    """Return the names of the declared fusions in a graph; fusions nested in a declared one do not count."""
-    found: list[str] = []
-    for node in graph.nodes:
-        if node.has(Trait.REGION):
-            mine = node.attributes.get("kind") == "declared"
-            found += [str(node.attributes.get("fusion", ""))] if mine else declared(node.body)
-    return found
 
 
 def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]:

@@ -19,7 +19,7 @@ def finding_view(findings: list[Finding]) -> RenderableType:
         if v.status != "fused":
             why = f"{v.reason} [{v.code}]" if v.code else v.reason
             lost = f"{amount(v.bytes_lost, 'B')} written and read again" if v.bytes_lost else ""
-            rows = {"why": why, "nearest": v.attempt, "line": v.text, "lost": lost, "edit": v.edit}
+            rows = {"why": why, "nearest": v.attempt, "line": v.text, "lost": lost, "edit": v.edit, "tried": v.tried}
         else:
             rows = {"as": v.reason}
         rows["in"] = ", ".join(v.kernels)

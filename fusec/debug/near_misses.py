@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.debug.operations import Operation, operations_of
+from fusec.debug.returns import with_tried_edit
 from fusec.debug.subject import Subject
 from fusec.remarks import Remark
 
@@ -13,6 +14,7 @@ def near_misses(subject: Subject) -> Iterator[Remark]:
     remarks = [r for r in subject.remarks if r.kind == "missed"]
     operations = operations_of(subject) if subject.is_grouped and any("around" in r.figures for r in remarks) else []
     for remark in remarks:
+        remark = with_tried_edit(subject, remark)
         kernel = _kernel_of(str(remark.figures.get("around", "")).split("; "), operations, subject)
         yield replace(remark, figures={**remark.figures, "kernel": kernel}) if kernel else remark
 

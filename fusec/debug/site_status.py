@@ -8,6 +8,7 @@ from typing import Any
 
 from fusec.analysis.memory import is_attention, moved_bytes, touched_bytes
 from fusec.debug.operations import Operation, operations_of
+from fusec.debug.returns import with_tried_edit
 from fusec.debug.sites import RULE_OF, Site, sites_of
 from fusec.debug.subject import Subject, usual_reason
 from fusec.ir.graph import Node, Source
@@ -44,7 +45,9 @@ class SiteStatus:
     text: str = ""
     """The text of that line."""
     edit: str = ""
-    """The change of the model that would let it fuse."""
+    """The change of the model that would let it fuse, and keeps what it computes."""
+    tried: str = ""
+    """The outcome of trying a change; with the change, where that is not the edit."""
     attempt: str = ""
     """The nearest pattern, and how far it matched."""
     bytes_lost: int = 0
@@ -203,7 +206,7 @@ class _Classifier:
         )  # fmt: skip
         remark = self.remark_on(at, fused.site)
         if remark is not None:
-            status = replace(status, found=f"{found}, since {remark.reason}", edit=remark.suggestion)
+            status = replace(status, found=f"{found}, since {remark.reason}", edit=_edit(remark), tried=_tried(remark))
         elif at.kind == "opaque":
             status = replace(status, found=f"{found}: {usual_reason(at.node)}")
         nearest = self.nearest(fused.site)
@@ -221,7 +224,8 @@ class _Classifier:
         exact = [r for r in about if r.subject in names and "clause" not in r.figures]
         attention = [r for r in reasons if r.subject == site.kind == "attention"]
         inside = [r for r in attention if any(_within(place.partition(", ")[0], site) for place in r.sources)]
-        return next(iter([*exact, *inside, *(r for r in about if r.subject == "attention")]), None)
+        found = next(iter([*exact, *inside, *(r for r in about if r.subject == "attention")]), None)
+        return found and with_tried_edit(self.subject, found)
 
     def nearest(self, site: Site) -> Remark | None:
         """Return the remark of the pattern that matched furthest within a site."""
@@ -234,11 +238,21 @@ class _Classifier:
         return max(about, key=lambda r: float(r.figures["depth"]) / float(r.figures["size"]), default=None)
 
 
+def _edit(remark: Remark) -> str:
+    """Return the edit that a remark suggests, if it was tried."""
+    return remark.suggestion if "tried" in remark.figures else ""
+
+
+def _tried(remark: Remark) -> str:
+    return str(remark.figures.get("tried", ""))
+
+
 def _as_attempted(status: SiteStatus, remark: Remark) -> SiteStatus:
     """Return a status whose fault is the clause that kept a pattern from matching."""
     said = {name: str(remark.figures[name]) for name in ("node", "clause", "expected", "found", "text")}
     attempt = f"{remark.subject}, {remark.figures['depth']} of {remark.figures['size']} operations"
-    return replace(status, **said, place=remark.sources[0], edit=remark.suggestion, attempt=attempt)  # type: ignore[arg-type]
+    said |= {"place": remark.sources[0], "edit": _edit(remark), "tried": _tried(remark), "attempt": attempt}
+    return replace(status, **said)  # type: ignore[arg-type]
 
 
 def _reaches(module: str, other: str) -> bool:

@@ -49,6 +49,8 @@ class Subject:
     """Nodes that run once, as their results are kept."""
     timing: Timing | None = None
     """Measured times of its program, if any."""
+    tried: dict[str, bool] = field(default_factory=dict)
+    """The edits that were tried, by the remark that suggests them, and whether the model fuses with them."""
 
     def timed(self, timing: Timing | None) -> None:
         """Set the measured times, and the sizes that they were measured with."""

@@ -185,6 +185,7 @@ def _remark_table(title: str, remarks: list[Remark], most: int) -> Table:
     table = new_table(title, "pass", "what", "why", "where")
     for r in remarks[:most]:
         why = r.reason + (f"\n→ {r.suggestion}" if r.suggestion else "")
+        why += f"\n  tried: {r.figures['tried']}" if "tried" in r.figures else ""
         why += f"\n  runs in kernel {r.figures['kernel']} all the same" if "kernel" in r.figures else ""
         times = f" ×{r.figures['count']}" if r.figures.get("count", 1) != 1 else ""
         table.add_row(
@@ -232,7 +233,7 @@ def _unnamed_table(sites: list[SiteStatus]) -> Table:
         first, times = equal[0], f" ×{len(equal)}" if len(equal) > 1 else ""
         nearest = first.attempt or GENERAL
         nearest += f": expected {first.expected}, found {first.found}" if first.attempt else ""
-        nearest += f"\n→ {first.edit}" if first.edit else ""
+        nearest += (f"\n→ {first.edit}" if first.edit else "") + (f"\n  tried: {first.tried}" if first.tried else "")
         where = shorten_sources(tuple(s.place or s.site.module for s in equal))
         table.add_row(first.site.kind + times, ", ".join(first.kernels), escape(nearest), Text(where, style="dim"))
     return table

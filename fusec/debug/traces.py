@@ -11,10 +11,11 @@ from typing import Any
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.debug.subject import Step, Subject, with_lines
 from fusec.errors import FusecError
+from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import PassRecord
 from fusec.remarks import Remark
-from fusec.tracing import COMPILE, EVENTS, IMPORTED
+from fusec.tracing import COMPILE, EVENTS, FINAL, IMPORTED, REMARKS
 
 
 class NoTrace(FusecError):
@@ -98,6 +99,18 @@ def finished(folder: Path) -> list[Subject]:
     raise NoTrace(f"no compile of {folder} is done", why="; ".join(states) or "it has events alone", fix=fix)
 
 
+def options_in(folder: Path) -> dict[str, Any] | None:
+    """Return the options of the compiles in a trace that differ from their defaults, and the number of threads.
+
+    None where nothing was compiled.
+    """
+    found = [_parsed(_text(path)) for path in folder.glob(f"*/{COMPILE}")]
+    merged: dict[str, Any] = {}
+    for about in found:
+        merged |= {**about.get("options", {}), "threads": about.get("threads", 1)}
+    return merged if found else None
+
+
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
@@ -117,27 +130,42 @@ def _compile(folder: Path) -> TracedCompile:
         state = str(about.get("state", "running"))
         if state != "done":
             return TracedCompile(folder, state, str(about.get("error", "")))
-        return TracedCompile(folder, state, "", sum(about["seconds"].values()), _subject(folder, about))
+        return TracedCompile(
+            folder, state, "", sum(about["seconds"].values()), subject_from(about, _texts(folder, about))
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, FusecError) as reason:
         said = reason.reason if isinstance(reason, FusecError) else str(reason)
         raise NoTrace(f"{folder} is not as it was written", why=f"{type(reason).__name__}: {said}") from reason
 
 
-def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
-    def text(name: str) -> str:
-        return _text(folder / name)
+def _texts(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a compile by path."""
+    passes = (name for row in about["passes"] if (folder / (name := row["file"])).exists())
+    kernels = (f"kernels/{path.name}" for path in (folder / "kernels").iterdir())
+    return {name: _text(folder / name) for name in (IMPORTED, FINAL, REMARKS, *passes, *kernels)}
 
-    final, before, records = parse_graph(text("final.fir")), text(IMPORTED), []
+
+def subject_from(about: Mapping[str, Any], texts: Mapping[str, str], imported: Graph | None = None) -> Subject:
+    """Return the subject of a compile from the results of ``fusec.tracing.recorded`` and the imported graph.
+
+    Args:
+        about: the first of these results.
+        texts: the second, and the text of the imported graph.
+        imported: the graph of that text.
+
+    Raises:
+        FusecError: for texts that are no graphs; other errors where something else is not as it was written.
+    """
+    final, before, records = parse_graph(texts[FINAL]), texts[IMPORTED], []
     for row in about["passes"]:
-        path = folder / "passes" / row.pop("file")
-        after = _text(path) if path.exists() else before
-        records.append(PassRecord(**{**row, "before": before, "after": after}))
+        fields = dict(row)
+        after = texts.get(fields.pop("file"), before)
+        fields |= {"before": before, "after": after, "declared": tuple(fields.get("declared", ()))}
+        records.append(PassRecord(**fields))
         before = after
-    remarks = [Remark(**{**r, "sources": tuple(r["sources"])}) for r in json.loads(text("remarks.json"))]
-    nodes, sources = (
-        final.nodes,
-        {path.stem: _text(path) for path in (folder / "kernels").iterdir()},
-    )
+    remarks = [Remark(**{**r, "sources": tuple(r["sources"])}) for r in json.loads(texts[REMARKS])]
+    nodes = final.nodes
+    sources = {Path(name).stem: text for name, text in texts.items() if name.startswith("kernels/")}
     steps = {
         nodes[s["node"]]: Step(s["name"], sources.get(s["name"], ""), s["kind"] == "kernel", s["formula"])
         for s in about["steps"]
@@ -145,6 +173,6 @@ def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
     steps = with_lines(steps, about.get("origins", {}))
     machine = Machine.from_json(about["machine"]) if about.get("machine") else assumed_cpu()
     return Subject(
-        final.name, final, parse_graph(text(IMPORTED)), tuple(records), tuple(remarks), steps,
+        final.name, final, imported or parse_graph(texts[IMPORTED]), tuple(records), tuple(remarks), steps,
         copies=about["copies"], machine=machine, once=frozenset(nodes[i] for i in about["once"]),
     )  # fmt: skip

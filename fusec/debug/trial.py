@@ -50,7 +50,8 @@ class Trial:
         self.progress(f"{self.graph.name}: {changes or 'everything'}")
         remarks: Sequence[Remark] = ()
         try:
-            compiled = compile_graph(self.graph, replace(self.config, **changes))
+            config = replace(self.config, **changes)
+            compiled = compile_graph(self.graph if config.freeze else _thawed(self.graph), config)
             remarks = compiled.remarks
             self.note(remarks)
             return self.difference(compiled.program), remarks
@@ -67,6 +68,14 @@ class Trial:
         comparison = compare_outputs(self.eager, found, self.reference)
         self.as_eager = "" if comparison.message else as_far_as_eager(self.eager, found, self.reference)
         return "" if comparison.passed or self.as_eager else str(comparison)
+
+
+def _thawed(graph: Graph) -> Graph:
+    """Return a graph none of whose inputs is frozen."""
+    graph = graph.copy()
+    for value in graph.inputs:
+        value.frozen = False
+    return graph
 
 
 def _called(function: Callable[[list[Any]], list[Any]], arguments: Sequence[Any]) -> list[Any]:

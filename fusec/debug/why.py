@@ -2,17 +2,21 @@
 
 import fnmatch
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fusec.config import Config
 from fusec.debug.near_misses import near_misses
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.reasons import code_of_clause, code_of_text
+from fusec.debug.returns import with_tried_edit
 from fusec.debug.site_status import GENERAL, SiteStatus, site_statuses
 from fusec.debug.sites import RULE_OF
 from fusec.debug.subject import Subject, usual_reason
 from fusec.errors import FusecError, suggestion
+from fusec.ir.graph import Node
 from fusec.ir.ops import Trait
 from fusec.ir.types import F32
 from fusec.remarks import Remark
@@ -45,7 +49,9 @@ class Finding:
     text: str = ""
     """The model's line at fault."""
     edit: str = ""
-    """A change of the model that would let it fuse, and keeps what the model computes."""
+    """A change of the model that lets it fuse, and keeps what the model computes, as trying it has shown."""
+    tried: str = ""
+    """The outcome of trying a change; with the change, where it is not the edit."""
     bytes_lost: int = 0
     """Traffic that it would not have if it were fused."""
     count: int = 1
@@ -95,6 +101,12 @@ class _Place:
             o for o in operations_of(subject) if any(map(self.holds, map(str, o.node.sources))) or not at
         ]
         self.modules = dict.fromkeys(s.module for o in self.operations for s in o.node.sources if self.holds(str(s)))
+        self.homes = defaultdict[str, dict[Node, None]](dict)
+        """By source location, the nodes that run its operations."""
+        for operation in self.operations:
+            for source in operation.node.sources:
+                self.homes[str(source)][operation.home] = None
+        self.order = {node: i for i, node in enumerate(subject.final.nodes)}
 
     def _test(self, at: str) -> Callable[[str], bool]:
         """Return the test for the source locations of a place."""
@@ -114,9 +126,9 @@ class _Place:
 
     def kernels_at(self, sources: Iterable[str]) -> tuple[str, ...]:
         """Return the names of what runs the operations of some source locations."""
-        wanted = set(sources)
-        homes = (o.home for o in self.operations if wanted.intersection(map(str, o.node.sources)))
-        return tuple(dict.fromkeys(self.subject.name_of(home) for home in homes))
+        homes = dict.fromkeys(home for source in sources for home in self.homes.get(source, ()))
+        ordered = sorted(homes, key=self.order.__getitem__)
+        return tuple(dict.fromkeys(map(self.subject.name_of, ordered)))
 
 
 def _findings(place: _Place, what: str, sites: Sequence[SiteStatus]) -> Iterator[Finding]:
@@ -150,7 +162,7 @@ def _of_site(status: SiteStatus) -> Finding:
     kind, where = status.site.kind, status.place or status.site.module
     said = Finding(
         kind, where, "missed", status.kernels, attempt=status.attempt, text=status.text, edit=status.edit,
-        bytes_lost=status.bytes_lost,
+        tried=status.tried, bytes_lost=status.bytes_lost,
     )  # fmt: skip
     expected = f"expected {status.expected}, found {status.found}" if status.found else ""
     code = code_of_clause(status.clause) if status.attempt else code_of_text(status.found)
@@ -191,7 +203,7 @@ def _of_miss(place: _Place, remark: Remark) -> Finding:
     return Finding(
         remark.subject, where, "unnamed" if kernel else "missed", kernels,
         code, remark.reason, attempt,
-        str(figures.get("text", "")), remark.suggestion,
+        str(figures.get("text", "")), remark.suggestion, str(figures.get("tried", "")),
     )  # fmt: skip
 
 
@@ -203,12 +215,9 @@ def _opaque(place: _Place) -> Iterator[Finding]:
             name = place.subject.name_of(operation.node)
             remark = reasons.get(name)
             reason = (remark.reason or remark.message) if remark else usual_reason(operation.node)
-            edit = remark.suggestion if remark else ""
             source = next((s for s in operation.node.sources if place.holds(str(s))), None)
             text = source.text if source else ""
-            yield Finding(
-                name, str(source or ""), "opaque", (name,), code_of_text(reason), reason, text=text, edit=edit
-            )
+            yield Finding(name, str(source or ""), "opaque", (name,), code_of_text(reason), reason, text=text)
 
 
 def _nameless(place: _Place, said: Collection[str]) -> Iterator[Finding]:
@@ -239,16 +248,17 @@ def _kernels(place: _Place) -> Iterator[Finding]:
         )  # fmt: skip
     for remark in place.remarks(r for r in place.subject.remarks if r.kind in ("missed", "analysis") and r.reason):
         if remark.pass_name == "group":
+            remark = with_tried_edit(place.subject, remark)
             where = next(iter(remark.sources), "")
             yield Finding(
                 remark.message, where, "missed", code=code_of_text(remark.reason), reason=remark.reason,
-                edit=remark.suggestion,
+                edit=remark.suggestion, tried=str(remark.figures.get("tried", "")),
             )  # fmt: skip
 
 
 def _absent(place: _Place, what: str) -> Iterator[Finding]:
     """Yield the attempt to match a fusion here that came furthest; without any, the operations that are lacking."""
-    from fusec.passes import FUSIONS, pattern_library
+    from fusec.passes import FUSIONS, kept_traces, pattern_library
     from fusec.passes.canonicalize import normalize
     from fusec.rewriting.application import attempts
 
@@ -258,16 +268,16 @@ def _absent(place: _Place, what: str) -> Iterator[Finding]:
         return
     graph = (place.subject.imported or place.subject.final).copy()
     normalize(graph)
-    failures = [a for a in attempts(FUSIONS[what], graph, library) if isinstance(a, MatchFailure) and a.depth > 0]
+    with kept_traces(Config.from_environment()):
+        failures = [a for a in attempts(FUSIONS[what], graph, library) if isinstance(a, MatchFailure) and a.depth > 0]
     here = [f for f in failures if not place.at or any(map(place.holds, f.places))]
     best = max(here, key=lambda f: f.depth / f.size, default=None)
     if best is not None and best.depth * 2 >= best.size:
         attempt, text = f"{best.depth} of {best.size} operations", next((s.text for s in best.sources), "")
         at = next(iter(best.places), where)
         yield Finding(
-            what, at, "missed", place.kernels_at(best.places), code_of_clause(best.clause), str(best), attempt, text,
-            best.edit,
-        )  # fmt: skip
+            what, at, "missed", place.kernels_at(best.places), code_of_clause(best.clause), str(best), attempt, text
+        )
         return
     have = {o.node.op.name for o in place.operations}
     patterns = library.patterns(FUSIONS[what], F32)

@@ -234,3 +234,8 @@ def artifact(name: str, payload: Callable[[], str]) -> None:
         return
     if trace_log.handlers:
         trace_structured_artifact(name, "string", payload)
+
+
+def is_profiling() -> bool:
+    """Return whether a profiler of torch records events."""
+    return torch.autograd.profiler._is_profiler_enabled

@@ -223,7 +223,7 @@ def _right_side(
         if isinstance(bound, Value):
             to[node.result] = bound
             continue
-        attributes = {k: _substituted(v, match.sizes) for k, v in node.attributes.items()}
+        attributes = {k: substituted(v, match.sizes) for k, v in node.attributes.items()}
         if bound is not None and value is not None:
             attributes["value"] = -bound if value < 0 else bound
         copy = graph.add_node(node.op.name, [v for v in operands if v is not None], attributes, sources=sources)
@@ -231,9 +231,10 @@ def _right_side(
     return {old: new for old, v in zip(match.outputs, made.outputs, strict=True) if (new := to[v]) is not None}
 
 
-def _substituted(value: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
+def substituted(value: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
+    """Return an attribute with sizes in the place of symbols."""
     if isinstance(value, tuple):
-        return tuple(_substituted(v, sizes) for v in value)
+        return tuple(substituted(v, sizes) for v in value)
     if isinstance(value, sympy.Expr):
         found = value.subs(sizes, simultaneous=True)
         return int(found) if found.is_Integer else found

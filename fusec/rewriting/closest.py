@@ -18,6 +18,7 @@ from fusec.rewriting.application import Patterns
 from fusec.rewriting.index import Index, Kind
 from fusec.rewriting.match import MatchFailure, Pattern, same_number, word
 from fusec.rewriting.rule import Declaration
+from fusec.rewriting.substitution import Substitution
 
 RARE = ("exp", "sqrt", "reciprocal", "sigmoid", "tanh", "rsqrt", "erf")
 """The operations around which patterns are aligned, if one is the anchor of the pattern."""
@@ -43,6 +44,8 @@ class Edit:
     """The node of the graph at fault."""
     wanted: Node | None = None
     """The node of the pattern, unless the one of the graph is extra."""
+    path: Value | None = None
+    """The operand of an extra node that is aligned instead of it."""
     number: object = None
     """The expected number."""
 
@@ -105,7 +108,7 @@ class _Alignment:
         bound, wanted, node = state.values.get(pattern), pattern.producer, value.producer
         if wanted is not None and wanted.has(Trait.SOURCE):
             if self.is_number(wanted, node, state):
-                yield from self.states(rest, state)
+                yield from self.states(rest, state.bound(pattern, value))
         elif bound is not None:
             if _same(bound, value):
                 yield from self.states(rest, state)
@@ -153,7 +156,7 @@ class _Alignment:
         wanted, node = pattern.producer, value.producer
         if wanted is not None and wanted.has(Trait.SOURCE):
             if node is not None and node.is_op("constant", "size") and not self.is_number(wanted, node, state):
-                yield Edit("constant", node, wanted, self.number(wanted, state)), rest
+                yield Edit("constant", node, wanted, number=self.number(wanted, state)), rest
             return
         may_differ = (
             wanted is not None and pattern not in state.values
@@ -167,7 +170,7 @@ class _Alignment:
             return
         for at in dict.fromkeys(node.operands if state.values else ()):
             if isinstance(at.type, TensorType) and at.shape == value.shape:
-                yield Edit("extra", node), ((pattern, at), rest)
+                yield Edit("extra", node, path=at), ((pattern, at), rest)
         if wanted is not None and may_differ and wanted.op is not node.op:
             if len(wanted.operands) == len(node.operands):
                 yield from ((Edit("operation", node, wanted), goals) for goals in _operands(wanted, node, rest))
@@ -227,7 +230,7 @@ class _Found:
     @property
     def depth(self) -> int:
         """Number of operations that fit; casts do not count."""
-        return sum(1 for p in self.state.values if p.producer)
+        return sum(1 for p in self.state.values if p.producer and not p.producer.has(Trait.SOURCE))
 
     @property
     def size(self) -> int:
@@ -253,7 +256,7 @@ class _Found:
         return MatchFailure(
             pattern.name, pattern.spelling, self.depth, self.size, root, anchor, cast, "type",
             "one float type", f"a cast to {dtype}", cast.sources,
-            f"leave out the cast to {dtype}", False, pattern.place,
+            f"leave out the cast to {dtype}", self.substitution(), pattern_place=pattern.place,
         )  # fmt: skip
 
     def reader(self, edit: Edit) -> Node | None:
@@ -270,15 +273,26 @@ class _Found:
         (clause, expected, found, change), *further = said
         for _, expected_too, found_too, _ in further:
             clause, found, change = "operation", f"{found}, and expected {expected_too}, found {found_too}", ""
-        keeps = not moved and all(edit.kind == "extra" for edit in edits)  # a factor of the result
         root = self.root.producer
         assert root is not None
         nodes = (n for edit in (*moved[1:], *edits) for n in (edit.node, self.reader(edit)))
         node = next((n for n in nodes if n is not None and n.sources), root)
         return MatchFailure(
             pattern.name, pattern.spelling, self.depth, self.size, root, anchor, node, clause, expected, found,
-            node.sources, change, keeps, pattern.place,
+            node.sources, change, self.substitution(), pattern_place=pattern.place,
         )  # fmt: skip
+
+    def substitution(self) -> Substitution | None:
+        """Return how to make the edits in a graph; None where that is not known."""
+        values, factors = dict(self.state.values), []
+        moved = sorted(self.state.moved, key=lambda e: e.kind, reverse=True)
+        if moved and moved[0].wanted and moved[1].node:
+            values.update(zip(*(_numbers(edit) for edit in (moved[0].wanted, moved[1].node)), strict=False))
+        if all(e.kind == "extra" and e.node and _is_factor(e.node, self.root) for e in self.state.edits):
+            factors = [(e.node, e.path) for e in reversed(self.state.edits) if e.node and e.path]
+        known = {p: v for p, v in values.items() if p.producer is None or p.producer.has(Trait.SOURCE)}
+        found = Substitution(self.pattern, self.root, known, tuple(factors))
+        return found if found.is_possible else None
 
     def said(self, edit: Edit) -> tuple[str, str, str, str]:
         """Return an edit as a clause, what is expected and found, and the change of a number or of an order."""
@@ -292,6 +306,11 @@ class _Found:
             is_factor = edit.node is not None and _is_factor(edit.node, self.root)
             return "operation", f"no {found}", "one", f"move {found} out of {pattern.name}" if is_factor else ""
         return "operation", _shown(edit.wanted, pattern), "none" if edit.kind == "missing" else found, ""
+
+
+def _numbers(node: Node) -> list[Value]:
+    """Return the operands of a node that are numbers."""
+    return [v for v in node.operands if v.producer is not None and v.producer.has(Trait.SOURCE)]
 
 
 def _casts(node: Node) -> Iterator[Node]:
@@ -412,7 +431,7 @@ def _same(a: Value, b: Value, depth: int = 6) -> bool:
 
 
 def _has_number(node: Node) -> bool:
-    return any(v.producer is not None and v.producer.has(Trait.SOURCE) for v in node.operands)
+    return bool(_numbers(node))
 
 
 def _has_scalar(node: Node, pattern: Pattern) -> bool:

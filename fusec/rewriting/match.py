@@ -127,15 +127,10 @@ class Match:
 
 SAME_TENSOR = "both uses to read the same tensor"
 """Expected of two operands that a pattern reads from one value."""
-_EDITS = {
-    "operand": "both uses must read the same tensor: {found}",
-    "dim": "use {expected} instead of {found}",
-    "constant": "write {expected} instead of {found}",
-    "convex": "compute the nodes in between before or after it; there is {found}",
-}
-"""For each clause of a match, how a model is changed to fulfil it, if that keeps its operations."""
-
-_CHANGED = "; this changes the result"
+_CHANGES = {"dim": "use {expected} instead of {found}", "constant": "write {expected} instead of {found}"}
+"""For clauses of a match, the change of a model that fulfils it and keeps its operations."""
+SAME, OTHER = "fuses, same values", "fuses, but changes values, so it isn't proposed"
+"""The outcomes of an edit that was tried."""
 
 
 @dataclass(frozen=True)
@@ -160,23 +155,37 @@ class MatchFailure:
     found: str
     sources: tuple[Source, ...] = ()
     change: str = ""
-    """The edit, where it does not follow from the clause."""
-    keeps: bool = False
-    """True if that edit keeps what the model computes, but for rounding."""
+    """The change of the model that would let the match continue, where it does not follow from the clause."""
+    substitution: Any = None
+    """A ``Substitution``, which makes the change in a graph, if the pattern is aligned as a whole."""
+    outcome: str = ""
+    """``SAME`` or ``OTHER`` where that was tried and fuses."""
     pattern_place: str = ""
     """File and line of the spelling."""
 
     @property
-    def edit(self) -> str:
-        """The change of the model that would let the match continue; empty where none is known.
+    def proposal(self) -> str:
+        """The change of the model that would let the match continue, and its place; empty where none is known.
 
-        Most operations of a pattern are the result of canonicalization, so no model could be written with them; and
-        an edit to other operations would change what the model computes.
+        Most operations of a pattern are the result of canonicalization, so no model could be written with them.
         """
-        edit = self.change or _EDITS.get(self.clause, "").format(expected=self.expected, found=self.found)
+        change = self.change or _CHANGES.get(self.clause, "").format(expected=self.expected, found=self.found)
+        if not change and self.outcome == SAME:
+            change = f"compute it as {self.fusion} does, {self.pattern_place},"
         place = place_of(self.sources)
-        effect = "" if self.keeps or (self.clause == "convex" and not self.change) else _CHANGED
-        return edit + (f" at {place}" if place else "") + effect if edit else ""
+        return change + (f" at {place}" if place else "") if change else ""
+
+    @property
+    def edit(self) -> str:
+        """The proposed change, if it was tried: the model fuses with it, and computes the same values."""
+        return self.proposal if self.outcome == SAME else ""
+
+    @property
+    def tried(self) -> str:
+        """The outcome of trying the change; with the change, where that is no edit to make."""
+        if self.outcome == OTHER:
+            return f"{self.proposal}: {OTHER}" if self.proposal else ""
+        return self.outcome
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -193,7 +202,7 @@ class MatchFailure:
             if self.clause == "constant"
             else f"expected {self.expected}, found {self.found}"
         )
-        return f"{matched} {self.size} operations match{'' if self.edit else f' ({spelling})'}; {differs}"
+        return f"{matched} {self.size} operations match{'' if self.proposal else f' ({spelling})'}; {differs}"
 
 
 def word(node: Node) -> str:

@@ -324,7 +324,7 @@ class Matcher:
                 if other is not None or result in self.outputs:
                     where = f"it also read by {described(other)}" if other else "it also returned"
                     name = word(node)
-                    return self.fail(node, "users", f"{name} read only inside", where, f"read {name} only inside")
+                    return self.fail(node, "users", f"{name} read only inside", where)
         return True
 
     def may_repeat(self, node: Node) -> bool:

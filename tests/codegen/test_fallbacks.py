@@ -21,7 +21,7 @@ from tests.backend.tape import record_on_cpu
 class Refused:
     """What a kernel becomes at its first launch."""
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, edited: str = "") -> None:
         raise BuildError(f"kernel {kernel.name} cannot be launched", why="out of resources", fix="ask for less")
 
 

@@ -1,6 +1,7 @@
 """Programs against the interpreter: kernels, vendor calls, views, writes, layouts, aliasing, and what falls back."""
 
 import gc
+import itertools
 import random
 import threading
 import weakref
@@ -424,3 +425,30 @@ def test_random_graphs_without_kernels(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(300, 312))
 def test_random_graphs_with_kernels(seed: int) -> None:
     check_random(seed, None, 37)
+
+
+def test_a_profiler_sees_each_kernel_by_name() -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.RMSNorm(64), torch.nn.Softmax(0), torch.nn.Linear(64, 8)).eval()
+    compiled, x = torch.compile(model, backend="fusec"), torch.randn(100, 64)
+    with torch.no_grad():
+        expected = compiled(x)
+        for _ in range(2):
+            with torch.profiler.profile() as profile:
+                assert torch.equal(compiled(x), expected)
+            names = {event.key for event in profile.key_averages()}
+            assert {"fusec::rms_norm"} <= {name.partition("_softmax")[0] for name in names}, names
+        assert sum(name.startswith("fusec::") for name in names) >= 2
+        assert torch.equal(compiled(x), expected)
+
+
+def test_a_step_that_raises_ends_its_event() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, i: x.exp()[i] + 1, backend="fusec")
+    x, wrong = torch.randn(4), torch.tensor([9])
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        with pytest.raises(IndexError):
+            compiled(x, wrong)
+        compiled(x, torch.tensor([3]))
+    events = [event.time_range for event in profile.events() if event.name.startswith("fusec::")]
+    assert len(events) >= 2 and all(one.end <= other.start for one, other in itertools.pairwise(events))

@@ -14,6 +14,8 @@ from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.passes import declared, default_pipeline
 from fusec.remarks import Remark
+from fusec.rewriting.match import OTHER, SAME
+from fusec.verify import edits
 from tests.contexts import context_of
 
 ROWS = ((2, 16, 256),)
@@ -221,35 +223,70 @@ def test_no_attention_is_missed(model: Callable[..., Any], shapes: tuple[tuple[i
     assert not [miss for miss in misses(model, *shapes) if "attention" in miss.message + miss.reason]
 
 
-EDITS: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = [
-    (rms_with_eps_outside, ROWS, "move `add` with eps inside `sqrt`"),
-    (rms_with_eps_after_its_inverse, ROWS, "move `add` with eps inside `rsqrt`"),
-    (rms_of_another_size, ROWS, "write cols (256) instead of 255"),
-    (rms_of_a_scaled_row, ROWS, "move `mul` with 1.5 out of rms_norm"),
-    (layer_norm_over_the_unbiased_deviation, ROWS, ""),
-    (gelu_of_another_constant, ROWS, "write 0.044715 instead of 0.044"),
-    (swiglu_with_its_gate, ROWS * 2, "read silu only inside"),
-    (rms_of_at_least_eps, ROWS, ""),
-    (rms_without_eps, ROWS, ""),
-    (rms_of_a_sum, ROWS, ""),
-    (rms_of_twice_the_mean, ROWS, ""),
-    (softmax_without_its_maximum, ROWS, ""),
-    (gelu_of_a_square, ROWS, ""),
-    (gelu_without_its_half, ROWS, ""),
+def rms_of_a_square_of_at_least_0(x: Tensor) -> Tensor:
+    mean = x.pow(2).mean(-1, keepdim=True)
+    return x * torch.rsqrt(mean.relu() + 1e-6)
+
+
+def softmax_below_its_maximum(x: Tensor) -> Tensor:
+    powers = torch.exp(x - x.amax(-1, keepdim=True) - 0.5)
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def rms_in_bfloat16(x: Tensor) -> Tensor:
+    low = x.to(torch.bfloat16)
+    return x * torch.rsqrt(low.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def rms_divided_by_a_row(x: Tensor, y: Tensor) -> Tensor:
+    root = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (x / y) * root
+
+
+EDITS: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str, str]] = [
+    (rms_of_a_scaled_row, ROWS, "move `mul` with 1.5 out of rms_norm", SAME),
+    (rms_divided_by_a_row, ROWS * 2, "move `div` with y out of rms_norm", SAME),
+    (rms_in_bfloat16, ROWS, "leave out the cast to bf16", SAME),
+    (rms_of_a_square_of_at_least_0, ROWS, "compute it as rms_norm does, norms.py:", SAME),
+    (softmax_below_its_maximum, ROWS, "compute it as softmax does, softmax.py:", SAME),
+    (rms_with_eps_outside, ROWS, "move `add` with eps inside `sqrt`", OTHER),
+    (rms_with_eps_after_its_inverse, ROWS, "move `add` with eps inside `rsqrt`", OTHER),
+    (rms_of_another_size, ROWS, "write cols (256) instead of 255", OTHER),
+    (gelu_of_another_constant, ROWS, "write 0.044715 instead of 0.044", OTHER),
+    (layer_norm_over_the_unbiased_deviation, ROWS, "", ""),
+    (swiglu_with_its_gate, ROWS * 2, "", ""),
+    (rms_of_at_least_eps, ROWS, "", ""),
+    (rms_without_eps, ROWS, "", ""),
+    (rms_of_a_sum, ROWS, "", ""),
+    (rms_of_twice_the_mean, ROWS, "", ""),
+    (softmax_without_its_maximum, ROWS, "", ""),
+    (gelu_of_a_square, ROWS, "", ""),
+    (gelu_without_its_half, ROWS, "", ""),
 ]
-"""Models, shapes of inputs, and the beginning of the edit; none where it would change what the model means."""
+"""Models, shapes of inputs, the beginning of the edit, and the outcome of trying it."""
 
 
-@pytest.mark.parametrize(("model", "shapes", "edit"), EDITS, ids=lambda x: getattr(x, "__name__", ""))
-def test_an_edit_changes_no_operation(
-    model: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], edit: str
+@pytest.mark.parametrize(("model", "shapes", "edit", "outcome"), EDITS, ids=lambda x: getattr(x, "__name__", ""))
+def test_an_edit_is_proposed_only_if_it_fuses_and_keeps_the_values(
+    model: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], edit: str, outcome: str
 ) -> None:
     (miss,) = misses(model, *shapes)
-    if edit:
+    tried = str(miss.figures.get("tried", ""))
+    if outcome == SAME:
         assert miss.suggestion.startswith(edit) and " at test_near_misses.py:" in miss.suggestion, miss.suggestion
+        assert tried == SAME
+    elif outcome == OTHER:
+        assert tried.startswith(f"{edit} at test_near_misses.py:") and tried.endswith(OTHER), tried
+        assert not miss.suggestion
     else:
-        assert not miss.suggestion, miss.suggestion
+        assert not miss.suggestion and not tried, (miss.suggestion, tried)
         assert re.search(r"\(spelling \w+, \w+\.py:\d+\)", miss.reason), miss.reason
+
+
+def test_an_edit_that_would_not_fuse_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edits, "apply_declared", lambda *_: 0)
+    (miss,) = misses(rms_of_a_scaled_row, *ROWS)
+    assert not miss.suggestion and "tried" not in miss.figures
 
 
 def test_another_reader_is_named_by_its_line() -> None:

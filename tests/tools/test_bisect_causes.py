@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import fusec
 from fusec.cli import app
 from fusec.codegen.cpp import printer
+from fusec.codegen.program import constant_folding
 from fusec.frontend.lowering import Lowering
 from fusec.reference.contract import as_far_as_eager
 from tests.tools.command_line import CliRunner
@@ -51,6 +52,34 @@ def test_sizes_that_no_operand_of_a_kernel_has(wrong_sine: None) -> None:
 def test_a_false_rewrite_is_no_fault_of_the_code(wrong_rewrite: None) -> None:
     (found,) = fusec.bisect(lambda x: torch.sin(x) * torch.sin(x) + 1, torch.randn(4, 16))
     assert found.culprits and not found.code.target
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_frozen_weights(freeze: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option is applied to the captured graph, whose weights it packs, and named."""
+    compute = constant_folding._compute
+    monkeypatch.setattr(constant_folding, "_compute", lambda *args: compute(*args) * 2)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU()).eval()
+    (found,) = fusec.bisect(model, torch.randn(4, 64), options={"freeze": freeze, "cache": False})
+    assert bool(found.wrong) == freeze and found.option == ("freeze=True" if freeze else "")
+    assert found.fix == ((("freeze", False),) if freeze else ())
+
+
+def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is right with one thread."""
+    print_kernel, declared = printer.print_kernel, 'extern "C" int omp_get_max_threads();\n'
+    raced = " (float)omp_get_max_threads() * sin("
+    monkeypatch.setattr(
+        "fusec.codegen.cpp.target.print_kernel", lambda k: declared + print_kernel(k).replace(" sin(", raced)
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        (found,) = fusec.bisect(lambda x: torch.sin(x).softmax(-1), torch.randn(4, 16), options={"cache": False})
+    finally:
+        torch.set_num_threads(threads)
+    assert found.option == "threads=2" and "cause: option threads=2" in str(found)
+    assert "fix:   torch.set_num_threads(1)" in str(found) and found.code.target == "cpp"
 
 
 OVERFLOWS = "import torch\nmodel = lambda x: (x * x) / x\ninputs = [torch.full((4, 16), 300.0, dtype=torch.float16)]\n"

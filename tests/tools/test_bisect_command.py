@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,8 @@ def searched(bad: set[int], count: int) -> list[object]:
 
     runs: list[str] = []
 
-    def fails(selector: str, folder: Path) -> bool:
+    def fails(settings: Mapping[str, str], folder: Path) -> bool:
+        selector = settings["FUSEC_APPLY"]
         runs.append(selector)
         chosen = Selector.parse(selector)
         return any(chosen.allows(number) for number in bad if number < count)
@@ -73,8 +75,8 @@ def test_any_number_is_found_in_few_runs(number: int) -> None:
 def test_a_command_that_fails_now_and_then() -> None:
     runs: list[str] = []
 
-    def fails(selector: str, folder: Path) -> bool:
-        runs.append(selector)
+    def fails(settings: Mapping[str, str], folder: Path) -> bool:
+        runs.append(selector := settings["FUSEC_APPLY"])
         return selector == ""
 
     with pytest.raises(CommandSucceeds, match="does not fail every time"):
@@ -95,3 +97,40 @@ def test_a_command_that_always_fails_and_wrong_use(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["bisect", "--command", "no-such-program"]).exit_code == 2
     assert CliRunner().invoke(app, ["bisect"]).exit_code == 2
     assert CliRunner().invoke(app, ["bisect", "model.py", "--command", "true"]).exit_code == 2
+
+
+FROZEN = """
+import sys, torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)).eval()
+compiled = torch.compile(model, backend="fusec", options={"freeze": True, "small_m": 8})
+x = torch.randn(4, 16)
+with torch.no_grad():
+    compiled(x)
+    model[0].weight.data.mul_(3)  # which frozen weights do not notice
+    sys.exit(not torch.allclose(compiled(x), model(x), atol=1e-4))
+"""
+
+
+def test_an_option_in_the_source_of_a_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It overrides the environment, but not ``unset``."""
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "cache"))
+    program = tmp_path / "program.py"
+    program.write_text(FROZEN)
+    done = CliRunner().invoke(app, ["bisect", "--command", f"{sys.executable} {program}"])
+    assert done.exit_code == 1 and "cause: option freeze=True" in done.stdout, done.output
+    assert "FUSEC_UNSET=freeze" in done.stdout
+
+
+def test_the_number_of_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, torch\n"
+        "torch.compile(torch.sin, backend='fusec')(torch.ones(4))\n"
+        "sys.exit(torch.get_num_threads() > 1)\n"
+    )
+    done = CliRunner().invoke(app, ["bisect", "--command", f"{sys.executable} {program}"])
+    assert done.exit_code == 1 and "cause: option threads=2" in done.stdout and "OMP_NUM_THREADS=1" in done.stdout

@@ -11,6 +11,8 @@ import fusec
 from fusec.debug.compare import changes, report_of
 from fusec.debug.expect import Unexpected
 from fusec.debug.explain import explain
+from fusec.models import llama
+from fusec.models.inputs import sample_tokens
 from tests.tools.test_cli import run
 
 SCRIPT = """
@@ -134,6 +136,13 @@ class Gate(nn.Module):
 def test_expectations_that_hold() -> None:
     found = fusec.expect(Gate(), torch.randn(4, 16), fused=["norm", "rms_norm"], opaque=0)
     assert found.launches("opaque") == 0
+
+
+def test_a_fusion_inside_a_larger_one_is_as_expected() -> None:
+    """As the documentation says of a Llama."""
+    model = llama.Llama(llama.PRESETS["tiny"]).eval()
+    found = fusec.expect(model, sample_tokens(512, 2, 16), fused=["norm", "attention", "swiglu"], opaque=0)
+    assert "swiglu" not in found.regions
 
 
 def test_expectations_that_do_not_hold() -> None:

@@ -3,13 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import Result
 
 from fusec.cli import app
-from fusec.codegen.cpp.edits import edit_path, edited_source, write_edit
+from fusec.codegen.program.edits import edit_path, edited_source, write_edit
 from fusec.config import Config
 from tests.tools.command_line import CliRunner
 
@@ -83,6 +84,68 @@ def test_an_edit_that_is_wrong_is_found(script: str, monkeypatch: pytest.MonkeyP
     done = edit(monkeypatch, script, name, " sin(", " cos(")
     assert done.exit_code == 1 and "wrong with the edited kernel" in done.stdout, done.output
     assert CliRunner().invoke(app, ["bisect", script]).exit_code == 1
+
+
+INTERPRETED = ("--target", "triton")
+
+
+def listed(script: str) -> list[dict[str, Any]]:
+    return json.loads(run("list", script, *INTERPRETED, "--json").stdout)  # type: ignore[no-any-return]
+
+
+def edit_triton(monkeypatch: pytest.MonkeyPatch, script: str, old: str, new: str) -> Result:
+    """Edit the only kernel as it is for Triton, which its interpreter runs here."""
+    (row,) = listed(script)
+    assert old in row["source"], row["source"]
+    Path("editor.py").write_text(EDITOR.format(old, new))
+    monkeypatch.setenv("EDITOR", f"{sys.executable} editor.py")
+    return run("edit", script, row["name"], *INTERPRETED)
+
+
+def test_an_edit_in_triton_is_used_marked_and_dropped_with_its_region(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = edit_triton(monkeypatch, script, "tl.sin(", "1.0 * tl.sin(")
+    assert done.exit_code == 0 and "right" in done.stdout, done.output
+    (row,) = listed(script)
+    assert row["edited"].endswith(".py") and "1.0 * tl.sin(" in row["source"]
+    assert "1.0 * tl.sin(" in run("show", script, row["name"], *INTERPRETED).stdout
+    assert "generated, edited" in CliRunner().invoke(app, ["explain", script, *INTERPRETED]).stdout
+    assert [row["edited"] for row in json.loads(run("list", script, "--json").stdout)] == [""]
+    Path(script).write_text(SCRIPT.format(rows=4).replace("* 2", "* 3"))
+    assert [row["edited"] for row in listed(script)] == [""]
+    Path(script).write_text(SCRIPT.format(rows=4))
+    assert "1 edits removed" in run("revert").stdout
+    assert [row["edited"] for row in listed(script)] == [""]
+
+
+def test_an_edit_in_triton_that_is_wrong_is_found(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = edit_triton(monkeypatch, script, "tl.sin(", "tl.cos(")
+    assert done.exit_code == 1 and "wrong with the edited kernel" in done.stdout, done.output
+    found = CliRunner().invoke(app, ["bisect", script, *INTERPRETED])
+    assert found.exit_code == 1 and "target triton" in found.stdout, found.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("tl.sin(", "tl.no_such("), ("def ", "def no_"), ("import triton\n", "import (")], ids=str
+)
+def test_an_edit_in_triton_that_does_not_compile_leaves_the_model_right(
+    script: str, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    done = edit_triton(monkeypatch, script, old, new)
+    assert done.exit_code == 1 and "Traceback" not in done.output, done.output
+    torch._dynamo.reset()
+    explained = CliRunner().invoke(app, ["explain", script, *INTERPRETED, "--json"]).stdout
+    assert "could not be compiled and runs through ATen" in explained
+    assert CliRunner().invoke(app, ["bisect", script, *INTERPRETED]).exit_code == 0
+
+
+def test_an_edit_in_triton_rounds_to_bfloat16(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter as well, which would truncate."""
+    half = SCRIPT.format(rows=4).replace("torch.randn(4, 16)", "torch.randn(4, 16).bfloat16()")
+    Path(script).write_text(half)
+    done = edit_triton(monkeypatch, script, "tl.sin(", "1.0 * tl.sin(")
+    assert done.exit_code == 0 and "right" in done.stdout, done.output
 
 
 def test_an_edit_that_does_not_compile_leaves_the_model_right(script: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,10 @@ MISSES = {
     "an operation out of place": (
         "x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6) * w", "rms_norm", "operation", "eps inside",
     ),
-    "another reader": ("(p := torch.softmax(x @ x.T, -1)) @ x, p", "attention", "returned", "return only the result"),
+    "another reader": (
+        "(p := torch.softmax((h := x.reshape(1, 2, 2, 16)) @ h.mT, -1)) @ h, p", "attention", "returned",
+        "return only the result",
+    ),
     "a constant": (
         "0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044 * x**3)))", "gelu_tanh", "constant", "0.044715",
     ),

@@ -206,3 +206,41 @@ def test_declarations_apply_to_a_graph(tmp_path: Path) -> None:
     assert run(*words).exit_code == 3
     assert run(*words, "--declare", "examples/wrong_rewrite.py").exit_code == 0
     assert fails_alone(tmp_path / "reduced.py")
+
+
+def test_declarations_of_an_imported_module_are_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script fails alone, in a process that has never seen the module."""
+    monkeypatch.chdir(tmp_path)
+    Path("rules.py").write_text(RULES)
+    Path("model.py").write_text(
+        "import torch, rules\n"
+        "def model(x):\n    return torch.sin(x.exp()) * torch.sin(x.exp()) + 1\n"
+        "inputs = [torch.linspace(0, 1, 64).reshape(4, 16)]\n"
+    )
+    try:
+        assert CliRunner().invoke(app, ["reduce", "model.py", "-o", "reduced.py"]).exit_code == 0
+    finally:
+        REWRITES.pop("imported_sine", None)
+        sys.modules.pop("rules", None)
+    Path("rules.py").unlink()
+    done = subprocess.run([sys.executable, "reduced.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
+RULES = """
+from typing import Annotated
+import torch
+from torch import Tensor
+from fusec import rewrite
+from fusec.rewriting.fusion import Dims
+
+Rows = Annotated[Tensor, Dims("*batch cols")]
+
+@rewrite
+def imported_sine(x: Rows) -> Tensor:
+    return torch.sin(x) * torch.sin(x)
+
+@imported_sine.to
+def _(x: Rows) -> Tensor:
+    return torch.sin(x)
+"""

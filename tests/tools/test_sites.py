@@ -18,6 +18,7 @@ from fusec.debug.text import as_text
 from fusec.models import gpt2, llama, t5
 from fusec.models.inputs import sample_tokens
 from fusec.passes import default_pipeline
+from fusec.rewriting.match import OTHER, SAME
 from tests.contexts import context_of
 
 
@@ -26,9 +27,9 @@ def subjects(model: nn.Module, *inputs: Tensor) -> list[Subject]:
     torch._dynamo.reset()
     found = []
     for graph in capture(model.eval(), *inputs):
-        context = context_of(config=Config(record=True))
+        context, imported = context_of(config=Config(record=True)), graph.copy()
         default_pipeline(context.config).run(graph, context)
-        found.append(Subject("model", graph, remarks=context.remarks))
+        found.append(Subject("model", graph, imported, remarks=context.remarks))
     return found
 
 
@@ -127,7 +128,8 @@ def test_a_kernel_without_a_name_is_fused_but_not_recognised() -> None:
     assert found["0"].fused and found["1"].fused
     assert (found["0"].recognised, found["1"].recognised) == (False, True)
     assert not found["0"].reason and found["0"].attempt.startswith("rms_norm")
-    assert found["0"].edit.startswith("move `add` with eps inside `sqrt` at test_sites.py:")
+    assert found["0"].tried.startswith("move `add` with eps inside `sqrt` at test_sites.py:")
+    assert found["0"].tried.endswith(OTHER) and not found["0"].edit
 
 
 def sites_shown(model: nn.Module, *inputs: Tensor) -> str:
@@ -153,7 +155,7 @@ RootNorm.__name__ = "RMSNorm"
 def test_a_norm_that_is_the_whole_model(eps_inside: bool) -> None:
     (status,) = judged(RootNorm(eps_inside), torch.randn(2, 4, 64))
     assert status.fused and status.recognised is eps_inside
-    assert eps_inside or "move `add` with eps inside `sqrt`" in status.edit
+    assert eps_inside or "move `add` with eps inside `sqrt`" in status.tried
 
 
 class ReturnsWeights(nn.Module):
@@ -174,7 +176,32 @@ ReturnsWeights.__name__ = "Attention"
 
 def test_an_attention_that_is_the_whole_model_has_the_edit_of_its_remark() -> None:
     (status,) = [s for s in judged(ReturnsWeights(), torch.randn(2, 6, 32)) if s.site.kind == "attention"]
-    assert not status.fused and status.edit == "return only the result of the second matmul"
+    assert not status.fused and status.edit == "return only the result of the second matmul" and status.tried == SAME
+
+
+class ReturnsMore(ReturnsWeights):
+    """One that returns its scores, too, and in another form the entropy of its probabilities."""
+
+    def __init__(self, entropy: bool) -> None:
+        super().__init__()
+        self.entropy = entropy
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        q, k, v = (layer(x).unflatten(-1, (4, 8)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        scores = q @ k.transpose(-1, -2) * 0.25
+        weights = torch.softmax(scores, -1)
+        more = (weights * weights.log()).sum(-1) if self.entropy else scores
+        return self.o((weights @ v).transpose(1, 2).flatten(2)), weights, more
+
+
+ReturnsMore.__name__ = "Attention"
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_an_edit_is_proposed_only_if_it_suffices(entropy: bool) -> None:
+    (status,) = [s for s in judged(ReturnsMore(entropy), torch.randn(2, 6, 32)) if s.site.kind == "attention"]
+    assert not status.fused
+    assert status.edit.startswith("none " if entropy else "return only") and status.tried == ("" if entropy else SAME)
 
 
 def test_a_site_without_a_name_is_listed() -> None:

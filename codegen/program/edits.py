@@ -16,7 +16,8 @@ FOLDER = "edited"
 
 def edit_path(name: str, source: str, config: Config) -> Path:
     """Return the path of the edit of a kernel, given its generated source."""
-    return config.cache_path() / FOLDER / f"{name}-{key_of((source,))[:16]}.cpp"
+    suffix = "py" if "@triton.jit" in source else "cpp"
+    return config.cache_path() / FOLDER / f"{name}-{key_of((source,))[:16]}.{suffix}"
 
 
 def edited_source(name: str, source: str, config: Config) -> tuple[str, str]:
@@ -30,6 +31,17 @@ def edited_source(name: str, source: str, config: Config) -> tuple[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         logger.warning("the edited kernel %s is not used: %s", path, error)
         return source, ""
+
+
+def digest_of_edits(config: Config) -> str:
+    """Return a digest of all edits, which compiles depend on."""
+    found = sorted(edits(config))
+    return key_of([f"{path.name} {path.stat().st_mtime_ns} {path.stat().st_size}" for path in found])
+
+
+def edits(config: Config, name: str = "") -> list[Path]:
+    """Return the paths of the edits of a kernel, or of all."""
+    return sorted((config.cache_path() / FOLDER).glob(f"{name or '*'}-*.*"))
 
 
 def write_edit(name: str, source: str, config: Config) -> Path:

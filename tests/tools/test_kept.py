@@ -1,0 +1,85 @@
+"""Compiles of tools are kept in the cache: the next tool shows the same without compiling."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusec.cli import app
+from fusec.debug import kept
+from tests.tools.command_line import CliRunner
+
+SCRIPT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), nn.RMSNorm(16), nn.GELU(), nn.Softmax(-1)).eval()
+inputs = (torch.randn(4, 16),)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(SCRIPT)
+    assert fusec("capture", "model.py", "-o", "model.fir") == ""
+    return tmp_path
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The graphs that are compiled."""
+    found, compile_graph = list[str](), kept.compile_graph
+
+    def counted(graph: Any, config: Any) -> Any:
+        found.append(graph.name)
+        return compile_graph(graph, config)
+
+    monkeypatch.setattr(kept, "compile_graph", counted)
+    return found
+
+
+def fusec(*words: str) -> str:
+    torch._dynamo.reset()
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize("model", ["model.py", "model.fir"])
+def test_what_is_kept_is_shown_as_it_was(model: str, compiles: list[str]) -> None:
+    commands = [("explain", model, "--json"), ("why", model), ("why", model, "kernel"), ("kernels", "list", model)]
+    first = fusec(*commands[0])
+    assert len(compiles) == 1
+    assert json.loads(fusec(*commands[0])) == json.loads(first)
+    shown = [fusec(*command) for command in commands]
+    assert len(compiles) == 1 and "rms_norm" in shown[1]
+
+
+def test_another_graph_option_or_edit_is_compiled(compiles: list[str]) -> None:
+    fusec("why", "model.py")
+    Path("model.py").write_text(SCRIPT.replace("randn(4", "randn(5"))
+    fusec("why", "model.py")
+    fusec("explain", "model.py", "--dynamic")
+    name = json.loads(fusec("kernels", "list", "model.py", "--json"))[0]["name"]
+    assert len(compiles) == 3
+    fusec("kernels", "edit", "model.py", name, "--path")
+    assert "edited" in fusec("explain", "model.py", "--all") and len(compiles) == 4
+
+
+def test_a_damaged_entry_is_compiled_again(compiles: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    first = fusec("why", "model.fir")
+    (entry,) = Path("cache").glob("*.compile")
+    entry.write_bytes(entry.read_bytes()[:-100])
+    assert fusec("why", "model.fir") == first and len(compiles) == 2
+
+
+def test_a_compile_that_fails_is_not_kept(compiles: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec.codegen.cpp import target
+
+    monkeypatch.setattr(target, "print_kernel", lambda kernel: "no C++")
+    for count in (1, 2):
+        assert "could not be built" in fusec("explain", "model.py", "--json") and len(compiles) == count
