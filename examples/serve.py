@@ -37,7 +37,7 @@ class Request:
     prompt: int
     arrived: float = field(default_factory=time.perf_counter)
     times: list[float] = field(default_factory=list)
-    """Of each new token."""
+    """The time of each new token."""
     tokens: list[int] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
     error: str | None = None
@@ -62,7 +62,7 @@ class Server:
         self.requests: dict[str, Request] = {}
         """The latest, in the order of their arrival."""
         self.produced: list[float] = []
-        """When the tokens of the last seconds were made."""
+        """The times of the tokens of the last seconds."""
         self.finished = 0
 
     def start(self, model: Any, compiled: bool) -> None:
