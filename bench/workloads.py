@@ -102,8 +102,9 @@ def decode(
     valid: int = VALID,
     capacity: int = CAPACITY,
     mlp: int = 0,
+    new: int = 1,
 ) -> Prepared:
-    """One more token for each of ``batch`` rows beside a static cache, again and again at the same place."""
+    """``new`` more tokens for each of ``batch`` rows beside a static cache, again and again at the same place."""
     model = llama(dtype, seed, hidden, layers, mlp)
     tokens = _tokens(model.config.vocab_size, batch, valid, seed)
 
@@ -115,9 +116,9 @@ def decode(
         return cache
 
     def call(run: Callable[..., Any]) -> Call:
-        return partial(_again, run, tokens[:, -1:], copy.deepcopy(filled()), valid)
+        return partial(_again, run, tokens[:, -new:], copy.deepcopy(filled()), valid)
 
-    return Prepared(model, call, batch, gives="next token")
+    return Prepared(model, call, batch * new, gives="next token")
 
 
 def prefill(dtype: torch.dtype, seed: int, length: int) -> Prepared:

@@ -10,6 +10,7 @@ import fusec.provenance  # noqa: F401  it notes when the rest is loaded
 
 if TYPE_CHECKING:
     from fusec.config import Config
+    from fusec.continuous_batching import paged_attention
     from fusec.debug.bisect import bisect
     from fusec.debug.capture import capture
     from fusec.debug.expect import expect
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Config", "Dims", "backend", "bisect", "capture", "expect", "explain", "fusion", "opt", "quantize",
-    "quantized_cache", "rewrite", "view",
+    "Config", "Dims", "backend", "bisect", "capture", "expect", "explain", "fusion", "opt", "paged_attention",
+    "quantize", "quantized_cache", "rewrite", "view",
 ]  # fmt: skip
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "explain": "fusec.debug.explain",
     "fusion": "fusec.rewriting.fusion",
     "opt": "fusec.debug.optimize",
+    "paged_attention": "fusec.continuous_batching",
     "quantize": "fusec.quantization.quantize",
     "quantized_cache": "fusec.quantization.cache",
     "rewrite": "fusec.rewriting.rule",

@@ -37,7 +37,7 @@ REASONS = (
     Reason("returned", r"also returned|depend on a matmul|output is not computed",
            "a value that would stay inside is a result"),
     Reason("cycle", r"reads the one and is read by the other", "another kernel would be both before and after it"),
-    Reason("alias", r"reads what it writes|writes to a view|write cannot", "it reads memory that it updates"),
+    Reason("alias", r"reads what it writes|writes (to a view|twice)|write cannot", "it reads memory that it updates"),
     Reason("layout", r"contiguous|affine|exceeds|one dim in memory|concatenation|split more than"
            r"|start of its dim|part of a dim",
            "memory that a kernel cannot read in vectors or tiles"),

@@ -1,6 +1,5 @@
 """Updates of some rows, as of key-value caches: written in place instead of copied."""
 
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -8,47 +7,45 @@ from torch.fx import Graph, Node
 
 from fusec.frontend.lowering import Lowering
 from fusec.frontend.targets import arguments
-from fusec.frontend.torch_internals import storage_key
+from fusec.frontend.versions import PLACED, updates_in_place
 from fusec.frontend.views import counted_from_start, first_index, joined_rows
 from fusec.ir.graph import Node as IrNode
 from fusec.ir.graph import Value, base
-from fusec.ir.types import I32, I64, same_shape
+from fusec.ir.types import BOOL, I32, I64, contiguous_strides, product, same_shape
 
 _aten = torch.ops.aten
-_PLACED = (_aten.index_copy.default, _aten.index_put.default)
-_ROWS = (*_PLACED, _aten.slice_scatter.default)
-_RESHAPES = (_aten.view.default, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims)
-"""Views through which a cache may be updated: all elements, in order."""
 
 
 class CacheWrites:
     """Finds the row updates whose result is only the new value of the same input, or of a number everywhere.
 
-    The input may be reshaped first, as a pool of pages is to rows. A number everywhere is what becomes of a cache that
-    is made in the graph that first writes to it.
+    The input may be reshaped first, as a pool of pages is to rows, or only a part of it updated, as one of two stacked
+    caches is. It may be updated several times. A number everywhere is what becomes of a cache that is made in the graph
+    that first writes to it.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.made: dict[IrNode, None] = {}
         """The writes that replace a whole update, so that the copy back is a no-op."""
-        nodes = list(graph.nodes)
-        position = {node: i for i, node in enumerate(nodes)}
-        self.folded = {n for n in nodes if n.target in _ROWS and _is_update_in_place(n, position)}
+        self.folded = {update.node: update.rows for update in updates_in_place(graph)}
+        """By the node that makes the new value of all of an input, the one that places rows in it, or in a part."""
 
     def lower(self, node: Node, low: Lowering, values: dict[Node, Any]) -> Value | None:
         """An update as a write; None where it is none, or has no such form after all."""
-        if node not in self.folded and node.target not in _PLACED:
+        rows = self.folded.get(node, node)
+        if node not in self.folded and node.target not in PLACED:
             return None
-        given = arguments(node)
-        resolved: dict[str, Any] = {k: values[a] if isinstance(a, Node) else a for k, a in given.items()}
-        whole: Value = resolved["self"]
+        given = _resolved(rows, values) | {"self": values[node.args[0]]}  # type: ignore[index]
+        whole: Value = given["self"]
         number = base(whole).producer
         if not whole.shape or (node not in self.folded and (number is None or not number.is_op("constant"))):
             return None
-        if node.target is _aten.index_put.default:
-            found = _placed(low, resolved | {"indices": [i and values[i] for i in resolved["indices"]]})
+        if rows is not node:
+            found = _placed_in_part(low, given, *(n.args[0].meta["val"] for n in (rows, node)))  # type: ignore[union-attr]
+        elif node.target is _aten.index_put.default:
+            found = _placed(low, given)
         else:
-            found = (_copied if node.target is _aten.index_copy.default else _sliced)(low, resolved)
+            found = (_copied if node.target is _aten.index_copy.default else _sliced)(low, given)
         if found is None:
             return None
         destination, dim, index, source = found
@@ -61,6 +58,16 @@ class CacheWrites:
         assert result.producer is not None
         self.made[result.producer] = None
         return low.reshape(result, whole.shape)
+
+
+def _resolved(node: Node, values: dict[Node, Any]) -> dict[str, Any]:
+    """Return the arguments of a node by name, those from the graph as imported."""
+
+    def value(argument: Any) -> Any:
+        return values[argument] if isinstance(argument, Node) else argument
+
+    given = {name: value(argument) for name, argument in arguments(node).items()}
+    return given | ({"indices": [i and values[i] for i in given["indices"]]} if "indices" in given else {})
 
 
 _Rows: TypeAlias = tuple[Value, int, Value, Value]
@@ -102,34 +109,55 @@ def _placed(low: Lowering, given: dict[str, Any]) -> _Rows | None:
     return destination, dim, low.reshape(index, (count,)), low.reshape(source, (*before, count, *behind))
 
 
-def _is_update_in_place(node: Node, position: dict[Node, int]) -> bool:
-    """Return whether the old value is an input that is read only before, and the new value is copied to that input."""
-    old = _before_reshapes(node.args[0])
-    if not isinstance(old, Node) or old.op != "placeholder":
-        return False
-    back = [u for u in old.users if u.target is _aten.copy_.default and u.args[0] is old]
-    if len(back) != 1 or _before_reshapes(back[0].args[1]) is not node:
-        return False
-    readers = [u for u in _readers(old) if u is not node and u is not back[0]]
-    return all(u.op != "output" and position[u] < position[node] for u in readers)
+def _placed_in_part(low: Lowering, given: dict[str, Any], part: torch.Tensor, whole: torch.Tensor) -> _Rows | None:
+    """Return what an update of a part does to the whole, whose rows are those of the part, counted from its start.
 
+    None where the indexed dims are not next to each other, or a row is not contiguous in memory.
 
-def _before_reshapes(value: Any) -> Any:
-    """Return the value that a chain of reshapes begins with."""
-    while isinstance(value, Node) and value.target in _RESHAPES:
-        value = value.args[0]
-    return value
-
-
-def _readers(value: Node) -> Iterator[Node]:
-    """Yield the nodes that read a value, also through views."""
-    key = storage_key(value.meta.get("val"))
-    for user in value.users:
-        if user.target is _aten.copy.default and user.args[0] is value and user.args[1] is not value:
-            continue  # only overwritten
-        fakes = user.meta.get("val")
-        shares = any(storage_key(f) == key for f in (fakes if isinstance(fakes, (list, tuple)) else [fakes]))
-        if shares and user.op != "output" and user.target is not _aten.copy_.default:
-            yield from _readers(user)
+    Args:
+        low: takes the indices.
+        given: arguments of the update by name; ``self`` is the whole.
+        part: its shape and strides.
+        whole: the same of the whole, which is contiguous.
+    """
+    along = _indices(low, given, part)
+    offset = part.storage_offset() - whole.storage_offset()
+    if along is None or not all(isinstance(n, int) for n in (*part.shape, *part.stride(), offset, whole.numel())):
+        return None
+    first, last = min(along), max(along)
+    row = part.shape[last + 1 :]
+    size = int(product(row))
+    steps = (*part.stride()[: last + 1], offset, whole.numel())
+    dense = zip(row, part.stride()[last + 1 :], contiguous_strides(row), strict=True)
+    if not size or any(n != 1 and stride != own for n, stride, own in dense) or any(n % size for n in steps):
+        return None
+    rank = first + max(len(index.shape) for index in along.values())
+    place, inside = low.number(offset // size, I64), low.number(True, BOOL)
+    for d in range(last + 1):
+        if d in along:
+            index = along[d]
+            for op, end in (("ge", 0), ("lt", part.shape[d])):
+                inside = low.emit("and", inside, low.pointwise(op, index, end, dtype=I64))
         else:
-            yield user
+            index = low.emit("iota", size=part.shape[d], dtype=I64, device=low.device)
+            index = low.reshape(index, (part.shape[d], *(1,) * (rank - d - 1)))
+        place = low.emit("add", place, low.pointwise("mul", index, part.stride(d) // size, dtype=I64))
+    place = low.emit("where", inside, place, low.number(-1, I64))
+    count = product(place.shape)
+    rows = low.reshape(given["self"], (whole.numel() // size, *row))
+    source = given["source"] if "source" in given else given["values"]
+    source = low.expand(low.cast(source, rows.dtype), (*place.shape, *row))
+    return rows, 0, low.reshape(place, (count,)), low.reshape(source, (count, *row))
+
+
+def _indices(low: Lowering, given: dict[str, Any], part: torch.Tensor) -> dict[int, Value] | None:
+    """Return the indices of an update by dim, counted from the start; None for masks, sums, and dims that are apart."""
+    if "index" in given:
+        dim = given["dim"] % part.ndim
+        return {dim: low.reshape(low.cast(given["index"], I64), (product(given["index"].shape),))}
+    places = {d: i for d, i in enumerate(given["indices"]) if i is not None}
+    if not places or any(i.dtype not in (I32, I64) for i in places.values()) or given["accumulate"]:
+        return None
+    if len(places) != max(places) - min(places) + 1:
+        return None
+    return {d: counted_from_start(low, low.cast(i, I64), part.shape[d]) for d, i in places.items()}

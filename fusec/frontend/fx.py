@@ -260,7 +260,9 @@ class Importer:
                 kept = self.values.get(leaf)
                 if isinstance(kept, Value) and leaf not in self.old and base(kept) is destination:
                     self.old[leaf] = self._clone(kept)
-            return self.low.emit("write", destination, value)
+            newest = next((n.result for n in reversed(self.caches.made) if storage(n.result) is destination), None)
+            newest = destination if newest is None else self.low.reshape(newest, destination.shape)
+            return self.low.emit("write", newest, value)
         try:
             return self.caches.lower(node, self.low, self.values)
         except ImportFailure as reason:

@@ -25,10 +25,16 @@ def _reshape(low: Lowering, call: Call) -> Value:
 def _as_strided(low: Lowering, call: Call) -> Value:
     fake, offset = call.fakes["self"], call["storage_offset"]
     source, given = to_type(fake), TensorType(call.out.dtype, call.out.shape, tuple(map(to_size, call["stride"])))
-    whole = isinstance(source, TensorType) and source.is_contiguous and same_size(source.numel, given.numel)
-    if not whole or not given.is_contiguous or offset not in (None, fake.storage_offset()):
-        raise ImportFailure("a view by strides", why="it is a reshape only where it holds every element, in order")
-    return low.reshape(call["self"], call.out.shape)
+    if not isinstance(source, TensorType) or not source.is_contiguous or not given.is_contiguous:
+        raise ImportFailure("a view by strides", why="it is a slice only where its elements are neighbours, in order")
+    first = 0 if offset is None else to_size(offset) - to_size(fake.storage_offset())
+    if first == 0 and same_size(source.numel, given.numel):
+        return low.reshape(call["self"], call.out.shape)
+    inside = all(isinstance(n, int) for n in (first, source.numel, given.numel))
+    if not inside or not 0 <= first <= source.numel - given.numel:
+        raise ImportFailure("a view by strides", why="it is not known to be within the tensor")
+    flat = low.reshape(call["self"], (source.numel,))
+    return low.reshape(low.slice(flat, 0, first, given.numel), call.out.shape)
 
 
 @lowers("aten.permute.default", "prims.transpose.default")

@@ -9,7 +9,7 @@ from fusec.analysis.machine import Machine
 from fusec.analysis.outline import Outline, outline
 from fusec.analysis.uses import Uses
 from fusec.errors import ScheduleError
-from fusec.ir.graph import Graph, Node, Value, storage
+from fusec.ir.graph import Graph, Node, Value, is_written, storage
 from fusec.ir.structure import abbreviations, spelling
 from fusec.loops.kinds import Limits
 from fusec.loops.plan import Plan, plan_kernel
@@ -33,6 +33,8 @@ class Candidates:
         roots = {storage(v) for n in group for v in n.written}
         if _has_views(candidate, roots):
             return Estimate(Refusal("a kernel reads what it writes, through a view"))
+        if len(roots) < sum(len(n.writes) for n in group):
+            return Estimate(Refusal("a kernel writes twice to the same memory"))
         found = devices((*candidate.inputs, *candidate.outputs))
         if len(found) > 1:
             return Estimate(Refusal(f"its tensors are on {' and '.join(found)}"))
@@ -105,9 +107,12 @@ class Candidates:
 
 
 def _has_views(candidate: Outline, roots: set[Value]) -> bool:
-    """Return whether inputs share storage that is written, other than the one reshape that is written to."""
+    """Return whether inputs share storage that is written, other than the one that is written to: all of it, in order.
+
+    It is an input of the graph, the result of an earlier write, or a reshape of one of these.
+    """
     shared = [v for v in candidate.inputs if storage(v) in roots]
-    whole = all(v in roots or (v.producer is not None and v.producer.is_op("reshape")) for v in shared)
+    whole = all(v in roots or is_written(v) or (v.producer and v.producer.is_op("reshape")) for v in shared)
     return not whole or len({storage(v) for v in shared}) < len(shared)
 
 
