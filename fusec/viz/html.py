@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fusec.debug.compare import changes
+from fusec.debug.compare import COUNTS, Report, changes, kernel_changes
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.explanation import Explanation
 from fusec.debug.subject import Subject
@@ -18,9 +18,22 @@ from fusec.errors import FusecError
 from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
 from fusec.viz.model_source import excerpts
-from fusec.viz.scene import Scene
+from fusec.viz.scene import Facts, Scene
 
-SCRIPTS = ("data", "geometry", "paint", "camera", "links", "details", "lists", "source", "passes", "keyboard", "start")
+SCRIPTS = (
+    "data",
+    "geometry",
+    "paint",
+    "camera",
+    "links",
+    "details",
+    "lists",
+    "source",
+    "passes",
+    "keyboard",
+    "compare",
+    "start",
+)
 """The scripts of the page, in order; they share one scope."""
 
 
@@ -29,7 +42,7 @@ def view(
     *inputs: Any,
     path: str | Path | None = None,
     title: str = "",
-    before: Explanation | None = None,
+    before: Explanation | Report | None = None,
     **keywords: Any,
 ) -> str:
     """Write the page of a model (compiled on sample inputs), of a compile or of a graph; returns its HTML.
@@ -41,11 +54,15 @@ def view(
         inputs: sample inputs.
         path: the file to write.
         title: display name.
-        before: the explanation of an earlier version, which the page compares the model with.
+        before: the explanation of an earlier version, which the page compares the model with, or its report as JSON
+            data, from which it has no graph to draw.
         keywords: further arguments of ``fusec.explain``.
     """
     explanation = explain(model, *inputs, title=title, **keywords)
-    text = render(explanation) if before is None else render_comparison(before, explanation)
+    if isinstance(before, Mapping):
+        text = render_reports(before, explanation.to_json())
+    else:
+        text = render(explanation) if before is None else render_comparison(before, explanation)
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
@@ -63,18 +80,39 @@ def render(explanation: Explanation, events: Sequence[Mapping[str, Any]] = ()) -
 
 def render_comparison(before: Explanation, after: Explanation) -> str:
     """Return the page of the differences between two versions of a model: of the largest graph of each."""
-    scene, reports = Scene(), list[dict[str, Any]]()
-    pair = [(e, explain_subjects(_by_size(e)[:1], e.title)) for e in (before, after)]
-    for name, (whole, part) in zip(("before", "after"), pair, strict=True):
-        (subject,) = part.subjects
-        scene.add_state(name, subject.final, _facts(part), report=len(reports))
+    scene, reports, facts = Scene(), list[dict[str, Any]](), list[Facts]()
+    parts = [explain_subjects(_by_size(e)[:1], e.title) for e in (before, after)]
+    for number, (name, whole, part) in enumerate(zip(("before", "after"), (before, after), parts, strict=True)):
+        facts.append(_facts(part, number))
+        scene.add_state(name, part.subjects[0].final, facts[-1], report=number)
         reports.append(_report(part, scene) | {"sites": [site.to_json() for site in whole.sites]})
-    passes = [{"name": f"{name}: {e.title}", "state": i, "seconds": None, "applications": 0}
-              for i, (name, e) in enumerate((("before", before), ("after", after)))]  # fmt: skip
-    found = [{**vars(change), "text": str(change)} for change in changes(before.to_json(), after.to_json())]
-    files = excerpts(_sources(part.subjects[0].final for _, part in pair))
-    data = {"passes": passes, "reports": reports, "files": files, "changes": found, **scene.to_json()}
-    return _page(f"{before.title} → {after.title}", [{"name": after.subjects[0].final.name, **data}], ())
+    scene.add_union("both", lambda node: facts[0](node) or facts[1](node), report=1)
+    names = (f"before: {before.title}", f"after: {after.title}", "both in one")
+    passes = [{"name": name, "state": i, "seconds": None, "applications": 0} for i, name in enumerate(names)]
+    files = excerpts(_sources(part.subjects[0].final for part in parts))
+    data = {"name": after.subjects[0].final.name, "passes": passes, "reports": reports, "files": files}
+    data |= {"comparison": comparison(before.to_json(), after.to_json()), **scene.to_json()}
+    return _page(f"{before.title} → {after.title}", [data], ())
+
+
+def render_reports(before: Report, after: Report) -> str:
+    """Return the page of the differences between two reports, which have no graphs."""
+    data = {"name": "", "passes": [], "reports": [], "files": {}, "states": [], "records": []}
+    titles = f"{before['title']} → {after['title']}"
+    return _page(titles, [{**data, "comparison": comparison(before, after)}], ())
+
+
+def comparison(before: Report, after: Report) -> dict[str, Any]:
+    """Return the differences of two reports as the page shows them."""
+    sides = (before, after)
+    total = {"bytes moved": [sum(int(row["bytes"]) for row in side["kernels"]) for side in sides]}
+    total |= {name: [int(side["launches"][kind]) for side in sides] for kind, name in COUNTS.items()}
+    total["sites fused"] = [sum(bool(site["fused"]) for site in side["sites"]) for side in sides]
+    return {
+        "total": total,
+        "changes": [{**vars(change), "text": str(change)} for change in changes(before, after)],
+        "kernels": [vars(change) for change in kernel_changes(before, after)],
+    }
 
 
 def _by_size(explanation: Explanation) -> list[Subject]:
@@ -92,17 +130,17 @@ def _history(explanation: Explanation) -> dict[str, Any]:
         passes.append({"name": name, "state": state, **about})
     reports = [_report(explanation, scene)] if subject.is_grouped else []
     files = excerpts(_sources([subject.imported or subject.final, subject.final]))
-    data = {"passes": passes, "reports": reports, "files": files, "changes": [], **scene.to_json()}
+    data = {"passes": passes, "reports": reports, "files": files, **scene.to_json()}
     return {"name": subject.final.name, **data}
 
 
-def _facts(explanation: Explanation) -> Any:
+def _facts(explanation: Explanation, report: int = 0) -> Facts:
     """Return a function of the data that the final graph's nodes have beside their own: kernel, reason."""
     numbers = {node: i for i, row in enumerate(explanation.kernels) for node in row.nodes}
     reasons = {node: f.reason for f in explanation.fallbacks for node in f.nodes}
 
     def facts(node: Node) -> dict[str, Any]:
-        out: dict[str, Any] = {"kernel": numbers[node]} if node in numbers else {}
+        out: dict[str, Any] = {"kernel": numbers[node], "report": report} if node in numbers else {}
         return out | ({"reason": reasons[node]} if node in reasons else {})
 
     return facts

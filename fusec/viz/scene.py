@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusec.debug.diff import diff_graphs
+from fusec.debug.diff import GraphDiff, diff_graphs
 from fusec.debug.subject import sources_of
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait
+from fusec.ir.union import union
 from fusec.viz import labels
 from fusec.viz.descent import descendants
 from fusec.viz.layout import Layout, lay_out
-from fusec.viz.tree import Group, Tree, build_tree
+from fusec.viz.tree import Edge, Group, Tree, build_tree
 
 NODE_HEIGHT, GROUP_HEIGHT, PILL_HEIGHT = 38.0, 42.0, 20.0
 
@@ -36,16 +37,18 @@ class Scene:
     _next_key: int = 0
     _stands_for: dict[Value, Value] = field(default_factory=dict)
     _last: Graph | None = None
+    _diff: GraphDiff = field(default_factory=GraphDiff)
+    """The difference of the last two states."""
+    _outputs: frozenset[Value] = frozenset()
+    """The results of the last state but one."""
 
     def add_state(self, name: str, graph: Graph, facts: Facts = lambda node: {}, **about: Any) -> None:
         """Append the graph after a pass; nodes that it shares with the last state keep their keys."""
-        state: dict[str, Any] = {"name": name, "nodes": {}, "inputs": {}, "groups": {}, "bodies": {},
-                                 "added": [], "removed": []}  # fmt: skip
-        state.update(about)
+        state = {"name": name, "added": [], "removed": [], **about}
         pairs: dict[Node, Node] = {}
         if self._last is not None:
-            diff = diff_graphs(self._last, graph)
-            pairs = diff.pairs
+            diff = self._diff = diff_graphs(self._last, graph)
+            pairs, self._outputs = diff.pairs, frozenset(self._last.outputs)
             state["removed"] = [self._keys[n] for n in diff.removed]
         for node in graph.nodes:
             self._give_key(node, pairs)
@@ -55,7 +58,29 @@ class Scene:
             heirs = descendants(diff.removed, diff.added)
             state["became"] = {self._keys[old]: [self._keys[n] for n in new] for old, new in heirs.items()}
         self._last = graph
-        tree = build_tree(graph)
+        self._draw(state, graph, facts)
+
+    def add_union(self, name: str, facts: Facts = lambda node: {}, **about: Any) -> None:
+        """Append the union of the last two states, in which the nodes of either have the keys that they have there."""
+        diff, graph, kept = self._diff, self._last, {old: new for new, old in self._diff.pairs.items()}
+        assert graph is not None
+        same = {a: b for old, new in kept.items() for a, b in zip(old.results, new.results, strict=True)}
+        whole, copies = union(graph, diff.removed, same | {old: new for new, old in diff.inputs.items()})
+        self._keys |= {copy: self._keys[node] for node, copy in copies.items()}
+        lost: list[Edge] = []
+        for value in (v for old in diff.removed for v in old.results):
+            now = copies[value.producer].results[value.index] if value.producer else value
+            lost += [(now, copies[kept[user]]) for user in value.users if user in kept]
+            lost += [(now, None)] if value in self._outputs else []
+        origins = {copy: node for node, copy in copies.items()}
+        changed = {"added": diff.added, "removed": diff.removed, "rewired": diff.rewired}
+        state = {"name": name, **{kind: [self._keys[n] for n in nodes] for kind, nodes in changed.items()}, **about}
+        self._draw(state, whole, lambda node: facts(origins.get(node, node)), lost)
+
+    def _draw(self, state: dict[str, Any], graph: Graph, facts: Facts, also: Sequence[Edge] = ()) -> None:
+        """Append a state with the groups of a graph, their layouts, and its nodes, which have keys."""
+        state |= {"nodes": {}, "inputs": {}, "groups": {}, "bodies": {}}
+        tree = build_tree(graph, also=also)
         state["root"] = self._add_group(state, tree.root, tree, "root")
         state["order"] = [self._keys[n] for n in graph.nodes]
         self._add_nodes(state, graph, facts)

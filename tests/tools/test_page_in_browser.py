@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fusec.debug.compare import report_of
 from fusec.debug.explain import explain
-from fusec.viz.html import render, render_comparison, view
+from fusec.viz.html import render, render_comparison, render_reports, view
 from tests.tools.sample import compiled
 from tests.tools.test_page import hostile_graph
 
@@ -293,10 +294,32 @@ def test_two_versions_are_compared(browser: Any, tmp_path: Path) -> None:
     page = Opened(browser, tmp_path / "page.html")
     assert page("openTab") == "Changes"
     changes = page("[...document.querySelectorAll('#list .row')].map(r => r.textContent)")
-    assert any("site lost: norm" in text for text in changes)
-    assert page("marks.size") > 0
-    page.press("b")
-    assert page("[...marks.values()].every(m => m === 'removed')") and page("report().title") == "True"
+    assert any(re.match(r"norm .*− lost", text) for text in changes)
+    kinds = "[...new Set(marks.values())].sort().join(' ')"
+    both = page("[at, keysOf(shown()).length]")
+    assert "added" in page(kinds) and "removed" in page(kinds)
+    page.page.click("#list .row:has-text('− rms_norm')")  # a kernel of the earlier version, with its source
+    assert page("marks.get(selected.k)") == "removed" and "rms_norm" in str(page.page.text_content("#kernel"))
+    key = page("selected.k")
+    page.page.click(".pass >> nth=0")
+    assert page("[report().title, selected.k]") == ["True", key] and page(kinds) == "removed"
+    page.press("j")
+    assert page("report().title") == "False" and "removed" not in page(kinds)
+    page.press("j")
+    assert page("[at, keysOf(shown()).length]") == both
+    page.close()
+
+
+def test_two_reports_are_compared_as_a_table(browser: Any, tmp_path: Path) -> None:
+    old, new = (report_of(explain(compiled(layers))) for layers in (1, 2))
+    (tmp_path / "page.html").write_text(render_reports(old, new), encoding="utf-8")
+    page = Opened(browser, tmp_path / "page.html")
+    assert not page.page.is_visible("#stage") and page.page.is_visible("#list")
+    assert "3 → 6" in str(page.page.text_content("#figures"))
+    assert any(text.startswith("~ rms_norm") for text in page.page.locator("#list .row").all_text_contents())
+    page.press("j", "b", ".", "f", "e", "g", "1")
+    page.page.fill("#filter", "swiglu")
+    assert page("[...document.querySelectorAll('#list .row')].length") == 1
     page.close()
 
 

@@ -19,7 +19,7 @@ async function load() {
 const shown = () => states[before && at > 0 ? at - 1 : at];
 const record = key => records[shown().nodes[key][0]];
 const has = key => shown().nodes[key] !== undefined;
-const report = () => page.reports[Math.min(shown().report, page.reports.length - 1)] || null;
+const report = () => states.length && page.reports[Math.min(shown().report, page.reports.length - 1)] || null;
 const finalState = () => states.findLastIndex(s => s.order.some(k => records[s.nodes[k][0]].kernel !== undefined));
 
 function el(tag, props = {}, ...children) {
@@ -27,7 +27,7 @@ function el(tag, props = {}, ...children) {
   node.append(...children.flat().filter(c => c !== null && c !== undefined && c !== ""));
   return node;
 }
-const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : word.endsWith("ch") ? "es" : "s"}`;
 function amount(n, unit) {
   if (typeof n !== "number") return n === undefined || n === null ? "" : `${n} ${unit}`;
   const steps = ["", "k", "M", "G", "T"];

@@ -79,9 +79,10 @@ function reveal(name) {
 let marks = new Map(), counts = new Map();
 function mark() {
   marks = new Map(); counts = new Map();
-  const state = states[at];
-  if (plain) return;
-  if (before) for (const k of state.removed) marks.set(k, "removed");
+  const state = page.comparison ? states.at(-1) : states[at]; // what differs between two versions is marked in each
+  if (plain && !page.comparison) return;
+  if (page.comparison) for (const kind of ["removed", "added", "rewired"]) { for (const k of state[kind]) if (has(k)) marks.set(k, kind); }
+  else if (before) for (const k of state.removed) marks.set(k, "removed");
   else {
     for (const k of state.added) marks.set(k, "added");
     for (const k of state.rewired || []) marks.set(k, "rewired");
@@ -103,12 +104,12 @@ const AMOUNTS = {
   "measured time": row => row.roofline.measured_us || 0,
 };
 const heats = Object.fromEntries(Object.entries(AMOUNTS).map(([name, of]) => [name, perState(state => {
-  const values = {}, rows = report() ? report().kernels : [];
+  const values = {};
   let most = 0;
   (function total(id) {
     return values[id] = state.groups[id].boxes.reduce((sum, box) => {
       if (box.k === undefined) return sum + (box.g ? total(box.g) : 0);
-      const kernel = rows[records[state.nodes[box.k][0]].kernel];
+      const kernel = rowOf(records[state.nodes[box.k][0]]);
       const own = kernel ? Number(of(kernel)) || 0 : 0;
       values[`k${box.k}`] = own; most = Math.max(most, own);
       return sum + own;

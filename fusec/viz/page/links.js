@@ -20,11 +20,12 @@ const nodesOfLines = perState(state => {
 });
 const linesOf = key => new Set(record(key).sources.map(lineId));
 
+const rowOf = r => r.kernel === undefined ? undefined : page.reports[r.report]?.kernels[r.kernel];
 // The kernel that runs a node, and the region that it is made from.
 function kernelOf(key) {
   for (let k = key; k !== undefined; k = regions().get(k)) {
-    const number = record(k).kernel;
-    if (number !== undefined && report()) return { row: report().kernels[number], region: k };
+    const row = rowOf(record(k));
+    if (row) return { row, region: k };
   }
   return null;
 }
@@ -70,10 +71,11 @@ function goTo(key, keepLinks = false) {
 }
 function goToGroup(id) {
   const box = parents().boxes[id];
-  if (!box) return;
+  if (!box) return false;
   reveal(id); open.add(id); measured.clear();
   const p = find(q => q.box.g === id && q.box.k === undefined);
   if (p) { select(p.box); show(p); }
+  return true;
 }
 // Show all nodes of a line of the model, and the line in the kernel on show, or in the first that has one.
 function chooseLine(id) {
@@ -87,6 +89,7 @@ function chooseLine(id) {
 }
 // What became of a selected node in another state, or where it came from.
 function heirs(key, from, to) {
+  if (states[to].nodes[key] !== undefined) return [key];
   let keys = [key];
   for (let i = from; i !== to; i += Math.sign(to - from)) {
     const next = states[to > from ? i + 1 : i - 1], became = states[to > from ? i + 1 : i].became || {};

@@ -4,9 +4,9 @@ let openTab = "Kernels", filterText = "";
 const TABS = {
   Kernels: () => report() ? report().kernels.length : null,
   Model: () => Object.keys(page.files).length || null,
-  Outline: () => "",
-  IR: () => "",
-  Changes: () => page.changes.length || null,
+  Outline: () => states.length ? "" : null,
+  IR: () => states.length ? "" : null,
+  Changes: () => page.comparison ? page.comparison.changes.length + page.comparison.kernels.length : null,
   Sites: () => report() && report().sites.length || null,
   Misses: () => report() ? report().near_misses.length : null,
   Remarks: () => report() ? report().remarks.length : null,
@@ -48,13 +48,7 @@ const lists = {
     const worst = ["failure", "missed", "passed", "analysis"];
     return [...equal.values()].sort((a, b) => worst.indexOf(a[0].kind) - worst.indexOf(b[0].kind)).map(all => remarkRow(all, all.length));
   },
-  Changes() {
-    return page.changes.map(c => {
-      const out = row(c.worse ? "worse" : "better", c.text, c.worse ? "− worse" : "+ better", c.why, null, null);
-      if (c.what === "site") out.onclick = () => { const m = c.name.split(" ").slice(1).join(" "); goToGroup(`m${m}`) || chooseModule(m); };
-      return out;
-    });
-  },
+  Changes: comparisonList,
   Trace() {
     return everything.events.map(e => {
       const out = row(e.kind === "fallback" ? "opaque" : "", e.kind, e.count > 1 ? `×${e.count}` : "", e.text, null, null);

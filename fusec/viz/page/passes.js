@@ -7,6 +7,7 @@ function header() {
       everything.graphs.map((g, i) => el("option", { value: i, selected: i === graphNumber, textContent: `${g.name} ${i + 1} of ${everything.graphs.length}, ${plural(g.states[0].order.length, "node")}` })));
     $("name").after(choice);
   }
+  if (page.comparison) { totals(); $("coverage").hidden = true; return; }
   const last = page.reports.at(-1);
   if (!last) { $("figures").hidden = $("coverage").hidden = true; return; }
   for (const [value, name] of last.headline) $("figures").append(el("div", { className: "figure" }, el("b", { textContent: typeof value === "number" ? value.toLocaleString("en") : value }), el("span", { textContent: name })));
@@ -51,7 +52,9 @@ function moved(change) { // to another state, with what became of the selection 
   refresh();
 }
 function step(i) { moved(() => { at = Math.max(0, Math.min(states.length - 1, i)); }); }
-function side(isBefore, isPlain = false) { moved(() => { before = isBefore && at > 0; plain = isPlain; }); }
+function side(isBefore, isPlain = false) {
+  if (page.comparison) return;
+  moved(() => { before = isBefore && at > 0; plain = isPlain; }); }
 function walk(by) { if (plain && !before) plain = false; step(at + by); }
 function refresh() {
   if (!states.length) return;
@@ -64,7 +67,7 @@ function refresh() {
     if (s === at) b.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   const flip = $("flip");
-  if (flip) { [before, !before && !plain, plain].forEach((on, i) => { flip.children[i].classList.toggle("on", on); flip.children[i].setAttribute("aria-pressed", String(on)); }); flip.style.visibility = at > 0 ? "" : "hidden"; }
+  if (flip) { [before, !before && !plain, plain].forEach((on, i) => { flip.children[i].classList.toggle("on", on); flip.children[i].setAttribute("aria-pressed", String(on)); }); flip.style.visibility = at > 0 && !page.comparison ? "" : "hidden"; }
   details(); follow(); draw(); remember();
 }
 

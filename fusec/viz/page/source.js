@@ -95,14 +95,14 @@ function irText(state, key, indent = "") {
 }
 let onlyChanges = false;
 function irRows() {
-  const rows = [], now = states[at], old = at > 0 && !plain ? states[at - 1] : null;
+  const rows = [], now = states[at], old = at > 0 && !plain && !page.comparison ? states[at - 1] : null;
   const put = (state, key, kind, indent = "") => {
     if (records[state.nodes[key][0]].op === "constant") return;
     const on = selected && selected.k === key || linked.has(key);
     if (!onlyChanges || kind || on) rows.push({ gutter: { added: "+", removed: "−", rewired: "~" }[kind] || "", get text() { return irText(state, key, indent); }, key, kind, on, links: true, get title() { return records[state.nodes[key][0]].sources.map(sourceText)[0] || ""; } });
     for (const inner of state.bodies[key] || []) put(state, inner, kind && onlyChanges ? kind : "", `${indent}    `);
   };
-  const added = new Set(old ? now.added : []), rewired = new Set(old ? now.rewired || [] : []), removed = new Set(old ? now.removed : []);
+  const added = new Set(old || page.comparison ? now.added : []), rewired = new Set(old || page.comparison ? now.rewired || [] : []), removed = new Set(old ? now.removed : []);
   let i = 0;
   for (const key of now.order) {
     if (old && !added.has(key)) while (i < old.order.length) { // what was removed before this node
@@ -111,7 +111,7 @@ function irRows() {
       if (gone === key) break;
       if (removed.has(gone)) put(old, gone, "removed");
     }
-    put(now, key, added.has(key) ? "added" : rewired.has(key) ? "rewired" : "");
+    put(now, key, marks.get(key) === "removed" ? "removed" : added.has(key) ? "added" : rewired.has(key) ? "rewired" : "");
   }
   if (old) for (; i < old.order.length; i += 1) if (removed.has(old.order[i])) put(old, old.order[i], "removed");
   return rows;
