@@ -25,6 +25,9 @@ def view(
     length: Length = LENGTH,
     graph: Annotated[int | None, typer.Option(help="this graph alone, where there are several")] = None,
     time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="check every rewrite, and show the error of each kernel against float64")
+    ] = False,
     before: Annotated[
         str, typer.Option(metavar="MODEL|GRAPH|REPORT", help="an earlier version to compare with, or its report")
     ] = "",
@@ -40,7 +43,9 @@ def view(
     from fusec.viz.html import render, render_comparison, render_reports
 
     def explained(spec: str) -> "Explanation":
-        compiled = compiled_model(spec, recording(target=target), CaptureOptions(dynamic, train, time), batch, length)
+        compiled = compiled_model(
+            spec, recording(target=target, verify=verify), CaptureOptions(dynamic, train, time), batch, length
+        )
         found = compiled.subjects
         if graph is not None:
             if not 0 <= graph < len(found):

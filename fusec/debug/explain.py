@@ -162,6 +162,8 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
                 rows[key].edited = edited.get(name, "")
             row = rows[key]
             row.launches += 1
+            if node in subject.errors:
+                row.error = max(row.error or 0.0, subject.errors[node].compiled)
             row.intermediate_bytes += between.get(node, 0)
             row.nodes.append(node)
             row.sources = tuple(dict.fromkeys((*row.sources, *_places(node))))[:8]

@@ -138,10 +138,12 @@ def _facts(explanation: Explanation, report: int = 0) -> Facts:
     """Return a function of the data that the final graph's nodes have beside their own: kernel, reason."""
     numbers = {node: i for i, row in enumerate(explanation.kernels) for node in row.nodes}
     reasons = {node: f.reason for f in explanation.fallbacks for node in f.nodes}
+    errors = {node: vars(e) for subject in explanation.subjects for node, e in subject.errors.items()}
 
     def facts(node: Node) -> dict[str, Any]:
         out: dict[str, Any] = {"kernel": numbers[node], "report": report} if node in numbers else {}
-        return out | ({"reason": reasons[node]} if node in reasons else {})
+        more = (("reason", reasons), ("error", errors))
+        return out | {name: known[node] for name, known in more if node in known}
 
     return facts
 

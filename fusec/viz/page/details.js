@@ -102,6 +102,7 @@ function nodeDetails(key, add) {
     add(el("p", {}, whole ? el("b", { textContent: row.name }) : el("span", {}, "in kernel ", nodeLink(region, row.name)), el("span", { className: "note", textContent: `   ${[row.launches > 1 ? `one of ${row.launches} launches` : "", amount(row.bytes_each, "B"), amount(row.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })),
       row.edited ? el("p", { className: "note", textContent: `built from the edited source ${row.edited}` }) : "", el("p", { className: "note", textContent: roofline(row) }));
   }
+  if (r.error) add(el("p", { className: "note", textContent: `error against float64 ${r.error.compiled.toExponential(1)} of the largest element; ${r.error.eager.toExponential(1)} in eager` }));
   if (r.reason) add(el("p", { className: "note", textContent: r.reason }));
   if (kernel && kernel.row.source) add(el("h3", {}, kernel.row.source.includes("@triton") ? "Kernel · Triton" : "Kernel · C++", el("button", { className: "copy", textContent: "copy", onclick: () => navigator.clipboard && navigator.clipboard.writeText(kernel.row.source) })), kernelLines(kernel));
   if (whole) add(rooflinePlot(kernel.row));

@@ -95,26 +95,33 @@ function mark() {
     }
 }
 
-// Heat: an amount of each node, and of each group the sum of those inside.
+// Heat: an amount of each node, and of each group the sum of those inside; of errors the largest.
 
 let heat = "kind";
 const AMOUNTS = {
   bytes: row => row.bytes_each,
   "predicted time": row => row.roofline.predicted_us,
   "measured time": row => row.roofline.measured_us || 0,
+  "error against float64": (row, node) => node.error ? node.error.compiled : 0,
 };
+const SUM = (a, b) => a + b;
 const heats = Object.fromEntries(Object.entries(AMOUNTS).map(([name, of]) => [name, perState(state => {
-  const values = {};
-  let most = 0;
+  const values = {}, join = name === "error against float64" ? Math.max : SUM;
+  let most = 0, least = Infinity;
   (function total(id) {
     return values[id] = state.groups[id].boxes.reduce((sum, box) => {
-      if (box.k === undefined) return sum + (box.g ? total(box.g) : 0);
-      const kernel = rowOf(records[state.nodes[box.k][0]]);
-      const own = kernel ? Number(of(kernel)) || 0 : 0;
-      values[`k${box.k}`] = own; most = Math.max(most, own);
-      return sum + own;
+      if (box.k === undefined) return join(sum, box.g ? total(box.g) : 0);
+      const node = records[state.nodes[box.k][0]], kernel = rowOf(node), own = kernel ? Number(of(kernel, node)) || 0 : 0;
+      values[`k${box.k}`] = own; most = Math.max(most, own); least = Math.min(least, own || least);
+      return join(sum, own);
     }, 0);
   })(state.root);
-  return { values, most: most || 1, total: values[state.root] || 1 };
+  return { values, least, most: most || 1, total: values[state.root] || 1 };
 })]));
-const heatText = value => heat === "bytes" ? amount(value, "B") : duration(value);
+const heatText = value => heat === "bytes" ? amount(value, "B") : heat.startsWith("error") ? value.toExponential(1) : duration(value);
+// The share of the heat: errors grow through a model by factors, so theirs is logarithmic.
+function warmth(box, value) {
+  const { least, most, total } = heats[heat]();
+  if (heat.startsWith("error")) return most > least ? Math.log(value / least) / Math.log(most / least) : 1;
+  return Math.sqrt(Math.min(1, value / (box.k === undefined ? total : most)));
+}

@@ -80,9 +80,10 @@ function chooseModule(module) { // all nodes of a module that has no group of it
   link(found); if (found.length) goTo(found[0], true);
 }
 function atEnd() { if (finalState() >= 0 && (at < finalState() || before)) { before = false; step(finalState()); } }
+const breakable = name => name.split(/(?<=_)/).flatMap((part, i) => i ? [el("wbr"), part] : [part]);
 function row(kind, what, much, less, share, keys) {
   let turn = 0;
-  const out = el("button", { className: `row ${kind}` }, el("span", { className: "what", textContent: what }), el("span", { className: "much", textContent: much }), less ? el("span", { className: "less", textContent: less }) : "");
+  const out = el("button", { className: `row ${kind}` }, el("span", { className: "what" }, breakable(what)), el("span", { className: "much", textContent: much }), less ? el("span", { className: "less", textContent: less }) : "");
   if (share !== null) { const fill = el("i"); fill.style.width = `${Math.max(0.5, share * 100)}%`; out.append(el("span", { className: "share" }, fill)); }
   if (keys && keys.length) {
     out.keys = new Set(keys);

@@ -98,8 +98,7 @@ const amountOf = box => heat === "kind" ? undefined : heats[heat]().values[box.k
 function warm(box, x, y, w, h, r) {
   const value = amountOf(box);
   if (!value) return;
-  const { most, total } = heats[heat]();
-  pen.globalAlpha = 0.08 + 0.72 * Math.sqrt(Math.min(1, value / (box.k === undefined ? total : most)));
+  pen.globalAlpha = 0.08 + 0.72 * warmth(box, value);
   pen.fillStyle = colours.hot; rounded(x, y, w, h, r); pen.fill(); pen.globalAlpha = 1;
 }
 function ring(x, y, w, h, r, colour, width) {

@@ -89,17 +89,20 @@ function walkApplications(by) {
   say(`#${r.application} ${r.message}, ${application + 1} of ${all.length}, at ${r.sources[0] || "no line"}`);
 }
 
-function legend() {
-  for (const [name, colour] of [["kernel", "c-kernel"], ["fusion", "c-declared"], ["contraction", "c-contraction"], ["reduction", "c-reduction"], ["pointwise", "c-pointwise"], ["view", "c-view"], ["opaque", "c-opaque"], ["write", "c-write"]]) {
-    const item = el("span", { textContent: name }); item.style.setProperty("--swatch", `var(--${colour})`); $("legend").append(item);
-  }
-  for (const name of [...(states.length > 1 ? ["added", "removed", "rewired"] : []), "linked"]) {
-    const item = el("span", { className: "outline", textContent: name }); item.style.setProperty("--swatch", `var(--${name})`); $("legend").append(item);
-  }
+function legend() { // of the colours, and of the marks
+  const swatch = (text, colour, className = "") => { const item = el("span", { textContent: text, className }); item.style.setProperty("--swatch", colour); $("legend").append(item); };
+  $("legend").replaceChildren();
+  if (heat !== "kind") {
+    const { least, most } = heats[heat]();
+    swatch(least < most ? `${heat} of one node: ${heatText(least)}` : heat, "color-mix(in srgb, var(--hot) 8%, var(--panel))"); swatch(heatText(most), "color-mix(in srgb, var(--hot) 80%, var(--panel))");
+  } else for (const [name, colour] of [["kernel", "c-kernel"], ["fusion", "c-declared"], ["contraction", "c-contraction"], ["reduction", "c-reduction"], ["pointwise", "c-pointwise"], ["view", "c-view"], ["opaque", "c-opaque"], ["write", "c-write"]]) swatch(name, `var(--${colour})`);
+  for (const name of [...(states.length > 1 ? ["added", "removed", "rewired"] : []), "linked"]) swatch(name, `var(--${name})`, "outline");
+}
+function tools() {
   if (report()) {
-    const isTimed = report().kernels.some(k => k.roofline && k.roofline.measured_us !== null);
-    const choice = el("select", { id: "colour", title: "Colour of the boxes", ariaLabel: "Colour by", onchange: () => { heat = choice.value; draw(); remember(); } },
-      ["kind", "bytes", "predicted time", ...(isTimed ? ["measured time"] : [])].map(name => el("option", { value: name, textContent: `colour: ${name}` })));
+    const known = row => [["measured time", row.roofline?.measured_us], ["error against float64", row.error]].filter(([, x]) => x !== null && x !== undefined).map(([name]) => name);
+    const choice = el("select", { id: "colour", title: "Colour of the boxes", ariaLabel: "Colour by", onchange: () => { heat = choice.value; legend(); draw(); remember(); } },
+      ["kind", "bytes", "predicted time", ...new Set(report().kernels.flatMap(known))].map(name => el("option", { value: name, textContent: `colour: ${name}` })));
     $("tools").append(choice);
   }
   for (const [text, title, act] of [["−", "Zoom out", () => zoom(0.8)], ["+", "Zoom in", () => zoom(1.25)], ["fit", "Whole graph (f)", frameAll], ["open", "Open all modules (e)", openAll], ["close", "Close all (c)", closeAll]]) $("tools").append(el("button", { textContent: text, title, onclick: act }));

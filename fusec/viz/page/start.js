@@ -13,7 +13,7 @@ function start() {
   filterText = wish.get("filter") || ""; $("filter").value = filterText;
   const wanted = { tab: wish.get("tab"), line: wish.get("line"), node: wish.get("node") };
   if (!states.length) { document.body.classList.add("alone"); tab("Changes"); document.body.dataset.ready = "true"; return; }
-  legend(); resize();
+  legend(); tools(); resize();
   if ($("colour")) $("colour").value = heat;
   mark();
   const modules = shown().groups[shown().root].boxes.filter(b => b.t === "g");
