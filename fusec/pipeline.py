@@ -3,12 +3,13 @@
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
 from fusec.errors import OptionError, suggestion
+from fusec.history import History, Recorder
 from fusec.ir.graph import Graph, Node, Source
 from fusec.loops.kinds import Limits
 from fusec.loops.plan import Plan
@@ -45,6 +46,10 @@ class PassRecord:
     """Number of applications that it made."""
     verified: int = 0
     """Number of these whose sides were compared."""
+    graph: Graph | None = field(default=None, compare=False, repr=False)
+    """The graph afterwards, where it changed and ``config.record`` is set; None for a record that was read as text."""
+    history: Callable[[], History] | None = field(default=None, compare=False, repr=False)
+    """Returns the graph after each of several applications, where that was recorded."""
 
 
 @dataclass
@@ -60,6 +65,8 @@ class Context:
     """Number of applications whose sides were compared, under ``verify``."""
     pass_name: str = ""
     """The pass that is running."""
+    recorder: Recorder | None = None
+    """Records the history of the pass that is running, under ``config.record``."""
     failures: dict[Node, MatchFailure] = field(default_factory=dict)
     """For each anchor node, the failed match that came furthest."""
     machine: Machine = field(default_factory=assumed_cpu)
@@ -102,6 +109,8 @@ class Context:
             "missed" if reason else "passed", self.pass_name, message or name, subject=name, reason=reason,
             sources=tuple(map(str, sources)), application=number, figures={} if reason else figures,
         )  # fmt: skip
+        if self.recorder and not reason:
+            self.recorder.application(number)
         return not reason
 
     def near_miss(self, failure: MatchFailure) -> None:
@@ -256,6 +265,7 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
 
     saved, shape, first, verified = graph.copy(), _structure(graph), context.next_number, context.verified
     context.pass_name, remarks = step.name, len(context.remarks)
+    context.recorder = Recorder(graph) if context.config.record else None
     start = time.perf_counter()
     try:
         step.apply(graph, context)
@@ -270,10 +280,19 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
         context.remarks.add("failure", step.name, f"pass {describe(step)} was undone", subject=step.name, reason=text)
     seconds = time.perf_counter() - start
     changed = _structure(graph) != shape
-    after = str(graph) if context.config.record and changed else before
     made, compared = context.next_number - first, context.verified - verified
-    context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared))
-    return after
+    record = PassRecord(describe(step), seconds, changed, before, before, made, compared)
+    context.records.append(_recorded(record, graph, context.recorder) if context.recorder else record)
+    return context.records[-1].after
+
+
+def _recorded(record: PassRecord, graph: Graph, recorder: Recorder) -> PassRecord:
+    """Add to a record the graph after its pass, and after each application."""
+    recorder.stop()
+    if not record.changed:
+        return record
+    found = recorder.history() if record.applications > 1 else None
+    return replace(record, after=str(graph), graph=graph.copy(), history=(lambda: found) if found else None)
 
 
 def _is_kept(step: Pass, before: Graph, after: Graph, context: Context, first: int) -> bool:

@@ -22,7 +22,7 @@ from fusec.ir.graph import Graph
 from fusec.reproducers import keep_graph, reduce_command
 
 logger = logging.getLogger(__name__)
-EVENTS, COMPILE, IMPORTED = "events.jsonl", "compile.json", "imported.fir"
+EVENTS, COMPILE, IMPORTED, HISTORY = "events.jsonl", "compile.json", "imported.fir", ".history.json"
 _KEPT = {"dynamo_graph_break_reason": "graph break", "recompile_reasons": "recompile"}
 """Artifacts of torch's structured trace that are events here."""
 _folders: dict[str, "TraceFolder"] = {}
@@ -138,6 +138,8 @@ class _Compile:
             name = f"{number:02d}-{record.name.partition('{')[0]}.fir"
             if record.changed and record.after:
                 self._write(f"passes/{name}", record.after)
+            if record.history:
+                self._write(f"passes/{name}{HISTORY}", json.dumps(record.history().to_json(), default=str))
             row = {"name": record.name, "seconds": record.seconds, "changed": record.changed}
             passes.append({**row, "applications": record.applications, "verified": record.verified, "file": name})
         self._write("final.fir", str(compiled.graph))

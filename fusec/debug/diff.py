@@ -59,6 +59,11 @@ def diff_graphs(before: Graph, after: Graph) -> GraphDiff:
     return _classify(diff, before, after)
 
 
+def diff_of_pairs(before: Graph, after: Graph, pairs: dict[Node, Node]) -> GraphDiff:
+    """Return the difference where it is known which nodes of ``before`` those of ``after`` continue."""
+    return _classify(GraphDiff(pairs, inputs=_same_inputs(before, after)), before, after)
+
+
 def _same_inputs(before: Graph, after: Graph) -> dict[Value, Value]:
     """Pair inputs by name, as another version of a model may have fewer; by position where names are not unique."""
     known, now = ({v.name: v for v in graph.inputs} for graph in (before, after))

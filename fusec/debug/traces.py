@@ -5,16 +5,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.debug.subject import Step, Subject, with_lines
 from fusec.errors import FusecError
+from fusec.history import History
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import PassRecord
 from fusec.remarks import Remark
-from fusec.tracing import COMPILE, EVENTS, IMPORTED
+from fusec.tracing import COMPILE, EVENTS, HISTORY, IMPORTED
 
 
 class NoTrace(FusecError):
@@ -123,6 +125,10 @@ def _compile(folder: Path) -> TracedCompile:
         raise NoTrace(f"{folder} is not as it was written", why=f"{type(reason).__name__}: {said}") from reason
 
 
+def _history(path: Path) -> History:
+    return History.from_json(json.loads(_text(path)))
+
+
 def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
     def text(name: str) -> str:
         return _text(folder / name)
@@ -131,7 +137,9 @@ def _subject(folder: Path, about: Mapping[str, Any]) -> Subject:
     for row in about["passes"]:
         path = folder / "passes" / row.pop("file")
         after = _text(path) if path.exists() else before
-        records.append(PassRecord(**{**row, "before": before, "after": after}))
+        known = path.with_name(path.name + HISTORY)
+        history = partial(_history, known) if known.exists() else None
+        records.append(PassRecord(**{**row, "before": before, "after": after}, history=history))
         before = after
     remarks = [Remark(**{**r, "sources": tuple(r["sources"])}) for r in json.loads(text("remarks.json"))]
     nodes, sources = (

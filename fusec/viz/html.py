@@ -4,7 +4,7 @@ import base64
 import gzip
 import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -15,6 +15,7 @@ from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.explanation import Explanation
 from fusec.debug.subject import Subject
 from fusec.errors import FusecError
+from fusec.history import History
 from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
 from fusec.viz.model_source import excerpts
@@ -32,6 +33,7 @@ SCRIPTS = (
     "passes",
     "keyboard",
     "compare",
+    "applications",
     "start",
 )
 """The scripts of the page, in order; they share one scope."""
@@ -122,16 +124,21 @@ def _by_size(explanation: Explanation) -> list[Subject]:
 def _history(explanation: Explanation) -> dict[str, Any]:
     (subject,) = explanation.subjects
     scene, passes = Scene(), []
-    for name, graph, about in _states(subject):
-        state = None
+    for name, graph, history, about in _states(subject):
+        passes.append({"name": name, "state": None, **about})
         if graph is not None:
-            scene.add_state(name, graph, _facts(explanation) if graph is subject.final else lambda node: {}, report=0)
-            state = len(scene.states) - 1
-        passes.append({"name": name, "state": state, **about})
+            known, facts = history() if history else None, _facts(explanation) if graph is subject.final else _no_facts
+            scene.add_state(name, graph, facts, known, report=0)
+            passes[-1]["state"] = len(scene.states) - 1
+            passes[-1] |= {"history": len(scene.histories) - 1, "numbers": known.numbers} if known else {}
     reports = [_report(explanation, scene)] if subject.is_grouped else []
     files = excerpts(_sources([subject.imported or subject.final, subject.final]))
-    data = {"passes": passes, "reports": reports, "files": files, **scene.to_json()}
-    return {"name": subject.final.name, **data}
+    data = {"passes": passes, "reports": reports, "files": files, "histories": list(map(pack, scene.histories))}
+    return {"name": subject.final.name, **data, **scene.to_json()}
+
+
+def _no_facts(node: Node) -> dict[str, Any]:
+    return {}
 
 
 def _facts(explanation: Explanation, report: int = 0) -> Facts:
@@ -148,25 +155,27 @@ def _facts(explanation: Explanation, report: int = 0) -> Facts:
     return facts
 
 
-def _states(subject: Subject) -> Iterator[tuple[str, Graph | None, dict[str, Any]]]:
-    """Yield the graph at import and after every pass that changed it; passes without effect have no graph."""
+def _states(subject: Subject) -> Iterator[tuple[str, Graph | None, Callable[[], History] | None, dict[str, Any]]]:
+    """Yield the graph at import and after every pass that changed it, with its history; others have no graph."""
     from fusec.ir.parser import parse_graph
 
     quiet: dict[str, Any] = {"seconds": None, "applications": 0}
     changing = [r for r in subject.records if r.changed and r.after]
     if subject.imported is not None:
-        yield "import", subject.imported, quiet
+        yield "import", subject.imported, None, quiet
     elif changing:
-        yield "import", parse_graph(changing[0].before), quiet
+        yield "import", parse_graph(changing[0].before), None, quiet
     last = changing[-1] if changing else None
     ended = last is not None and last.after == str(subject.final)
     for record in subject.records:
         about = {"seconds": record.seconds, "applications": record.applications}
         shown = record.changed and record.after
         final = ended and record is last
-        yield record.name, subject.final if final else parse_graph(record.after) if shown else None, about
+        after = subject.final if final else (record.graph or parse_graph(record.after)) if shown else None
+        yield record.name, after, record.history, about
     if not ended:
-        yield "final" if subject.records or subject.imported is not None else subject.final.name, subject.final, quiet
+        name = "final" if subject.records or subject.imported is not None else subject.final.name
+        yield name, subject.final, None, quiet
 
 
 def _sources(graphs: Any) -> Iterator[Source]:
@@ -199,10 +208,15 @@ def _report(explanation: Explanation, scene: Scene) -> dict[str, Any]:
 
 
 def _page(title: str, graphs: Sequence[dict[str, Any]], events: Sequence[Mapping[str, Any]]) -> str:
-    """Fill the template."""
+    """Fill the template; histories have an element of their own, as the first paint needs none."""
+    histories: list[str] = []
+    for graph in graphs:
+        graph["first_history"] = len(histories)
+        histories += graph.pop("histories", ())
     return Template(_part("page.html")).substitute(
         title=html.escape(f"{title} · fusec"),
         style=_part("page.css"),
+        histories=" ".join(histories),
         script="\n".join(_part(f"{name}.js") for name in SCRIPTS),
         data=pack({"title": title, "graphs": list(graphs), "events": list(events)}),
     )

@@ -248,12 +248,43 @@ def test_axe_finds_nothing(browser: Any, file: Path, theme: str) -> None:
 def test_single_applications_are_stepped_through(opened: Opened) -> None:
     opened("plain = false; step(page.passes.find(p => p.name === 'raise').state)")
     opened.press(".")
+    opened.page.wait_for_function("stepped && stepped.step === 1")
     first = opened.said
-    assert re.match(r"#\d+ \S+, 1 of \d+, at ", first) and opened("linked.size") > 0
+    assert re.match(r"#\d+ \S+, 1 of \d+, at ", first) and opened("marks.get(selected.k)") == "added"
     opened.press(".")
-    assert ", 2 of " in opened.said
+    opened.page.wait_for_function("stepped.step === 2")
+    assert ", 2 of " in opened.said and opened("location.hash").count("application=") == 1
     opened.press(",")
+    opened.page.wait_for_function("stepped.step === 1")
     assert opened.said == first
+    opened.press("p")
+    assert opened("stepped === null && plain")
+
+
+def test_steps_lead_from_the_graph_before_a_pass_to_the_one_after_it(opened: Opened) -> None:
+    here = "state.order.filter(isThere).filter(k => marks.get(k) !== 'removed')"
+    texts = f"(state => {here}.map(k => irText(state, k)).sort())"
+    walked = 0
+    for name in ("canonicalize", "raise", "fuse", "attention"):
+        opened(f"plain = true; step(page.passes.find(p => p.name === '{name}' && p.history !== undefined).state)")
+        before, after = opened(f"[states[at - 1], states[at]].map({texts})")
+        opened("toStep(0)")
+        assert opened(f"{texts}(shown())") == before
+        opened("toStep(passAt().numbers.length)")
+        assert opened(f"{texts}(shown())") == after != before
+        walked += opened("passAt().numbers.length")
+    assert walked > 40
+
+
+def test_a_remark_leads_to_the_graph_after_its_application(browser: Any, opened: Opened, file: Path) -> None:
+    opened("tab('Remarks')")
+    opened.page.click("#list .row:has-text('add_rms_norm') >> nth=0")
+    opened.page.wait_for_function("stepped !== null")
+    state = "[at, stepped.step, passAt().numbers[stepped.step - 1], selected.k]"
+    assert "add_rms_norm" in opened.said and opened("record(selected.k).label") == "add_rms_norm"
+    again = Opened(browser, file, opened("location.hash.slice(1)"))
+    assert again(state) == opened(state)
+    again.close()
 
 
 def test_the_graph_as_text_shows_what_a_pass_changed(opened: Opened) -> None:
@@ -278,7 +309,9 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
     page = Opened(browser, tmp_path / "page.html")
     page("for (const name of ['Model', 'Outline', 'IR']) tab(name)")
     page("keysOf(shown()).forEach(k => goTo(k))")
-    assert page("document.querySelectorAll('img, body script:not(:last-of-type):not(#data)').length") == 0
+    assert (
+        page("document.querySelectorAll('img, body script:not(:last-of-type):not(#data):not(#histories)').length") == 0
+    )
     page.close()
 
 

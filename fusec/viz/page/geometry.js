@@ -46,6 +46,7 @@ function places(visit) {
   (function walk(id, ox, oy, depth) {
     const m = measure(id);
     m.group.boxes.forEach((box, i) => {
+      if (!present(box)) return;
       const p = { box, i, m, id, ox, oy, x: ox + m.x[i] - m.boxW[i] / 2, y: oy + m.y[i], w: m.boxW[i], h: m.boxH[i], depth };
       if (visit(p) === false) return;
       if (box.g && open.has(box.g)) walk(box.g, p.x + (p.w - measure(box.g).w) / 2, p.y + HEAD + PAD, depth + 1);
@@ -79,14 +80,18 @@ function reveal(name) {
 let marks = new Map(), counts = new Map();
 function mark() {
   marks = new Map(); counts = new Map();
+  if (stepped) markStep();
   const state = page.comparison ? states.at(-1) : states[at]; // what differs between two versions is marked in each
-  if (plain && !page.comparison) return;
+  if (plain && !page.comparison || stepped) return countMarks();
   if (page.comparison) for (const kind of ["removed", "added", "rewired"]) { for (const k of state[kind]) if (has(k)) marks.set(k, kind); }
   else if (before) for (const k of state.removed) marks.set(k, "removed");
   else {
     for (const k of state.added) marks.set(k, "added");
     for (const k of state.rewired || []) marks.set(k, "rewired");
   }
+  countMarks();
+}
+function countMarks() {
   const { up } = parents();
   for (const [key, kind] of marks)
     for (let id = up[`k${key}`]; id; id = up[id]) {

@@ -3,13 +3,14 @@
 let chosenLine = ""; // "file:line" of the model
 let linkedGroups = new Set();
 
-const keysOf = state => state.order.flatMap(function inner(k) { return [k, ...(state.bodies[k] || []).flatMap(inner)]; });
+const within = state => function inner(k) { return [k, ...(state.bodies[k] || []).flatMap(inner)]; };
+const keysOf = state => state.order.filter(isThere).flatMap(within(state));
 const regions = perState(state => new Map(Object.entries(state.bodies).flatMap(([region, keys]) => keys.map(k => [k, Number(region)]))));
 const lineId = ([, file, line]) => `${file}:${line}`;
 // For each line of the model its nodes, the innermost alone.
 const nodesOfLines = perState(state => {
   const found = new Map();
-  for (const key of keysOf(state)) {
+  for (const key of state.order.flatMap(within(state))) {
     if (state.bodies[key]) continue;
     for (const id of new Set(records[state.nodes[key][0]].sources.map(lineId))) {
       if (!found.has(id)) found.set(id, []);
@@ -32,7 +33,7 @@ function kernelOf(key) {
 // The node or the input that each line of a kernel belongs to, as operands have it: [key or name, index].
 function originsOf({ row, region }) {
   if (!row.known.includes(region)) return [];
-  const body = shown().bodies[region] || [], operands = shown().nodes[region][1];
+  const body = shown().bodies[region] || [], operands = operandsOf(region);
   return row.lines.map(n => n === null ? null : n >= 0 ? [body[n], 0] : operands[-1 - n]);
 }
 
@@ -79,7 +80,7 @@ function goToGroup(id) {
 }
 // Show all nodes of a line of the model, and the line in the kernel on show, or in the first that has one.
 function chooseLine(id) {
-  const nodes = nodesOfLines().get(id) || [];
+  const nodes = (nodesOfLines().get(id) || []).filter(isThere);
   chosenLine = id; link(nodes);
   const inside = selected && selected.k !== undefined && has(selected.k) && linked.has(selected.k);
   if (nodes.length && !inside) goTo(nodes.find(k => kernelOf(k)) ?? nodes[0], true);

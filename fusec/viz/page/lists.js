@@ -64,7 +64,8 @@ function remarkRow(all, count) {
   out.firstChild.prepend(el("span", { className: `tag ${r.kind}`, textContent: r.kind }), " ");
   if (r.suggestion) out.append(el("span", { className: "less edit", textContent: `→ ${r.suggestion}` }));
   let turn = 0;
-  out.onclick = () => {
+  out.onclick = async () => {
+    if (r.kind === "passed" && await toApplication(all[turn % all.length].application)) { turn += 1; return; }
     if (!sources.length) return;
     const found = bySource([sources[turn++ % sources.length]]);
     link(found); if (found.length) goTo(found[0], true);
@@ -94,7 +95,7 @@ function row(kind, what, much, less, share, keys) {
 
 // The outline: modules and nodes as a tree, which a screen reader can walk.
 function outlineItems(id, depth) {
-  return shown().groups[id].boxes.filter(box => box.t === "g" || box.t === "n").map(box => {
+  return shown().groups[id].boxes.filter(box => (box.t === "g" || box.t === "n") && present(box)).map(box => {
     const item = el("li", { role: "treeitem", tabIndex: -1, className: "item" });
     item.box = box;
     item.setAttribute("aria-level", depth);

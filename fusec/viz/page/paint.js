@@ -50,11 +50,13 @@ function paintGroup(id, ox, oy, seen, depth) {
   const chosen = m.group.boxes.findIndex(box => same(box, focus)), over = m.group.boxes.findIndex(box => same(box, hovered));
   const bright = [];
   for (const edge of m.group.edges) {
+    if (!isEdge(m.group.boxes[edge[0]], m.group.boxes[edge[2]])) continue;
     if (edge[0] === chosen || edge[2] === chosen || edge[0] === over || edge[2] === over) bright.push(edge);
     else if (!edge[3]) paintEdge(m, ox, oy, edge, seen, false);
   }
   for (const edge of bright) paintEdge(m, ox, oy, edge, seen, true);
   m.group.boxes.forEach((box, i) => {
+    if (!present(box)) return;
     const x = ox + m.x[i] - m.boxW[i] / 2, y = oy + m.y[i], w = m.boxW[i], h = m.boxH[i];
     if (x > seen.right || y > seen.bottom || x + w < seen.left || y + h < seen.top) return;
     if (box.g && open.has(box.g)) {

@@ -36,14 +36,14 @@ function timeline() {
   }
   const flip = el("div", { className: "switch", id: "flip", role: "group", ariaLabel: "Side of the pass" }, el("button", { textContent: "before", title: "Before the pass, what it removes in red (b)", onclick: () => side(true) }),
     el("button", { textContent: "after", title: "After the pass, what it adds in green", onclick: () => side(false) }), el("button", { textContent: "plain", title: "After the pass, nothing marked (p)", onclick: () => side(false, true) }));
-  $("bottom").replaceChildren(bar, flip, el("span", { className: "keys" }, el("kbd", { textContent: "j" }), " ", el("kbd", { textContent: "k" }), " passes ", el("kbd", { textContent: "," }), " ", el("kbd", { textContent: "." }), " applications ", el("kbd", { textContent: "?" }), " keys"));
+  $("bottom").replaceChildren(bar, el("div", { className: "switch", id: "steps", role: "group", ariaLabel: "Applications" }), flip, el("span", { className: "keys" }, el("kbd", { textContent: "j" }), " ", el("kbd", { textContent: "k" }), " passes ", el("kbd", { textContent: "," }), " ", el("kbd", { textContent: "." }), " applications ", el("kbd", { textContent: "?" }), " keys"));
   if (states.length < 2) $("bottom").hidden = true;
 }
 function moved(change) { // to another state, with what became of the selection there
   const from = before && at > 0 ? at - 1 : at, box = selected, op = box && box.k !== undefined && has(box.k) ? record(box.k).op : "";
-  keeping(selected, () => { change(); if (at === 0) before = false; mark(); });
+  keeping(selected, () => { change(); stepped = null; if (at === 0) before = false; mark(); });
   const to = before && at > 0 ? at - 1 : at;
-  application = -1; link([]); chosenLine = "";
+  link([]); chosenLine = "";
   if (box && box.k !== undefined && !has(box.k)) {
     const found = heirs(box.k, from, to).filter(has), heir = found.find(k => record(k).op === op) ?? found[0];
     if (heir === undefined) select(null); else goTo(heir);
@@ -53,8 +53,8 @@ function moved(change) { // to another state, with what became of the selection 
 }
 function step(i) { moved(() => { at = Math.max(0, Math.min(states.length - 1, i)); }); }
 function side(isBefore, isPlain = false) {
-  if (page.comparison) return;
-  moved(() => { before = isBefore && at > 0; plain = isPlain; }); }
+  if (!page.comparison) moved(() => { before = isBefore && at > 0; plain = isPlain; });
+}
 function walk(by) { if (plain && !before) plain = false; step(at + by); }
 function refresh() {
   if (!states.length) return;
@@ -67,26 +67,8 @@ function refresh() {
     if (s === at) b.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   const flip = $("flip");
-  if (flip) { [before, !before && !plain, plain].forEach((on, i) => { flip.children[i].classList.toggle("on", on); flip.children[i].setAttribute("aria-pressed", String(on)); }); flip.style.visibility = at > 0 && !page.comparison ? "" : "hidden"; }
-  details(); follow(); draw(); remember();
-}
-
-// Single applications of rewrites in the pass at hand.
-let application = -1;
-function applications() {
-  const name = page.passes.find(p => p.state === at)?.name.split("{")[0], last = page.reports.at(-1);
-  return last ? last.remarks.filter(r => r.kind === "passed" && typeof r.application === "number" && r.pass_name === name) : [];
-}
-function walkApplications(by) {
-  const all = applications();
-  if (!all.length) { say("no applications in this pass"); return; }
-  application = Math.max(0, Math.min(all.length - 1, application + by));
-  const r = all[application], found = bySource(r.sources), changed = found.filter(k => marks.has(k) || marks.has(regions().get(k)));
-  const here = application;
-  link(changed.length ? changed : found);
-  if (linked.size) goTo([...linked][0], true);
-  application = here;
-  say(`#${r.application} ${r.message}, ${application + 1} of ${all.length}, at ${r.sources[0] || "no line"}`);
+  if (flip) { [before, !before && !plain && !stepped, plain].forEach((on, i) => { flip.children[i].classList.toggle("on", on); flip.children[i].setAttribute("aria-pressed", String(on)); }); flip.style.visibility = at > 0 && !page.comparison ? "" : "hidden"; }
+  stepper(); details(); follow(); draw(); remember();
 }
 
 function legend() { // of the colours, and of the marks

@@ -1,6 +1,6 @@
 // Start.
 
-function start() {
+async function start() {
   document.documentElement.dataset.theme = wish.get("theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   palette(); header(); timeline(); tabs(); listen(); listenToKeys();
   $("theme").onclick = theme;
@@ -19,6 +19,7 @@ function start() {
   const modules = shown().groups[shown().root].boxes.filter(b => b.t === "g");
   if (modules.length === 1) open.add(modules[0].g); // a model in one wrapper: look inside
   frameTop(); tab(wanted.tab || (page.comparison ? "Changes" : "Kernels")); refresh();
+  if (wish.has("application")) await toApplication(Number(wish.get("application")));
   if (wanted.node) goTo(Number(wanted.node));
   if (wanted.line) chooseLine(wanted.line);
   document.body.dataset.ready = "true";
