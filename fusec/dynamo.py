@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch.fx import GraphModule
 
-import fusec.artifacts  # noqa: F401  loading artifacts requires only the backend's name
+import fusec.artifacts
 from fusec.config import Config
 from fusec.errors import FusecError, ImportFailure, OptionError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
@@ -174,6 +174,8 @@ def _compile_aten(
         _fall_back(config, reason)
         return _run_module(gm)
     _compiled.append(compiled)
+    if config.report and hasattr(compiled, "records"):
+        fusec.write_report(config.report, compiled)
     return program
 
 

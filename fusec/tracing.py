@@ -52,8 +52,13 @@ class TraceFolder:
         return folder
 
     def _of_torch(self, name: str, payload: str, compile: str) -> None:
-        if name in _KEPT:
-            self.event(_KEPT[name], payload, compile=compile)
+        if kind := event_of(name):
+            self.event(kind, payload, compile=compile)
+
+
+def event_of(artifact: str) -> str:
+    """Return the kind of event that an artifact of torch is; "" for none."""
+    return _KEPT.get(artifact, "")
 
 
 @contextmanager
