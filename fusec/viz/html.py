@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fusec.collector import collector_paused
 from fusec.debug.compare import COUNTS, Report, changes, kernel_changes
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.explanation import Explanation
@@ -70,6 +71,7 @@ def view(
     return text
 
 
+@collector_paused()
 def render(explanation: Explanation, events: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the page of an explanation, the largest of its graphs first, with the events of a trace."""
     if len(explanation.subjects) == 1:
@@ -80,6 +82,7 @@ def render(explanation: Explanation, events: Sequence[Mapping[str, Any]] = ()) -
     return _page(explanation.title, [_history(part) for part in parts], events)
 
 
+@collector_paused()
 def render_comparison(before: Explanation, after: Explanation) -> str:
     """Return the page of the differences between two versions of a model: of the largest graph of each."""
     scene, reports, facts = Scene(), list[dict[str, Any]](), list[Facts]()
@@ -225,7 +228,7 @@ def _page(title: str, graphs: Sequence[dict[str, Any]], events: Sequence[Mapping
 def pack(data: Any) -> str:
     """Return data as compressed JSON in base64, which cannot end its script element, whatever strings it contains."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str)
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _part(name: str) -> str:

@@ -1,5 +1,6 @@
 """A graph as a tree of boxes: modules of the model, regions, nodes; and in each group the edges between its boxes."""
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -89,6 +90,7 @@ def build_tree(graph: Graph, path: str = "", modules: bool = True, also: Sequenc
     return tree
 
 
+@functools.cache
 def segments(module: str) -> tuple[str, ...]:
     """The levels of a module path; an index belongs to its list: ``layers.0.mlp`` has two, ``layers.0`` and ``mlp``."""
     out: list[str] = []
@@ -103,7 +105,7 @@ def segments(module: str) -> tuple[str, ...]:
 def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
     paths: dict[Node, tuple[str, ...]] = {}
     for node in reversed(graph.nodes):
-        found = [segments(s.module) for s in sources_of(node) if s.module]
+        found = tuple(segments(s.module) for s in sources_of(node) if s.module)
         if found:
             paths[node] = _home(found)
         elif not node.sources:
@@ -112,6 +114,7 @@ def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
     return paths
 
 
+@functools.lru_cache(1 << 16)
 def _home(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the innermost module that more than half of a node's sources are in.
 

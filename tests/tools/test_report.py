@@ -22,7 +22,7 @@ def test_a_page_has_all_compiles_with_their_kernels_and_guards(tmp_path: Path) -
     compiled(tmp_path / "report.html")
     page = unpacked((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert [g["reports"][0]["kernels"][0]["name"] for g in page["graphs"]] == ["scaled_softmax", "scaled_softmax"]
-    assert all("void scaled_softmax" in g["reports"][0]["kernels"][0]["source"] for g in page["graphs"])
+    assert all("scaled_softmax(" in g["reports"][0]["kernels"][0]["source"] for g in page["graphs"])
     (event,) = page["events"]
     assert event["kind"] == "recompile" and "size mismatch at index 0. expected 2, actual 3" in event["text"]
 
