@@ -10,8 +10,8 @@ from typing import Any
 from fusec.debug.diff import GraphDiff, diff_graphs, diff_of_pairs
 from fusec.debug.subject import sources_of
 from fusec.history import History
-from fusec.ir.graph import Graph, Node, Value
-from fusec.ir.ops import Trait
+from fusec.ir.graph import Graph, Node, Source, Value
+from fusec.ir.ops import OPS, Trait
 from fusec.ir.union import union
 from fusec.viz import labels
 from fusec.viz.descent import descendants
@@ -37,6 +37,8 @@ class Scene:
     records: list[dict[str, Any]] = field(default_factory=list)
     """The description of a node; shared by the states in which it is the same."""
     _record_numbers: dict[str, int] = field(default_factory=dict)
+    _sources: dict[Source, int] = field(default_factory=dict)
+    """Numbers of sources, which records refer to."""
     _described: dict[int, tuple[Any, int]] = field(default_factory=dict)
     """For each key what its last description was made from, and its number."""
     _layouts: dict[Any, Layout] = field(default_factory=dict)
@@ -124,7 +126,9 @@ class Scene:
 
     def to_json(self) -> dict[str, Any]:
         """Return the scene as JSON data."""
-        return {"states": self.states, "records": self.records}
+        sources = [[s.module, s.file, s.line, s.op, s.text] for s in self._sources]
+        meanings = {name: OPS[name].meaning for name in {record["op"] for record in self.records}}
+        return {"states": self.states, "records": self.records, "sources": sources, "meanings": meanings}
 
     def _give_keys(self, graph: Graph, pairs: dict[Node, Node]) -> None:
         for node in graph.nodes:
@@ -174,12 +178,11 @@ class Scene:
         attributes = {k: labels.attribute_text(v) for k, v in node.attributes.items() if not isinstance(v, Graph)}
         record = {
             "op": node.op.name,
-            "meaning": node.op.meaning,
             "label": labels.label(node),
             "category": labels.category(node),
             "types": [_type_text(r.type) for r in node.results],
             "attributes": attributes,
-            "sources": [[s.module, s.file, s.line, s.op, s.text] for s in sources_of(node)],
+            "sources": [self._sources.setdefault(s, len(self._sources)) for s in sources_of(node)],
             **facts,
         }
         text = json.dumps(record, sort_keys=True, default=str)

@@ -102,7 +102,7 @@ def test_kernel_shows_its_source_and_its_model_lines() -> None:
     assert "void rms_norm" in row["source"]
     record = data["records"][data["states"][-1]["nodes"][str(row["nodes"][0])][0]]
     assert data["report"]["kernels"][record["kernel"]]["name"] == "rms_norm"
-    assert record["sources"][0][:3] == ["model.layers.0.input_layernorm", "modeling_small.py", 12]
+    assert data["sources"][record["sources"][0]][:3] == ["model.layers.0.input_layernorm", "modeling_small.py", 12]
 
 
 def test_kernels_and_reasons_are_shown_though_the_last_pass_changed_nothing() -> None:

@@ -17,6 +17,7 @@ async function load() {
   graphNumber = Math.max(0, Math.min(everything.graphs.length - 1, Number(wish.get("graph") || 0)));
   page = everything.graphs[graphNumber];
   ({ states, records } = page);
+  for (const r of records) r.sources = r.sources.map(i => page.sources[i]);
   at = Math.max(0, states.length - 1);
 }
 

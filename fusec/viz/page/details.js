@@ -96,7 +96,7 @@ function moduleDetails(box, add) {
 function nodeDetails(key, add) {
   const r = record(key), operands = operandsOf(key), kernel = kernelOf(key), whole = kernel && kernel.region === key;
   add(el("span", { className: `tag ${r.category}`, textContent: r.category }), " ", marks.has(key) ? el("span", { className: `tag ${marks.get(key)}`, textContent: marks.get(key) }) : "",
-    el("h2", { textContent: r.label }), el("div", { className: "note", textContent: r.op === "region" ? "" : r.meaning }));
+    el("h2", { textContent: r.label }), el("div", { className: "note", textContent: r.op === "region" ? "" : page.meanings[r.op] }));
   if (kernel) {
     const { row, region } = kernel;
     add(el("p", {}, whole ? el("b", { textContent: row.name }) : el("span", {}, "in kernel ", nodeLink(region, row.name)), el("span", { className: "note", textContent: `   ${[row.launches > 1 ? `one of ${row.launches} launches` : "", amount(row.bytes_each, "B"), amount(row.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })),
