@@ -136,7 +136,7 @@ def _history(explanation: Explanation) -> dict[str, Any]:
             passes[-1] |= {"history": len(scene.histories) - 1, "numbers": known.numbers} if known else {}
     reports = [_report(explanation, scene)] if subject.is_grouped else []
     files = excerpts(_sources([subject.imported or subject.final, subject.final]))
-    data = {"passes": passes, "reports": reports, "files": files, "histories": list(map(pack, scene.histories))}
+    data = {"passes": passes, "reports": reports, "files": files, "histories": scene.histories}
     return {"name": subject.final.name, **data, **scene.to_json()}
 
 
@@ -211,18 +211,30 @@ def _report(explanation: Explanation, scene: Scene) -> dict[str, Any]:
 
 
 def _page(title: str, graphs: Sequence[dict[str, Any]], events: Sequence[Mapping[str, Any]]) -> str:
-    """Fill the template; histories have an element of their own, as the first paint needs none."""
-    histories: list[str] = []
+    """Fill the template."""
+    parts: list[str] = []
     for graph in graphs:
-        graph["first_history"] = len(histories)
-        histories += graph.pop("histories", ())
+        _split(graph, parts)
     return Template(_part("page.html")).substitute(
         title=html.escape(f"{title} · fusec"),
         style=_part("page.css"),
-        histories=" ".join(histories),
+        parts=" ".join(parts),
         script="\n".join(_part(f"{name}.js") for name in SCRIPTS),
         data=pack({"title": title, "graphs": list(graphs), "events": list(events)}),
     )
+
+
+def _split(graph: dict[str, Any], parts: list[str]) -> None:
+    """Move to parts what the first paint does not need: states but the last, then histories."""
+    states = graph["states"]
+    for about in graph["passes"]:
+        if about["state"] is not None:
+            state = states[about["state"]]
+            about["delta"] = [len(state.get(kind, ())) for kind in ("added", "removed", "rewired")]
+            about["nodes"] = len(state["order"])
+    graph["first_part"] = len(parts)
+    parts += map(pack, (*states[:-1], *graph.pop("histories", ())))
+    graph["states"] = [{"order": [], "nodes": {}} for _ in states[:-1]] + states[-1:]
 
 
 def pack(data: Any) -> str:

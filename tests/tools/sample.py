@@ -157,7 +157,10 @@ def compiled(layers: int = 2) -> Any:
 
 def unpacked(page: str) -> dict[str, Any]:
     """The data of a page."""
-    (found,) = packed(page, "data")
+    (found,), parts = packed(page, "data"), packed(page, "parts")
+    for graph in found["graphs"]:
+        states = len(graph["states"])
+        graph["states"][: states - 1] = parts[graph["first_part"] : graph["first_part"] + states - 1]
     return found
 
 

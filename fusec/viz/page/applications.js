@@ -5,7 +5,7 @@ const passAt = () => page.passes.find(p => p.state === at);
 const histories = new Map(); // by number: the state, or a promise of it
 function historyOf(pass) {
   if (!pass || pass.history === undefined) return null;
-  if (!histories.has(pass.history)) histories.set(pass.history, unpack($("histories").textContent.trim().split(" ")[page.first_history + pass.history]).then(state => { histories.set(pass.history, state); return state; }));
+  if (!histories.has(pass.history)) histories.set(pass.history, unpack(parts()[page.first_part + states.length - 1 + pass.history]).then(state => { histories.set(pass.history, state); return state; }));
   return histories.get(pass.history);
 }
 const lifeOf = key => shown().lives[key] || [0, Infinity];
@@ -36,6 +36,7 @@ async function walkApplications(by) {
 async function toApplication(number) {
   const pass = page.passes.find(p => p.numbers && p.numbers.includes(number));
   if (!pass) return false;
+  await whole;
   if (at !== pass.state) step(pass.state);
   await toStep(pass.numbers.indexOf(number) + 1);
   return true;

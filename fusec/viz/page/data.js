@@ -12,6 +12,15 @@ async function unpack(text) {
   for (let i = 0; i < binary.length; i += 1) bytes[i] = binary.charCodeAt(i);
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
+// The first paint needs the last state alone; the others, and the applications of passes, come after it.
+let isWhole = false, whole;
+const parts = () => (parts.all ||= $("parts").textContent.trim().split(" "));
+async function loadRest() {
+  for (let i = 0; i < states.length - 1; i += 1) Object.assign(states[i], await unpack(parts()[page.first_part + i]));
+  isWhole = true;
+  document.body.dataset.whole = "true";
+  if (selected) details();
+}
 async function load() {
   everything = await unpack($("data").textContent);
   graphNumber = Math.max(0, Math.min(everything.graphs.length - 1, Number(wish.get("graph") || 0)));

@@ -110,7 +110,7 @@ function nodeDetails(key, add) {
   const attributes = Object.entries(r.attributes);
   if (attributes.length) add(el("h3", { textContent: "Attributes" }), el("table", {}, attributes.map(([k, v]) => el("tr", {}, el("td", { textContent: k }), el("td", { textContent: v })))));
   if (r.sources.length) add(el("h3", { textContent: `From the model (${r.sources.length})` }), byLine(r.sources).slice(0, 40).map(sourceBlock));
-  const came = at > 0 && !before && !stepped ? heirs(key, at, at - 1).filter(k => k !== key) : [], became = stepped ? [] : (before ? states[at] : states[at + 1] || {}).became?.[key] || [];
+  const came = isWhole && at > 0 && !before && !stepped ? heirs(key, at, at - 1).filter(k => k !== key) : [], became = stepped || !isWhole ? [] : (before ? states[at] : states[at + 1] || {}).became?.[key] || [];
   if (came.length) add(el("h3", { textContent: "Came from" }), el("p", { className: "note", textContent: came.slice(0, 8).map(k => records[states[at - 1].nodes[k][0]].label).join(", ") }));
   if (became.length) add(el("h3", { textContent: "Becomes" }), el("p", { className: "note", textContent: became.map(k => records[(before ? states[at] : states[at + 1]).nodes[k][0]].label).join(", ") }));
   const lines = new Set(r.sources.map(sourceText)), said = report() ? report().remarks.filter(x => (x.sources || []).some(s => lines.has(s))) : [];

@@ -4,7 +4,7 @@ function header() {
   $("name").textContent = everything.title; $("name").title = everything.title;
   if (everything.graphs.length > 1) { // each graph is a page of its own: what is open in one means nothing in another
     const choice = el("select", { title: "Graphs of this model", ariaLabel: "Graph", onchange: () => { location.hash = `graph=${choice.value}`; location.reload(); } },
-      everything.graphs.map((g, i) => el("option", { value: i, selected: i === graphNumber, textContent: `${g.name} ${i + 1} of ${everything.graphs.length}, ${plural(g.states[0].order.length, "node")}` })));
+      everything.graphs.map((g, i) => el("option", { value: i, selected: i === graphNumber, textContent: `${g.name} ${i + 1} of ${everything.graphs.length}, ${plural(g.passes.find(p => p.state === 0).nodes, "node")}` })));
     $("name").after(choice);
   }
   if (page.comparison) { totals(); $("coverage").hidden = true; return; }
@@ -24,11 +24,10 @@ function header() {
 function timeline() {
   const bar = el("div", { id: "passes", role: "group", ariaLabel: "Passes" });
   for (const p of page.passes) {
-    const delta = p.state === null ? [el("span", { textContent: "no change" })] : ["added", "removed", "rewired"].flatMap((kind, i) => {
-      const n = (states[p.state][kind] || []).length;
+    const delta = p.state === null ? [el("span", { textContent: "no change" })] : p.delta.flatMap((n, i) => {
       return n && p.state > 0 ? [el("span", { className: ["plus", "minus", "tilde"][i], textContent: `${"+−~"[i]}${n} ` })] : [];
     });
-    if (p.state === 0) delta.push(plural(states[0].order.length, "node"));
+    if (p.state === 0) delta.push(plural(p.nodes, "node"));
     const b = el("button", { className: p.state === null ? "pass idle" : "pass", title: [p.name, p.seconds === null ? "" : `${(1000 * p.seconds).toFixed(1)} ms`, p.applications ? plural(p.applications, "application") : ""].filter(Boolean).join(" · ") },
       el("b", { textContent: p.name.length > 26 ? `${p.name.slice(0, 25)}…` : p.name }), el("small", {}, delta, p.seconds ? ` ${p.seconds >= 1 ? `${p.seconds.toFixed(1)} s` : `${Math.max(1, Math.round(1000 * p.seconds))} ms`}` : ""));
     if (p.state === null) b.disabled = true; else { b.dataset.state = p.state; b.onclick = () => { plain = false; step(p.state); }; }
@@ -40,6 +39,7 @@ function timeline() {
   if (states.length < 2) $("bottom").hidden = true;
 }
 function moved(change) { // to another state, with what became of the selection there
+  if (!isWhole) { whole.then(() => moved(change)); return; }
   const from = before && at > 0 ? at - 1 : at, box = selected, op = box && box.k !== undefined && has(box.k) ? record(box.k).op : "";
   keeping(selected, () => { change(); stepped = null; if (at === 0) before = false; mark(); });
   const to = before && at > 0 ? at - 1 : at;

@@ -12,7 +12,9 @@ async function start() {
   heat = wish.get("colour") in AMOUNTS ? wish.get("colour") : "kind";
   filterText = wish.get("filter") || ""; $("filter").value = filterText;
   const wanted = { tab: wish.get("tab"), line: wish.get("line"), node: wish.get("node") };
-  if (!states.length) { document.body.classList.add("alone"); tab("Changes"); document.body.dataset.ready = "true"; return; }
+  if (!states.length) { document.body.classList.add("alone"); tab("Changes"); document.body.dataset.ready = document.body.dataset.whole = "true"; return; }
+  whole = new Promise(done => { requestAnimationFrame(() => setTimeout(() => loadRest().then(done))); });
+  if (["state", "side", "application"].some(name => wish.has(name))) await whole;
   legend(); tools(); resize();
   if ($("colour")) $("colour").value = heat;
   mark();
