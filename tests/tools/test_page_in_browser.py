@@ -225,6 +225,10 @@ def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
     page.page.wait_for_timeout(300)
     page.page.click("#list .row >> nth=0")
     assert page("record(selected.k).kernel") == 0
+    page("toApplication(page.passes.find(p => p.numbers).numbers[0])")
+    for name in ("#steps", "#flip", "#passes"):
+        box = page.page.locator(name).bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844, name
     page.close()
 
 
@@ -361,9 +365,11 @@ def test_two_versions_are_compared(browser: Any, tmp_path: Path) -> None:
 def test_two_reports_are_compared_as_a_table(browser: Any, tmp_path: Path) -> None:
     old, new = (report_of(explain(compiled(layers))) for layers in (1, 2))
     (tmp_path / "page.html").write_text(render_reports(old, new), encoding="utf-8")
-    page = Opened(browser, tmp_path / "page.html")
-    assert not page.page.is_visible("#stage") and page.page.is_visible("#list")
-    assert "3 → 6" in str(page.page.text_content("#figures"))
+    for width in (390, 1280):
+        page = Opened(browser, tmp_path / "page.html", "", width)
+        assert not page.page.is_visible("#stage") and page.page.is_visible("#list .row >> nth=0")
+        assert page.page.is_visible("#figures") and "3 → 6" in str(page.page.text_content("#figures"))
+        assert page("document.documentElement.scrollWidth") <= width
     assert any(text.startswith("~ rms_norm") for text in page.page.locator("#list .row").all_text_contents())
     page.press("j", "b", ".", "f", "e", "g", "1")
     page.page.fill("#filter", "swiglu")
