@@ -242,3 +242,13 @@ def test_thousands_of_nodes_stay_small() -> None:
     page = view(explain(compiled(60)))
     assert len(data_of(page)["states"][0]["nodes"]) > 1800
     assert len(page) < 3_000_000
+
+
+def test_misses_that_lose_most_bytes_come_first() -> None:
+    def model(*given: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.softmax(x, -1).sum(0) for x in given]
+
+    small, large = [torch.randn(8, 8) for _ in range(3)], torch.randn(64, 48)
+    data = data_of(view(explain(model, *small, large)))
+    lost = [r["figures"]["bytes_lost"] for r in data["report"]["near_misses"]]
+    assert lost == sorted(lost, reverse=True) and lost[0] == 2 * 4 * 64 * 48

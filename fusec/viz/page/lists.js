@@ -60,7 +60,7 @@ const lists = {
 };
 function remarkRow(all, count) {
   const [r] = all, sources = all.flatMap(x => x.sources || []);
-  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, count > 1 ? `×${count}` : "", [r.pass_name, r.reason, sources[0]].filter(Boolean).join(" · "), null, null);
+  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, [count > 1 ? `×${count}` : "", (r.figures || {}).bytes_lost ? `${amount(r.figures.bytes_lost, "B")} lost` : ""].filter(Boolean).join(" · "), [r.pass_name, r.reason, sources[0]].filter(Boolean).join(" · "), null, null);
   out.firstChild.prepend(el("span", { className: `tag ${r.kind}`, textContent: r.kind }), " ");
   if (r.suggestion) out.append(el("span", { className: "less edit", textContent: `→ ${r.suggestion}` }));
   let turn = 0;
