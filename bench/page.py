@@ -102,6 +102,7 @@ def _opened(page: str, browser: str) -> dict[str, float]:
         shown.goto(file.as_uri())
         shown.wait_for_selector("body[data-ready]")
         paint = shown.evaluate("() => new Promise(done => requestAnimationFrame(() => done(performance.now())))")
+        shown.wait_for_selector("body[data-whole]")
         times = sorted(shown.evaluate(_STEPS))
     return {"paint_ms": paint, "longest_step_ms": times[-1], "median_step_ms": times[len(times) // 2]}
 

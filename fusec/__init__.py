@@ -44,6 +44,7 @@ _HOMES = {
     "quantized_cache": "fusec.quantization.cache",
     "rewrite": "fusec.rewriting.rule",
     "view": "fusec.viz.html",
+    "write_report": "fusec.viz.report",
 }
 
 

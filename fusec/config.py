@@ -66,6 +66,10 @@ class Config:
         "keep the text of the graph before and after each pass, and the pattern closest to what none matched",
     )
     trace: str = _option("", "folder for the graphs, kernels and remarks of each compile, as `fusec trace` reads them")
+    report: str = _option(
+        "",
+        "file for the page of `fusec view` with each compile of a process; `.json` for the figures alone",
+    )
     strict: bool = _option(False, "raise where fusec would otherwise fall back to ATen")
     small_m: int = _option(
         16,
@@ -105,7 +109,7 @@ class Config:
         if self.cache_mb < 0:
             raise OptionError(f"option 'cache_mb' is {self.cache_mb}", why="it counts megabytes", fix="use 0 or more")
         Selector.parse(self.apply)
-        for option in (*MODES[self.mode], *(("record",) if self.trace else ())):
+        for option in (*MODES[self.mode], *(("record",) if self.trace or self.report else ())):
             object.__setattr__(self, option, option not in _names(self.unset))
 
     @classmethod

@@ -1,10 +1,9 @@
 """The torch.compile backend: AOTAutograd hands over ATen graphs, forward and backward, and each is compiled."""
 
-import gc
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,7 +11,8 @@ import sympy
 import torch
 from torch.fx import GraphModule
 
-import fusec.artifacts  # noqa: F401  loading artifacts requires only the backend's name
+import fusec.artifacts
+from fusec.collector import collector_paused
 from fusec.config import Config
 from fusec.errors import FusecError, ImportFailure, OptionError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
@@ -123,7 +123,7 @@ def _through_aot(gm: GraphModule, inputs: list[Any], config: Config, compile_gra
 
     def compiler(graph_module: GraphModule, example_inputs: list[Any]) -> Any:
         static = None if trains else static_inputs()
-        with outside_tracing(), _collector_paused():
+        with outside_tracing(), collector_paused():
             return boxed(_compile_aten(graph_module, names, weights, static, config, compile_graph))
 
     with nullcontext() if trains else kept_whole(KEPT_WHOLE), corrected_predictions():
@@ -174,6 +174,8 @@ def _compile_aten(
         _fall_back(config, reason)
         return _run_module(gm)
     _compiled.append(compiled)
+    if config.report and hasattr(compiled, "records"):
+        fusec.write_report(config.report, compiled)
     return program
 
 
@@ -212,21 +214,6 @@ def _recorded(compiled: Any, gm: GraphModule, static: frozenset[int] | None) -> 
     if not isinstance(program, Program):
         return program
     return recorded(program, compiled.graph, static, compiled.remarks, partial(unrecordable, gm))
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection for a while.
-
-    A compile makes little garbage, and a collection over all of torch's objects takes a third of a second.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _fall_back(config: Config, reason: Exception) -> None:

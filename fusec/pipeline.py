@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.config import Config
 from fusec.errors import OptionError, suggestion
+from fusec.history import History, Recorder
 from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
 from fusec.loops.kinds import Limits
@@ -48,6 +49,10 @@ class PassRecord:
     """Number of these whose sides were compared."""
     declared: tuple[str, ...] = ()
     """The declared fusions in the graph before it, by name; empty unless ``config.record``."""
+    graph: Graph | None = field(default=None, compare=False, repr=False)
+    """The graph afterwards, where it changed and ``config.record`` is set; None for a record that was read as text."""
+    history: Callable[[], History] | None = field(default=None, compare=False, repr=False)
+    """Returns the graph after each of several applications, where that was recorded."""
 
 
 @dataclass
@@ -63,6 +68,8 @@ class Context:
     """Number of applications whose sides were compared, under ``verify``."""
     pass_name: str = ""
     """The pass that is running."""
+    recorder: Recorder | None = None
+    """Records the history of the pass that is running, under ``config.record``."""
     failures: dict[Node, MatchFailure] = field(default_factory=dict)
     """For each anchor node, the failed match that came furthest."""
     machine: Machine = field(default_factory=assumed_cpu)
@@ -105,6 +112,8 @@ class Context:
             "missed" if reason else "passed", self.pass_name, message or name, subject=name, reason=reason,
             sources=tuple(map(str, sources)), application=number, figures={} if reason else figures,
         )  # fmt: skip
+        if self.recorder and not reason:
+            self.recorder.application(number)
         return not reason
 
     def near_miss(self, failure: MatchFailure) -> None:
@@ -263,6 +272,7 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
 
     saved, shape, first, verified = graph.copy(), _structure(graph), context.next_number, context.verified
     context.pass_name, remarks = step.name, len(context.remarks)
+    context.recorder = Recorder(graph) if context.config.record else None
     start = time.perf_counter()
     try:
         step.apply(graph, context)
@@ -277,10 +287,19 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
         context.remarks.add("failure", step.name, f"pass {describe(step)} was undone", subject=step.name, reason=text)
     seconds = time.perf_counter() - start
     changed, declared = _structure(graph) != shape, tuple(declared_in(saved)) if context.config.record else ()
-    after = str(graph) if context.config.record and changed else before
     made, compared = context.next_number - first, context.verified - verified
-    context.records.append(PassRecord(describe(step), seconds, changed, before, after, made, compared, declared))
-    return after
+    record = PassRecord(describe(step), seconds, changed, before, before, made, compared, declared)
+    context.records.append(_recorded(record, graph, context.recorder) if context.recorder else record)
+    return context.records[-1].after
+
+
+def _recorded(record: PassRecord, graph: Graph, recorder: Recorder) -> PassRecord:
+    """Add to a record the graph after its pass, and after each application."""
+    recorder.stop()
+    if not record.changed:
+        return record
+    found = recorder.history() if record.applications > 1 else None
+    return replace(record, after=str(graph), graph=graph.copy(), history=(lambda: found) if found else None)
 
 
 def declared_in(graph: Graph) -> list[str]:

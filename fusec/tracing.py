@@ -25,7 +25,9 @@ from fusec.reproducers import keep_graph, reduce_command
 
 logger = logging.getLogger(__name__)
 EVENTS, COMPILE, IMPORTED = "events.jsonl", "compile.json", "imported.fir"
-FINAL, REMARKS = "final.fir", "remarks.json"
+FINAL, REMARKS, HISTORY = "final.fir", "remarks.json", ".history.json"
+_TEXTS = ("before", "after", "graph", "history")
+"""Fields of the record of a pass that are texts, or written as these."""
 _KEPT = {"dynamo_graph_break_reason": "graph break", "recompile_reasons": "recompile"}
 """Artifacts of torch's structured trace that are events here."""
 _folders: dict[str, "TraceFolder"] = {}
@@ -55,8 +57,13 @@ class TraceFolder:
         return folder
 
     def _of_torch(self, name: str, payload: str, compile: str) -> None:
-        if name in _KEPT:
-            self.event(_KEPT[name], payload, compile=compile)
+        if kind := event_of(name):
+            self.event(kind, payload, compile=compile)
+
+
+def event_of(artifact: str) -> str:
+    """Return the kind of event that an artifact of torch is; "" for none."""
+    return _KEPT.get(artifact, "")
 
 
 @contextmanager
@@ -158,7 +165,9 @@ def recorded(compiled: Any) -> tuple[dict[str, Any], dict[str, str]]:
         path = f"passes/{number:02d}-{record.name.partition('{')[0]}.fir"
         if record.changed and record.after:
             texts[path] = record.after
-        row = {name: value for name, value in vars(record).items() if name not in ("before", "after")}
+        if record.history:
+            texts[path + HISTORY] = json.dumps(record.history().to_json(), default=str)
+        row = {name: value for name, value in vars(record).items() if name not in _TEXTS}
         passes.append({**row, "file": path})
     texts[REMARKS] = json.dumps([r.to_json() for r in compiled.remarks], indent=1, default=str)
     for name, text in program.texts.items():

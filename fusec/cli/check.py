@@ -47,7 +47,7 @@ def check(
     if update:
         check_writable(against)
     options = {"target": target, "dynamic": dynamic, "train": train, "batch": batch, "length": length}
-    kept = None if update else _report(against)
+    kept = None if update else read_report(against)
     if kept is not None and kept.get("options", options) != options:
         words = filter(None, (_spelled(name, kept["options"].get(name, now)) for name, now in options.items()))
         raise UsageError(f"{against} is a report with other options", fix=f"give {' '.join(words)}, or --update it")
@@ -81,7 +81,7 @@ def diff(
         _show_lines(before, after, as_json)
         return
     old, new = (
-        _report(spec) if spec.endswith(".json") else _compiled(spec, target, dynamic, train, batch, length)
+        read_report(spec) if is_report(spec) else _compiled(spec, target, dynamic, train, batch, length)
         for spec in (before, after)
     )
     _show(changes(old, new, tolerance / 100), as_json)
@@ -111,7 +111,12 @@ def _compiled(spec: str, target: str, dynamic: bool, train: bool, batch: int, le
     return report_of(explain_subjects(compiled.subjects, compiled.title, compiled.model))
 
 
-def _report(path: str) -> "Report":
+def is_report(spec: str) -> bool:
+    """Return whether an argument names a report."""
+    return spec.endswith(".json")
+
+
+def read_report(path: str) -> "Report":
     """Read a report.
 
     Raises:

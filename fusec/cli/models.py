@@ -128,8 +128,8 @@ def read_graph(path: str) -> "Graph":
     return graph
 
 
-def recording(**options: str) -> "Config":
-    """Return the configuration of a compile that is recorded; options that are "" have their defaults."""
+def recording(**options: str | bool) -> "Config":
+    """Return the configuration of a compile that is recorded; options that are "" or False have their defaults."""
     from fusec.config import Config
 
     return Config.from_options(None, {"record": True, **chosen(**options)})
@@ -174,6 +174,7 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
     from fusec.codegen import target_for
     from fusec.compiler import compile_graph
     from fusec.debug.kept import kept_subject
+    from fusec.debug.node_errors import node_errors
     from fusec.debug.subject import subject_of
     from fusec.debug.timing import sample_inputs, time_program
     from fusec.ir.types import ASSUMED_SIZE
@@ -186,12 +187,15 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
                 fix="pass the model, or the graph before grouping",
             )
         return replace(subject_of(graph, title), machine=target_for(graph, config).machine(config))
-    if not time:
+    if not time and not config.verify:
         return kept_subject(graph, config, title)
     compiled = compile_graph(graph, config)
     subject = subject_of(compiled, title)
     inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
-    subject.timed(time_program(compiled.program, compiled.graph, inputs))
+    if time:
+        subject.timed(time_program(compiled.program, compiled.graph, inputs))
+    if config.verify:
+        subject.note_errors(lambda: node_errors(compiled, config, inputs))
     return subject
 
 

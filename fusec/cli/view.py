@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fusec.cli.check import is_report, read_report
 from fusec.cli.models import compiled_model, recording
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Length, ModelOrGraph, Target, Train
 from fusec.cli.terminal import UsageError, check_writable, note, write_text
@@ -24,19 +25,27 @@ def view(
     length: Length = LENGTH,
     graph: Annotated[int | None, typer.Option(help="this graph alone, where there are several")] = None,
     time: Annotated[bool, typer.Option("--time", help="run it, and show how long each kernel takes")] = False,
-    before: Annotated[str, typer.Option(metavar="MODEL|GRAPH", help="an earlier version, to compare it with")] = "",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="check every rewrite, and show the error of each kernel against float64")
+    ] = False,
+    before: Annotated[
+        str, typer.Option(metavar="MODEL|GRAPH|REPORT", help="an earlier version to compare with, or its report")
+    ] = "",
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
     """Write a page that shows the graph pass by pass, its kernels, and where each node comes from.
 
-    With --before it shows the differences between two versions of a model: sites, kernels and the final graphs.
+    With --before it shows the differences between two versions of a model: sites, kernels, and both final graphs in
+    one. MODEL or the earlier version may be a report, REPORT.json, of which there is no graph.
     """
     from fusec.debug.capture import CaptureOptions
     from fusec.debug.explain import explain_subjects
-    from fusec.viz.html import render, render_comparison
+    from fusec.viz.html import render, render_comparison, render_reports
 
     def explained(spec: str) -> "Explanation":
-        compiled = compiled_model(spec, recording(target=target), CaptureOptions(dynamic, train, time), batch, length)
+        compiled = compiled_model(
+            spec, recording(target=target, verify=verify), CaptureOptions(dynamic, train, time), batch, length
+        )
         found = compiled.subjects
         if graph is not None:
             if not 0 <= graph < len(found):
@@ -45,8 +54,13 @@ def view(
         return explain_subjects(found, compiled.title, compiled.model)
 
     check_writable(output)
-    old, now = explained(before) if before else None, explained(model)
-    text = render(now, _events(model)) if old is None else render_comparison(old, now)
+    if is_report(model) and not before:
+        raise UsageError(f"{model} is a report, which has no graph", fix="--before REPORT, or view the model")
+    if is_report(model) or is_report(before):
+        text = render_reports(*(read_report(s) if is_report(s) else explained(s).to_json() for s in (before, model)))
+    else:
+        old, now = explained(before) if before else None, explained(model)
+        text = render(now, _events(model)) if old is None else render_comparison(old, now)
     write_text(output, text)
     if output != "-":
         note(f"{output}: {Path(output).stat().st_size / 1e6:.1f} MB")

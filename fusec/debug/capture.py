@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,9 +131,9 @@ def compile_model(
     from fusec.debug.kept import compile_kept
     from fusec.dynamo import backend_for, compiled_graphs, fallbacks
 
-    watch = Stopwatch() if options.time else None
-    compile_graph = watch.compile if watch else compile_kept if keep else None
-    chosen = backend_for(replace(config or Config.from_environment(), record=True), compile_graph)
+    config = replace(config or Config.from_environment(), record=True)
+    watch, watched = Stopwatch(), options.time or config.verify
+    chosen = backend_for(config, watch.compile if watched else compile_kept if keep else None)
     count, failed = len(compiled_graphs()), len(fallbacks())
     run_compiled(model, chosen, inputs, keywords or {}, options)
     reasons = fallbacks()[failed:]
@@ -140,9 +141,11 @@ def compile_model(
     what = "a whole graph runs through ATen"
     failures = [Remark("failure", "compile", what, reason=reason) for reason in reasons]
     found[-1].remarks = (*found[-1].remarks, *failures)
-    if watch:
-        for subject in found:
+    for subject in found if watched else ():
+        if options.time:
             subject.timed(watch.timing(subject.final))
+        if config.verify:
+            subject.note_errors(partial(watch.errors, subject.final, config))
     return found
 
 

@@ -11,7 +11,8 @@ Report: TypeAlias = Mapping[str, Any]
 """A result of ``report_of``, or an explanation as JSON data, of which it is a part."""
 _WORSE = {"generated": -1, "vendor": 0, "opaque": 1}
 """The sign of a change of coverage that is for the worse."""
-_COUNTS = {"generated": "kernels", "vendor": "vendor calls", "opaque": "ATen calls"}
+COUNTS = {"generated": "kernels", "vendor": "vendor calls", "opaque": "ATen calls"}
+"""The names of launches by kind."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,21 @@ class Change:
         return f"{what} {self.name}: {' → '.join(figures)}".strip()
 
 
+@dataclass(frozen=True)
+class KernelChange:
+    """The launches of one kernel, or kind of call, on both sides."""
+
+    name: str
+    kind: str
+    launches: tuple[int, int]
+    bytes: tuple[int, int]
+
+    @property
+    def more(self) -> int:
+        """The bytes that are moved more than before."""
+        return self.bytes[1] - self.bytes[0]
+
+
 def report_of(e: Explanation) -> dict[str, Any]:
     """Return what a later compile is compared with, as JSON data: small, and without figures of a machine's speed."""
     data = e.to_json()
@@ -59,6 +75,27 @@ def changes(before: Report, after: Report, tolerance: float = 0.0) -> list[Chang
         *_shares(before, after, tolerance), *_bytes(before, after, tolerance),
     ]  # fmt: skip
     return sorted(found, key=lambda change: not change.worse)
+
+
+def kernel_changes(before: Report, after: Report) -> list[KernelChange]:
+    """Return the kernels with other launches or bytes than before, those with the largest change of bytes first."""
+    sides = [_kernels(report) for report in (before, after)]
+    found = []
+    for kind, name in dict.fromkeys((*sides[0], *sides[1])):
+        (was, old), (now, new) = (side.get((kind, name), (0, 0)) for side in sides)
+        if (was, old) != (now, new):
+            found.append(KernelChange(name, kind, (was, now), (old, new)))
+    return sorted(found, key=lambda change: (-abs(change.more), change.name))
+
+
+def _kernels(report: Report) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return launches and bytes by kind and name, without the number that distinguishes kernels of one name."""
+    found = dict[tuple[str, str], tuple[int, int]]()
+    for row in report["kernels"]:
+        name = re.sub(r"_\d+$", "", row["name"]) if row["kind"] == "generated" else row["name"]
+        launches, moved = found.get((row["kind"], name), (0, 0))
+        found[row["kind"], name] = launches + int(row["launches"]), moved + int(row["bytes"])
+    return found
 
 
 def _sites(before: Report, after: Report) -> Iterator[Change]:
@@ -95,7 +132,7 @@ def _launches(before: Report, after: Report) -> Iterator[Change]:
     for kind in KINDS:
         was, now = (int(report["launches"][kind]) for report in (before, after))
         if was != now:
-            yield Change("launches", _COUNTS[kind], was, now, now > was)
+            yield Change("launches", COUNTS[kind], was, now, now > was)
 
 
 def _shares(before: Report, after: Report, tolerance: float) -> Iterator[Change]:

@@ -7,7 +7,7 @@ then by operation and operands, then by operation.
 import difflib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class GraphDiff:
     """Only in the first."""
     rewired: list[Node] = field(default_factory=list)
     """Nodes of the second that do the same as before to other operands."""
+    inputs: dict[Value, Value] = field(default_factory=dict)
+    """Inputs of the second graph to those of the first."""
 
     def __bool__(self) -> bool:
         """Return whether anything differs."""
@@ -40,19 +42,34 @@ class GraphDiff:
 
 def diff_graphs(before: Graph, after: Graph) -> GraphDiff:
     """Pair the nodes of two graphs."""
-    diff = GraphDiff()
+    diff = GraphDiff(inputs=_same_inputs(before, after))
     here, there = _what(before), _what(after)
-    _pair(diff, before, after, _meaning(before, here).__getitem__, _meaning(after, there).__getitem__)
+    named = {v: v for v in before.inputs} | {old: new for new, old in diff.inputs.items()}
+    old_meaning, new_meaning = _meaning(before, here, named), _meaning(after, there, {v: v for v in after.inputs})
+    _pair(diff, before, after, old_meaning.__getitem__, new_meaning.__getitem__)
     partner = {old: new for new, old in diff.pairs.items()}
 
     def reads(node: Node, old: bool) -> Hashable:
         known = partner.get if old else lambda n: n if n in diff.pairs else None
-        ends = tuple((known(v.producer), v.index) if v.producer else v.index for v in node.operands)
+        ends = tuple((known(v.producer), v.index) if v.producer else named.get(v, v) for v in node.operands)
         return (here if old else there)[node], ends
 
     _pair(diff, before, after, lambda n: reads(n, True), lambda n: reads(n, False))
     _pair(diff, before, after, here.__getitem__, there.__getitem__)
     return _classify(diff, before, after)
+
+
+def diff_of_pairs(before: Graph, after: Graph, pairs: dict[Node, Node]) -> GraphDiff:
+    """Return the difference where it is known which nodes of ``before`` those of ``after`` continue."""
+    return _classify(GraphDiff(pairs, inputs=_same_inputs(before, after)), before, after)
+
+
+def _same_inputs(before: Graph, after: Graph) -> dict[Value, Value]:
+    """Pair inputs by name, as another version of a model may have fewer; by position where names are not unique."""
+    known, now = ({v.name: v for v in graph.inputs} for graph in (before, after))
+    if len(known) < len(before.inputs) or len(now) < len(after.inputs):
+        return dict(zip(after.inputs, before.inputs, strict=False))
+    return {v: known[name] for name, v in now.items() if name in known and known[name].type == v.type}
 
 
 def _classify(diff: GraphDiff, before: Graph, after: Graph) -> GraphDiff:
@@ -69,7 +86,7 @@ def _classify(diff: GraphDiff, before: Graph, after: Graph) -> GraphDiff:
 
 def _continues(diff: GraphDiff, new: Value, old: Value) -> bool:
     if new.producer is None or old.producer is None:
-        return new.producer is old.producer and new.index == old.index
+        return diff.inputs.get(new) is old
     return diff.pairs.get(new.producer) is old.producer and new.index == old.index
 
 
@@ -92,14 +109,15 @@ def _pair(
 
 
 def _what(graph: Graph) -> dict[Node, Hashable]:
-    """Return a key of a node without its operands."""
+    """Return a key of a node without its operands, and without the label of a kernel, which has a number."""
     return {
         node: (
             node.op.name,
             len(node.operands),
-            tuple(sorted((k, _plain(v)) for k, v in node.attributes.items())),
+            tuple(sorted((k, _plain(v)) for k, v in node.attributes.items() if k != "label")),
             tuple(str(r.type) for r in node.results),
-            tuple((s.module, s.op, s.text) for s in node.sources),  # a line's number moves when a model is edited
+            # A line's number moves when a model is edited; what layers share has as many sources as there are layers.
+            tuple((s.module, s.op, s.text) for s in node.sources[:1]),
         )
         for node in graph.nodes
     }
@@ -114,19 +132,22 @@ def _plain(value: Any) -> Hashable:
 def fingerprint(graph: Graph) -> int:
     """Return a key that is equal for graphs with the same computation, whatever their values are called."""
     meaning = _meaning(graph, _what(graph))
-    return hash((*map(str, (v.type for v in graph.inputs)), *(_end(v, meaning) for v in graph.outputs)))
+    return hash((*map(str, (v.type for v in graph.inputs)), *(_end(v, meaning, {}) for v in graph.outputs)))
 
 
-def _meaning(graph: Graph, what: dict[Node, Hashable]) -> dict[Node, Hashable]:
-    """Return a key of what a node computes from the inputs of the graph."""
+def _meaning(
+    graph: Graph, what: dict[Node, Hashable], inputs: Mapping[Value, Hashable] | None = None
+) -> dict[Node, Hashable]:
+    """Return a key of what a node computes from the inputs of the graph, which have keys of their own or positions."""
     meaning: dict[Node, Hashable] = {}
+    inputs = inputs or {}
     for node in graph.nodes:
-        meaning[node] = hash((what[node], *(_end(v, meaning) for v in node.operands)))
+        meaning[node] = hash((what[node], *(_end(v, meaning, inputs) for v in node.operands)))
     return meaning
 
 
-def _end(value: Value, meaning: dict[Node, Hashable]) -> Hashable:
-    return (meaning[value.producer] if value.producer else "input", value.index)
+def _end(value: Value, meaning: Mapping[Node, Hashable], inputs: Mapping[Value, Hashable]) -> Hashable:
+    return (meaning[value.producer], value.index) if value.producer else inputs.get(value, ("input", value.index))
 
 
 def diff_lines(before: Graph, after: Graph, sources: bool = True, context: int = 2) -> list[str]:

@@ -115,16 +115,17 @@ def recognised(subject: Subject) -> list[str]:
 
 
 def _gathered(remarks: Iterable[Remark]) -> list[Remark]:
-    """Merge remarks that differ in source location only, most frequent first."""
+    """Merge remarks that differ in source location only, those that lose most bytes first, then by number."""
     equal: defaultdict[tuple[str, ...], list[Remark]] = defaultdict(list)
     for r in remarks:
         equal[r.pass_name, r.message, r.reason, str(r.figures.get("kernel", ""))].append(r)
     out = []
     for same in sorted(equal.values(), key=len, reverse=True):
         places = tuple(dict.fromkeys(place for r in same for place in r.sources))
-        figures = {**same[0].figures, "count": len(same)}
+        lost = sum(int(r.figures.get("bytes_lost", 0)) for r in same)
+        figures = {**same[0].figures, "count": len(same), **({"bytes_lost": lost} if lost else {})}
         out.append(replace(same[0], sources=places, figures=figures, application=None))
-    return out
+    return sorted(out, key=lambda r: -int(r.figures.get("bytes_lost", 0)))
 
 
 def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]:
@@ -148,6 +149,8 @@ def _rows(subjects: Sequence[Subject], sizes: dict[str, int]) -> list[KernelRow]
                 rows[key].edited = edited.get(name, "")
             row = rows[key]
             row.launches += 1
+            if node in subject.errors:
+                row.error = max(row.error or 0.0, subject.errors[node].compiled)
             row.intermediate_bytes += between.get(node, 0)
             row.nodes.append(node)
             row.sources = tuple(dict.fromkeys((*row.sources, *_places(node))))[:8]

@@ -35,6 +35,8 @@ class KernelRow:
     """One launch against the limits of the machine."""
     intermediate_bytes: int = 0
     """Bytes of values that another kernel writes or reads, by all launches."""
+    error: float | None = None
+    """The largest error of its launches against float64, relative to the largest element; None without ``verify``."""
     edited: str = ""
     """Path of the edit that the kernel is built from; "" for the generated source."""
     nodes: list[Node] = field(default_factory=list)

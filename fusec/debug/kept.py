@@ -56,7 +56,7 @@ class _Kept:
         target = target_for(self.graph, self.config)
         if target.name != "cpp" or not all(module.startswith("fusec.") for module in modules):
             return ""
-        choices = repr(replace(self.config, target="", cache=True, cache_dir="", cache_mb=0, trace=""))
+        choices = repr(replace(self.config, target="", cache=True, cache_dir="", cache_mb=0, trace="", report=""))
         machine = json.dumps(target.machine(self.config).to_json())
         about = (choices, machine, *compiler_command(), digest_of_edits(self.config))
         return key_of_derived("compile", *about, self.text)

@@ -1,12 +1,13 @@
 """The subject of all tools, a compile or a bare graph, in one form; only this file reads the fields of a compile."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.analysis.memory import is_attention, is_lookup
 from fusec.debug.kernel_lines import Lines, kernel_lines
+from fusec.debug.node_errors import NodeError
 from fusec.debug.timing import Timing
 from fusec.ir.graph import Graph, Node, Source
 from fusec.ir.ops import Trait
@@ -51,11 +52,22 @@ class Subject:
     """Measured times of its program, if any."""
     tried: dict[str, bool] = field(default_factory=dict)
     """The edits that were tried, by the remark that suggests them, and whether the model fuses with them."""
+    errors: Mapping[Node, NodeError] = field(default_factory=dict)
+    """Errors of its nodes against float64, under ``verify``."""
 
     def timed(self, timing: Timing | None) -> None:
         """Set the measured times, and the sizes that they were measured with."""
         self.timing = timing
         self.sizes |= timing.sizes if timing else {}
+
+    def note_errors(self, find: Callable[[], Mapping[Node, NodeError]]) -> None:
+        """Set the errors of its nodes; where they cannot be found, a remark says why."""
+        try:
+            self.errors = find()
+        except Exception as reason:
+            why = f"{type(reason).__name__}: {reason}"
+            failed = Remark("analysis", "verify", "errors against float64 could not be recorded", reason=why)
+            self.remarks = (*self.remarks, failed)
 
     def name_of(self, node: Node) -> str:
         """Return the name of a node of the final graph in tables: that of its kernel, if it has one."""

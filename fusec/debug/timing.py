@@ -14,6 +14,7 @@ from fusec.ir.types import TensorType, Type
 if TYPE_CHECKING:
     from fusec.codegen.program.program import Program
     from fusec.compiler import Compiled
+    from fusec.debug.node_errors import NodeError
 
 _WARM_UP, _LEAST, _MOST = 3, 5, 1000
 
@@ -36,7 +37,7 @@ class Timing:
 
 
 class Stopwatch:
-    """Compiles as usual, records each program's first arguments, and times it on them afterwards."""
+    """Compiles as usual and records each program's first arguments, to time it or find errors on them afterwards."""
 
     def __init__(self) -> None:
         self._kept: dict[Graph, tuple[Compiled, list[Any]]] = {}
@@ -61,6 +62,13 @@ class Stopwatch:
         if graph.inputs and not given:
             return None
         return time_program(compiled.program, graph, given, seconds)
+
+    def errors(self, graph: Graph, config: Config) -> "dict[Node, NodeError]":
+        """Return the errors of the nodes of a compiled graph; none where its program was never called."""
+        from fusec.debug.node_errors import node_errors
+
+        compiled, given = self._kept[graph]
+        return {} if graph.inputs and not given else node_errors(compiled, config, given)
 
 
 def time_program(program: "Program", graph: Graph, inputs: Sequence[Any], seconds: float = 1.0) -> Timing:

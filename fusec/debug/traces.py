@@ -5,17 +5,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.debug.subject import Step, Subject, with_lines
 from fusec.errors import FusecError
+from fusec.history import History
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import PassRecord
 from fusec.remarks import Remark
-from fusec.tracing import COMPILE, EVENTS, FINAL, IMPORTED, REMARKS
+from fusec.tracing import COMPILE, EVENTS, FINAL, HISTORY, IMPORTED, REMARKS
 
 
 class NoTrace(FusecError):
@@ -140,9 +142,14 @@ def _compile(folder: Path) -> TracedCompile:
 
 def _texts(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of a compile by path."""
-    passes = (name for row in about["passes"] if (folder / (name := row["file"])).exists())
+    passes = (row["file"] + kind for row in about["passes"] for kind in ("", HISTORY))
     kernels = (f"kernels/{path.name}" for path in (folder / "kernels").iterdir())
-    return {name: _text(folder / name) for name in (IMPORTED, FINAL, REMARKS, *passes, *kernels)}
+    found = (name for name in passes if (folder / name).exists())
+    return {name: _text(folder / name) for name in (IMPORTED, FINAL, REMARKS, *found, *kernels)}
+
+
+def _history(text: str) -> History:
+    return History.from_json(json.loads(text))
 
 
 def subject_from(about: Mapping[str, Any], texts: Mapping[str, str], imported: Graph | None = None) -> Subject:
@@ -159,9 +166,10 @@ def subject_from(about: Mapping[str, Any], texts: Mapping[str, str], imported: G
     final, before, records = parse_graph(texts[FINAL]), texts[IMPORTED], []
     for row in about["passes"]:
         fields = dict(row)
-        after = texts.get(fields.pop("file"), before)
+        file = fields.pop("file")
+        after, known = texts.get(file, before), texts.get(file + HISTORY)
         fields |= {"before": before, "after": after, "declared": tuple(fields.get("declared", ()))}
-        records.append(PassRecord(**fields))
+        records.append(PassRecord(**fields, history=partial(_history, known) if known else None))
         before = after
     remarks = [Remark(**{**r, "sources": tuple(r["sources"])}) for r in json.loads(texts[REMARKS])]
     nodes = final.nodes

@@ -168,6 +168,8 @@ class Graph:
         """Positions of outputs that are an input, or a view of one, after a write: they share its storage. All other
         outputs have their own storage, even where passes find them equal."""
         self._nodes: dict[Node, None] = {}
+        self.journal: list[Any] | None = None
+        """Takes every change while it is set: ``add``, ``erase`` or ``replace``, the node, its operands until then."""
 
     @property
     def nodes(self) -> list[Node]:
@@ -217,6 +219,8 @@ class Graph:
         for value in node.operands:
             value.users[node] = None
         self._nodes[node] = None
+        if self.journal is not None:
+            self.journal.append(("add", node, ()))
         return node
 
     def set_outputs(self, values: Sequence[Value], types: Sequence[Type] | None = None) -> None:
@@ -243,6 +247,8 @@ class Graph:
 
     def replace_operands(self, node: Node, operands: Sequence[Value]) -> None:
         """Set the operands of a node and update the use lists."""
+        if self.journal is not None:
+            self.journal.append(("replace", node, node.operands))
         for value in node.operands:
             value.users.pop(node, None)
         node.operands = tuple(operands)
@@ -260,6 +266,8 @@ class Graph:
         for value in node.operands:
             value.users.pop(node, None)
         del self._nodes[node]
+        if self.journal is not None:
+            self.journal.append(("erase", node, node.operands))
 
     def erase_dead(self, nodes: Iterable[Node] | None = None) -> int:
         """Remove the nodes (of ``nodes``, by default all) that are unused and have no effect; return how many."""

@@ -1,10 +1,12 @@
 """A graph as a tree of boxes: modules of the model, regions, nodes; and in each group the edges between its boxes."""
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import TypeAlias
 
 from fusec.debug.subject import sources_of
 from fusec.ir.graph import Graph, Node, Value
@@ -15,6 +17,8 @@ _LEAST_FOLDED = 3
 """Fewer equal layers than this are not folded."""
 MANY_INPUTS = 24
 """Up to here the body of a region shows every input."""
+Edge: TypeAlias = tuple[Value, Node | None]
+"""A value and a node that reads it; None for a result of the graph."""
 
 
 @dataclass(eq=False)
@@ -53,8 +57,15 @@ class Tree:
     """Module name of a node that is alone in its module."""
 
 
-def build_tree(graph: Graph, path: str = "", modules: bool = True) -> Tree:
-    """Group the nodes by module path (or keep them flat), and find the edges inside each group."""
+def build_tree(graph: Graph, path: str = "", modules: bool = True, also: Sequence[Edge] = ()) -> Tree:
+    """Group the nodes by module path (or keep them flat), and find the edges inside each group.
+
+    Args:
+        graph: the graph.
+        path: the prefix of the paths of groups.
+        modules: whether modules are groups.
+        also: further edges to draw.
+    """
     paths = _module_paths(graph) if modules else {}
     root = Group(path, graph.name)
     by_path: dict[tuple[str, ...], Group] = {(): root}
@@ -72,10 +83,14 @@ def build_tree(graph: Graph, path: str = "", modules: bool = True) -> Tree:
     _compress(root, tree)
     _fold(root)
     few = not modules and len(graph.inputs) <= MANY_INPUTS
-    _connect(graph, tree, set(graph.inputs) if few else _shown_inputs(graph))
+    chains = _connect(graph, tree, set(graph.inputs) if few else _shown_inputs(graph))
+    for value, reader in also:
+        if value.producer in tree.home:
+            _thread(tree, chains, value, reader)
     return tree
 
 
+@functools.cache
 def segments(module: str) -> tuple[str, ...]:
     """The levels of a module path; an index belongs to its list: ``layers.0.mlp`` has two, ``layers.0`` and ``mlp``."""
     out: list[str] = []
@@ -90,7 +105,7 @@ def segments(module: str) -> tuple[str, ...]:
 def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
     paths: dict[Node, tuple[str, ...]] = {}
     for node in reversed(graph.nodes):
-        found = [segments(s.module) for s in sources_of(node) if s.module]
+        found = tuple(segments(s.module) for s in sources_of(node) if s.module)
         if found:
             paths[node] = _home(found)
         elif not node.sources:
@@ -99,6 +114,7 @@ def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
     return paths
 
 
+@functools.lru_cache(1 << 16)
 def _home(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the innermost module that more than half of a node's sources are in.
 
@@ -195,7 +211,8 @@ def _contents(member: "Group | Node") -> Hashable:
     return member.op.name, label(member), tuple(str(r.type) for r in member.results)
 
 
-def _connect(graph: Graph, tree: Tree, shown: set[Value]) -> None:
+def _connect(graph: Graph, tree: Tree, shown: set[Value]) -> dict[Group, tuple[Group, ...]]:
+    """Route all edges; return the groups around each group, as far as they were needed."""
     chains: dict[Group, tuple[Group, ...]] = {}
     for value in graph.inputs:
         if value in shown:
@@ -210,6 +227,7 @@ def _connect(graph: Graph, tree: Tree, shown: set[Value]) -> None:
     for value in graph.outputs:
         if value.producer in tree.home or value in shown:
             _thread(tree, chains, value, None)
+    return chains
 
 
 def _shown_inputs(graph: Graph) -> set[Value]:

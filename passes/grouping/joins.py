@@ -5,13 +5,14 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from fusec.analysis.devices import devices, kernel_device, kind
+from fusec.analysis.memory import touched_bytes
 from fusec.analysis.outline import outline
 from fusec.analysis.partition import Partition
 from fusec.analysis.uses import Uses
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.ops import Trait, multiplies_bytes, split_spec
 from fusec.ir.structure import spelling
-from fusec.ir.types import TensorType, contiguous_strides
+from fusec.ir.types import TensorType, contiguous_strides, estimate
 from fusec.loops.attention import NO_ATTENTION
 from fusec.loops.index_masks import is_index_mask
 from fusec.loops.plan import Plan
@@ -291,7 +292,13 @@ class Grouping:
                 refusal = self.refusals[producer, node]
                 if not self._is_no_attention(first | second, refusal):
                     message = f"{producer.op.name} and {node.op.name} are in two kernels"
-                    self._remark_missed(node, message, node.op.name, refusal)
+                    self._remark_missed(node, message, node.op.name, refusal, self._between(producer, node))
+
+    def _between(self, producer: Node, node: Node) -> int:
+        """Return the bytes of what a node reads of another, written and read, for a tool that shows them."""
+        if not self.context.config.record:
+            return 0
+        return 2 * sum(estimate(touched_bytes(v)) for v in self.uses.inputs(node) if v.producer is producer)
 
     def _is_no_attention(self, group: set[Node], refusal: Refusal) -> bool:
         """Return whether a refusal is about an attention where there is none, or one that is known already."""
@@ -299,10 +306,10 @@ class Grouping:
         has_softmax = any(n.is_op("exp") for n in group) and any(n.is_op("sum") for n in group)
         return refusal.reason.startswith(NO_ATTENTION) and not (has_softmax and known.isdisjoint(group))
 
-    def _remark_missed(self, node: Node, message: str, subject: str, refusal: Refusal) -> None:
+    def _remark_missed(self, node: Node, message: str, subject: str, refusal: Refusal, lost: int = 0) -> None:
         self.context.remarks.add(
             "missed", "group", message, subject=subject, reason=refusal.reason, suggestion=refusal.suggestion,
-            sources=tuple(map(str, node.sources[:1])),
+            sources=tuple(map(str, node.sources[:1])), figures={"bytes_lost": lost} if lost else {},
         )  # fmt: skip
 
     def _producers(self, node: Node) -> list[Node]:

@@ -157,6 +157,15 @@ def compiled(layers: int = 2) -> Any:
 
 def unpacked(page: str) -> dict[str, Any]:
     """The data of a page."""
-    found = re.search(r'<script type="application/octet-stream" id="data">(.*?)</script>', page, re.DOTALL)
+    (found,), parts = packed(page, "data"), packed(page, "parts")
+    for graph in found["graphs"]:
+        states = len(graph["states"])
+        graph["states"][: states - 1] = parts[graph["first_part"] : graph["first_part"] + states - 1]
+    return found
+
+
+def packed(page: str, name: str) -> list[dict[str, Any]]:
+    """The compressed data of an element of a page."""
+    found = re.search(rf'<script type="application/octet-stream" id="{name}">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    return dict(json.loads(gzip.decompress(base64.b64decode(found.group(1)))))
+    return [json.loads(gzip.decompress(base64.b64decode(text))) for text in found.group(1).split()]

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from fusec.debug.compare import report_of
 from fusec.debug.diff import diff_graphs
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.subject import subject_of
 from fusec.ir.graph import Graph, Source
 from fusec.viz.descent import descendants
-from fusec.viz.html import pack, render_comparison, view
+from fusec.viz.html import pack, render_comparison, render_reports, view
 from fusec.viz.model_source import excerpts
 from fusec.viz.scene import Scene
 from fusec.viz.tree import build_tree
 from tests.tools.sample import HOSTILE, compiled, decoder, tensor, unpacked
+from tests.tools.test_diff import chain
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def hostile_graph() -> Graph:
 def test_hostile_names_are_data_only() -> None:
     page = view(hostile_graph(), title=HOSTILE)
     assert "<img" not in page
-    assert page.count("<script") == page.count("</script") == 2
+    assert page.count("<script") == page.count("</script") == 3
     assert data_of(page)["title"] == HOSTILE
     assert "innerHTML" not in page and "insertAdjacentHTML" not in page and "document.write" not in page
 
@@ -100,7 +102,7 @@ def test_kernel_shows_its_source_and_its_model_lines() -> None:
     assert "void rms_norm" in row["source"]
     record = data["records"][data["states"][-1]["nodes"][str(row["nodes"][0])][0]]
     assert data["report"]["kernels"][record["kernel"]]["name"] == "rms_norm"
-    assert record["sources"][0][:3] == ["model.layers.0.input_layernorm", "modeling_small.py", 12]
+    assert data["sources"][record["sources"][0]][:3] == ["model.layers.0.input_layernorm", "modeling_small.py", 12]
 
 
 def test_kernels_and_reasons_are_shown_though_the_last_pass_changed_nothing() -> None:
@@ -180,13 +182,49 @@ def test_lines_of_the_model_have_those_around_them_where_the_file_is_the_one_tha
     assert excerpts(other) == {"excerpt_model.py": [(10, "another text")], "gone.py": [(3, "x = y")]}
 
 
-def test_two_versions_are_two_states_with_their_reports() -> None:
+def test_two_versions_are_states_with_their_reports_and_one_of_both() -> None:
     with torch.no_grad():
         before, after = (explain(lambda x, f=f: f(torch.softmax(x, -1)), torch.randn(4, 8), title=title)
                          for title, f in (("one", torch.exp), ("two", lambda y: torch.kthvalue(y, 2)[0])))  # fmt: skip
     data = unpacked(render_comparison(before, after))["graphs"][0]
-    assert [s["report"] for s in data["states"]] == [0, 1] and [r["title"] for r in data["reports"]] == ["one", "two"]
-    assert "ATen calls: 0 → 1" in [change["text"] for change in data["changes"]]
+    old, new, both = data["states"]
+    assert [old["report"], new["report"]] == [0, 1] and [r["title"] for r in data["reports"]] == ["one", "two"]
+    assert both["nodes"].keys() == old["nodes"].keys() | new["nodes"].keys()
+    assert set(map(str, both["removed"])) == old["nodes"].keys() - new["nodes"].keys() - _inner(old)
+    for state in (old, both):  # a kernel that only one version has is that of its own report
+        for key in both["removed"]:
+            record = data["records"][state["nodes"][str(key)][0]]
+            assert data["reports"][record["report"]]["kernels"][record["kernel"]]["nodes"] == [key]
+    assert "ATen calls: 0 → 1" in [change["text"] for change in data["comparison"]["changes"]]
+    assert data["comparison"]["total"]["ATen calls"] == [0, 1]
+
+
+def _inner(state: dict[str, Any]) -> set[str]:
+    return {str(key) for body in state["bodies"].values() for key in body}
+
+
+def test_what_only_one_version_has_leads_to_the_readers_that_both_have() -> None:
+    scene = Scene()
+    for ops in (["neg", "exp", "tanh"], ["neg", "tanh"]):
+        scene.add_state("state", chain(ops))
+    scene.add_union("both")
+    state = scene.states[-1]
+    group = state["groups"][state["root"]]
+    names = [box.get("l") for box in group["boxes"]]
+    edges = {(names[a], names[b]) for a, _, b, _ in group["edges"]}
+    assert {("neg", "tanh"), ("neg", "exp"), ("exp", "tanh")} <= edges
+    assert [scene.records[state["nodes"][k][0]]["op"] for k in state["removed"]] == ["exp"]
+
+
+def test_two_reports_are_compared_without_a_graph() -> None:
+    old, new = ({**report_of(explain(compiled(layers))), "title": str(layers)} for layers in (1, 2))
+    data = unpacked(render_reports(old, new))["graphs"][0]
+    assert data["states"] == [] and data["comparison"]["total"]["kernels"] == [3, 6]
+    (norm,) = [k for k in data["comparison"]["kernels"] if k["name"] == "rms_norm"]
+    assert norm["launches"] == [2, 4] and norm["bytes"][1] == 2 * norm["bytes"][0]
+    assert data["comparison"]["kernels"][0]["bytes"][1] - data["comparison"]["kernels"][0]["bytes"][0] == max(
+        k["bytes"][1] - k["bytes"][0] for k in data["comparison"]["kernels"]
+    )
 
 
 def test_every_graph_of_a_model_is_on_the_page() -> None:
@@ -204,3 +242,13 @@ def test_thousands_of_nodes_stay_small() -> None:
     page = view(explain(compiled(60)))
     assert len(data_of(page)["states"][0]["nodes"]) > 1800
     assert len(page) < 3_000_000
+
+
+def test_misses_that_lose_most_bytes_come_first() -> None:
+    def model(*given: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.softmax(x, -1).sum(0) for x in given]
+
+    small, large = [torch.randn(8, 8) for _ in range(3)], torch.randn(64, 48)
+    data = data_of(view(explain(model, *small, large)))
+    lost = [r["figures"]["bytes_lost"] for r in data["report"]["near_misses"]]
+    assert lost == sorted(lost, reverse=True) and lost[0] == 2 * 4 * 64 * 48

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fusec.debug.compare import report_of
 from fusec.debug.explain import explain
-from fusec.viz.html import render, render_comparison, view
+from fusec.viz.html import render, render_comparison, render_reports, view
 from tests.tools.sample import compiled
 from tests.tools.test_page import hostile_graph
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-READY = "body[data-ready]"
+READY = "body[data-ready][data-whole]"
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +225,10 @@ def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
     page.page.wait_for_timeout(300)
     page.page.click("#list .row >> nth=0")
     assert page("record(selected.k).kernel") == 0
+    page("toApplication(page.passes.find(p => p.numbers).numbers[0])")
+    for name in ("#steps", "#flip", "#passes"):
+        box = page.page.locator(name).bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844, name
     page.close()
 
 
@@ -233,7 +238,7 @@ def test_axe_finds_nothing(browser: Any, file: Path, theme: str) -> None:
     page = Opened(browser, file, f"theme={theme}")
     states = [
         "tab('Kernels')", "tab('Model'); goTo(report().kernels[0].nodes[0])", "tab('Outline')", "tab('Sites')",
-        "tab('Remarks')", "tab('IR'); step(2); side(false)", "tab('Misses'); select(null); help()",
+        "tab('Remarks')", "tab('IR'); step(2); side(false)", "toStep(3)", "tab('Misses'); select(null); help()",
     ]  # fmt: skip
     for state in states:
         page(f"(() => {{ {state} }})()")
@@ -244,15 +249,59 @@ def test_axe_finds_nothing(browser: Any, file: Path, theme: str) -> None:
     page.close()
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_comparisons(browser: Any, tmp_path: Path, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
+    old, new = (explain(compiled(layers)) for layers in (1, 2))
+    pages = {"graphs": render_comparison(old, new), "reports": render_reports(report_of(old), report_of(new))}
+    for name, text in pages.items():
+        (tmp_path / f"{name}.html").write_text(text, encoding="utf-8")
+        page = Opened(browser, tmp_path / f"{name}.html", f"theme={theme}")
+        found = axe.Axe().run(page.page).response["violations"]
+        assert not [(f["id"], n["html"][:120]) for f in found for n in f["nodes"][:2]], name
+        page.close()
+
+
 def test_single_applications_are_stepped_through(opened: Opened) -> None:
     opened("plain = false; step(page.passes.find(p => p.name === 'raise').state)")
     opened.press(".")
+    opened.page.wait_for_function("stepped && stepped.step === 1")
     first = opened.said
-    assert re.match(r"#\d+ \S+, 1 of \d+, at ", first) and opened("linked.size") > 0
+    assert re.match(r"#\d+ \S+, 1 of \d+, at ", first) and opened("marks.get(selected.k)") == "added"
     opened.press(".")
-    assert ", 2 of " in opened.said
+    opened.page.wait_for_function("stepped.step === 2")
+    assert ", 2 of " in opened.said and opened("location.hash").count("application=") == 1
     opened.press(",")
+    opened.page.wait_for_function("stepped.step === 1")
     assert opened.said == first
+    opened.press("p")
+    assert opened("stepped === null && plain")
+
+
+def test_steps_lead_from_the_graph_before_a_pass_to_the_one_after_it(opened: Opened) -> None:
+    here = "state.order.filter(isThere).filter(k => marks.get(k) !== 'removed')"
+    texts = f"(state => {here}.map(k => irText(state, k)).sort())"
+    walked = 0
+    for name in ("canonicalize", "raise", "fuse", "attention"):
+        opened(f"plain = true; step(page.passes.find(p => p.name === '{name}' && p.history !== undefined).state)")
+        before, after = opened(f"[states[at - 1], states[at]].map({texts})")
+        opened("toStep(0)")
+        assert opened(f"{texts}(shown())") == before
+        opened("toStep(passAt().numbers.length)")
+        assert opened(f"{texts}(shown())") == after != before
+        walked += opened("passAt().numbers.length")
+    assert walked > 40
+
+
+def test_a_remark_leads_to_the_graph_after_its_application(browser: Any, opened: Opened, file: Path) -> None:
+    opened("tab('Remarks')")
+    opened.page.click("#list .row:has-text('add_rms_norm') >> nth=0")
+    opened.page.wait_for_function("stepped !== null")
+    state = "[at, stepped.step, passAt().numbers[stepped.step - 1], selected.k]"
+    assert "add_rms_norm" in opened.said and opened("record(selected.k).label") == "add_rms_norm"
+    again = Opened(browser, file, opened("location.hash.slice(1)"))
+    assert again(state) == opened(state)
+    again.close()
 
 
 def test_the_graph_as_text_shows_what_a_pass_changed(opened: Opened) -> None:
@@ -277,7 +326,7 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
     page = Opened(browser, tmp_path / "page.html")
     page("for (const name of ['Model', 'Outline', 'IR']) tab(name)")
     page("keysOf(shown()).forEach(k => goTo(k))")
-    assert page("document.querySelectorAll('img, body script:not(:last-of-type):not(#data)').length") == 0
+    assert page("document.querySelectorAll('img, body script:not([type]):not(:last-of-type)').length") == 0
     page.close()
 
 
@@ -293,10 +342,38 @@ def test_two_versions_are_compared(browser: Any, tmp_path: Path) -> None:
     page = Opened(browser, tmp_path / "page.html")
     assert page("openTab") == "Changes"
     changes = page("[...document.querySelectorAll('#list .row')].map(r => r.textContent)")
-    assert any("site lost: norm" in text for text in changes)
-    assert page("marks.size") > 0
-    page.press("b")
-    assert page("[...marks.values()].every(m => m === 'removed')") and page("report().title") == "True"
+    assert any(re.match(r"norm .*− lost", text) for text in changes)
+    kinds = "[...new Set(marks.values())].sort().join(' ')"
+    both = page("[at, keysOf(shown()).length]")
+    assert "added" in page(kinds) and "removed" in page(kinds)
+    page.page.click("#list .row:has-text('− rms_norm')")  # a kernel of the earlier version, with its source
+    assert page("marks.get(selected.k)") == "removed" and "rms_norm" in str(page.page.text_content("#kernel"))
+    key = page("selected.k")
+    page.page.click(".pass >> nth=0")
+    assert (
+        page("[report().title, selected.k]") == ["True", key]
+        and "removed" in page(kinds)
+        and "added" not in page(kinds)
+    )
+    page.press("j")
+    assert page("report().title") == "False" and "removed" not in page(kinds)
+    page.press("j")
+    assert page("[at, keysOf(shown()).length]") == both
+    page.close()
+
+
+def test_two_reports_are_compared_as_a_table(browser: Any, tmp_path: Path) -> None:
+    old, new = (report_of(explain(compiled(layers))) for layers in (1, 2))
+    (tmp_path / "page.html").write_text(render_reports(old, new), encoding="utf-8")
+    for width in (390, 1280):
+        page = Opened(browser, tmp_path / "page.html", "", width)
+        assert not page.page.is_visible("#stage") and page.page.is_visible("#list .row >> nth=0")
+        assert page.page.is_visible("#figures") and "3 → 6" in str(page.page.text_content("#figures"))
+        assert page("document.documentElement.scrollWidth") <= width
+    assert any(text.startswith("~ rms_norm") for text in page.page.locator("#list .row").all_text_contents())
+    page.press("j", "b", ".", "f", "e", "g", "1")
+    page.page.fill("#filter", "swiglu")
+    assert page("[...document.querySelectorAll('#list .row')].length") == 1
     page.close()
 
 
@@ -306,6 +383,12 @@ def test_events_of_a_trace_are_listed(browser: Any, tmp_path: Path) -> None:
     page = Opened(browser, tmp_path / "page.html", "tab=Trace")
     page.page.click("#list .row")
     assert page("openTab") == "Model" and page("chosenLine") == "modeling_small.py:12" and page("linked.size") > 0
+    page.close()
+
+
+def test_links_to_other_passes_wait_for_them(browser: Any, file: Path) -> None:
+    page = Opened(browser, file, "state=1&side=before")
+    assert page("[at, before, shown() === states[0], marks.size > 0]") == [1, True, True, True]
     page.close()
 
 

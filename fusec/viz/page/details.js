@@ -54,7 +54,7 @@ function rooflinePlot(row) { // FLOP per byte against FLOP per second, both axes
   const [low, high] = [Math.floor(Math.log10(Math.min(rate, memory * 10 ** left))), Math.ceil(Math.log10(peak)) + 0.1];
   const x = v => 34 + 336 * (Math.log10(v) - left) / (right - left), y = v => 118 - 106 * (Math.log10(v) - low) / (high - low);
   const ridge = peak / memory, plot = svg("svg", { viewBox: "0 0 380 146", class: "roofline", role: "img", "aria-label": `${Number(intensity.toPrecision(3))} FLOP per byte, ${Number(rate.toPrecision(3))} GFLOP/s` });
-  for (let p = left; p <= right; p += 1) plot.append(svg("line", { x1: x(10 ** p), x2: x(10 ** p), y1: 12, y2: 118, class: "grid" }), svg("text", { x: x(10 ** p), y: 131, "text-anchor": "middle" }, p < 0 ? `0.${"0".repeat(-p - 1)}1` : `${10 ** p}`));
+  for (let p = left; p <= right; p += 1) plot.append(svg("line", { x1: x(10 ** p), x2: x(10 ** p), y1: 12, y2: 118, class: "grid" }), svg("text", { x: x(10 ** p), y: 131, "text-anchor": p === right ? "end" : "middle" }, p < 0 ? `0.${"0".repeat(-p - 1)}1` : `${10 ** p}`));
   for (let p = Math.ceil(low); p <= high; p += 1) plot.append(svg("line", { x1: 34, x2: 370, y1: y(10 ** p), y2: y(10 ** p), class: "grid" }), svg("text", { x: 30, y: y(10 ** p) + 4, "text-anchor": "end" }, p < 0 ? (10 ** p).toPrecision(1) : `${10 ** p}`));
   plot.append(svg("polyline", { points: `${x(10 ** left)},${y(memory * 10 ** left)} ${x(Math.min(10 ** right, Math.max(10 ** left, ridge)))},${y(Math.min(peak, memory * 10 ** right))} ${x(10 ** right)},${y(Math.min(peak, memory * 10 ** right))}`, class: "roof" }),
     svg("circle", { cx: x(intensity), cy: y(rate), r: 5, class: r.measured_us === null ? "point predicted" : "point" }),
@@ -94,14 +94,15 @@ function moduleDetails(box, add) {
   add(el("h3", { textContent: "Kernels inside" }), el("table", {}, all.map(([row, keys]) => el("tr", {}, el("td", {}, nodeLink(keys[0], brief(row.name))), el("td", { textContent: [keys.length > 1 ? `×${keys.length}` : "", amount(row.bytes_each * keys.length, "B"), duration((row.roofline.measured_us ?? row.roofline.predicted_us) * keys.length)].filter(Boolean).join(" · ") })))));
 }
 function nodeDetails(key, add) {
-  const r = record(key), operands = shown().nodes[key][1], kernel = kernelOf(key), whole = kernel && kernel.region === key;
+  const r = record(key), operands = operandsOf(key), kernel = kernelOf(key), whole = kernel && kernel.region === key;
   add(el("span", { className: `tag ${r.category}`, textContent: r.category }), " ", marks.has(key) ? el("span", { className: `tag ${marks.get(key)}`, textContent: marks.get(key) }) : "",
-    el("h2", { textContent: r.label }), el("div", { className: "note", textContent: r.op === "region" ? "" : r.meaning }));
+    el("h2", { textContent: r.label }), el("div", { className: "note", textContent: r.op === "region" ? "" : page.meanings[r.op] }));
   if (kernel) {
     const { row, region } = kernel;
     add(el("p", {}, whole ? el("b", { textContent: row.name }) : el("span", {}, "in kernel ", nodeLink(region, row.name)), el("span", { className: "note", textContent: `   ${[row.launches > 1 ? `one of ${row.launches} launches` : "", amount(row.bytes_each, "B"), amount(row.flops_each, "FLOP")].filter(Boolean).join(" · ")}` })),
       row.edited ? el("p", { className: "note", textContent: `built from the edited source ${row.edited}` }) : "", el("p", { className: "note", textContent: roofline(row) }));
   }
+  if (r.error) add(el("p", { className: "note", textContent: `error against float64 ${r.error.compiled.toExponential(1)} of the largest element; ${r.error.eager.toExponential(1)} in eager` }));
   if (r.reason) add(el("p", { className: "note", textContent: r.reason }));
   if (kernel && kernel.row.source) add(el("h3", {}, kernel.row.source.includes("@triton") ? "Kernel · Triton" : "Kernel · C++", el("button", { className: "copy", textContent: "copy", onclick: () => navigator.clipboard && navigator.clipboard.writeText(kernel.row.source) })), kernelLines(kernel));
   if (whole) add(rooflinePlot(kernel.row));
@@ -109,7 +110,7 @@ function nodeDetails(key, add) {
   const attributes = Object.entries(r.attributes);
   if (attributes.length) add(el("h3", { textContent: "Attributes" }), el("table", {}, attributes.map(([k, v]) => el("tr", {}, el("td", { textContent: k }), el("td", { textContent: v })))));
   if (r.sources.length) add(el("h3", { textContent: `From the model (${r.sources.length})` }), byLine(r.sources).slice(0, 40).map(sourceBlock));
-  const came = at > 0 && !before ? heirs(key, at, at - 1).filter(k => k !== key) : [], became = (before ? states[at] : states[at + 1] || {}).became?.[key] || [];
+  const came = isWhole && at > 0 && !before && !stepped ? heirs(key, at, at - 1).filter(k => k !== key) : [], became = stepped || !isWhole ? [] : (before ? states[at] : states[at + 1] || {}).became?.[key] || [];
   if (came.length) add(el("h3", { textContent: "Came from" }), el("p", { className: "note", textContent: came.slice(0, 8).map(k => records[states[at - 1].nodes[k][0]].label).join(", ") }));
   if (became.length) add(el("h3", { textContent: "Becomes" }), el("p", { className: "note", textContent: became.map(k => records[(before ? states[at] : states[at + 1]).nodes[k][0]].label).join(", ") }));
   const lines = new Set(r.sources.map(sourceText)), said = report() ? report().remarks.filter(x => (x.sources || []).some(s => lines.has(s))) : [];

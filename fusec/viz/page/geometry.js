@@ -46,6 +46,7 @@ function places(visit) {
   (function walk(id, ox, oy, depth) {
     const m = measure(id);
     m.group.boxes.forEach((box, i) => {
+      if (!present(box)) return;
       const p = { box, i, m, id, ox, oy, x: ox + m.x[i] - m.boxW[i] / 2, y: oy + m.y[i], w: m.boxW[i], h: m.boxH[i], depth };
       if (visit(p) === false) return;
       if (box.g && open.has(box.g)) walk(box.g, p.x + (p.w - measure(box.g).w) / 2, p.y + HEAD + PAD, depth + 1);
@@ -79,13 +80,18 @@ function reveal(name) {
 let marks = new Map(), counts = new Map();
 function mark() {
   marks = new Map(); counts = new Map();
-  const state = states[at];
-  if (plain) return;
-  if (before) for (const k of state.removed) marks.set(k, "removed");
+  if (stepped) markStep();
+  const state = page.comparison ? states.at(-1) : states[at]; // what differs between two versions is marked in each
+  if (plain && !page.comparison || stepped) return countMarks();
+  if (page.comparison) for (const kind of ["removed", "added", "rewired"]) { for (const k of state[kind]) if (has(k)) marks.set(k, kind); }
+  else if (before) for (const k of state.removed) marks.set(k, "removed");
   else {
     for (const k of state.added) marks.set(k, "added");
     for (const k of state.rewired || []) marks.set(k, "rewired");
   }
+  countMarks();
+}
+function countMarks() {
   const { up } = parents();
   for (const [key, kind] of marks)
     for (let id = up[`k${key}`]; id; id = up[id]) {
@@ -94,26 +100,33 @@ function mark() {
     }
 }
 
-// Heat: an amount of each node, and of each group the sum of those inside.
+// Heat: an amount of each node, and of each group the sum of those inside; of errors the largest.
 
 let heat = "kind";
 const AMOUNTS = {
   bytes: row => row.bytes_each,
   "predicted time": row => row.roofline.predicted_us,
   "measured time": row => row.roofline.measured_us || 0,
+  "error against float64": (row, node) => node.error ? node.error.compiled : 0,
 };
+const SUM = (a, b) => a + b;
 const heats = Object.fromEntries(Object.entries(AMOUNTS).map(([name, of]) => [name, perState(state => {
-  const values = {}, rows = report() ? report().kernels : [];
-  let most = 0;
+  const values = {}, join = name === "error against float64" ? Math.max : SUM;
+  let most = 0, least = Infinity;
   (function total(id) {
     return values[id] = state.groups[id].boxes.reduce((sum, box) => {
-      if (box.k === undefined) return sum + (box.g ? total(box.g) : 0);
-      const kernel = rows[records[state.nodes[box.k][0]].kernel];
-      const own = kernel ? Number(of(kernel)) || 0 : 0;
-      values[`k${box.k}`] = own; most = Math.max(most, own);
-      return sum + own;
+      if (box.k === undefined) return join(sum, box.g ? total(box.g) : 0);
+      const node = records[state.nodes[box.k][0]], kernel = rowOf(node), own = kernel ? Number(of(kernel, node)) || 0 : 0;
+      values[`k${box.k}`] = own; most = Math.max(most, own); least = Math.min(least, own || least);
+      return join(sum, own);
     }, 0);
   })(state.root);
-  return { values, most: most || 1, total: values[state.root] || 1 };
+  return { values, least, most: most || 1, total: values[state.root] || 1 };
 })]));
-const heatText = value => heat === "bytes" ? amount(value, "B") : duration(value);
+const heatText = value => heat === "bytes" ? amount(value, "B") : heat.startsWith("error") ? value.toExponential(1) : duration(value);
+// The share of the heat: errors grow through a model by factors, so theirs is logarithmic.
+function warmth(box, value) {
+  const { least, most, total } = heats[heat]();
+  if (heat.startsWith("error")) return most > least ? Math.log(value / least) / Math.log(most / least) : 1;
+  return Math.sqrt(Math.min(1, value / (box.k === undefined ? total : most)));
+}

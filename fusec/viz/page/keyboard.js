@@ -65,8 +65,8 @@ function listenToKeys() {
   });
   document.addEventListener("keydown", e => {
     if (e.ctrlKey || e.metaKey || e.altKey || e.target.matches("input:not([type=checkbox]), select") || $("help").open) return;
-    const act = { j: () => walk(1), k: () => walk(-1), ",": () => walkApplications(-1), ".": () => walkApplications(1), b: () => side(!before), p: () => side(false, !plain), f: frameAll, e: openAll, c: closeAll, t: theme, g: () => canvas.focus(),
-      "/": () => $("query").focus(), Escape: () => { select(null); canvas.focus(); }, "+": () => zoom(1.25), "-": () => zoom(0.8), "?": help }[e.key];
+    const act = states.length && { j: () => walk(1), k: () => walk(-1), ",": () => walkApplications(-1), ".": () => walkApplications(1), b: () => side(!before), p: () => side(false, !plain), f: frameAll, e: openAll, c: closeAll, g: () => canvas.focus(),
+      "/": () => $("query").focus(), Escape: () => { select(null); canvas.focus(); }, "+": () => zoom(1.25), "-": () => zoom(0.8), "?": help }[e.key] || { t: theme }[e.key];
     const number = /^[1-9]$/.test(e.key) ? $("tabs").children[Number(e.key) - 1] : null;
     if (act) { e.preventDefault(); act(); } else if (number) { number.click(); (document.querySelector("#list .lines, #list [tabindex='0'], #list button") || number).focus(); }
   });

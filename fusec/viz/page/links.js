@@ -3,13 +3,14 @@
 let chosenLine = ""; // "file:line" of the model
 let linkedGroups = new Set();
 
-const keysOf = state => state.order.flatMap(function inner(k) { return [k, ...(state.bodies[k] || []).flatMap(inner)]; });
+const within = state => function inner(k) { return [k, ...(state.bodies[k] || []).flatMap(inner)]; };
+const keysOf = state => state.order.filter(isThere).flatMap(within(state));
 const regions = perState(state => new Map(Object.entries(state.bodies).flatMap(([region, keys]) => keys.map(k => [k, Number(region)]))));
 const lineId = ([, file, line]) => `${file}:${line}`;
 // For each line of the model its nodes, the innermost alone.
 const nodesOfLines = perState(state => {
   const found = new Map();
-  for (const key of keysOf(state)) {
+  for (const key of state.order.flatMap(within(state))) {
     if (state.bodies[key]) continue;
     for (const id of new Set(records[state.nodes[key][0]].sources.map(lineId))) {
       if (!found.has(id)) found.set(id, []);
@@ -20,18 +21,19 @@ const nodesOfLines = perState(state => {
 });
 const linesOf = key => new Set(record(key).sources.map(lineId));
 
+const rowOf = r => r.kernel === undefined ? undefined : page.reports[r.report]?.kernels[r.kernel];
 // The kernel that runs a node, and the region that it is made from.
 function kernelOf(key) {
   for (let k = key; k !== undefined; k = regions().get(k)) {
-    const number = record(k).kernel;
-    if (number !== undefined && report()) return { row: report().kernels[number], region: k };
+    const row = rowOf(record(k));
+    if (row) return { row, region: k };
   }
   return null;
 }
 // The node or the input that each line of a kernel belongs to, as operands have it: [key or name, index].
 function originsOf({ row, region }) {
   if (!row.known.includes(region)) return [];
-  const body = shown().bodies[region] || [], operands = shown().nodes[region][1];
+  const body = shown().bodies[region] || [], operands = operandsOf(region);
   return row.lines.map(n => n === null ? null : n >= 0 ? [body[n], 0] : operands[-1 - n]);
 }
 
@@ -70,14 +72,15 @@ function goTo(key, keepLinks = false) {
 }
 function goToGroup(id) {
   const box = parents().boxes[id];
-  if (!box) return;
+  if (!box) return false;
   reveal(id); open.add(id); measured.clear();
   const p = find(q => q.box.g === id && q.box.k === undefined);
   if (p) { select(p.box); show(p); }
+  return true;
 }
 // Show all nodes of a line of the model, and the line in the kernel on show, or in the first that has one.
 function chooseLine(id) {
-  const nodes = nodesOfLines().get(id) || [];
+  const nodes = (nodesOfLines().get(id) || []).filter(isThere);
   chosenLine = id; link(nodes);
   const inside = selected && selected.k !== undefined && has(selected.k) && linked.has(selected.k);
   if (nodes.length && !inside) goTo(nodes.find(k => kernelOf(k)) ?? nodes[0], true);
@@ -87,6 +90,7 @@ function chooseLine(id) {
 }
 // What became of a selected node in another state, or where it came from.
 function heirs(key, from, to) {
+  if (states[to].nodes[key] !== undefined) return [key];
   let keys = [key];
   for (let i = from; i !== to; i += Math.sign(to - from)) {
     const next = states[to > from ? i + 1 : i - 1], became = states[to > from ? i + 1 : i].became || {};

@@ -4,9 +4,9 @@ let openTab = "Kernels", filterText = "";
 const TABS = {
   Kernels: () => report() ? report().kernels.length : null,
   Model: () => Object.keys(page.files).length || null,
-  Outline: () => "",
-  IR: () => "",
-  Changes: () => page.changes.length || null,
+  Outline: () => states.length ? "" : null,
+  IR: () => states.length ? "" : null,
+  Changes: () => page.comparison ? page.comparison.changes.length + page.comparison.kernels.length : null,
   Sites: () => report() && report().sites.length || null,
   Misses: () => report() ? report().near_misses.length : null,
   Remarks: () => report() ? report().remarks.length : null,
@@ -48,13 +48,7 @@ const lists = {
     const worst = ["failure", "missed", "passed", "analysis"];
     return [...equal.values()].sort((a, b) => worst.indexOf(a[0].kind) - worst.indexOf(b[0].kind)).map(all => remarkRow(all, all.length));
   },
-  Changes() {
-    return page.changes.map(c => {
-      const out = row(c.worse ? "worse" : "better", c.text, c.worse ? "− worse" : "+ better", c.why, null, null);
-      if (c.what === "site") out.onclick = () => { const m = c.name.split(" ").slice(1).join(" "); goToGroup(`m${m}`) || chooseModule(m); };
-      return out;
-    });
-  },
+  Changes: comparisonList,
   Trace() {
     return everything.events.map(e => {
       const out = row(e.kind === "fallback" ? "opaque" : "", e.kind, e.count > 1 ? `×${e.count}` : "", e.text, null, null);
@@ -66,11 +60,12 @@ const lists = {
 };
 function remarkRow(all, count) {
   const [r] = all, sources = all.flatMap(x => x.sources || []);
-  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, count > 1 ? `×${count}` : "", [r.pass_name, r.reason, sources[0]].filter(Boolean).join(" · "), null, null);
+  const out = row("", `${all.length === 1 && typeof r.application === "number" ? `#${r.application} ` : ""}${r.message}`, [count > 1 ? `×${count}` : "", (r.figures || {}).bytes_lost ? `${amount(r.figures.bytes_lost, "B")} lost` : ""].filter(Boolean).join(" · "), [r.pass_name, r.reason, sources[0]].filter(Boolean).join(" · "), null, null);
   out.firstChild.prepend(el("span", { className: `tag ${r.kind}`, textContent: r.kind }), " ");
   if (r.suggestion) out.append(el("span", { className: "less edit", textContent: `→ ${r.suggestion}` }));
   let turn = 0;
-  out.onclick = () => {
+  out.onclick = async () => {
+    if (r.kind === "passed" && await toApplication(all[turn % all.length].application)) { turn += 1; return; }
     if (!sources.length) return;
     const found = bySource([sources[turn++ % sources.length]]);
     link(found); if (found.length) goTo(found[0], true);
@@ -86,9 +81,10 @@ function chooseModule(module) { // all nodes of a module that has no group of it
   link(found); if (found.length) goTo(found[0], true);
 }
 function atEnd() { if (finalState() >= 0 && (at < finalState() || before)) { before = false; step(finalState()); } }
+const breakable = name => name.split(/(?<=_)/).flatMap((part, i) => i ? [el("wbr"), part] : [part]);
 function row(kind, what, much, less, share, keys) {
   let turn = 0;
-  const out = el("button", { className: `row ${kind}` }, el("span", { className: "what", textContent: what }), el("span", { className: "much", textContent: much }), less ? el("span", { className: "less", textContent: less }) : "");
+  const out = el("button", { className: `row ${kind}` }, el("span", { className: "what" }, breakable(what)), el("span", { className: "much", textContent: much }), less ? el("span", { className: "less", textContent: less }) : "");
   if (share !== null) { const fill = el("i"); fill.style.width = `${Math.max(0.5, share * 100)}%`; out.append(el("span", { className: "share" }, fill)); }
   if (keys && keys.length) {
     out.keys = new Set(keys);
@@ -99,7 +95,7 @@ function row(kind, what, much, less, share, keys) {
 
 // The outline: modules and nodes as a tree, which a screen reader can walk.
 function outlineItems(id, depth) {
-  return shown().groups[id].boxes.filter(box => box.t === "g" || box.t === "n").map(box => {
+  return shown().groups[id].boxes.filter(box => (box.t === "g" || box.t === "n") && present(box)).map(box => {
     const item = el("li", { role: "treeitem", tabIndex: -1, className: "item" });
     item.box = box;
     item.setAttribute("aria-level", depth);

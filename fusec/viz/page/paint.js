@@ -50,11 +50,13 @@ function paintGroup(id, ox, oy, seen, depth) {
   const chosen = m.group.boxes.findIndex(box => same(box, focus)), over = m.group.boxes.findIndex(box => same(box, hovered));
   const bright = [];
   for (const edge of m.group.edges) {
+    if (!isEdge(m.group.boxes[edge[0]], m.group.boxes[edge[2]])) continue;
     if (edge[0] === chosen || edge[2] === chosen || edge[0] === over || edge[2] === over) bright.push(edge);
     else if (!edge[3]) paintEdge(m, ox, oy, edge, seen, false);
   }
   for (const edge of bright) paintEdge(m, ox, oy, edge, seen, true);
   m.group.boxes.forEach((box, i) => {
+    if (!present(box)) return;
     const x = ox + m.x[i] - m.boxW[i] / 2, y = oy + m.y[i], w = m.boxW[i], h = m.boxH[i];
     if (x > seen.right || y > seen.bottom || x + w < seen.left || y + h < seen.top) return;
     if (box.g && open.has(box.g)) {
@@ -63,10 +65,12 @@ function paintGroup(id, ox, oy, seen, depth) {
     } else paintBox(box, x, y, w, h);
   });
 }
+const changeOf = box => box && box.k !== undefined ? marks.get(box.k) : undefined;
+const changeOfEdge = ({ group }, a, b) => ["removed", "added"].find(kind => changeOf(group.boxes[a]) === kind || changeOf(group.boxes[b]) === kind);
 function paintEdge(m, ox, oy, [a, bends, b, far], seen, bright) {
   const [x0, y0, x1, y1] = [ox + m.x[a], oy + m.y[a] + m.boxH[a], ox + m.x[b], oy + m.y[b]];
   if (!far && (Math.max(y0, y1) < seen.top || Math.min(y0, y1) > seen.bottom)) return;
-  pen.strokeStyle = bright ? colours.select : colours.edge;
+  pen.strokeStyle = bright ? colours.select : colours[changeOfEdge(m, a, b) || "edge"];
   pen.lineWidth = bright ? 2 : 1.25;
   pen.setLineDash(far ? [5, 4] : []);
   pen.beginPath(); pen.moveTo(x0, y0);
@@ -96,8 +100,7 @@ const amountOf = box => heat === "kind" ? undefined : heats[heat]().values[box.k
 function warm(box, x, y, w, h, r) {
   const value = amountOf(box);
   if (!value) return;
-  const { most, total } = heats[heat]();
-  pen.globalAlpha = 0.08 + 0.72 * Math.sqrt(Math.min(1, value / (box.k === undefined ? total : most)));
+  pen.globalAlpha = 0.08 + 0.72 * warmth(box, value);
   pen.fillStyle = colours.hot; rounded(x, y, w, h, r); pen.fill(); pen.globalAlpha = 1;
 }
 function ring(x, y, w, h, r, colour, width) {
@@ -106,7 +109,7 @@ function ring(x, y, w, h, r, colour, width) {
   rounded(x - 1.5, y - 1.5, w + 3, h + 3, r + 1.5); pen.stroke();
 }
 function outline(box, x, y, w, h, r) {
-  const change = box.k !== undefined ? marks.get(box.k) : null;
+  const change = changeOf(box);
   if (change) {
     pen.setLineDash(change === "rewired" ? [6, 3] : []);
     ring(x, y, w, h, r, colours[change], 2.4); pen.setLineDash([]);
@@ -116,11 +119,11 @@ function outline(box, x, y, w, h, r) {
   if (same(box, selected) || same(box, hovered)) ring(x, y, w, h, r, colours.select, same(box, selected) ? 2.6 : 1.4);
 }
 function badge(box, right, y) {
-  const c = box.g && counts.get(box.g);
+  const change = changeOf(box), c = change ? { [change]: "" } : box.g && counts.get(box.g);
   if (!c || view.scale < 0.5) return;
   let x = right - 8;
   for (const [kind, sign] of [["rewired", "~"], ["removed", "−"], ["added", "+"]]) {
-    if (!c[kind]) continue;
+    if (!c[kind] && kind !== change) continue;
     const text = sign + c[kind];
     pen.font = `600 ${legible(11)}px ${colours.ui}`;
     const w = pen.measureText(text).width;
@@ -175,7 +178,7 @@ function paintBox(box, x, y, w, h) {
   if (box.g) chevron(x + (module ? 13 : 15), y + h / 2, false);
   const value = amountOf(box), below = heat === "kind" ? box.s : value ? heatText(value) : "";
   const two = below && size + small + 6 <= h, y1 = two ? y + h / 2 - 7.5 : y + h / 2;
-  const taken = counts.has(box.g) ? 62 : 0;
+  const taken = counts.has(box.g) ? 62 : changeOf(box) ? 14 : 0;
   write(box.l, x + indent, y1, w - indent - 8 - taken, 12, { weight: 600, family: module ? colours.ui : colours.mono }, colours.ink);
   if (two) write(below, x + indent, y + h / 2 + 8.5, w - indent - 8, 11, { family: module ? colours.ui : colours.mono }, colours.dim);
   badge(box, x + w, y1);

@@ -4,9 +4,10 @@ function header() {
   $("name").textContent = everything.title; $("name").title = everything.title;
   if (everything.graphs.length > 1) { // each graph is a page of its own: what is open in one means nothing in another
     const choice = el("select", { title: "Graphs of this model", ariaLabel: "Graph", onchange: () => { location.hash = `graph=${choice.value}`; location.reload(); } },
-      everything.graphs.map((g, i) => el("option", { value: i, selected: i === graphNumber, textContent: `${g.name} ${i + 1} of ${everything.graphs.length}, ${plural(g.states[0].order.length, "node")}` })));
+      everything.graphs.map((g, i) => el("option", { value: i, selected: i === graphNumber, textContent: `${g.name} ${i + 1} of ${everything.graphs.length}, ${plural(g.passes.find(p => p.state === 0).nodes, "node")}` })));
     $("name").after(choice);
   }
+  if (page.comparison) { totals(); $("coverage").hidden = true; return; }
   const last = page.reports.at(-1);
   if (!last) { $("figures").hidden = $("coverage").hidden = true; return; }
   for (const [value, name] of last.headline) $("figures").append(el("div", { className: "figure" }, el("b", { textContent: typeof value === "number" ? value.toLocaleString("en") : value }), el("span", { textContent: name })));
@@ -23,11 +24,10 @@ function header() {
 function timeline() {
   const bar = el("div", { id: "passes", role: "group", ariaLabel: "Passes" });
   for (const p of page.passes) {
-    const delta = p.state === null ? [el("span", { textContent: "no change" })] : ["added", "removed", "rewired"].flatMap((kind, i) => {
-      const n = (states[p.state][kind] || []).length;
+    const delta = p.state === null ? [el("span", { textContent: "no change" })] : p.delta.flatMap((n, i) => {
       return n && p.state > 0 ? [el("span", { className: ["plus", "minus", "tilde"][i], textContent: `${"+−~"[i]}${n} ` })] : [];
     });
-    if (p.state === 0) delta.push(plural(states[0].order.length, "node"));
+    if (p.state === 0) delta.push(plural(p.nodes, "node"));
     const b = el("button", { className: p.state === null ? "pass idle" : "pass", title: [p.name, p.seconds === null ? "" : `${(1000 * p.seconds).toFixed(1)} ms`, p.applications ? plural(p.applications, "application") : ""].filter(Boolean).join(" · ") },
       el("b", { textContent: p.name.length > 26 ? `${p.name.slice(0, 25)}…` : p.name }), el("small", {}, delta, p.seconds ? ` ${p.seconds >= 1 ? `${p.seconds.toFixed(1)} s` : `${Math.max(1, Math.round(1000 * p.seconds))} ms`}` : ""));
     if (p.state === null) b.disabled = true; else { b.dataset.state = p.state; b.onclick = () => { plain = false; step(p.state); }; }
@@ -35,14 +35,15 @@ function timeline() {
   }
   const flip = el("div", { className: "switch", id: "flip", role: "group", ariaLabel: "Side of the pass" }, el("button", { textContent: "before", title: "Before the pass, what it removes in red (b)", onclick: () => side(true) }),
     el("button", { textContent: "after", title: "After the pass, what it adds in green", onclick: () => side(false) }), el("button", { textContent: "plain", title: "After the pass, nothing marked (p)", onclick: () => side(false, true) }));
-  $("bottom").replaceChildren(bar, flip, el("span", { className: "keys" }, el("kbd", { textContent: "j" }), " ", el("kbd", { textContent: "k" }), " passes ", el("kbd", { textContent: "," }), " ", el("kbd", { textContent: "." }), " applications ", el("kbd", { textContent: "?" }), " keys"));
+  $("bottom").replaceChildren(bar, el("div", { className: "switch", id: "steps", role: "group", ariaLabel: "Applications" }), flip, el("span", { className: "keys" }, el("kbd", { textContent: "j" }), " ", el("kbd", { textContent: "k" }), " passes ", el("kbd", { textContent: "," }), " ", el("kbd", { textContent: "." }), " applications ", el("kbd", { textContent: "?" }), " keys"));
   if (states.length < 2) $("bottom").hidden = true;
 }
 function moved(change) { // to another state, with what became of the selection there
+  if (!isWhole) { whole.then(() => moved(change)); return; }
   const from = before && at > 0 ? at - 1 : at, box = selected, op = box && box.k !== undefined && has(box.k) ? record(box.k).op : "";
-  keeping(selected, () => { change(); if (at === 0) before = false; mark(); });
+  keeping(selected, () => { change(); stepped = null; if (at === 0) before = false; mark(); });
   const to = before && at > 0 ? at - 1 : at;
-  application = -1; link([]); chosenLine = "";
+  link([]); chosenLine = "";
   if (box && box.k !== undefined && !has(box.k)) {
     const found = heirs(box.k, from, to).filter(has), heir = found.find(k => record(k).op === op) ?? found[0];
     if (heir === undefined) select(null); else goTo(heir);
@@ -51,7 +52,9 @@ function moved(change) { // to another state, with what became of the selection 
   refresh();
 }
 function step(i) { moved(() => { at = Math.max(0, Math.min(states.length - 1, i)); }); }
-function side(isBefore, isPlain = false) { moved(() => { before = isBefore && at > 0; plain = isPlain; }); }
+function side(isBefore, isPlain = false) {
+  if (!page.comparison) moved(() => { before = isBefore && at > 0; plain = isPlain; });
+}
 function walk(by) { if (plain && !before) plain = false; step(at + by); }
 function refresh() {
   if (!states.length) return;
@@ -64,39 +67,24 @@ function refresh() {
     if (s === at) b.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   const flip = $("flip");
-  if (flip) { [before, !before && !plain, plain].forEach((on, i) => { flip.children[i].classList.toggle("on", on); flip.children[i].setAttribute("aria-pressed", String(on)); }); flip.style.visibility = at > 0 ? "" : "hidden"; }
-  details(); follow(); draw(); remember();
+  if (flip) { [before, !before && !plain && !stepped, plain].forEach((on, i) => { flip.children[i].classList.toggle("on", on); flip.children[i].setAttribute("aria-pressed", String(on)); }); flip.style.visibility = at > 0 && !page.comparison ? "" : "hidden"; }
+  stepper(); details(); follow(); draw(); remember();
 }
 
-// Single applications of rewrites in the pass at hand.
-let application = -1;
-function applications() {
-  const name = page.passes.find(p => p.state === at)?.name.split("{")[0], last = page.reports.at(-1);
-  return last ? last.remarks.filter(r => r.kind === "passed" && typeof r.application === "number" && r.pass_name === name) : [];
+function legend() { // of the colours, and of the marks
+  const swatch = (text, colour, className = "") => { const item = el("span", { textContent: text, className }); item.style.setProperty("--swatch", colour); $("legend").append(item); };
+  $("legend").replaceChildren();
+  if (heat !== "kind") {
+    const { least, most } = heats[heat]();
+    swatch(least < most ? `${heat} of one node: ${heatText(least)}` : heat, "color-mix(in srgb, var(--hot) 8%, var(--panel))"); swatch(heatText(most), "color-mix(in srgb, var(--hot) 80%, var(--panel))");
+  } else for (const [name, colour] of [["kernel", "c-kernel"], ["fusion", "c-declared"], ["contraction", "c-contraction"], ["reduction", "c-reduction"], ["pointwise", "c-pointwise"], ["view", "c-view"], ["opaque", "c-opaque"], ["write", "c-write"]]) swatch(name, `var(--${colour})`);
+  for (const name of [...(states.length > 1 ? ["added", "removed", "rewired"] : []), "linked"]) swatch(name, `var(--${name})`, "outline");
 }
-function walkApplications(by) {
-  const all = applications();
-  if (!all.length) { say("no applications in this pass"); return; }
-  application = Math.max(0, Math.min(all.length - 1, application + by));
-  const r = all[application], found = bySource(r.sources), changed = found.filter(k => marks.has(k) || marks.has(regions().get(k)));
-  const here = application;
-  link(changed.length ? changed : found);
-  if (linked.size) goTo([...linked][0], true);
-  application = here;
-  say(`#${r.application} ${r.message}, ${application + 1} of ${all.length}, at ${r.sources[0] || "no line"}`);
-}
-
-function legend() {
-  for (const [name, colour] of [["kernel", "c-kernel"], ["fusion", "c-declared"], ["contraction", "c-contraction"], ["reduction", "c-reduction"], ["pointwise", "c-pointwise"], ["view", "c-view"], ["opaque", "c-opaque"], ["write", "c-write"]]) {
-    const item = el("span", { textContent: name }); item.style.setProperty("--swatch", `var(--${colour})`); $("legend").append(item);
-  }
-  for (const name of [...(states.length > 1 ? ["added", "removed", "rewired"] : []), "linked"]) {
-    const item = el("span", { className: "outline", textContent: name }); item.style.setProperty("--swatch", `var(--${name})`); $("legend").append(item);
-  }
+function tools() {
   if (report()) {
-    const isTimed = report().kernels.some(k => k.roofline && k.roofline.measured_us !== null);
-    const choice = el("select", { id: "colour", title: "Colour of the boxes", ariaLabel: "Colour by", onchange: () => { heat = choice.value; draw(); remember(); } },
-      ["kind", "bytes", "predicted time", ...(isTimed ? ["measured time"] : [])].map(name => el("option", { value: name, textContent: `colour: ${name}` })));
+    const known = row => [["measured time", row.roofline?.measured_us], ["error against float64", row.error]].filter(([, x]) => x !== null && x !== undefined).map(([name]) => name);
+    const choice = el("select", { id: "colour", title: "Colour of the boxes", ariaLabel: "Colour by", onchange: () => { heat = choice.value; legend(); draw(); remember(); } },
+      ["kind", "bytes", "predicted time", ...new Set(report().kernels.flatMap(known))].map(name => el("option", { value: name, textContent: `colour: ${name}` })));
     $("tools").append(choice);
   }
   for (const [text, title, act] of [["−", "Zoom out", () => zoom(0.8)], ["+", "Zoom in", () => zoom(1.25)], ["fit", "Whole graph (f)", frameAll], ["open", "Open all modules (e)", openAll], ["close", "Close all (c)", closeAll]]) $("tools").append(el("button", { textContent: text, title, onclick: act }));

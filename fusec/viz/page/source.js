@@ -88,14 +88,14 @@ function modelList() {
 
 // The graph as text, with the lines that the pass at hand removed and added.
 function irText(state, key, indent = "") {
-  const [number, operands] = state.nodes[key], r = records[number];
+  const operands = operandsOf(key, state), r = records[state.nodes[key][0]];
   const refs = operands.map(([ref, i]) => typeof ref === "string" ? `%${(state.inputs[ref] || [ref])[0]}` : records[state.nodes[ref][0]].op === "constant" ? records[state.nodes[ref][0]].label.replace(/^constant /, "") : `%${ref}${records[state.nodes[ref][0]].types.length > 1 ? `.${i}` : ""}`);
   const attributes = Object.entries(r.attributes).map(([k, v]) => `${k}=${v}`).join(", ");
   return `${indent}%${key}: ${r.types.join(", ")} = ${r.op}(${refs.join(", ")})${attributes ? ` {${attributes}}` : ""}`;
 }
 let onlyChanges = false;
 function irRows() {
-  const rows = [], now = states[at], old = at > 0 && !plain ? states[at - 1] : null;
+  const rows = [], whole = stepped || page.comparison, now = stepped ? stepped.state : states[at], old = at > 0 && !plain && !whole ? states[at - 1] : null;
   const put = (state, key, kind, indent = "") => {
     if (records[state.nodes[key][0]].op === "constant") return;
     const on = selected && selected.k === key || linked.has(key);
@@ -111,14 +111,14 @@ function irRows() {
       if (gone === key) break;
       if (removed.has(gone)) put(old, gone, "removed");
     }
-    put(now, key, added.has(key) ? "added" : rewired.has(key) ? "rewired" : "");
+    if (isThere(key)) put(now, key, whole ? marks.get(key) || "" : added.has(key) ? "added" : rewired.has(key) ? "rewired" : "");
   }
   if (old) for (; i < old.order.length; i += 1) if (removed.has(old.order[i])) put(old, old.order[i], "removed");
   return rows;
 }
 function irList() {
   const rows = irRows();
-  const choice = el("label", { className: "choice" }, el("input", { type: "checkbox", checked: onlyChanges, onchange: e => { onlyChanges = e.target.checked; if (plain && at > 0) { plain = false; mark(); refresh(); } tab("IR"); } }), " only what the pass changed");
+  const choice = el("label", { className: "choice" }, el("input", { type: "checkbox", checked: onlyChanges, onchange: e => { onlyChanges = e.target.checked; if (plain && at > 0 && !stepped) { plain = false; mark(); refresh(); } tab("IR"); } }), stepped ? " only what the application changed" : " only what the pass changed");
   const pick = i => has(rows[i].key) ? goTo(rows[i].key) : (side(!before), has(rows[i].key) && goTo(rows[i].key));
   return [at > 0 ? choice : "", rows.length ? new Lines("Graph as text", rows, pick).shownAt(rows.findIndex(r => r.on)) : el("div", { className: "empty", textContent: "The pass changed nothing." })];
 }
