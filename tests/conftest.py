@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(100_000)  # a tenth of the time would go into walking torch's objects, of which most stay
+    os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers the width of the terminal
     os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")  # which walks them as well, at each compile
     hypothesis.settings.load_profile(
         os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
