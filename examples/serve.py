@@ -226,7 +226,8 @@ def main(
         seed: of the weights.
         eager: leave the steps uncompiled, to compare.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets its background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
     server = Server(new_tokens)
     with ThreadingHTTPServer((host, port), handler(server)) as web:
         try:

@@ -63,7 +63,7 @@ def four_bit_experts(ids: Tensor, codes: Tensor, scales: Tensor, x: Tensor) -> T
 
 
 @both
-@pytest.mark.parametrize("rows", [1, 4, 9, 150])
+@pytest.mark.parametrize("rows", [20, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 4, 9, 150))])
 def test_chosen_matrices_are_unpacked_as_they_are_multiplied(target: str, rows: int) -> None:
     """In any number of rows, of which half choose one matrix; sums of these numbers are exact in any order."""
     torch.manual_seed(0)
