@@ -79,7 +79,7 @@ class Requests:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)], ids=str)
 def test_pools_are_read_and_written_in_place(dtype: torch.dtype) -> None:
     """Prompts and single tokens: one compilation for the first lengths, one for all others."""
     model = llama(dtype)

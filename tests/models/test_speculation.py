@@ -77,8 +77,9 @@ def drafting(kind: str, count: int) -> dict[str, Any]:
     return {"assistant_model": assistant}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("assistant", marks=pytest.mark.thorough), "look-up"])
+@pytest.mark.parametrize("kind", ["assistant", "look-up"])
 def test_drafts_of_every_length_run_in_the_same_graphs(kind: str) -> None:
     """Those for prompts, for one token and for several are made once, with drafts of one and two tokens."""
     model = llama()

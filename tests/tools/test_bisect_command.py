@@ -114,6 +114,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.thorough
 def test_an_option_in_the_source_of_a_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It overrides the environment, but not ``unset``."""
     monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "cache"))
@@ -124,6 +125,7 @@ def test_an_option_in_the_source_of_a_program_is_named(tmp_path: Path, monkeypat
     assert "FUSEC_UNSET=freeze" in done.stdout
 
 
+@pytest.mark.thorough
 def test_the_number_of_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     program = tmp_path / "program.py"
