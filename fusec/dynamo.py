@@ -175,7 +175,7 @@ def _compile_aten(
         return _run_module(gm)
     _compiled.append(compiled)
     if config.report and hasattr(compiled, "records"):
-        fusec.write_report(config.report, compiled)
+        fusec.write_report(config.report, compiled)  # by name: the page is in a layer above this one
     return program
 
 

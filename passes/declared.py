@@ -48,9 +48,9 @@ class ApplyDeclared:
 
     def _closest(self, graph: Graph, context: Context) -> list[MatchFailure]:
         """Return patterns aligned with what is left, and edits tried; what is fused does not depend on that."""
-        declared = [d for d in self.library.order() if context.enabled(d.name)]
-        from fusec.verify.edits import tried_edits
+        from fusec.verify.edits import tried_edits  # it compares values, for which torch is loaded
 
+        declared = [d for d in self.library.order() if context.enabled(d.name)]
         try:
             return tried_edits(graph, list(closest(graph, declared, self.library)), declared, self.library)
         except Exception as problem:

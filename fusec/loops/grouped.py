@@ -69,16 +69,25 @@ def _choices(matrix: IndexedExpr) -> list[DynamicIndex]:
 
 
 def _unpacked_from(matrix: IndexedExpr) -> Iterator[IndexedExpr]:
-    """Yield what a matrix is computed from, element by element."""
+    """Yield what a matrix is computed from, element by element, also through codebooks."""
     pending, seen = [matrix], {matrix}
     while pending:
         item = pending.pop()
-        if item.kind != "pointwise":
+        if item.kind != "pointwise" and not _is_in_codebook(item):
             yield item
             continue
         new = [x for x in item.operands if x not in seen]
         seen.update(new)
         pending += new
+
+
+def _is_in_codebook(item: IndexedExpr) -> bool:
+    return item.dynamic_index is not None and item.value.tensor.rank == 1
+
+
+def is_stored(matrix: IndexedExpr) -> bool:
+    """Return whether a matrix lies in memory as it is multiplied; any other is computed."""
+    return matrix.kind == "lookup" and not _is_in_codebook(matrix)
 
 
 def _objections(found: GroupedProducts) -> Iterator[bool]:
@@ -92,5 +101,5 @@ def _objections(found: GroupedProducts) -> Iterator[bool]:
             yield right.axes != rows | bound | {column} or not bound <= left.axes <= rows | bound
             for x in _unpacked_from(right):
                 yield x.kind not in _UNPACKED_FROM or any(rows.intersection(part.axes) for part in x.index)
-        if right.kind == "lookup":
+        if is_stored(right):
             yield len(pairs) > 1 or len(bound) > 1 or 1 not in (stride(right, a) for a in (column, *bound))

@@ -7,7 +7,7 @@ from fusec.ir.graph import Graph, Node, Value, base
 from fusec.ir.ops import Trait, split_spec
 from fusec.ir.types import DType, Size, accumulation, broadcast, product, same_shape, same_size
 from fusec.passes.canonicalize.numbers import number_of
-from fusec.passes.canonicalize.rows import has_uneven_parts
+from fusec.passes.canonicalize.rows import joins_uneven_parts
 from fusec.passes.canonicalize.views import kept_dims
 from fusec.rewriting.driver import simplifies
 
@@ -78,26 +78,35 @@ def looked_up_matrices(graph: Graph, node: Node) -> Value | None:
     for matrix, value, row in ((terms[0], node.operands[0], terms[1]), (terms[1], node.operands[1], terms[0])):
         own = set(out).intersection(row) - batch
         kept = "".join(label for label in out if label not in own)
-        if batch and _looked_up_in(value) and all(sizes[label] == 1 for label in own) and set(kept) <= set(matrix):
+        if batch and _is_looked_up(value) and all(sizes[label] == 1 for label in own) and set(kept) <= set(matrix):
             return _sum_of_products(graph, node, kept)
     return None
 
 
 def _sums_uneven_parts(node: Node) -> bool:
     """Return whether looked-up matrices are computed from parts of different lengths, each summed in its own loop."""
-    return any(has_uneven_parts(table) for value in node.operands for table in _looked_up_in(value))
+    computing = [_computing(value) for value in node.operands if _is_looked_up(value)]
+    return any(joins_uneven_parts(n) for nodes in computing for n in nodes)
 
 
-def _looked_up_in(value: Value) -> list[Value]:
-    """Return the stacks of matrices in which is looked up what a value is computed from, element by element."""
-    found, pending = list[Value](), [value]
+def _is_looked_up(value: Value) -> bool:
+    """Return whether a value is computed, element by element, from matrices that are looked up in a stack of them."""
+    return any(map(_chooses_matrices, _computing(value)))
+
+
+def _computing(value: Value) -> list[Node]:
+    """Return the operations that compute a value element by element; not those of what chooses matrices."""
+    found, pending = dict[Node, None](), [value]
     while pending:
         node = pending.pop().producer
-        if node is not None and node.is_op("take") and node.operands[0].tensor.rank >= 3:
-            found.append(node.operands[0])
-        elif node is not None and node.has(Trait.POINTWISE | Trait.VIEW):
-            pending += node.operands
-    return found
+        if node is not None and node not in found and node.has(Trait.POINTWISE | Trait.VIEW | Trait.LOOKUP):
+            found[node] = None
+            pending += node.operands[:1] if _chooses_matrices(node) else node.operands
+    return list(found)
+
+
+def _chooses_matrices(node: Node) -> bool:
+    return node.is_op("take") and node.operands[0].tensor.rank >= 3
 
 
 def _sum_of_products(graph: Graph, node: Node, kept: str) -> Value:

@@ -44,8 +44,8 @@ def looked_up_rows(graph: Graph, node: Node) -> Value | None:
     (table, indices), dim = node.operands, node.attributes["dim"]
     count, taken = product(indices.shape), list[Value]()
     few = estimate(count) <= estimate(table.shape[dim])
-    if not _is_packed(table) or not (few or (table.tensor.rank == 3 and dim == -3 and table.tensor.device == "cpu")):
-        return None  # many would be computed more than once; a grouped GEMM unpacks each matrix once
+    if not _is_packed(table) or not (few or _is_stack_of_a_grouped_gemm(table, dim)):
+        return None  # many would be computed more than once
     flat = indices if indices.tensor.rank == 1 else graph.add_node("reshape", [indices], {"shape": (count,)}).result
 
     def look_up(value: Value, at: int) -> Value:
@@ -56,6 +56,13 @@ def looked_up_rows(graph: Graph, node: Node) -> Value | None:
     if found is None or table in taken:
         return None
     return graph.add_node("reshape", [found], {"shape": node.result.shape}).result
+
+
+def _is_stack_of_a_grouped_gemm(table: Value, dim: int) -> bool:
+    """Return whether a table is a stack of matrices that a grouped GEMM unpacks, each of them once for all its rows."""
+    inputs = (v for v in computed_from(table) if v.producer is None)
+    loaded = all(v.dtype.kind != "other" for v in inputs)  # float8 is looked up by a library's call, which copies
+    return loaded and table.tensor.rank == 3 and dim == -3 and table.tensor.device == "cpu"
 
 
 def _is_packed(table: Value) -> bool:

@@ -97,9 +97,12 @@ def computed_from(value: Value) -> Iterator[Value]:
 
 def has_uneven_parts(value: Value) -> bool:
     """Return whether a value is computed, element by element, from a concatenation of parts of different lengths."""
-    joined = (v.producer for v in computed_from(value) if v.producer is not None and v.producer.is_op("concat"))
-    return any(
-        not same_size(x.shape[node.attributes["dim"]], node.operands[0].shape[node.attributes["dim"]])
-        for node in joined
-        for x in node.operands
-    )
+    return any(v.producer is not None and joins_uneven_parts(v.producer) for v in computed_from(value))
+
+
+def joins_uneven_parts(node: Node) -> bool:
+    """Return whether a node is a concatenation of parts of different lengths: no sum over these is one loop."""
+    if not node.is_op("concat"):
+        return False
+    first, *others = (x.shape[node.attributes["dim"]] for x in node.operands)
+    return not all(same_size(n, first) for n in others)

@@ -1,5 +1,7 @@
 """Rows of packed weights are looked up before they are unpacked: embeddings, tied heads, and experts."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -62,6 +64,15 @@ def four_bit_experts(ids: Tensor, codes: Tensor, scales: Tensor, x: Tensor) -> T
     return torch.bmm(nibbles(codes, scales)[ids], x[..., None])[..., 0]
 
 
+def codebook_experts(ids: Tensor, codes: Tensor, numbers: Tensor, x: Tensor) -> Tensor:
+    unpacked = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+    return torch.bmm(numbers[unpacked.int()][ids], x[..., None])[..., 0]
+
+
+def uneven_experts(ids: Tensor, one: Tensor, other: Tensor, x: Tensor) -> Tensor:
+    return torch.bmm(torch.cat([one, other], -1).float()[ids], x[..., None])[..., 0]
+
+
 @both
 @pytest.mark.parametrize("rows", [20, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 4, 9, 150))])
 def test_chosen_matrices_are_unpacked_as_they_are_multiplied(target: str, rows: int) -> None:
@@ -73,10 +84,33 @@ def test_chosen_matrices_are_unpacked_as_they_are_multiplied(target: str, rows: 
     for made in (
         compiled(target, experts, ids, eight, 2.0 ** torch.randint(-2, 3, (5, 12)), x),
         compiled(target, four_bit_experts, ids, four, 2.0 ** torch.randint(-2, 3, (5, 12, 4)), x),
+        compiled(target, codebook_experts, ids, four, torch.randint(-8, 9, (16,)).float(), x),
     ):
         assert largest_intermediate(made) <= rows * 12
         (region,) = (n for n in made.graph.nodes if n.is_op("region"))
         assert target == "triton" or "grouped_linear" in region.attributes["label"]
+
+
+def optimized(function: Callable[..., Tensor], *inputs: Tensor) -> Compiled:
+    made = compile_graph(trace(function, list(inputs), symbolic=False), Config(strict=True, target="cpp"))
+    torch.testing.assert_close(made.program(list(inputs))[0], function(*inputs))
+    return made
+
+
+def test_matrices_of_float8_that_many_rows_choose_are_not_copied() -> None:
+    """A library's call would look them up; each is unpacked once."""
+    ids, x = torch.arange(30) % 5, torch.randint(-4, 5, (30, 32)).float()
+    codes = torch.randint(-8, 9, (5, 12, 32)).to(torch.float8_e4m3fn)
+    made = optimized(experts, ids, codes, 2.0 ** torch.randint(-2, 3, (5, 12)), x)
+    assert "opaque" not in {step.kind for step in made.program.steps}
+    assert largest_intermediate(made) == 5 * 12 * 32
+
+
+def test_matrices_of_parts_with_different_lengths_are_no_sums_of_products() -> None:
+    """Each part would be summed in a loop of its own, and the products written."""
+    parts = (torch.randint(-8, 9, (5, 12, n)).to(torch.int8) for n in (20, 12))
+    made = optimized(uneven_experts, torch.tensor([3, 0, 3]), *parts, torch.randint(-4, 5, (3, 32)).float())
+    assert any(node.is_op("contraction") for node in made.graph.nodes)
 
 
 def test_a_sum_over_joined_halves_is_one_kernel() -> None:

@@ -31,7 +31,7 @@ from fusec.codegen.tile.kernel import (
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import BF16, I64, DType, accumulation, contiguous_strides
 from fusec.loops.affine import Axis
-from fusec.loops.grouped import GroupedProducts
+from fusec.loops.grouped import GroupedProducts, is_stored
 from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 
 MOST_ROWS = 128
@@ -161,23 +161,20 @@ class _GroupedGemm:
         rows: sympy.Expr,
     ) -> None:
         """Multiply the rows by a block of columns of their group's matrix."""
-        emitter, bound, ((left, right), *_) = self.emitter, reduction.bound, self.groups.products[reduction]
-        sums = accumulation(reduction.dtype)
-        name = emitter.add_scratch(sums, self.most * columns.size, "product").name
+        emitter, bound, pairs = self.emitter, reduction.bound, self.groups.products[reduction]
+        sums, rights, own = accumulation(reduction.dtype), [right for _, right in pairs], [lefts[x] for x, _ in pairs]
+        memory = emitter.add_scratch(sums, self.most * columns.size, "product")
         offset = (_ROW - _FIRST) * columns.size + emitter.axis_symbol(columns.axis) - columns.start
-        emitter.kept[reduction] = (emitter.scratch[-1], sympy.expand(offset))
-        target = Matrix(name, sympy.Integer(0), columns.size, 1)
-        if right.kind == "lookup":
-            weight, depth = self._matrix(right, bound[0], columns), static_size(bound[0])
-            emitter.inner.append(Dot(target, lefts[left], weight, rows, columns.length, depth, any_rows=True))
+        emitter.kept[reduction] = (memory, sympy.expand(offset))
+        target = Matrix(memory.name, sympy.Integer(0), columns.size, 1)
+        if is_stored(rights[0]):
+            weight, depth = self._matrix(rights[0], bound[0], columns), static_size(bound[0])
+            emitter.inner.append(Dot(target, own[0], weight, rows, columns.length, depth, any_rows=True))
             return
-        pairs = self.groups.products[reduction]
         with self._each_row(order, _FIRST + 1):  # any row of the group chooses the matrix
-            rights = [right for _, right in pairs]
             keep_scales(emitter, shared_by_groups(rights, bound[-1]), bound, columns, self.tiling.lanes)
             loop, values = computed_right(emitter, rights, sums, bound, columns, self.tiling.lanes)
-            own = tuple(lefts[left] for left, _ in pairs)
-            emitter.inner.append(ComputedDot(target, own, loop, values, rows, any_rows=True))
+            emitter.inner.append(ComputedDot(target, tuple(own), loop, values, rows, any_rows=True))
 
     def _matrix(self, right: IndexedExpr, k: Axis, columns: Block) -> Matrix:
         """Return a block of columns of the group's matrix in memory."""
