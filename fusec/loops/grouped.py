@@ -86,7 +86,7 @@ def _is_in_codebook(item: IndexedExpr) -> bool:
 
 
 def is_stored(matrix: IndexedExpr) -> bool:
-    """Return whether a matrix lies in memory as it is multiplied; any other is computed."""
+    """Return whether a matrix is loaded as it is; any other is computed from what is loaded."""
     return matrix.kind == "lookup" and not _is_in_codebook(matrix)
 
 
