@@ -59,6 +59,7 @@ def test_a_model_gives_what_it_gives_in_eager(name: str, format: str) -> None:
     own = EXPERTS if name == "mixtral" else set()
     assert {skipped for skipped, _ in report.skipped} == SKIPPED[name] | (own if format == "w8a8" else set())
     assert own <= {layer.name for layer in report.layers} or format == "w8a8"
+    assert max(layer.weight_error for layer in report.layers) < 0.15
     given = inputs(name)
     torch._dynamo.reset()
     with torch.no_grad():
