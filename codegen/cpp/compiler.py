@@ -132,6 +132,14 @@ def stop_compilers() -> None:
 
 def _run(command: list[str]) -> tuple[int, str, str]:
     """Run a command, and return its exit code, stdout and stderr; at a timeout kill its process group."""
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        _kill(process)
+
+    # `wait` with a timeout looks only every 50 ms whether the process has ended.
+    timer = threading.Timer(_SECONDS, stop)
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
         # Files instead of pipes, which a server started by a compiler wrapper (such as sccache) would keep open.
         with _starting:
@@ -139,14 +147,18 @@ def _run(command: list[str]) -> tuple[int, str, str]:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=messages, start_new_session=True
             )
             _running.add(process)
+        timer.start()
         try:
-            code = process.wait(_SECONDS)
+            code = process.wait()
         except BaseException:
             _kill(process)
             process.wait()
             raise
         finally:
+            timer.cancel()
             _running.discard(process)
+        if late.is_set():
+            raise subprocess.TimeoutExpired(command, _SECONDS)
         output.seek(0)
         messages.seek(0)
         return code, output.read().decode(errors="replace"), messages.read().decode(errors="replace")

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fusec.config import Config
 from fusec.dynamo import backend_for, compiled_graphs
+from fusec.frontend.versions import updates_in_place
 from tests.backend.agreement import check
 
 PAGES, PAGE, HEADS, WIDTH = 4, 4, 2, 8
@@ -196,6 +198,21 @@ def test_programs_of_reads_and_updates(seed: int) -> None:
     torch.manual_seed(seed)
     torch._dynamo.reset()
     check(backend_for(Config(strict=True)), Drawn(seed), pool(), rows(), ROWS)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_version_that_is_read_late_is_not_overwritten(late: bool) -> None:
+    """In graphs of Dynamo, reads come before; in those of others, they need not."""
+
+    def function(kv: Tensor, k: Tensor, at: Tensor) -> Tensor:
+        before = kv.sum(1)
+        new = kv.index_copy(0, at, k)
+        after = kv.sum(1) if late else before
+        kv.copy_(new)
+        return before * after
+
+    graph = make_fx(function)(pool()[0], rows(), ROWS).graph
+    assert len(list(updates_in_place(graph))) == (not late)
 
 
 def test_an_order_that_forgets_the_readers_of_a_version_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
