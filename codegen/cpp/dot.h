@@ -205,7 +205,19 @@ FN void add_pairs_of(Sums& sums, int c, const Left<L>& left, int64_t k, Tile low
 #endif
 }
 
-template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
+// The same of tiles that are pairs already.
+template <int ROWS, int SEGMENTS, class Sums, class L, class Fill>
+FN void add_filled_pairs(Sums& sums, int c, const Left<L>* lefts, int64_t o, const Fill& fill, int64_t k) {
+#ifdef IN_PAIRS
+  Pairs tiles[SEGMENTS];
+  fill(k, All{}, tiles);
+  for (int s = 0; s < SEGMENTS; s++)
+    for (int r = 0; r < ROWS; r++)
+      sums[r][c] = add_pairs(sums[r][c], PairStep::left(lefts[s].data + r * lefts[s].step + o + k), tiles[s]);
+#endif
+}
+
+template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, bool PAIRED, class A, class L, class Values, class Fetch>
 DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
                                const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
   CONTRACT
@@ -227,12 +239,17 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
       if constexpr (in_pairs<A, L, bf16, N>)
         for (; k + 2 * N <= end; k += 2 * N)
           columns.each([&](int c, const auto& fill) LANEWISE {
-            Vec<A, N> low[SEGMENTS], high[SEGMENTS];
-            fill(k, All{}, low);
-            fill(k + N, All{}, high);
-            for (int s = 0; s < SEGMENTS; s++) add_pairs_of<ROWS>(sums, c, lefts[s], o * inner + k, low[s], high[s]);
+            if constexpr (PAIRED) {
+              add_filled_pairs<ROWS, SEGMENTS>(sums, c, lefts, o * inner, fill, k);
+            } else {
+              Vec<A, N> low[SEGMENTS], high[SEGMENTS];
+              fill(k, All{}, low);
+              fill(k + N, All{}, high);
+              for (int s = 0; s < SEGMENTS; s++) add_pairs_of<ROWS>(sums, c, lefts[s], o * inner + k, low[s], high[s]);
+            }
           });
-      for (; k + N <= end; k += N) add(k, All{});
+      if constexpr (!PAIRED)
+        for (; k + N <= end; k += N) add(k, All{});
       return k;
     };
     int64_t k = 0;
@@ -241,7 +258,8 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
       add_all(k, k + LINE);
     }
     if (LINE > N) k = add_all(k, inner);
-    if (k < inner) add(k, Part{inner - k});
+    if constexpr (!PAIRED)
+      if (k < inner) add(k, Part{inner - k});
   }
   A found[folded<N>(ROWS * COLUMNS)];
   fold_tile<ROWS, COLUMNS, N>(sums, found);
@@ -249,26 +267,27 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
     for (int c = 0; c < COLUMNS; c++) target[r * target_step + c] = found[r * COLUMNS + c];
 }
 
-// Columns from first to last, and rows in one part, or two of more than 8: the right operand is computed for each.
-template <int ROWS, int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch>
+// Columns from first to last, and rows in one part, or two of more than 8: the right operand is computed for each. If it
+// is PAIRED, its tiles are pairs of bfloat16, of which whole ones fill the inner steps.
+template <int ROWS, int N, int SEGMENTS, int LINE, bool PAIRED = false, class A, class L, class Values, class Fetch>
 FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, const Fetch& fetch,
                      int64_t first, int64_t last, int64_t outer, int64_t inner) {
   if constexpr (ROWS > (in_pairs<A, L, bf16, N> ? 12 : 8)) {
     constexpr int half = (ROWS + 1) / 2;
     Left<L> below[SEGMENTS];
     for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step, 1};
-    dot_computed<half, N, SEGMENTS, LINE>(target, target_step, lefts, values, fetch, first, last, outer, inner);
-    dot_computed<ROWS - half, N, SEGMENTS, LINE>(target + half * target_step, target_step, (const Left<L>*)below, values,
-                                                 fetch, first, last, outer, inner);
+    dot_computed<half, N, SEGMENTS, LINE, PAIRED>(target, target_step, lefts, values, fetch, first, last, outer, inner);
+    dot_computed<ROWS - half, N, SEGMENTS, LINE, PAIRED>(target + half * target_step, target_step, (const Left<L>*)below,
+                                                         values, fetch, first, last, outer, inner);
   } else {
     constexpr int wide = ROWS <= 4 ? REGISTERS / 8 : ROWS <= 8 ? REGISTERS / 16 : 1;
     int64_t c = first;
     for (; c + wide <= last; c += wide)
-      dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE>(target + c - first, target_step, lefts, values, fetch, c, outer,
-                                                       inner);
+      dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE, PAIRED>(target + c - first, target_step, lefts, values, fetch, c,
+                                                               outer, inner);
     for (; c < last; c++)
-      dot_tile_computed<ROWS, 1, N, SEGMENTS, LINE>(target + c - first, target_step, lefts, values, fetch, c, outer,
-                                                    inner);
+      dot_tile_computed<ROWS, 1, N, SEGMENTS, LINE, PAIRED>(target + c - first, target_step, lefts, values, fetch, c,
+                                                            outer, inner);
   }
 }
 

@@ -35,6 +35,13 @@ FN Pairs paired(Raw<float, 16>::type low, Raw<float, 16>::type high) {
   return (Pairs)__builtin_ia32_cvtne2ps2bf16_v32hi(high, low);
 #endif
 }
+// Each byte of `codes` has one of four bits, from bit SHIFT on; `table` holds its sixteen entries twice. Of vectors as
+// such GCC makes two instructions of each.
+template <int SHIFT> FN Pairs look_up(Pairs table, Vec<uint8_t, 32> codes) {
+  typedef Raw<char, 32>::type chars;
+  const Pairs wide = __builtin_ia32_pmovzxbw512_mask((chars)codes.v, Pairs{}, -1);
+  return __builtin_ia32_permvarhi512_mask(table, wide >> SHIFT, Pairs{}, -1);
+}
 struct PairStep {
   static constexpr int count = 2, excess = 0;
   static LANEWISE Pairs left(const bf16* p) { return right(p); }

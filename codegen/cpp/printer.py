@@ -256,7 +256,8 @@ class _Printer(Statements):
             operands = f"{matrix(s.target, s.target.row_stride)}, lefts, {identifier(s.totals)}, values"
             self.line(f"dot_grouped<{s.rows}, {len(s.values)}>({operands}, fetch, {columns});")
         elif isinstance(s.rows, int) and s.rows <= FEW_ROWS:
-            options = f"{s.rows}, {lanes}, {len(s.values)}, {self._fetch(tile, ', '.join(at))}"
+            lanes, paired = (lanes // 2, ", true") if s.paired else (lanes, "")
+            options = f"{s.rows}, {lanes}, {len(s.values)}, {self._fetch(tile, ', '.join(at))}{paired}"
             self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
             sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
@@ -360,10 +361,16 @@ class _Printer(Statements):
             left = count - start
             lanes = "All{}" if left >= loop.step else f"Part{{{left}}}"
             self.line(f"const auto {table}_{i} = {table}({start}, {lanes});")
+        if s.shift is not None:
+            self.line(f"const Pairs {table}_pairs = paired({table}_0.v, {table}_0.v);")
 
     @_statement.register
     def _table_lookup(self, s: TableLookup) -> None:
         """Print a look-up in the registers of a table."""
+        if s.shift is not None:
+            table = f"table_{identifier(s.value)}_pairs"
+            self.line(f"const Pairs {identifier(s.dst)} = look_up<{s.shift}>({table}, {identifier(s.index)});")
+            return
         kind, registers = self.kinds[s.value], -(-int(s.entries.stop) // int(s.entries.step))
         tables = [f"table_{identifier(s.value)}_{i}" for i in range(registers)]
         arguments = ", ".join([*tables, identifier(s.index)])

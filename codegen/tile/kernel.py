@@ -381,6 +381,8 @@ class ComputedDot(Statement):
     """Offset of each left operand at an outer step of k, where these do not follow one another in memory."""
     any_rows: bool = False
     """True if only the run time shows how many rows there are, few or many."""
+    paired: bool = False
+    """True if tiles are pairs of bfloat16, of which whole ones fill the inner steps; so are the lefts then."""
 
 
 @dataclass(frozen=True)
@@ -415,11 +417,13 @@ class TableLookup(Definition):
 
     OPERANDS, BODY = ("index", "value"), ("entries",)
     index: str
-    """A tile of 32-bit integers of the enclosing loop."""
+    """A tile of the enclosing loop: of 32-bit integers, or of bytes."""
     entries: Loop
     """A tile loop over the entries: one tile, or two."""
     value: str
     """The tile of its body that is the table, or one half of it."""
+    shift: int | None = None
+    """The first of the four bits of each byte by which a table of sixteen is read as bfloat16; else None."""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from fusec.codegen.cpp.schedules.blocks import Block
-from fusec.codegen.tile.emitter import Emitter
+from fusec.codegen.cpp.statements import PAIRED_LANES
+from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import Constant, Loop, TableLookup
-from fusec.ir.types import I32, DType, accumulation
+from fusec.ir.types import BF16, I32, U8, DType, accumulation
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr
 from fusec.loops.tables import Table, tables
+
+PAIRED_TILE = 2 * PAIRED_LANES
+"""Elements of a tile of pairs of bfloat16."""
 
 
 def computed_right(
@@ -26,19 +30,54 @@ def computed_right(
         columns: the block.
         lanes: of a tile.
     """
-    *outer, inner = bound
     with ExitStack() as loops:
-        loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
-        if outer:
-            loops.enter_context(emitter.loop(loops.enter_context(emitter.over(tuple(outer))), "serial"))
-        loops.enter_context(emitter.loop(inner, "tile", lanes))
+        _open_loops(loops, emitter, bound, columns, lanes)
         made = dict[Hashable, TableLookup]()
-        for item, table in tables(rights, inner, lanes).items():
+        for item, table in tables(rights, bound[-1], lanes).items():
             emitter.define(item, _look_up(emitter, table, lanes, made))
         values = emit_rights(emitter, rights, sums)
     right = emitter.inner.pop()
     assert isinstance(right, Loop)
     return right, values
+
+
+def paired_right(
+    emitter: Emitter, rights: Sequence[IndexedExpr], bound: tuple[Axis, ...], columns: Block
+) -> tuple[Loop, tuple[str, ...]]:
+    """As ``computed_right``, of a right operand that is ``looked_up_in_pairs``."""
+    with ExitStack() as loops:
+        _open_loops(loops, emitter, bound, columns, PAIRED_TILE)
+        made = dict[Hashable, TableLookup]()
+        found = tables(rights, bound[-1], PAIRED_LANES)
+        values = tuple(_look_up(emitter, found[right], PAIRED_LANES, made, paired=True) for right in rights)
+    right = emitter.inner.pop()
+    assert isinstance(right, Loop)
+    return right, values
+
+
+def looked_up_in_pairs(contraction: IndexedExpr) -> bool:
+    """Return whether all of a right operand is bfloat16, looked up by four bits of bytes, in whole tiles of pairs.
+
+    Tables of bfloat16 take half the look-ups, and the products half the instructions.
+    """
+    inner, rights = contraction.bound[-1], [right for _, right in contraction.pairs]
+    found = tables(rights, inner, PAIRED_LANES)
+    if static_size(inner) % PAIRED_TILE or any(right.dtype != BF16 or right not in found for right in rights):
+        return False
+    return all(_are_bytes(table) for table in found.values())
+
+
+def _are_bytes(table: Table) -> bool:
+    codes, _ = table.field(PAIRED_LANES)
+    return table.entry.size == PAIRED_LANES and codes.kind == "load" and codes.dtype == U8
+
+
+def _open_loops(loops: ExitStack, emitter: Emitter, bound: tuple[Axis, ...], columns: Block, lanes: int) -> None:
+    *outer, inner = bound
+    loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
+    if outer:
+        loops.enter_context(emitter.loop(loops.enter_context(emitter.over(tuple(outer))), "serial"))
+    loops.enter_context(emitter.loop(inner, "tile", lanes))
 
 
 def emit_rights(emitter: Emitter, rights: Sequence[IndexedExpr], sums: DType) -> tuple[str, ...]:
@@ -49,11 +88,13 @@ def emit_rights(emitter: Emitter, rights: Sequence[IndexedExpr], sums: DType) ->
     return tuple(values)
 
 
-def _look_up(emitter: Emitter, table: Table, lanes: int, made: dict[Hashable, TableLookup]) -> str:
+def _look_up(
+    emitter: Emitter, table: Table, lanes: int, made: dict[Hashable, TableLookup], paired: bool = False
+) -> str:
     """Append the look-up of a code in a table, perhaps one that another look-up has made."""
     item, shift = table.field(lanes)
-    index = str(emitter.widened(item))
-    if shift:
+    index = str(emitter.emit(item) if paired else emitter.widened(item))
+    if shift and not paired:
         index = emitter.compute("shift_right", index, Constant(shift), dtype=I32)
     dst = emitter.fresh()
     if table.key not in made:
@@ -61,6 +102,6 @@ def _look_up(emitter: Emitter, table: Table, lanes: int, made: dict[Hashable, Ta
             value = str(emitter.emit(table.value))
         entries = emitter.inner.pop()
         assert isinstance(entries, Loop)
-        made[table.key] = TableLookup(dst, index, entries, value)
-    emitter.inner.append(replace(made[table.key], dst=dst, index=index))
+        made[table.key] = TableLookup(dst, index, entries, value, shift if paired else None)
+    emitter.inner.append(replace(made[table.key], dst=dst, index=index, shift=shift if paired else None))
     return dst

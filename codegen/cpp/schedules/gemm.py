@@ -14,7 +14,7 @@ import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block, Left, at, even_blocks, most_rows
 from fusec.codegen.cpp.schedules.column_lanes import column_dot, column_in_lanes
-from fusec.codegen.cpp.schedules.computed import computed_right
+from fusec.codegen.cpp.schedules.computed import computed_right, looked_up_in_pairs, paired_right
 from fusec.codegen.cpp.schedules.groups import keep_scales, shared_by_groups
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
@@ -190,7 +190,8 @@ class _Contraction:
         elif self.blocked_rows:
             paired = False  # left operands of many rows are loaded as they are, and their number may be unknown
         else:
-            paired = self._row_count(contraction) >= LEAST_PAIRED and column_in_lanes(contraction) is None
+            paired = self._row_count(contraction) >= LEAST_PAIRED or looked_up_in_pairs(contraction)
+            paired = paired and column_in_lanes(contraction) is None
         multiplied = self.tiling.many_bf16_products if self.blocked_rows else self.tiling.bf16_products
         if multiplied and paired and left.dtype == right.dtype == BF16:
             return BF16
@@ -391,9 +392,12 @@ class _Contraction:
     ) -> ComputedDot:
         """Return the product with a right operand that is computed."""
         bound, rights = contraction.bound, [right for _, right in contraction.pairs]
-        right, values = computed_right(
-            self.emitter, rights, accumulation(contraction.dtype), bound, columns, self.tiling.lanes
-        )
+        paired = self._left_dtype(contraction) == BF16 and looked_up_in_pairs(contraction)
+        if paired:
+            right, values = paired_right(self.emitter, rights, bound, columns)
+        else:
+            sums = accumulation(contraction.dtype)
+            right, values = computed_right(self.emitter, rights, sums, bound, columns, self.tiling.lanes)
         offsets = self._steps(contraction) if self.blocked_rows else ()
         starts = self._starts(bound, columns, block)
         matrices = (Matrix(left.buffer, left.offset, left.row_stride, left.column_stride) for left in lefts)
@@ -404,6 +408,7 @@ class _Contraction:
             values,
             block.length if block else self._row_count(contraction),
             offsets,
+            paired=paired,
         )
 
     def _grouped_dot(
