@@ -94,6 +94,17 @@ def own_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture
+def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ kernels are scheduled and printed, but not compiled, in a test that only looks at them."""
+    from fusec.codegen.cpp.build import CppKernel
+
+    monkeypatch.setattr(
+        "fusec.codegen.cpp.target.build",
+        lambda sources, config: [CppKernel(name, source, None, None) for name, source in sources],
+    )
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """The same random numbers, and one thread, in every test that uses torch."""
