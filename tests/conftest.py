@@ -111,7 +111,9 @@ def seeded() -> None:
     torch = sys.modules.get("torch")
     if torch is None:  # this test does not need it, and need not wait for its import
         return
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` looks for devices of every kind first, for 1 ms
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 
