@@ -28,6 +28,9 @@ from fusec.models.weights import redraw
 SPELLINGS = ("grouped_mm", "batched_mm")
 """Of experts, in transformers."""
 VOCABULARY = 128_256
+ROWS = (1, 8)
+"""Of logits."""
+BACKENDS = ("inductor", OURS)
 
 
 def experts(options: argparse.Namespace) -> Iterator[Question]:
@@ -49,7 +52,7 @@ def experts(options: argparse.Namespace) -> Iterator[Question]:
 
 def samplers(options: argparse.Namespace) -> Iterator[Question]:
     """The choice of the next token, greedy and drawn."""
-    for rows in (1, 8):
+    for rows in ROWS:
         yield Question(
             f"greedy choice, bfloat16, {rows} rows", "greedy", _greedy(rows, 2 * options.hidden, options.seed)
         )
@@ -65,9 +68,7 @@ def _experts(block: Callable[[Any], nn.Module], config: Any, x: Tensor) -> dict[
         model = block(own).to(x.dtype).eval()
         weights = redraw(model).state_dict() if weights is None else weights
         model.load_state_dict(weights, assign=True)
-        compiled = {BASELINE: model} | {
-            name: torch.compile(model, backend=name, dynamic=False) for name in ("inductor", OURS)
-        }
+        compiled = {BASELINE: model} | {name: torch.compile(model, backend=name, dynamic=False) for name in BACKENDS}
         calls |= {f"{name} {spelling}": partial(run, x) for name, run in compiled.items()}
     return calls
 
@@ -101,5 +102,5 @@ def _sampler(rows: int, seed: int) -> dict[str, Call]:
             scores = process(ids, scores)
         return torch.multinomial(scores.softmax(-1), 1)
 
-    compiled = {name: torch.compile(draw, backend=name, dynamic=False) for name in ("inductor", OURS)}
+    compiled = {name: torch.compile(draw, backend=name, dynamic=False) for name in BACKENDS}
     return {name: partial(run, ids, logits) for name, run in ({BASELINE: draw} | compiled).items()}

@@ -94,13 +94,26 @@ def own_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture
+def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ kernels are scheduled and printed, but not compiled, in a test that only looks at them."""
+    from fusec.codegen.cpp.build import CppKernel
+
+    monkeypatch.setattr(
+        "fusec.codegen.cpp.target.build",
+        lambda sources, config: [CppKernel(name, source, None, None) for name, source in sources],
+    )
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """The same random numbers, and one thread, in every test that uses torch."""
     torch = sys.modules.get("torch")
     if torch is None:  # this test does not need it, and need not wait for its import
         return
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` looks for devices of every kind first, for 1 ms
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 

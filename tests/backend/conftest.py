@@ -10,7 +10,7 @@ from fusec.codegen.tile.bounds import unproven_accesses
 from tests.backend.agreement import interpret
 
 
-@pytest.fixture(params=["interpreter", "compiler"])
+@pytest.fixture(params=[pytest.param("interpreter", marks=pytest.mark.thorough), "compiler"])
 def backend(request: pytest.FixtureRequest) -> Any:
     torch._dynamo.reset()
     dynamo.reset()

@@ -1,5 +1,6 @@
 """Strides of outputs and the storage they share, which are those of aot_eager."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -146,7 +147,12 @@ _FIRST = ("channels last", "reversed", "broadcast")
 )
 def test_strides_are_eagers_where_torch_predicts_others(layout: str, dynamic: bool) -> None:
     """Of results, of what is computed from them, and as ``as_strided`` sees them; for floats and for integers."""
-    for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.int64, True)):
+    check_strides(layout, dynamic, ((torch.float32, False), (torch.float32, True), (torch.int64, True)))
+
+
+def check_strides(layout: str, dynamic: bool, settings: Sequence[tuple[torch.dtype, bool]]) -> None:
+    """Whether the second operand is transposed goes with the dtype."""
+    for dtype, transposed in settings:
         x, y = (torch.randint(1, 9, (2, 3, 4, 6)).to(dtype) for _ in range(2))
         given = LAYOUTS[layout](x), LAYOUTS["last two dims swapped"](y) if transposed else y
         names = [name for name, call in CALLS.items() if _accepts(call, *given)]
@@ -166,8 +172,8 @@ def test_strides_are_eagers_where_torch_predicts_others(layout: str, dynamic: bo
 
 
 def test_they_are_with_dynamic_shapes_too() -> None:
-    """As the test above, which tries all layouts in `make verify`."""
-    test_strides_are_eagers_where_torch_predicts_others("reversed", True)
+    """As the test above, which tries all layouts and dtypes in `make verify`."""
+    check_strides("reversed", True, [(torch.float32, True)])
 
 
 def _accepts(call: Any, x: Tensor, y: Tensor) -> bool:

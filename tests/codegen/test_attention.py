@@ -18,6 +18,7 @@ from fusec.frontend import trace
 from fusec.ir.graph import Graph, Node
 from fusec.passes import decompose_sdpa
 from fusec.reference.contract import compare_outputs
+from tests.combinations import named, rotating
 
 SCALE = 0.125
 
@@ -146,20 +147,21 @@ def kernels(result: Compiled) -> list[str]:
     return [step.name for step in result.program.steps]
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("spelling", "lengths", "dtype"),
+    rotating(SPELLINGS, ((70, 70), (3, 130)), (torch.bfloat16, torch.float32)),
+    ids=named,
+)
 def test_every_spelling_is_one_kernel_with_the_numbers_of_eager(
-    spelling: Callable[..., Tensor], dtype: torch.dtype
+    spelling: Callable[..., Tensor], lengths: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    for lengths in ((70, 70), (3, 130)):
-        inputs = sample(*lengths, dtype)
-        result = compiled(spelling, inputs)
-        assert kernels(result) == ["attention"]
-        assert passes(spelling, result, inputs)
+    inputs = sample(*lengths, dtype)
+    result = compiled(spelling, inputs)
+    assert kernels(result) == ["attention"]
+    assert passes(spelling, result, inputs)
 
 
-@pytest.mark.parametrize("queries", [1, 7, pytest.param(128, marks=pytest.mark.thorough), 1000])
-@pytest.mark.parametrize("keys", [7, pytest.param(128, marks=pytest.mark.thorough), 1000])
+@pytest.mark.parametrize(("queries", "keys"), rotating((1, 7, 1000, 128), (1000, 7, 128)))
 def test_every_length(queries: int, keys: int) -> None:
     inputs = sample(queries, keys)
     result = compiled(by_hand, inputs)
@@ -226,9 +228,10 @@ def test_as_many_keys_as_a_head_is_wide() -> None:
     assert passes(by_hand, result, inputs)
 
 
-@pytest.mark.parametrize("lengths", [pytest.param((40, 40), marks=pytest.mark.thorough), (5, 100), (70, 200)], ids=str)
 @pytest.mark.parametrize(
-    "spelling", [by_hand, filled, call, call_masked, triangle, with_sinks, one_more], ids=lambda f: f.__name__
+    ("spelling", "lengths"),
+    rotating((by_hand, filled, call, call_masked, triangle, with_sinks, one_more), ((5, 100), (70, 200), (40, 40))),
+    ids=named,
 )
 def test_masked_rows_infinities_and_nan(spelling: Callable[..., Tensor], lengths: tuple[int, int]) -> None:
     check_masked_rows_infinities_and_nan(compiled, spelling, *lengths)
@@ -257,8 +260,9 @@ def with_large_sinks(queries: int, keys: int) -> tuple[Tensor, ...]:
     return q, k, v, mask
 
 
-@pytest.mark.parametrize("lengths", [(40, 40), (5, 100)], ids=str)
-@pytest.mark.parametrize("spelling", [with_sinks, sinks_first, one_more], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("spelling", "lengths"), rotating((with_sinks, sinks_first, one_more), ((40, 40), (5, 100))), ids=named
+)
 def test_sinks_above_and_far_below_all_scores(spelling: Callable[..., Tensor], lengths: tuple[int, int]) -> None:
     inputs = with_large_sinks(*lengths)
     assert passes(spelling, compiled(spelling, inputs), inputs)
@@ -272,6 +276,7 @@ BOUNDED = pytest.mark.parametrize(
 """Whether a mask of indices bounds the first key that a block of queries sees, and the last."""
 
 
+@pytest.mark.usefixtures("nothing_is_built")
 @BOUNDED
 def test_blocks_of_keys_that_no_query_sees_are_left_out(
     spelling: Callable[..., Tensor], start: bool, stop: bool
@@ -284,6 +289,7 @@ def test_blocks_of_keys_that_no_query_sees_are_left_out(
         assert bool(sympy.sympify(loop.stop).free_symbols) == stop
 
 
+@pytest.mark.usefixtures("nothing_is_built")
 @pytest.mark.parametrize("queries", [3, 70], ids=["few", "many"])
 def test_lanes_of_queries_and_results_lie_side_by_side(queries: int) -> None:
     """Of heads as projections leave them, whose rows are far apart."""
@@ -301,10 +307,13 @@ def test_lanes_of_queries_and_results_lie_side_by_side(queries: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "queries", [1, pytest.param(5, marks=pytest.mark.thorough), pytest.param(65, marks=pytest.mark.thorough), 130]
+    ("edges", "queries"),
+    rotating(((17, -1), (1, 0), (64, 1), (65, 63), (300, 64), (-60, 65)), (130, 1, 65, 5)),
+    ids=str,
 )
-@pytest.mark.parametrize(("behind", "ahead"), [(17, -1), (1, 0), (64, 1), (65, 63), (300, 64), (-60, 65)], ids=str)
-def test_windows_that_end_at_the_edge_of_a_block(queries: int, behind: int, ahead: int) -> None:
+def test_windows_that_end_at_the_edge_of_a_block(edges: tuple[int, int], queries: int) -> None:
+    behind, ahead = edges
+
     def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         i, j = torch.arange(q.shape[2])[:, None] + 128, torch.arange(k.shape[2])
         return softmaxed(torch.where((j <= i + ahead) & (i - j < behind), q @ k.transpose(-1, -2), -math.inf), v)
@@ -333,8 +342,11 @@ def single_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return softmaxed(q @ k.transpose(-1, -2) * SCALE, v)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("function", [relative_keys, windows, single_head], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    rotating((relative_keys, windows, single_head), (torch.float32, torch.bfloat16)),
+    ids=named,
+)
 def test_what_is_computed_before_stays_outside(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
     inputs = sample(20, 20, dtype)
     result = compiled(function, inputs)

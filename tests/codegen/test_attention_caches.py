@@ -27,6 +27,7 @@ from tests.codegen.test_attention import (
     softmaxed,
     with_sinks,
 )
+from tests.combinations import named, rotating
 
 
 def filled_where_false(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -38,9 +39,11 @@ def call_up_to_a_position(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
     return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[2]) <= last[:, None])
 
 
-@pytest.mark.parametrize("queries", [1, 5, 70])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
-@pytest.mark.parametrize("spelling", [call, call_shared], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("queries", "dtype", "spelling"),
+    rotating((70, 5, 1), (torch.bool, torch.float32), (call, call_shared)),
+    ids=named,
+)
 def test_blocks_that_a_loaded_mask_hides_are_not_read(
     spelling: Callable[..., Tensor], dtype: torch.dtype, queries: int
 ) -> None:
@@ -51,8 +54,9 @@ def test_blocks_that_a_loaded_mask_hides_are_not_read(
     check_that_hidden_blocks_are_not_read(spelling, (q, k, v, mask), 128 if queries == 70 else 0)
 
 
-@pytest.mark.parametrize("queries", [1, 5, 70])
-@pytest.mark.parametrize("spelling", [filled_where_false, call_up_to_a_position], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("queries", "spelling"), rotating((1, 5, 70), (filled_where_false, call_up_to_a_position)), ids=named
+)
 def test_blocks_beyond_a_position_are_not_read(spelling: Callable[..., Tensor], queries: int) -> None:
     q, k, v, _ = sample(queries, 1000)
     seen = torch.arange(1000) <= torch.arange(queries)[:, None] + 200
@@ -75,20 +79,20 @@ def window_up_to(q: Tensor, k: Tensor, v: Tensor, position: Tensor) -> Tensor:
 WINDOW = 50
 
 
-@pytest.mark.parametrize(
-    ("queries", "each", "dtype"),
-    [
-        (1, True, torch.float32),
-        (1, False, torch.bfloat16),
-        (5, True, torch.bfloat16),
-        (70, True, torch.bfloat16),
-        (70, False, torch.float32),
-    ],
-)
-@pytest.mark.parametrize("spelling", [up_to, window_up_to], ids=lambda f: f.__name__)
+POSITIONS = [
+    (1, True, torch.float32),
+    (1, False, torch.bfloat16),
+    (5, True, torch.bfloat16),
+    (70, False, torch.float32),
+    (70, True, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("setting", "spelling"), rotating(POSITIONS, (up_to, window_up_to)), ids=named)
 def test_the_loop_over_keys_ends_at_a_position_that_is_loaded(
-    spelling: Callable[..., Tensor], dtype: torch.dtype, queries: int, each: bool
+    spelling: Callable[..., Tensor], setting: tuple[int, bool, torch.dtype]
 ) -> None:
+    queries, each, dtype = setting
     check_that_a_position_ends_the_loop(spelling, dtype, queries, each, 700, {}, 256 if queries < 70 else 64)
 
 
@@ -119,8 +123,7 @@ def check_that_a_position_ends_the_loop(
     assert not any(isinstance(s, When) for s in walk(kernel.body)) and unproven_accesses(kernel) == []
 
 
-@pytest.mark.parametrize("target", ["cpp", "triton"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dtype", "target"), rotating((torch.float32, torch.bfloat16), ("cpp", "triton")), ids=str)
 def test_layers_that_share_a_mask_of_positions_each_end_their_loop_by_it(dtype: torch.dtype, target: str) -> None:
     """The mask is no tensor then; and the counter that it comes from is changed behind both."""
 
@@ -244,8 +247,7 @@ def test_nothing_is_seen_at_all(queries: int) -> None:
     check_that_nothing_is_seen(compiled, queries, 600)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("drafts", [2, 7, 16])
+@pytest.mark.parametrize(("drafts", "dtype"), rotating((2, 7, 16), (torch.bfloat16, torch.float32)), ids=str)
 def test_drafts_of_a_tree_are_one_kernel(drafts: int, dtype: torch.dtype) -> None:
     """Speculative decoding: each draft sees the cache up to a place, its ancestors in the tree, and itself."""
     q, k, v, _ = sample(drafts, 100, dtype)

@@ -21,6 +21,7 @@ from fusec.frontend import trace
 from fusec.quantization.formats import quantized_rows
 from fusec.reference.contract import compare_outputs
 from fusec.reference.dtypes import torch_dtype
+from tests.combinations import rotating
 
 COLUMNS, DEPTH, GROUP = 40, 256, 64
 ALL_BYTES = torch.arange(COLUMNS * DEPTH).reshape(COLUMNS, DEPTH).to(torch.uint8)
@@ -199,19 +200,11 @@ def is_grouped(kernel: Kernel) -> bool:
     return any(isinstance(s, GroupedDot) for s in walk(kernel.body))
 
 
-CASES = [(8, torch.bfloat16), (13, torch.float16)]
-MORE = [
-    (rows, dtype)
-    for rows in (1, 3, 8, 13)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if (rows, dtype) not in CASES
-]
-
-
 @pytest.mark.parametrize(
-    ("rows", "dtype"), [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE)], ids=str
+    ("form", "rows", "dtype"),
+    rotating(list(FORMS), (1, 3, 8, 13), (torch.float32, torch.bfloat16, torch.float16)),
+    ids=str,
 )
-@pytest.mark.parametrize("form", FORMS)
 def test_groups_are_summed_in_bytes(form: str, rows: int, dtype: torch.dtype) -> None:
     assert is_grouped(check(FORMS[form], rows, dtype))
 

@@ -14,6 +14,7 @@ from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.types import I8
 from fusec.reference.contract import compare_outputs
+from tests.combinations import rotating
 from tests.machines import profile
 
 COLUMNS, DEPTH = 72, 192
@@ -50,8 +51,7 @@ def built(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], config: C
     return compile_graph(trace(function, inputs, symbolic=False), replace(config or Config(), strict=True))
 
 
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(("spelling", "rows"), rotating(list(SPELLINGS), (1, 8)))
 def test_few_rows_are_one_kernel(spelling: str, rows: int) -> None:
     inputs = parts(rows, torch.float32)
     found = built(layer(spelling), inputs)
@@ -103,10 +103,14 @@ SHIFTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (5, torch.bfloat16), (40, torch.bfloat16)], ids=str)
-@pytest.mark.parametrize("spelling", SHIFTED)
-def test_zero_points_of_the_input(spelling: str, rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("spelling", "setting"),
+    rotating(list(SHIFTED), ((1, torch.float32), (5, torch.bfloat16), (40, torch.bfloat16))),
+    ids=str,
+)
+def test_zero_points_of_the_input(spelling: str, setting: tuple[int, torch.dtype]) -> None:
     """The weight stays in bytes; few rows are one kernel with the norm before."""
+    rows, dtype = setting
 
     def run(x: Tensor, residual: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
         codes, scale, zero = asymmetric(F.rms_norm(x, (DEPTH,)))
@@ -123,23 +127,23 @@ def test_zero_points_of_the_input(spelling: str, rows: int, dtype: torch.dtype) 
     assert comparison.passed, comparison
 
 
-@pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("spelling", ["subtracted in float32", "times sums of columns"])
+UNPACKED: dict[str, Callable[[Tensor], Tensor]] = {
+    "halves": lambda p: torch.cat([p & 15, p >> 4], -1).to(torch.int8),
+    "bytes": lambda p: torch.cat([p, p], -1).view(torch.int8),
+    "neighbours": lambda p: torch.stack([p & 15, p >> 4], -1).reshape(COLUMNS, DEPTH).to(torch.int8) - 8,
+}
+
+
 @pytest.mark.parametrize(
-    "unpacked",
-    [
-        lambda p: torch.cat([p & 15, p >> 4], -1).to(torch.int8),
-        lambda p: torch.cat([p, p], -1).view(torch.int8),
-        lambda p: torch.stack([p & 15, p >> 4], -1).reshape(COLUMNS, DEPTH).to(torch.int8) - 8,
-    ],
-    ids=["halves", "bytes", "neighbours"],
+    ("rows", "unpacked", "spelling"),
+    rotating((1, 5, 40, 2), list(UNPACKED), ("subtracted in float32", "times sums of columns")),
 )
-def test_bytes_that_are_computed(unpacked: Callable[[Tensor], Tensor], spelling: str, rows: int) -> None:
+def test_bytes_that_are_computed(unpacked: str, spelling: str, rows: int) -> None:
     """The kernel unpacks the weight in registers, and sums in int32."""
 
     def run(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
         codes, scale, zero = asymmetric(x)
-        return SHIFTED[spelling](codes, zero, unpacked(packed)) * scale * scales
+        return SHIFTED[spelling](codes, zero, UNPACKED[unpacked](packed)) * scale * scales
 
     packed = torch.randint(0, 256, (COLUMNS, DEPTH // 2), dtype=torch.uint8)
     inputs = torch.randn(rows, DEPTH), packed, torch.rand(COLUMNS)
@@ -166,9 +170,16 @@ def test_zero_points_whose_products_wrap_around() -> None:
     assert torch.equal(built(run, (q, z, w)).program([q, z, w])[0], run(q, z, w))
 
 
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(3, 1, 64), (1, 1, 64), (5, 7, 1), (0, 4, 8), (4, 3, 0)])
-@pytest.mark.parametrize("dtypes", [(torch.int8, torch.int8), (torch.uint8, torch.int8), (torch.uint8,) * 2], ids=str)
-def test_the_smallest_shapes(dtypes: tuple[torch.dtype, torch.dtype], rows: int, columns: int, depth: int) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "dtypes"),
+    rotating(
+        ((3, 1, 64), (1, 1, 64), (5, 7, 1), (0, 4, 8), (4, 3, 0)),
+        ((torch.int8, torch.int8), (torch.uint8, torch.int8), (torch.uint8, torch.uint8)),
+    ),
+    ids=str,
+)
+def test_the_smallest_shapes(dtypes: tuple[torch.dtype, torch.dtype], sizes: tuple[int, int, int]) -> None:
+    rows, columns, depth = sizes
     x, w = (torch.full(shape, 255).to(t) for shape, t in zip(((rows, depth), (columns, depth)), dtypes, strict=True))
 
     def run(x: Tensor, w: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from fusec.config import Config
 from fusec.frontend import trace
 from fusec.reference.contract import compare_outputs
 from tests.backend.agreement import same
+from tests.combinations import rotating
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 
@@ -52,9 +53,11 @@ def run(function: Callable[..., Any], inputs: list[Tensor], symbolic: bool = Fal
     return [step.kind for step in compiled.program.steps]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", PLAIN.values(), ids=PLAIN)
-def test_one_call_with_its_bias(case: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), rotating(list(PLAIN), (torch.float32, torch.bfloat16, torch.float16)), ids=str
+)
+def test_one_call_with_its_bias(name: str, dtype: torch.dtype) -> None:
+    case = PLAIN[name]
     function, shapes = case
     assert run(function, [x.to(dtype) for x in sample(shapes)]) == ["vendor"]
 
@@ -81,8 +84,9 @@ def test_padding_on_one_side_is_put_on_before() -> None:
     assert run(lambda x, w, b: F.conv1d(x, w, b, padding="same"), inputs) == ["kernel", "vendor"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("last", ["image", "weight", "both"])
+@pytest.mark.parametrize(
+    ("last", "dtype"), rotating(("image", "weight", "both"), (torch.float32, torch.bfloat16)), ids=str
+)
 def test_channels_may_lie_last(last: str, dtype: torch.dtype) -> None:
     x, w, b = (t.to(dtype) for t in sample(((2, 6, 13, 11), (8, 3, 3, 3), (8,))))
     x = x if last == "weight" else x.to(memory_format=torch.channels_last)

@@ -17,6 +17,7 @@ from fusec.codegen.tile.kernel import Buffer, Dot, Kernel, Load, Loop, Matrix, S
 from fusec.config import Config
 from fusec.ir.types import BF16, F32, F64, I8, I32, U8, DType, Size, symbol
 from tests.codegen.instructions import BF16_INSTRUCTIONS, BYTE_INSTRUCTIONS, built
+from tests.combinations import rotating
 
 M, N, K, STEP = (symbol(name) for name in ("m", "n", "k", "step"))
 j = sympy.Symbol("j", integer=True, nonnegative=True)
@@ -80,10 +81,9 @@ def test_a_block_is_right_and_alone(along: str, adds: bool, dtype: DType, head: 
                 assert torch.equal(first, y[1, :n])
 
 
-@pytest.mark.parametrize("rows", [1, 6, M], ids=["one", "few", "many"])
-@pytest.mark.parametrize("head", BYTE_INSTRUCTIONS, ids=str)
-@pytest.mark.parametrize("right", RANGES, ids=str)
-@pytest.mark.parametrize("left", RANGES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "head", "right", "left"), rotating((1, 6, M), BYTE_INSTRUCTIONS, list(RANGES), list(RANGES)), ids=str
+)
 def test_bytes_are_summed_exactly(left: DType, right: DType, head: str, rows: Size) -> None:
     """Extreme values included, where instructions may saturate; nothing is written beside the result."""
     kernel = built(dot("block", left, "k", rows, False, right), head)

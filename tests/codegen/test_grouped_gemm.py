@@ -9,6 +9,7 @@ from torch import Tensor
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import Dot, Kernel, walk
 from tests.codegen.test_dynamic_indices import agrees, both, program, raises
+from tests.combinations import rotating
 
 GATED = """graph gated(%x: {dtype}[{rows}, 40], %w: {dtype}[6, 96, 40], %ids: i64[{rows}]) {{
   %e: {dtype}[{rows}, 96, 40] = take(%w, %ids) {{dim=-3}}
@@ -68,8 +69,7 @@ def test_matrices_may_be_transposed_and_rows_computed(target: str, rows: int) ->
     assert len(grouped_products(kernel)) == (target == "cpp")
 
 
-@pytest.mark.parametrize("rows", [3, 40, pytest.param(700, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+@pytest.mark.parametrize(("dtype", "rows"), rotating(("bf16", "f16", "f64"), (3, 40, 700)))
 def test_all_rows_may_choose_one_matrix_in_any_dtype(dtype: str, rows: int) -> None:
     """More rows than one block of them has, or few enough that the matrix is not transposed."""
     to: Any = {"bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}[dtype]

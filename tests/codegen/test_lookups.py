@@ -11,6 +11,7 @@ from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from tests.codegen.test_dynamic_indices import ROWS, agrees, both, grouped, kernel_of, program, raises
 from tests.codegen.triton_regions import every_chip
+from tests.combinations import rotating
 
 EMBEDDED = """graph embedded(%words: f32[50, 40], %positions: f32[16, 40], %ids: i64[2, 5], %w: f32[40]) {
   %first: f32[5, 40] = slice(%positions) {dim=-2, start=2, stop=7, step=1}
@@ -145,8 +146,7 @@ def test_lookups_along_any_dim_and_through_views(
     agrees(text, data, torch.randint(0, seen[dim], index), kinds=["kernel"], target=target)
 
 
-@pytest.mark.parametrize("dim", [-1, -2, -3])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "bool"])
+@pytest.mark.parametrize(("dim", "dtype"), rotating((-1, -2, -3), ("f32", "bf16", "bool")))
 @both
 def test_each_element_is_looked_up_by_itself(dim: int, dtype: str, target: str) -> None:
     text = f"""graph lookup(%table: {dtype}[3, 9, 20], %at: i64[2, 8, 18]) {{

@@ -24,6 +24,7 @@ from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.types import F32, TensorType, symbol
 from fusec.reference.contract import compare_outputs
+from tests.combinations import rotating
 from tests.machines import profile
 
 BF16_PRODUCTS = target_named("cpp").many_bf16_products
@@ -81,10 +82,10 @@ def run(case: Case, config: Config, dtype: torch.dtype = torch.float32, symbolic
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough)], ids=str
+    ("name", "dtype"), rotating(list(CASES), (torch.float32, torch.bfloat16, torch.float16)), ids=str
 )
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_they_are_kernels_with_their_epilogue(case: Case, dtype: torch.dtype, quick: Config) -> None:
+def test_they_are_kernels_with_their_epilogue(name: str, dtype: torch.dtype, quick: Config) -> None:
+    case = CASES[name]
     steps = run(case, quick, dtype)
     assert steps == ["kernel"] * (2 if case in (CASES[name] for name in AFTER_A_KERNEL) else 1)
 
@@ -149,8 +150,7 @@ SPREAD: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 """How what is multiplied lies, and over how many ranges its rows run."""
 
 
-@pytest.mark.parametrize("layer", [masked, in_heads])
-@pytest.mark.parametrize("spread", SPREAD.values(), ids=SPREAD)
+@pytest.mark.parametrize(("spread", "layer"), rotating(list(SPREAD.values()), (masked, in_heads)))
 def test_rows_of_all_sequences_are_one_range(
     layer: Callable[..., Tensor], spread: tuple[Callable[[Tensor], Tensor], int], quick: Config
 ) -> None:

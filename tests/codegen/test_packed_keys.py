@@ -15,6 +15,7 @@ from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.reference.contract import compare_outputs
+from tests.combinations import named, rotating
 
 HEADS, SHARED, HEAD, CAPACITY = 4, 2, 32, 300
 
@@ -134,17 +135,19 @@ def agrees(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], found: T
     return compare_outputs([function(*inputs)], [found], [exact]).passed
 
 
-SETTINGS = {("cpp", 1): torch.bfloat16, ("cpp", 40): torch.float32, ("triton", 40): torch.bfloat16}
-"""Target, number of queries, and dtype; others are thorough."""
+TURNS = [("cpp", 1, torch.bfloat16), ("cpp", 40, torch.float32)]
+EACH = ("triton", 40, torch.bfloat16)
+"""Target, number of queries, and dtype: every form has one of these in turn, and the last; others are thorough."""
 
 
 def cases() -> Iterator[Any]:
-    for target, queries, dtype in product(("cpp", "triton"), (1, 5, 40), (torch.float32, torch.bfloat16)):
-        marks = () if SETTINGS.get((target, queries)) is dtype else (pytest.mark.thorough,)
-        yield from (pytest.param(form, queries, target, dtype, marks=marks) for form in FORMS)
+    settings = list(product(("cpp", "triton"), (1, 5, 40), (torch.float32, torch.bfloat16)))
+    for (i, form), setting in product(enumerate(FORMS), settings):
+        marks = () if setting in (TURNS[i % 2], EACH) else pytest.mark.thorough
+        yield pytest.param(form, *setting, marks=marks)
 
 
-@pytest.mark.parametrize(("form", "queries", "target", "dtype"), list(cases()))
+@pytest.mark.parametrize(("form", "target", "queries", "dtype"), list(cases()))
 def test_keys_and_values_are_unpacked_in_the_kernel(form: str, dtype: torch.dtype, queries: int, target: str) -> None:
     function, inputs = over(form, dtype), sample(form, dtype, queries)
     found = built(function, inputs, target)
@@ -188,6 +191,7 @@ def test_a_step_quantizes_what_it_stores_in_one_kernel_and_reads_it_in_another()
     assert all(torch.equal(a, b) for a, b in zip(own, want, strict=True))
 
 
+@pytest.mark.usefixtures("nothing_is_built")
 def test_scales_of_tokens_are_applied_behind_the_sums() -> None:
     """Few queries are multiplied with the codes as they are loaded; a product that is rounded first is not."""
     for form, unpacks in (("per token", False), ("per token, rounded", True), ("per channel", True)):
@@ -248,14 +252,14 @@ def of_two_halves(query: Tensor, codes: Tensor, scales: Tensor, values: Tensor) 
     return F.scaled_dot_product_attention(query.repeat(1, 1, 1, 2), keys, values)
 
 
-@pytest.mark.parametrize("queries", [2, 40])
-@pytest.mark.parametrize("function", [of_one_element, of_two_halves], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("function", "queries"), rotating((of_one_element, of_two_halves), (40, 2)), ids=named)
 def test_keys_of_so_few_elements_are_no_attention_kernel(function: Callable[..., Tensor], queries: int) -> None:
     codes = torch.randint(0, 127, (1, 1, 70, 1), dtype=torch.uint8)
     inputs = torch.randn(1, 1, queries, 1), codes, torch.rand(1, 1, 70, 1) / 30, torch.randn(1, 1, 70, 8)
     assert agrees(function, inputs, built(function, inputs).program(list(inputs))[0])
 
 
+@pytest.mark.usefixtures("nothing_is_built")
 @pytest.mark.parametrize("keys", [64, 128, 256])
 @pytest.mark.parametrize("queries", [2, 40])
 def test_accesses_of_whole_blocks_are_proven(queries: int, keys: int) -> None:

@@ -18,6 +18,7 @@ from fusec.loops.indexing import DynamicIndex
 from fusec.reference.contract import compare_outputs
 from tests.codegen.test_attention import compiled, kernels, passes
 from tests.codegen.triton_regions import regions_of
+from tests.combinations import named, rotating
 
 PAGES, PAGE, HEADS, WIDTH, SHARED = 20, 16, 2, 32, 4
 Spelling = Callable[..., Tensor]
@@ -88,9 +89,11 @@ def is_read_through_the_table(result: Compiled) -> bool:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("queries", [1, 5, 40])
-@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("spelling", "queries", "dtype"),
+    rotating(SPELLINGS, (1, 5, 40), (torch.float32, torch.bfloat16, torch.float16)),
+    ids=named,
+)
 def test_pages_are_read_in_the_kernel(spelling: Spelling, queries: int, dtype: torch.dtype) -> None:
     inputs = sample(queries, dtype, spelling)
     result = compiled(spelling, inputs)
@@ -106,8 +109,7 @@ def test_a_neighbouring_page_is_found() -> None:
         assert not compare_outputs(want, got, exact).passed
 
 
-@pytest.mark.parametrize("queries", [1, 40])
-@pytest.mark.parametrize("spelling", [pages, rows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("spelling", "queries"), rotating((pages, rows), (1, 40)), ids=named)
 def test_an_emitter_that_takes_the_next_page_is_found(
     spelling: Spelling, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def _doubled(inputs: tuple[Tensor, ...]) -> list[Tensor]:
     return [x.double() if x.is_floating_point() else x for x in inputs]
 
 
+@pytest.mark.usefixtures("nothing_is_built")
 @pytest.mark.parametrize("queries", [1, 40])
 def test_bytes_are_those_of_contiguous_keys_and_the_index(queries: int) -> None:
     """The rows that are read count, not the pool, which is larger here."""
@@ -180,8 +183,7 @@ def test_a_page_that_does_not_exist(queries: int) -> None:
             result.program(list(inputs))
 
 
-@pytest.mark.parametrize("queries", [1, 40])
-@pytest.mark.parametrize("spelling", [pages, pages_of_heads, rows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("spelling", "queries"), rotating((pages, pages_of_heads, rows), (1, 40)), ids=named)
 def test_pages_are_read_in_the_kernel_of_a_gpu(spelling: Spelling, queries: int) -> None:
     found = [r for r in regions_of(spelling, sample(queries)) if "attention" in r.attributes["label"]]
     (outcome,) = (check_region(region, chips=()) for region in found)
@@ -189,8 +191,7 @@ def test_pages_are_read_in_the_kernel_of_a_gpu(spelling: Spelling, queries: int)
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("queries", "dtype"), rotating((1, 3), (torch.bfloat16, torch.float32)), ids=str)
 def test_random_tables_are_padded_batches(dtype: torch.dtype, queries: int, count: int) -> None:
     """Sequences of up to 300 keys in random pages, some of them shared or missing, in one compilation."""
     torch._dynamo.reset()

@@ -12,6 +12,7 @@ from fusec.dynamo import backend, compiled_graphs
 from fusec.reference.contract import compare_outputs
 from tests.codegen.test_attention import kernels
 from tests.codegen.test_paged_attention import HEADS, PAGE, PAGES, SHARED, WIDTH, attend, pages
+from tests.combinations import named, rotating
 
 Store = Callable[[Tensor, Tensor, Tensor], object]
 """Stores rows [tokens, heads, width] at slots, counted over all pages, of a pool [pages, page, heads, width]."""
@@ -85,9 +86,11 @@ def run(function: Callable[..., object], inputs: list[Tensor]) -> tuple[object, 
     return found, result
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("tokens", [1, 20])
-@pytest.mark.parametrize("store", STORES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("store", "tokens", "dtype"),
+    rotating(STORES, (1, 20), (torch.float32, torch.bfloat16, torch.float16)),
+    ids=named,
+)
 def test_new_rows_are_stored_where_they_are_computed(store: Store, tokens: int, dtype: torch.dtype) -> None:
     inputs = sample(tokens, dtype)
     eager, real = copied(inputs), exact(inputs)
@@ -134,8 +137,7 @@ def test_bytes_are_those_of_the_new_rows(store: Store) -> None:
     assert moved_bytes(stored) == 2 * (k.nbytes + v.nbytes) + angles.nbytes + slots.nbytes
 
 
-@pytest.mark.parametrize("slot", [-1, PAGES * PAGE])
-@pytest.mark.parametrize("store", STORES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("store", "slot"), rotating(STORES, (-1, PAGES * PAGE)), ids=named)
 def test_a_slot_that_does_not_exist(store: Store, slot: int) -> None:
     """A negative index counts from the end, except in index_copy; nothing is stored before an IndexError."""
     inputs = sample(1)

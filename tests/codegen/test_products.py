@@ -22,6 +22,7 @@ from fusec.reference.contract import compare_outputs
 from fusec.reference.dtypes import torch_dtype
 from fusec.reference.interpreter import evaluate
 from tests.campaigns.fuzz.targets import triton
+from tests.combinations import rotating
 from tests.contexts import context_of
 from tests.machines import cpu, profile
 
@@ -110,13 +111,13 @@ def run(
     return [step.kind for step in compiled.program.steps]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", FEW.values(), ids=FEW)
-def test_few_rows_are_one_kernel(case: Case, dtype: torch.dtype) -> None:
-    function, shapes = case
+@pytest.mark.parametrize(("name", "dtype"), rotating(list(FEW), (torch.float32, torch.bfloat16)), ids=str)
+def test_few_rows_are_one_kernel(name: str, dtype: torch.dtype) -> None:
+    function, shapes = FEW[name]
     assert run(function, [x.to(dtype) for x in sample(shapes)]).count("vendor") == 0
 
 
+@pytest.mark.usefixtures("nothing_is_built")
 @pytest.mark.parametrize("name", ["columns in two dims", "columns in two dims, turned"])
 def test_a_weight_is_read_row_after_row(name: str) -> None:
     """In whichever order its columns are stored: memory is slower where each row lies far from the one before."""
@@ -204,6 +205,7 @@ def biased(text: str, *inputs: Tensor) -> list[str]:
     return [step.kind for step in made.steps]
 
 
+@pytest.mark.usefixtures("nothing_is_built")
 @pytest.mark.parametrize(("prologue", "copied"), [(lambda x: x, False), (torch.sin, True), (lambda x: x[:, 8:], False)])
 def test_a_left_operand_that_lies_as_a_matrix_is_not_copied(prologue: Callable[[Tensor], Tensor], copied: bool) -> None:
     inputs = sample(((3, 40), (56, prologue(torch.empty(3, 40)).shape[1])))
@@ -212,9 +214,11 @@ def test_a_left_operand_that_lies_as_a_matrix_is_not_copied(prologue: Callable[[
     assert any(b.role == "scratch" and b.name.startswith("left") for b in kernel.buffers) == copied
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
-@pytest.mark.parametrize("right", [(1, 0), (0, 1), (0, 0), (70, 1)], ids=str)
-@pytest.mark.parametrize("left", [(1, 0), (0, 1), (0, 0), (70, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "right", "left"),
+    rotating(("f32", "f16", "f64"), ((1, 0), (0, 1), (0, 0), (70, 1)), ((1, 0), (0, 1), (0, 0), (70, 1))),
+    ids=str,
+)
 def test_triton_products_of_operands_that_repeat_elements(
     left: tuple[int, int], right: tuple[int, int], dtype: str
 ) -> None:

@@ -17,6 +17,7 @@ from fusec.dynamo import backend, compiled_graphs
 from fusec.ir.types import BOOL
 from fusec.reference.contract import compare_outputs
 from tests.codegen.test_attention import compiled, kernels, passes
+from tests.combinations import rotating
 
 BLOCK = 64
 """Queries, and keys, of a block where there are many of both."""
@@ -100,8 +101,9 @@ def blocks_seen(seen: Tensor, rows: int = BLOCK) -> int:
     return sum(bool(part.any()) for row in seen.split(rows) for part in row.split(BLOCK, 1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), rotating(list(MASKS), (torch.float32, torch.bfloat16, torch.float16)), ids=str
+)
 def test_hidden_blocks_are_left_out(name: str, dtype: torch.dtype) -> None:
     function, made = MASKS[name]
     seen = diagonal(LENGTHS)
@@ -145,8 +147,7 @@ def test_masks_that_are_computed(function: Callable[..., Tensor]) -> None:
     assert blocks_computed(result, inputs) == blocks_seen(seen)
 
 
-@pytest.mark.parametrize("queries", [1, 5, 70])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "queries"), rotating(list(MASKS), (70, 5, 1)), ids=str)
 def test_a_query_that_sees_no_key(name: str, queries: int) -> None:
     """With the lowest number for each score, it averages all values; with -inf, it is 0, and nothing is read."""
     function, made = MASKS[name]

@@ -11,6 +11,7 @@ from torch import Tensor
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
+from tests.combinations import named, rotating
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -45,8 +46,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
 # Sorts.
 
 
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("n", [1, 7, 33, 300, 2049, 20_000])
+@pytest.mark.parametrize(("n", "descending"), rotating((1, 7, 33, 300, 2049, 20_000), (False, True)))
 def test_rows_of_any_length_are_sorted_and_equal_elements_keep_their_order(n: int, descending: bool) -> None:
     x = (3 * torch.randn(3, n, generator=generator())).round(decimals=1 if n < 3000 else 3)
     found = in_one_kernel(lambda x: torch.sort(x, stable=True, descending=descending), x)
@@ -54,8 +54,7 @@ def test_rows_of_any_length_are_sorted_and_equal_elements_keep_their_order(n: in
         assert same(a, b)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
-@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(("dtype", "descending"), rotating([*FLOATS, *INTEGERS, torch.bool], (False, True)), ids=str)
 def test_all_dtypes_are_sorted(descending: bool, dtype: torch.dtype) -> None:
     x = torch.randint(-30, 30, (4, 90), generator=generator()).to(dtype)
     found, _ = run(lambda x: torch.sort(x, stable=True, descending=descending), x)
@@ -63,8 +62,7 @@ def test_all_dtypes_are_sorted(descending: bool, dtype: torch.dtype) -> None:
         assert same(a, b)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(("dtype", "descending"), rotating(FLOATS, (True, False)), ids=str)
 def test_nan_is_the_largest_and_zeros_are_equal(descending: bool, dtype: torch.dtype) -> None:
     x = SPECIAL.to(dtype)
     for rows in (x, x.repeat(1, 9)):
@@ -160,9 +158,11 @@ def test_lengths_that_are_known_only_at_run_time(n: int) -> None:
 # Scans.
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
-@pytest.mark.parametrize("dim", [0, 1, -1])
-@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
+@pytest.mark.parametrize(
+    ("dtype", "dim", "scan"),
+    rotating([*FLOATS, torch.int64], (0, 1, -1), (torch.cumsum, torch.cumprod)),
+    ids=named,
+)
 def test_running_sums_and_products(scan: Callable[..., Tensor], dim: int, dtype: torch.dtype) -> None:
     x = (torch.rand(5, 37, 9, generator=generator()) * 2).to(dtype)
     (found,) = in_one_kernel(lambda x: scan(x, dim), x)

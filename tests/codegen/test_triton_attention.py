@@ -52,6 +52,7 @@ from tests.codegen.test_attention import (
 )
 from tests.codegen.test_attention_caches import check_that_a_position_ends_the_loop, up_to, window_up_to
 from tests.codegen.triton_regions import every_chip, regions_of
+from tests.combinations import named, rotating
 from tests.contexts import plan_of
 
 Spelling = Callable[..., Tensor]
@@ -120,14 +121,18 @@ def test_lengths_that_change_share_a_kernel(spelling: Spelling) -> None:
     check_that_lengths_share_a_kernel(spelling, ((40, 50), (7, 70), (64, 64)), "triton")
 
 
-@pytest.mark.parametrize("lengths", [(40, 40), (5, 100)], ids=str)
-@pytest.mark.parametrize("spelling", [by_hand, call, triangle, with_sinks, one_more], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("spelling", "lengths"),
+    rotating((by_hand, call, triangle, with_sinks, one_more), ((40, 40), (5, 100))),
+    ids=named,
+)
 def test_masked_rows_infinities_and_nan(spelling: Spelling, lengths: tuple[int, int]) -> None:
     check_masked_rows_infinities_and_nan(on_triton, spelling, *lengths)
 
 
-@pytest.mark.parametrize("lengths", [(40, 40), (5, 100)], ids=str)
-@pytest.mark.parametrize("spelling", [with_sinks, sinks_first, one_more], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("spelling", "lengths"), rotating((with_sinks, sinks_first, one_more), ((40, 40), (5, 100))), ids=named
+)
 def test_sinks_above_and_far_below_all_scores(spelling: Spelling, lengths: tuple[int, int]) -> None:
     inputs = with_large_sinks(*lengths)
     assert passes(spelling, on_triton(spelling, inputs), inputs)
@@ -155,19 +160,19 @@ def test_blocks_that_a_loaded_mask_hides_are_not_read(spelling: Spelling) -> Non
         torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("queries", "each", "dtype"),
-    [
-        (1, False, torch.float32),
-        (3, True, torch.bfloat16),
-        (40, True, torch.float32),
-        (40, False, torch.bfloat16),
-    ],
-)
-@pytest.mark.parametrize("spelling", [up_to, window_up_to], ids=lambda f: f.__name__)
+POSITIONS = [
+    (1, False, torch.float32),
+    (3, True, torch.bfloat16),
+    (40, True, torch.float32),
+    (40, False, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("setting", "spelling"), rotating(POSITIONS, (up_to, window_up_to)), ids=named)
 def test_the_loop_over_keys_ends_at_a_position_that_is_loaded(
-    spelling: Spelling, dtype: torch.dtype, queries: int, each: bool
+    spelling: Spelling, setting: tuple[int, bool, torch.dtype]
 ) -> None:
+    queries, each, dtype = setting
     check_that_a_position_ends_the_loop(spelling, dtype, queries, each, 150, {"target": "triton"}, 32)
 
 
@@ -200,13 +205,13 @@ def three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "_attention", parted)
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
-def test_every_spelling_in_parts(spelling: Spelling) -> None:
+@pytest.mark.parametrize(("spelling", "split"), rotating(SPELLINGS, ((3, 150, 3), (1, 70, 8))), ids=named)
+def test_every_spelling_in_parts(spelling: Spelling, split: tuple[int, int, int]) -> None:
     """More blocks than parts, and parts without a key; queries of several heads that share keys among them."""
-    for lengths, parts in (((3, 150), 3), ((1, 70), 8)):
-        region = region_of(spelling, sample(*lengths))
-        outcome = check_region(region, chips=(), config=in_parts(region, parts))
-        assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
+    queries, keys, parts = split
+    region = region_of(spelling, sample(queries, keys))
+    outcome = check_region(region, chips=(), config=in_parts(region, parts))
+    assert outcome.ok and len(grids(outcome.kernel)) == 2, outcome
 
 
 @pytest.mark.parametrize("spelling", [by_hand, with_sinks, call_causal], ids=lambda f: f.__name__)

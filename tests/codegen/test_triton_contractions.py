@@ -25,6 +25,7 @@ from fusec.codegen.triton.tiles import spans, tile_axes
 from fusec.config import Config
 from fusec.frontend import trace
 from tests.codegen.triton_regions import kernel_regions, regions_of, regions_with_products
+from tests.combinations import named, rotating
 from tests.contexts import plan_of
 
 ROWS = [(1, 1), (3, 1), (2, 5), (1, 16), (2, 13), (1, FEW_ROWS_OF_HALVES)]
@@ -99,8 +100,7 @@ def sample(function: Callable[..., Any], batch: int, length: int, dtype: torch.d
 FUNCTIONS = [plain, transposed_weight, layer_norm, gated, projections, square, from_heads]
 
 
-@pytest.mark.parametrize("rows", ROWS, ids=str)
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("function", "rows"), rotating(FUNCTIONS, ROWS), ids=named)
 def test_every_edge(function: Callable[..., Any], rows: tuple[int, int]) -> None:
     dtype = torch.float32 if rows in ROWS[::3] else torch.bfloat16
     regions = regions_of(function, sample(function, *rows, dtype))
@@ -123,8 +123,7 @@ def test_more_rows_are_the_librarys(small_m: int, dtype: torch.dtype, most: int)
         assert bool(kernel_regions(graph, Config(small_m=small_m))) == (rows <= most), rows
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("function", "splits"), rotating(FUNCTIONS, (1, 2)), ids=named)
 def test_every_edge_with_the_weight_as_the_first_operand(function: Callable[..., Any], splits: int) -> None:
     """Tiles are the other way around from their loads to their stores."""
     for region in regions_of(function, sample(function, 2, 5, torch.bfloat16)):
@@ -157,8 +156,9 @@ def test_units_that_read_shared_memory_take_the_weight_first(chip: str, unit: st
         assert report.ok and any(name.startswith(unit) for name in report.matrix_instructions) == expected, report
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("rows", [(1, 1), (2, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "rows"), rotating((torch.float32, torch.float16, torch.float64), ((1, 1), (2, 5))), ids=str
+)
 def test_other_types(rows: tuple[int, int], dtype: torch.dtype) -> None:
     for function in (plain, layer_norm):
         (region,) = regions_of(function, sample(function, *rows, dtype))

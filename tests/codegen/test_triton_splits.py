@@ -21,6 +21,7 @@ from fusec.codegen.triton.schedules import configs
 from fusec.ir.graph import Node
 from tests.codegen.test_triton_contractions import FUNCTIONS, LARGE, ROWS, plain, sample
 from tests.codegen.triton_regions import every_chip, regions_of, regions_with_products
+from tests.combinations import named, rotating
 from tests.contexts import plan_of
 
 
@@ -40,8 +41,7 @@ def shared_residual(x: Tensor, scale: Tensor, w: Tensor) -> tuple[Tensor, Tensor
     return F.linear(normed, w) + x[..., : w.shape[0]], normed
 
 
-@pytest.mark.parametrize("parts", [2, 3, 8])
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("function", "parts"), rotating(FUNCTIONS, (2, 3, 8)), ids=named)
 def test_every_edge(function: Callable[..., Any], parts: int) -> None:
     """Parts that are not full, and with eight of them some that are empty."""
     rows = ROWS[parts % len(ROWS)]
@@ -54,8 +54,7 @@ def test_every_edge(function: Callable[..., Any], parts: int) -> None:
     assert found
 
 
-@pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("function", [residual, shared_residual], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("rows", "function"), rotating((1, 5, 40), (residual, shared_residual)), ids=named)
 def test_what_follows_comes_once(function: Callable[..., Any], rows: int) -> None:
     shapes = {
         residual: ((rows, 70), (50, 70), (50,), (rows, 50)),
@@ -103,8 +102,7 @@ def test_sums_are_cut_where_a_weight_comes_too_slowly_otherwise() -> None:
 
 
 @every_chip
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("name", [*LARGE, "down"])
+@pytest.mark.parametrize(("name", "rows"), rotating([*LARGE, "down"], (8, 1)))
 def test_large_ones_compile_to_what_a_chip_should_run(name: str, rows: int, chip: str) -> None:
     function, *sizes = LARGE[name] if name in LARGE else (residual, (14336,), (4096, 14336), (4096,), (4096,))
     rowed = {"gated": (0, 1), "projections": (0, 6, 7), "down": (0, 3)}[name]

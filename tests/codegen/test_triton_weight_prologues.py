@@ -27,6 +27,7 @@ from fusec.quantization.linear import QuantizedLinear
 from fusec.quantization.rounding import round_to_nearest
 from fusec.reference.contract import Comparison, compare_outputs
 from tests.codegen.triton_regions import every_chip, kernel_regions, regions_of
+from tests.combinations import rotating
 from tests.contexts import plan_of
 from tests.packed import COLUMNS, DEPTH, FORMS, Packed
 
@@ -54,19 +55,12 @@ def compared(form: Packed, rows: int, dtype: torch.dtype, steps: int = 1) -> Com
     return compare_outputs([layer(form)(*inputs)], found(inputs), [exact], dtype)
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype"),
-    [
-        pytest.param(1, torch.float32, marks=pytest.mark.thorough),
-        (1, torch.bfloat16),
-        (5, torch.float16),
-        pytest.param(20, torch.bfloat16, marks=pytest.mark.thorough),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_packed_layer_is_one_kernel(form: Packed, rows: int, dtype: torch.dtype) -> None:
-    assert (comparison := compared(form, rows, dtype)).passed, comparison
+SETTINGS = [(1, torch.bfloat16), (5, torch.float16), (1, torch.float32), (20, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("form", "setting"), rotating(list(FORMS), SETTINGS), ids=str)
+def test_a_packed_layer_is_one_kernel(form: str, setting: tuple[int, torch.dtype]) -> None:
+    assert (comparison := compared(FORMS[form], *setting)).passed, comparison
 
 
 @pytest.mark.parametrize("form", ["int8 per channel", "int4, halves in a byte", "GGUF Q4_0"])

@@ -21,6 +21,7 @@ from fusec.frontend import trace
 from fusec.ir.types import BF16
 from fusec.reference.contract import Comparison, compare_outputs
 from tests.codegen.instructions import PAIRS
+from tests.combinations import rotating
 from tests.machines import profile
 from tests.packed import COLUMNS, DEPTH, FORMS, Packed, int8, per_group, scales
 
@@ -45,20 +46,14 @@ def compiled(form: Packed, rows: int, dtype: torch.dtype) -> tuple[Compiled, Cal
     return found, compare
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype"),
-    [
-        (1, torch.bfloat16),
-        (3, torch.float16),
-        (13, torch.float32),
-        pytest.param(1, torch.float32, marks=pytest.mark.thorough),
-        pytest.param(5, torch.bfloat16, marks=pytest.mark.thorough),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_packed_layer_is_one_kernel(form: Packed, rows: int, dtype: torch.dtype) -> None:
-    found, compare = compiled(form, rows, dtype)
+SETTINGS = [
+    (1, torch.bfloat16), (13, torch.float32), (3, torch.float16), (1, torch.float32), (5, torch.bfloat16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "setting"), rotating(list(FORMS), SETTINGS), ids=str)
+def test_a_packed_layer_is_one_kernel(form: str, setting: tuple[int, torch.dtype]) -> None:
+    found, compare = compiled(FORMS[form], *setting)
     comparison = compare()
     assert comparison.passed, comparison
     assert [step.kind for step in found.program.steps] == ["kernel"]
@@ -83,8 +78,11 @@ def test_many_rows_of_a_packed_layer_are_one_kernel(form: Packed) -> None:
     many_rows(form, 70, torch.float32, profile(f32=100.0), ["kernel"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("form", ["int8 per group", "int4, neighbours in a byte", "GGUF Q4_0"])
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    rotating(("int8 per group", "int4, neighbours in a byte", "GGUF Q4_0"), (torch.bfloat16, torch.float16)),
+    ids=str,
+)
 def test_many_rows_of_half_types(form: str, dtype: torch.dtype) -> None:
     many_rows(FORMS[form], 70, dtype, profile(f32=100.0, bf16=100.0, f16=100.0), ["kernel"])
 
@@ -121,6 +119,7 @@ def many_rows(form: Packed, rows: int, dtype: torch.dtype, config: Config, steps
     assert [step.kind for step in found.program.steps] == steps
 
 
+@pytest.mark.usefixtures("nothing_is_built")
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_the_packed_integers_are_all_that_is_read(form: Packed) -> None:
     """The kernel has no memory for the dense weight."""
@@ -176,9 +175,9 @@ BY_ROWS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.thorough), 13])
-@pytest.mark.parametrize("name", BY_ROWS)
+@pytest.mark.parametrize(
+    ("name", "rows", "dtype"), rotating(list(BY_ROWS), (1, 13, 3), (torch.float32, torch.bfloat16)), ids=str
+)
 def test_columns_that_are_contiguous_lie_in_lanes(name: str, rows: int, dtype: torch.dtype) -> None:
     function, shape = BY_ROWS[name]
     torch.manual_seed(rows)
@@ -294,8 +293,13 @@ def test_matmuls_that_share_a_packed_weight_each_unpack_it(layers: Callable[...,
     assert compare_outputs([layers(*inputs)], found(list(inputs)), [exact]).passed
 
 
-@pytest.mark.parametrize("expanded", [lambda q: q[:, :1].expand(q.shape), lambda q: q[:1].expand(q.shape)])
-@pytest.mark.parametrize("name", ["int4, halves in a byte", "a codebook", "int8 per group"])
+@pytest.mark.parametrize(
+    ("name", "expanded"),
+    rotating(
+        ("int4, halves in a byte", "a codebook", "int8 per group"),
+        (lambda q: q[:, :1].expand(q.shape), lambda q: q[:1].expand(q.shape)),
+    ),
+)
 def test_packed_integers_without_strides(name: str, expanded: Callable[[Tensor], Tensor]) -> None:
     """One integer along the depth is no index of a table: it is the same in all lanes."""
     q, *rest = FORMS[name].parts()

@@ -16,16 +16,19 @@ from fusec.frontend import trace
 from fusec.frontend.packed_matmuls import _dequantize_4bit, _dequantize_blockwise, _gemm_4bit, _gemv_4bit
 from fusec.quantization.formats import NF4
 from fusec.reference.contract import compare_outputs
+from tests.combinations import rotating
 
 GROUP = 32
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough)], ids=str
+    ("shape", "dtype"),
+    rotating(((1, 128), (5, 80), (1, 16), (40, 96)), (torch.float32, torch.bfloat16, torch.float16)),
+    ids=str,
 )
-@pytest.mark.parametrize(("rows", "columns"), [(1, 128), (5, 80), (1, 16), (40, 96)])
-def test_int4_of_torch(rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_int4_of_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """Whole blocks of columns, and a rest, whose layout differs."""
+    rows, columns = shape
     torch.manual_seed(columns)
     codes = torch.randint(0, 16, (columns, 128), dtype=torch.int32)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)

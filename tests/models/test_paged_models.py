@@ -166,8 +166,8 @@ def assert_same_or_ties(model: Any, got: list[list[int]], want: list[list[int]])
             assert model.dtype != torch.float32 and behind <= 2 * (rounded - exact).abs().max(), "it is no tie"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)], ids=str)
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_requests_of_mixed_lengths(dtype: torch.dtype) -> None:
     """``generate_batch`` makes eager's tokens; transformers itself updates its cache outside of the graphs."""
     model = llama(dtype)

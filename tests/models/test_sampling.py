@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusec.dynamo import compiled_graphs
+from tests.combinations import rotating
 
 processors = pytest.importorskip("transformers.generation.logits_process")
 VOCABULARY = 900
@@ -36,8 +37,7 @@ LEFT = {"bad words": {"aten.index_add.default"}}
 """Operations that ATen runs."""
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize(("name", "rows"), rotating(list(PROCESSORS), (5, 1)))
 def test_processors_hide_the_same_tokens(name: str, rows: int) -> None:
     ids, x = scores(rows)
     processor = PROCESSORS[name]()

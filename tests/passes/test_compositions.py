@@ -18,7 +18,8 @@ from tests.campaigns.respelling import Respelled
 from tests.campaigns.spellings import DTYPES, SHAPES, Case, Figures, compositions, difference
 from tests.campaigns.synonyms import SYNONYMS, with_places
 
-SAMPLE = 40
+SAMPLE, FEW = 40, 20
+"""Compositions, and how many of them are not thorough."""
 BLOCK = cache(lambda name, shape, dtype: BLOCKS[name](*shape, dtype))
 
 
@@ -48,7 +49,10 @@ CASES = [(name, dtype, rows) for rows in SHAPES for dtype in DTYPES for name in 
 
 @pytest.mark.parametrize(
     ("case", "composition"),
-    [*zip(cycle(CASES), compositions(SAMPLE, seed=1), strict=False)],
+    [
+        pytest.param(*drawn, marks=() if i < FEW else pytest.mark.thorough)
+        for i, drawn in enumerate(zip(cycle(CASES), compositions(SAMPLE, seed=1), strict=False))
+    ],
     ids=lambda given: "-".join(given) if isinstance(given[0], str) else str(given[1]),
 )
 def test_a_composition_takes_the_same_kernels(case: tuple[str, str, str], composition: Any) -> None:

@@ -34,6 +34,8 @@ from tests.graph_equality import equal_graphs
 
 ROOT = Path(__file__).parents[2]
 OWN = passes.RAISED + passes.FUSED
+TRACED = Traces(trace_types)
+"""A tracer of own declarations that the tests of this file share."""
 Rows = Annotated[Tensor, Dims("*batch cols")]
 
 
@@ -45,7 +47,7 @@ class Tracer:
 
     def __call__(self, function: Any, samples: Any) -> Graph:
         self.calls.append(function)
-        return trace_types(function, samples)
+        return TRACED(function, samples)
 
 
 def library(trace: Any) -> PatternLibrary:
@@ -141,13 +143,13 @@ def test_other_code_has_other_traces(change: str, tmp_path: Path, monkeypatch: p
 
 def test_nothing_is_kept_of_code_that_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "own_code", str)
-    with (made := Traces(trace_types)).kept(Cache(tmp_path)):
+    with (made := Traces(TRACED)).kept(Cache(tmp_path)):
         library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
     assert not list(tmp_path.iterdir())
 
 
 def test_two_processes_keep_what_both_traced(tmp_path: Path) -> None:
-    one, two = Traces(trace_types), Traces(trace_types)
+    one, two = Traces(TRACED), Traces(TRACED)
     with one.kept(Cache(tmp_path)), two.kept(Cache(tmp_path)):
         for made, dtype in ((one, F32), (two, BF16)):
             library(made).traced(rms_norm, rms_norm.function, dtype, ("x",), 2)
@@ -164,7 +166,7 @@ def test_a_full_disk_is_reported_and_no_reason_to_fail(
         raise OSError("no space")
 
     monkeypatch.setattr(Cache, "publish", full)
-    with (made := Traces(trace_types)).kept(Cache(tmp_path)):
+    with (made := Traces(TRACED)).kept(Cache(tmp_path)):
         library(made).traced(rms_norm, rms_norm.function, F32, ("x",), 2)
     assert "for later processes: no space" in caplog.text
 
@@ -225,7 +227,7 @@ def test_the_next_process_makes_only_patterns_whose_operations_a_graph_has(dtype
     normalize(graph)
     index, wanted, counts = Index(graph), list[Any](), list[int]()
     for _ in range(2):
-        made = Traces(trace_types)
+        made = Traces(TRACED)
         with made.kept(Cache(tmp_path)):
             patterns = PatternLibrary(made, normalize, first=OWN, kinds=made.kinds)
             wanted.append([p.fingerprint for d in OWN for p in patterns.patterns(d, dtype, index)])
@@ -236,7 +238,7 @@ def test_the_next_process_makes_only_patterns_whose_operations_a_graph_has(dtype
 
 
 def test_the_least_pattern_in_one_dtype_bounds_the_operations_of_all() -> None:
-    made, bounds = library(Traces(trace_types)), 0
+    made, bounds = library(Traces(TRACED)), 0
     for known_in, dtype in permutations((F32, BF16, F64), 2):
         for declared, present in [(d, present) for d in OWN for present in choices(d.parameters)]:
             *_, least = choices(declared.parameters)
@@ -252,7 +254,7 @@ def test_the_least_pattern_in_one_dtype_bounds_the_operations_of_all() -> None:
 
 def test_nothing_is_known_of_patterns_that_others_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusec.rewriting.fusion.FUSIONS", {})
-    made = library(Traces(trace_types))
+    made = library(Traces(TRACED))
 
     @fusion
     def quadrupled(x: Rows) -> Tensor:
@@ -269,5 +271,5 @@ def test_nothing_is_known_of_patterns_that_others_may_change(monkeypatch: pytest
         return x + x
 
     monkeypatch.setitem(REWRITES, "doubled", REWRITES.pop("doubled"))
-    other = library(Traces(trace_types))
+    other = library(Traces(TRACED))
     assert list(other.patterns(rms_norm, F32)) and not other.kinds

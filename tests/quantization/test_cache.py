@@ -12,7 +12,7 @@ from fusec.dynamo import compiled_graphs
 from fusec.errors import OptionError
 
 SIZES = dict(
-    vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0,
 )  # fmt: skip
 MODELS = {

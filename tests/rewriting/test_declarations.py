@@ -17,6 +17,7 @@ from fusec.ir.types import F32, TensorType
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.passes.patterns import trace_types
+from fusec.passes.traces import Traces
 from fusec.pipeline import Context
 from fusec.rewriting.application import apply_declared
 from fusec.rewriting.fusion import FUSIONS, Dims, fusion
@@ -43,8 +44,11 @@ def normal(function: Any, *samples: Any) -> Graph:
     return graph
 
 
+TRACES = Traces(trace_types)
+
+
 def library() -> PatternLibrary:
-    return PatternLibrary(trace_types, normalize)
+    return PatternLibrary(TRACES, normalize)
 
 
 def test_a_clause_decides_and_explains() -> None:

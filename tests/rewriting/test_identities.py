@@ -15,6 +15,7 @@ from fusec.ir.parser import parse_graph
 from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import normalize
 from fusec.passes.patterns import trace_types
+from fusec.passes.traces import Traces
 from fusec.pipeline import Context
 from fusec.reference.interpreter import evaluate
 from fusec.rewriting.application import apply_declared
@@ -98,6 +99,7 @@ OWN = [
     for name in ("common_factor", "shifted_maximum", "mean_of_sum", "around", "half_at_once", "logarithm_undone")
 ]
 """Declared for the tests of this file alone."""
+TRACES = Traces(trace_types)
 
 
 def applied(
@@ -107,7 +109,7 @@ def applied(
     graph = trace(function, inputs, symbolic=symbolic)
     normalize(graph)
     before, context = graph.copy(), Context(Config(verify=verify))
-    count = apply_declared([rule], graph, PatternLibrary(trace_types, normalize), context)
+    count = apply_declared([rule], graph, PatternLibrary(TRACES, normalize), context)
     assert count == context.verified == len(context.remarks.of("passed")) or not verify
     assert not context.remarks.of("failure")
     assert check_rewrite(before, graph, exact=rule.exact), graph
@@ -178,7 +180,7 @@ def test_an_application_that_is_not_selected_is_not_made() -> None:
     graph = trace(lambda x, y: (x * 0.3 + y * 0.3) * (x * 0.5 + y * 0.5), [X, Y], symbolic=False)
     normalize(graph)
     context = Context(Config(apply="1"))
-    assert apply_declared([common_factor], graph, PatternLibrary(trace_types, normalize), context) == 1
+    assert apply_declared([common_factor], graph, PatternLibrary(TRACES, normalize), context) == 1
     assert [r.application for r in context.remarks.of("passed")] == [1]
     assert [r.application for r in context.remarks.of("missed") if r.application is not None] == [0]
 
@@ -188,7 +190,7 @@ def test_a_wrong_right_side_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> No
     graph = trace(lambda x, y: x * 0.3 + y * 0.3, [X, Y], symbolic=False)
     normalize(graph)
     text, context = str(graph), Context(Config(verify=True))
-    assert apply_declared([common_factor], graph, PatternLibrary(trace_types, normalize), context) == 0
+    assert apply_declared([common_factor], graph, PatternLibrary(TRACES, normalize), context) == 0
     assert str(graph) == text
     (failure,) = context.remarks.of("failure")
     assert "common_factor changes the result" in failure.message and failure.application == 0
@@ -219,7 +221,7 @@ def test_an_operand_that_is_written_later_does_not_replace_a_value_that_is_read_
     )
     inputs = [torch.rand(2, 4), torch.rand(2, 4)]
     expected = evaluate(graph, [x.clone() for x in inputs], mutate=True)
-    assert apply_declared([logarithm_undone], graph, PatternLibrary(trace_types, normalize)) == count
+    assert apply_declared([logarithm_undone], graph, PatternLibrary(TRACES, normalize)) == count
     verify_graph(graph)
     for e, f in zip(expected, evaluate(graph, inputs, mutate=True), strict=True):
         torch.testing.assert_close(f, e)

@@ -214,8 +214,8 @@ def test_declarations_of_an_imported_module_are_carried(tmp_path: Path, monkeypa
     Path("rules.py").write_text(RULES)
     Path("model.py").write_text(
         "import torch, rules\n"
-        "def model(x):\n    return torch.sin(x.exp()) * torch.sin(x.exp()) + 1\n"
-        "inputs = [torch.linspace(0, 1, 64).reshape(4, 16)]\n"
+        "def model(x):\n    return torch.sin(x) * torch.sin(x) + 1\n"
+        "inputs = [torch.linspace(0, 1, 4).reshape(2, 2)]\n"
     )
     try:
         assert CliRunner().invoke(app, ["reduce", "model.py", "-o", "reduced.py"]).exit_code == 0
