@@ -72,6 +72,10 @@ class Target(Protocol):
     def name(self) -> str:
         """As in the option ``target``."""
 
+    @property
+    def shares_code(self) -> bool:
+        """True if an offset that a launch passes costs no more than one in the code."""
+
     def machine(self, config: Config) -> Machine:
         """Return the profile of the machine that kernels run on."""
 

@@ -44,7 +44,7 @@ class Scheduled:
 
     def __init__(self, name: str) -> None:
         self.target = target_named(name)
-        self.name = name
+        self.name, self.shares_code = name, self.target.shares_code
 
     def machine(self, config: Config) -> Machine:
         return assumed_cpu() if self.name == "cpp" else chip("")

@@ -34,7 +34,7 @@ def _compiler() -> Compiler | None:
 class CppTarget:
     """Generates C++ for the CPU of this machine."""
 
-    name = "cpp"
+    name, shares_code = "cpp", True
 
     @property
     def lanes(self) -> int:

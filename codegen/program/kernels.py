@@ -11,6 +11,7 @@ from fusec.analysis.machine import Machine
 from fusec.codegen.program.constant_folding import NO_FOLDING, ConstantFolding, mark_frozen
 from fusec.codegen.target import Launchable, Target
 from fusec.codegen.tile.kernel import Kernel
+from fusec.codegen.tile.sharing import Numbers, share, tile_program
 from fusec.errors import BuildError, FusecError
 from fusec.ir.graph import Graph, Node, is_written
 from fusec.ir.ops import Trait
@@ -81,22 +82,25 @@ def build_kernels(
         mark_frozen(node, folding.values)
         _make_dense(node)
     scheduled = _schedule(regions, schedules or ScheduleCache(target, context.machine, context.limits), context)
-    built = _build({k.name: k for k in scheduled.values()}, target, context)
+    named = _named(scheduled, target.shares_code)
+    built = _build({kernel.name: kernel for kernel, _ in named.values()}, target, context)
+    for name, launchable in built.items():
+        if path := getattr(launchable, "edited", ""):
+            said = {"subject": name, "reason": path, "suggestion": "fusec kernels revert removes the edit"}
+            context.remarks.add("analysis", EDITED, f"{name} is edited", **said)
     kernels: dict[Node, tuple[Kernel, Launchable]] = {}
-    selected: dict[str, tuple[Kernel, Launchable]] = {}
-    for node, kernel in scheduled.items():
-        launchable = built[kernel.name]
+    selected: dict[tuple[str, Numbers], tuple[Kernel, Launchable]] = {}
+    for node, (code, numbers) in named.items():
+        launchable = built[code.name]
         if isinstance(launchable, BuildError):
             _report(context, node, "could not be built and runs through ATen", launchable)
             continue
-        if kernel.name not in selected:
-            if path := getattr(launchable, "edited", ""):
-                said = {"subject": kernel.name, "reason": path, "suggestion": "fusec kernels revert removes the edit"}
-                context.remarks.add("analysis", EDITED, f"{kernel.name} is edited", **said)
+        if (key := (code.name, numbers)) not in selected:
             message = "could not be compiled and runs through ATen"
-            report = partial(_report, context, node, message, name=kernel.name)
-            selected[kernel.name] = target.select_kernel(node, kernel, launchable, context, report)
-        kernels[node] = selected[kernel.name]
+            report = partial(_report, context, node, message, name=code.name)
+            kernel = replace(scheduled[node], name=code.name, numbers=numbers)
+            selected[key] = target.select_kernel(node, kernel, launchable, context, report)
+        kernels[node] = selected[key]
     return kernels
 
 
@@ -105,11 +109,10 @@ def _is_launched(node: Node) -> bool:
 
 
 def _schedule(regions: Sequence[Node], schedules: ScheduleCache, context: Context) -> dict[Node, Kernel]:
-    """Return the tile programs of regions, each distinct one under a name of its own."""
+    """Return the tile programs of regions, the same one for regions that have equal ones."""
     by_region: dict[Node, Kernel] = {}
     by_structure: dict[tuple[Any, ...], Kernel] = {}
     by_tile_program: dict[tuple[Any, ...], Kernel] = {}
-    names: set[str] = set()
     for region in regions:
         key = structure(region.body)
         if key not in by_structure:
@@ -118,14 +121,22 @@ def _schedule(regions: Sequence[Node], schedules: ScheduleCache, context: Contex
             except FusecError as reason:
                 _report(context, region, "has no kernel and runs through ATen", reason)
                 continue
-            tile_program = (kernel.kind, kernel.buffers, kernel.symbols, kernel.body, kernel.work, kernel.config)
-            if tile_program not in by_tile_program:
-                name = next(n for n in _numbered(kernel.name) if n not in names)
-                names.add(name)
-                by_tile_program[tile_program] = replace(kernel, name=name)
-            by_structure[key] = by_tile_program[tile_program]
+            by_structure[key] = by_tile_program.setdefault(tile_program(kernel), kernel)
         by_region[region] = by_structure[key]
     return by_region
+
+
+def _named(scheduled: dict[Node, Kernel], shared: bool) -> dict[Node, tuple[Kernel, Numbers]]:
+    """Return the kernels to build, each under a name of its own, and the numbers that their launches pass."""
+    distinct = {id(kernel): kernel for kernel in scheduled.values()}
+    codes = share(distinct.values()) if shared else [(kernel, ()) for kernel in distinct.values()]
+    names: dict[int, str] = {}
+    for code, _ in codes:
+        if id(code) not in names:
+            names[id(code)] = next(n for n in _numbered(code.name) if n not in names.values())
+    named = [(replace(code, name=names[id(code)]), numbers) for code, numbers in codes]
+    by_kernel = dict(zip(distinct, named, strict=True))
+    return {node: by_kernel[id(kernel)] for node, kernel in scheduled.items()}
 
 
 def _build(kernels: dict[str, Kernel], target: Target, context: Context) -> "dict[str, Launchable | BuildError]":

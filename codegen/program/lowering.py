@@ -182,7 +182,7 @@ class Lowering:
                 buffers.append(self.batch.result(result, inner.tensor))
             else:
                 code.alias(result, destination)
-        self.batch.add(launchable, buffers, kernel.symbols, checks)
+        self.batch.add(launchable, buffers, (*kernel.symbols, *map(str, kernel.numbers)), checks)
 
     def _source(self, node: Node) -> None:
         type, code = node.result.tensor, self.code

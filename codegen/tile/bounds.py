@@ -109,15 +109,20 @@ class _Space:
         self.ranges = [(self.names[loop.axis], *self._range(loop)) for loop in loops]
         self._found: dict[tuple[sympy.Expr, int], bool] = {}
 
-    def _range(self, loop: Loop) -> tuple[sympy.Expr, tuple[sympy.Expr, ...]]:
-        """Return the least value, and upper bounds of the greatest."""
+    def _range(self, loop: Loop) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
+        """Return lower bounds of the least value, and upper bounds of the greatest."""
         stop = self.expression(loop.stop)
         ends = stop.args if isinstance(stop, sympy.Min) else (stop,)
         start = sympy.sympify(loop.start)
-        parts = [part for part in start.args if part.is_Integer] if isinstance(start, sympy.Max) else []
         if loop.kind != "tile" and all(sympy.sympify(n).is_Integer for n in (start, stop, loop.step)):
-            return start, (stop - 1 - (stop - 1 - start) % loop.step,)  # of blocks only the first elements
-        return max(parts, default=self.expression(start)), tuple(sympy.expand(end - 1) for end in ends)
+            return (start,), (stop - 1 - (stop - 1 - start) % loop.step,)  # of blocks only the first elements
+        # What the run time gives may be negative: it is no bound.
+        parts = [part for part in start.args if self._is_known(part)] if isinstance(start, sympy.Max) else []
+        return tuple(map(self.expression, parts or [start])), tuple(sympy.expand(end - 1) for end in ends)
+
+    def _is_known(self, start: sympy.Expr) -> bool:
+        """Return whether a start of a loop consists of numbers and axes."""
+        return all(symbol.name in self.names for symbol in start.free_symbols)
 
     def expression(self, size: Size) -> sympy.Expr:
         """Return a size over this space's symbols, whatever was assumed where it was built."""
@@ -146,7 +151,7 @@ class _Space:
         if sympy.expand(expr - slope * axis).has(axis):
             return False
         if self.never_negative(slope, depth - 1):
-            return self.never_negative(expr.subs(axis, least), depth - 1)
+            return any(self.never_negative(expr.subs(axis, end), depth - 1) for end in least)
         if self.never_negative(-slope, depth - 1):
             return any(self.never_negative(expr.subs(axis, end), depth - 1) for end in greatest)
         return False

@@ -454,6 +454,8 @@ class Kernel:
     sources: tuple[Source, ...] = ()
     config: KernelConfig = field(default_factory=KernelConfig)
     """The choices of its schedule (Triton)."""
+    numbers: tuple[int, ...] = ()
+    """Values of further symbols of the code that it shares with other kernels; see ``sharing.py``."""
     origins: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
     """For each name the operation of the region's body that it belongs to; see ``origins.py``."""
 

@@ -26,6 +26,8 @@ class TritonTarget:
     """Generates Triton, with blocks whose sizes are powers of two; a row of static length is one block."""
 
     name: str = "triton"
+    shares_code = False
+    """Triton loads whole vectors where it knows that an offset is divisible by their length."""
 
     def machine(self, config: Config) -> Machine:
         """Return the profile of the GPU that options name, by its datasheet, or of the one that is present."""

@@ -158,7 +158,7 @@ class Watched:
 
     def __init__(self, name: str, recorder: TapeRecorder) -> None:
         self.target, self.recorder = target_named(name), recorder
-        self.name = name
+        self.name, self.shares_code = name, self.target.shares_code
 
     def machine(self, config: Config) -> Machine:
         return self.target.machine(config)

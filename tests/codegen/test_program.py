@@ -37,7 +37,7 @@ S = symbol("s0")
 class NoKernels:
     """A target that covers nothing."""
 
-    name = "cpp"
+    name, shares_code = "cpp", False
 
     def schedule(self, plan: Plan, name: str = "kernel", machine: Machine | None = None) -> Kernel:
         raise ScheduleError("this target has no schedules")

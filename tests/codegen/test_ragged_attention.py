@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusec.codegen.cpp.schedules import attention
 from fusec.codegen.cpp.schedules.blocked_attention import BlockedAttention
 from fusec.codegen.cpp.target import CppTarget
 from fusec.codegen.tile.bounds import unproven_accesses
@@ -112,6 +113,24 @@ def test_hidden_blocks_are_left_out(name: str, dtype: torch.dtype) -> None:
     assert kernels(result) == ["attention"] and passes(function, result, inputs)
     assert blocks_computed(result, inputs) == blocks_seen(seen) == 21, "of 81"
     assert not any(map(unproven_accesses, result.program.kernels.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_single_tokens_beside_a_prompt_read_their_own_keys(name: str, dtype: torch.dtype) -> None:
+    """Of a block of queries only those that see a block of keys are multiplied with it, in whole vectors."""
+    function, made = MASKS[name]
+    lengths = (*(1,) * 40, 90)
+    own, others = numbers(lengths), numbers((*(70,) * 40, 90))
+    seen = own[:, None] == others
+    inputs = (*sample(len(own), len(others), dtype), made(seen, dtype)[None, None])
+    result = compiled(function, inputs)
+    assert passes(function, result, inputs)
+    lanes = CppTarget().lanes
+    assert blocks_computed(result, inputs, lanes) == blocks_seen(seen, lanes) < blocks_seen(seen) * BLOCK / lanes / 2
+    seen[torch.arange(0, len(own), 7)] = False  # queries without a key see all, in some of the spellings
+    inputs = (*inputs[:3], made(seen, dtype)[None, None])
+    assert passes(function, result, inputs)
 
 
 def of_numbers(q: Tensor, k: Tensor, v: Tensor, own: Tensor, others: Tensor) -> Tensor:
@@ -221,7 +240,7 @@ def test_a_kernel_that_leaves_out_a_block_too_many_is_found(fault: str, monkeypa
         inverted = lambda self, least: self.emitter.compute("not", sees_nothing(self, least), dtype=BOOL)  # noqa: E731
         monkeypatch.setattr(BlockedAttention, "_sees_nothing", inverted)
     else:
-        monkeypatch.setattr(BlockedAttention, "_left_out", lambda self, masks: self._seen(masks))
+        monkeypatch.setattr(attention._AlongQueries, "left_out", lambda self, masks: self.seen(masks))
     result = compiled(call, inputs)
     assert not passes(call, result, inputs)
 

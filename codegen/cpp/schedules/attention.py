@@ -7,7 +7,7 @@ read and results written along the head, which is contiguous in memory, where ro
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 import sympy
@@ -15,11 +15,12 @@ import sympy
 from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
 from fusec.codegen.tile.blocks import block_count, grid
 from fusec.codegen.tile.emitter import Emitter, static_size
-from fusec.codegen.tile.kernel import Dot, Matrix, Statement, Store, index_symbol
+from fusec.codegen.tile.kernel import Constant, Dot, Matrix, Statement, Store, Update, index_symbol
 from fusec.codegen.tile.rows import Tiling
-from fusec.ir.types import Size
+from fusec.ir.types import BOOL, I64, Size
 from fusec.loops.attention import FEW_QUERIES, Attention, Elements, has_rows, scale_behind
 from fusec.loops.indexing import LoopNest
+from fusec.loops.visible import Mask
 
 _QUERIES = 64
 _KEYS = 64
@@ -51,9 +52,12 @@ class _AlongQueries(BlockedAttention):
         size = self.lane.size
         whole = isinstance(size, int) and size % _QUERIES == 0
         self.stop = self.first + _QUERIES if whole else sympy.Min(self.first + _QUERIES, size)
-        self.count = _QUERIES if whole else sympy.Min(_QUERIES, size - self.first)
         self.inner_range[emitter.axis_symbol(self.lane)] = (self.first, self.first + _QUERIES - 1)
         self.inside[self.lane] = (self.first, self.stop)
+        self.current: tuple[Size, Size] = (self.first, self.stop)
+        """The range of the queries that a block of keys is processed for."""
+        self.count: Size = _QUERIES if whole else sympy.Min(_QUERIES, size - self.first)
+        """The number of these queries."""
 
     def scratch(self, name: str, count: int, shares: int = 1) -> str:
         return self.emitter.add_scratch(self.dtype, _QUERIES * count, name).name
@@ -65,7 +69,53 @@ class _AlongQueries(BlockedAttention):
         return sympy.expand(position * _QUERIES + self.row())
 
     def rows(self) -> AbstractContextManager[None]:
-        return self.emitter.loop(self.lane, "tile", self.tiling.lanes, self.first, self.stop)
+        return self.emitter.loop(self.lane, "tile", self.tiling.lanes, *self.current)
+
+    def seen(self, masks: list[Mask]) -> AbstractContextManager[None]:
+        return self._of(*found) if (found := self._rows_that_see(masks)) else super().seen(masks)
+
+    @contextmanager
+    def left_out(self, masks: list[Mask]) -> Iterator[None]:
+        """Open a loop over the queries before the range that has seen the block, and over those after it."""
+        if (found := self._rows_that_see(masks)) is None:
+            with super().left_out(masks):
+                yield
+            return
+        (start, stop), side, finite = found, index_symbol("side"), self.finite(masks)
+        before, after = (self.first, start), (sympy.Max(start, stop), self.stop)
+        with ExitStack() as opened:
+            if finite:
+                opened.enter_context(self.emitter.when(finite))
+            opened.enter_context(self.emitter.repeat(str(side), 0, 2, 1))
+            opened.enter_context(self._of(*(a + side * (b - a) for a, b in zip(before, after, strict=True))))
+            yield
+
+    def _rows_that_see(self, masks: list[Mask]) -> tuple[sympy.Expr, sympy.Expr] | None:
+        """Emit the range of the queries that see a key of the block, in whole vectors; None if masks are for all."""
+        if not any(self.lane in mask.item.axes for mask in masks):
+            return None
+        emitter, lanes = self.emitter, self.tiling.lanes
+        first, last = emitter.accumulator("min", I64), emitter.accumulator("max", I64)
+        with self.one_by_one(self.inside):
+            seen = emitter.accumulator("max", BOOL, True)
+            self.update_seen(seen, masks)
+            sees, row = emitter.fold("max", seen, BOOL), emitter.number(emitter.axis_symbol(self.lane))
+            for op, end, none in (("min", first, emitter.number(self.stop)), ("max", last, Constant(-1))):
+                emitter.inner.append(Update(end, op, (emitter.compute("where", sees, row, none, dtype=I64),)))
+        start, stop = (emitter.bound(end, I64) for end in (first, last))
+        return lanes * sympy.floor(start / lanes), lanes * sympy.floor((stop + lanes) / lanes)
+
+    @contextmanager
+    def _of(self, start: sympy.Expr, stop: sympy.Expr) -> Iterator[None]:
+        """Open a conditional for a range of queries, which is not empty."""
+        emitter = self.emitter
+        begin, end = (emitter.number(place) for place in (start, stop))
+        with emitter.when(emitter.compute("lt", begin, end, dtype=I64)):
+            begin, end = (sympy.Symbol(name, integer=True) for name in (begin, end))
+            before, start, stop = (self.current, self.count), sympy.Max(self.first, begin), sympy.Min(self.stop, end)
+            self.current, self.count = (start, stop), stop - start
+            yield
+            self.current, self.count = before
 
     @contextmanager
     def cells(self, elements: Elements) -> Iterator[None]:
@@ -79,13 +129,17 @@ class _AlongQueries(BlockedAttention):
         return accumulator  # lanes are rows
 
     def scoring(self, queries: str) -> Dot:
-        left = self.matrix(self.key, self.parts.depth)
-        return Dot(_rows(self.scores, _QUERIES), left, _rows(queries, _QUERIES), self.key_count, self.count, self.depth)
+        left, (scores, right) = self.matrix(self.key, self.parts.depth), map(self._queries, (self.scores, queries))
+        return Dot(scores, left, right, self.key_count, self.count, self.depth)
 
     def weighing(self) -> Dot:
         left = _transposed(self.matrix(self.value, self.parts.columns))
-        weights = _rows(self.scores, _QUERIES)
-        return Dot(_rows(self.sums, _QUERIES), left, weights, self.columns, self.count, self.key_count, True)
+        sums, weights = map(self._queries, (self.sums, self.scores))
+        return Dot(sums, left, weights, self.columns, self.count, self.key_count, True)
+
+    def _queries(self, buffer: str) -> Matrix:
+        """Return a matrix in scratch, from the first of these queries on."""
+        return replace(_rows(buffer, _QUERIES), offset=sympy.expand(self.current[0] - self.first))
 
     def grid(self) -> tuple[Statement, ...]:
         loops = [(self.emitter.axis_name(a), a.size) for a in self.outer]

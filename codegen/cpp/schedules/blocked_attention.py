@@ -178,21 +178,19 @@ class BlockedAttention(ABC):
         self.last_key = stop
         first = start if self.shares == 1 else start + SHARE * self.keys
         masks = loaded_masks(self.parts.scores, self.parts.keys)
-        self._visit(queries, first, lambda: self._seen(masks) if masks else None)
+        self._visit(queries, first, lambda: self.seen(masks) if masks else nullcontext())
         if any(mask.least != -math.inf for mask in masks):
             # Where no key of a row is shown, those with the lowest number for a score count.
             with emitter.when(self._sees_nothing(max(mask.least for mask in masks))):
-                self._visit(queries, first, lambda: self._left_out(masks))
+                self._visit(queries, first, lambda: self.left_out(masks))
         return self.close()
 
-    def _visit(self, queries: str, first: Size, condition: Callable[[], str | None]) -> None:
-        """Emit a loop over the blocks of keys, and process those for which a condition holds; all, if it is None."""
+    def _visit(self, queries: str, first: Size, part: Callable[[], AbstractContextManager[None]]) -> None:
+        """Emit a loop over the blocks of keys, and process a part of each."""
         emitter = self.emitter
         blocks = emitter.repeat(str(self.first_key), first, self.last_key, self.shares * self.keys)
-        with emitter.over(self.parts.keys), blocks:
-            holds = condition()
-            with emitter.when(holds) if holds else nullcontext():
-                self._block(queries)
+        with emitter.over(self.parts.keys), blocks, part():
+            self._block(queries)
 
     def _start(self, queries: str) -> None:
         """Copy the queries, scaled, and fill in the state before any key."""
@@ -248,20 +246,35 @@ class BlockedAttention(ABC):
                 place = sympy.expand(row + self.position(elements, segment))
                 self._store(self.unpacked, place, emitter.emit(item))
 
-    def _seen(self, masks: list[Mask], lowest: bool = False) -> str:
+    def seen(self, masks: list[Mask]) -> AbstractContextManager[None]:
+        """Open a conditional: some query sees a key of the block."""
+        return self.emitter.when(self.sees_any(masks))
+
+    def left_out(self, masks: list[Mask]) -> AbstractContextManager[None]:
+        """Open a conditional: a block was left out although not all its scores are -inf."""
+        hidden = self.emitter.compute("not", self.sees_any(masks), dtype=BOOL)
+        finite = self.finite(masks)
+        return self.emitter.when(self.emitter.compute("and", hidden, finite, dtype=BOOL) if finite else hidden)
+
+    def finite(self, masks: list[Mask]) -> str | None:
+        """Emit whether not all scores of a block are -inf; None if that is not known from a mask."""
+        infinite = [mask for mask in masks if mask.leaves_infinity]
+        return self.sees_any(infinite, True) if infinite else None
+
+    def sees_any(self, masks: list[Mask], lowest: bool = False) -> str:
         """Emit whether any query here sees any key of the block; ``lowest`` as for ``shown_by_all``."""
         emitter = self.emitter
         seen = emitter.accumulator("max", BOOL, True)
-        axes, (start, stop) = [a for a in self.inside if any(a in m.item.axes for m in masks)], self.block_keys_range()
-        with self.one_by_one(axes), emitter.loop(self.key_axis, "tile", self.tiling.lanes, start, stop):
-            emitter.inner.append(Update(seen, "max", (shown_by_all(emitter, masks, lowest),)))
+        axes = [a for a in self.inside if any(a in m.item.axes for m in masks)]
+        with self.one_by_one(axes):
+            self.update_seen(seen, masks, lowest)
         return emitter.fold("max", seen, BOOL)
 
-    def _left_out(self, masks: list[Mask]) -> str:
-        """Emit whether a block was left out although not all its scores are -inf."""
-        hidden = self.emitter.compute("not", self._seen(masks), dtype=BOOL)
-        infinite = [mask for mask in masks if mask.leaves_infinity]
-        return self.emitter.compute("and", hidden, self._seen(infinite, True), dtype=BOOL) if infinite else hidden
+    def update_seen(self, seen: str, masks: list[Mask], lowest: bool = False) -> None:
+        """Emit the loop over the keys of the block that finds those that a query sees."""
+        emitter = self.emitter
+        with emitter.loop(self.key_axis, "tile", self.tiling.lanes, *self.block_keys_range()):
+            emitter.inner.append(Update(seen, "max", (shown_by_all(emitter, masks, lowest),)))
 
     def _sees_nothing(self, least: float) -> str:
         """Emit whether a query here has seen no score but hidden ones, which are at most about this number."""
