@@ -56,7 +56,7 @@ def view(
 
     check_writable(output)
     if as_json and output == "-":
-        raise UsageError("--json prints where the page is, not the page", fix="give a file by -o")
+        raise UsageError("--json prints where the page is, not the page", fix="name a file with -o")
     if is_report(model) and not before:
         raise UsageError(f"{model} is a report, which has no graph", fix="--before REPORT, or view the model")
     if is_report(model) or is_report(before):
