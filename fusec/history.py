@@ -1,10 +1,11 @@
 """The history of a pass: every node that its graph ever had, and the applications that added and removed it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.printer import positions_as_read
 from fusec.ir.union import union
 
 Reference: TypeAlias = tuple[int, int]
@@ -27,10 +28,13 @@ class History:
     """For each node its position in the graph before the pass; -1 for one that is not there."""
     after: tuple[int, ...]
     """The same for the graph after the pass."""
+    as_read: "History | None" = None
+    """The same with the positions that nodes have in graphs that are written and read; None for one that was read."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the history as JSON data, with the graph as text."""
-        return {**{k: v for k, v in vars(self).items() if k != "graph"}, "graph": str(self.graph)}
+        known = {k: v for k, v in vars(self.as_read or self).items() if k not in ("graph", "as_read")}
+        return {**known, "graph": str(self.graph)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "History":
@@ -47,7 +51,7 @@ class Recorder:
     """Records what changes in a graph from now on, until it is stopped."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph, self._first = graph, graph.nodes
+        self._graph, self._first, self._first_as_read = graph, graph.nodes, positions_as_read(graph)
         self._events: list[Any] = []
         graph.journal = self._events
 
@@ -62,7 +66,7 @@ class Recorder:
     def history(self) -> History | None:
         """Return what was recorded; None for fewer than two applications, which the graphs before and after show."""
         lives = _Lives(self._first, self._events)
-        return lives.history(self._graph) if len(lives.numbers) > 1 else None
+        return lives.history(self._graph, self._first_as_read) if len(lives.numbers) > 1 else None
 
 
 class _Lives:
@@ -94,7 +98,7 @@ class _Lives:
                 self.replaced.setdefault((node, step), operands)
         self.born |= dict.fromkeys(added, max(len(self.numbers), 1))
 
-    def history(self, graph: Graph) -> History:
+    def history(self, graph: Graph, first_as_read: Mapping[Node, int]) -> History:
         """Return the history that ended with a graph."""
         gone: list[Node] = []
         read = {v for node in graph for v in node.operands}
@@ -104,9 +108,21 @@ class _Lives:
                 read.update(node.operands)
         whole, copies = union(graph, gone, {})
         origins = {copy: node for node, copy in copies.items()}
-        nodes = [origins[copy] for copy in whole]
-        place, end = {node: i for i, node in enumerate(nodes)}, len(self.numbers) + 1
-        first, last = ({node: i for i, node in enumerate(known)} for known in (self.first, graph.nodes))
+
+        def at(place: Mapping[Node, int], first: Mapping[Node, int], last: Mapping[Node, int]) -> History:
+            return self.numbered(whole, {origins[copy]: i for copy, i in place.items()}, first, last)
+
+        live = at(*map(_positions, (whole.nodes, self.first, graph.nodes)))
+        return replace(live, as_read=at(positions_as_read(whole), first_as_read, positions_as_read(graph)))
+
+    def numbered(
+        self, whole: Graph, place: Mapping[Node, int], first: Mapping[Node, int], last: Mapping[Node, int]
+    ) -> History:
+        """Return the history with these positions of nodes: in it, and in the graphs before and after."""
+        same: list[list[Node]] = [[] for _ in range(len({*place.values()}))]
+        for node, position in place.items():
+            same[position].append(node)
+        end = len(self.numbers) + 1
         earlier = (
             (place[node], step, tuple((place[v.producer] if v.producer else -1, v.index) for v in operands))
             for (node, step), operands in self.replaced.items()
@@ -114,7 +130,10 @@ class _Lives:
             and self.born[node] < step
             and all(v.producer is None or v.producer in place for v in operands)
         )
-        return History(
-            whole, tuple(self.numbers), tuple((self.born[n], self.died.get(n, end)) for n in nodes), tuple(earlier),
-            tuple(first.get(n, -1) for n in nodes), tuple(last.get(n, -1) for n in nodes),
-        )  # fmt: skip
+        lives = ((min(self.born[n] for n in nodes), max(self.died.get(n, end) for n in nodes)) for nodes in same)
+        before, after = (tuple(max(known.get(n, -1) for n in nodes) for nodes in same) for known in (first, last))
+        return History(whole, tuple(self.numbers), tuple(lives), tuple(earlier), before, after)
+
+
+def _positions(nodes: Sequence[Node]) -> dict[Node, int]:
+    return {node: i for i, node in enumerate(nodes)}

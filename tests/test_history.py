@@ -10,6 +10,7 @@ from fusec.debug.diff import diff_graphs
 from fusec.history import History
 from fusec.ir.graph import Graph, Node, Value
 from fusec.ir.parser import parse_graph
+from fusec.ir.printer import positions_as_read
 from fusec.passes import default_pipeline
 from fusec.pipeline import Context, PassRecord
 from tests.tools.sample import decoder
@@ -105,7 +106,19 @@ def test_a_history_is_json_data(records: list[PassRecord]) -> None:
     for history in found:
         read = History.from_json(json.loads(json.dumps(history.to_json())))
         assert str(read.graph) == str(history.graph)
-        assert replace(read, graph=history.graph) == history
+        assert replace(read, graph=history.graph) == history.as_read
+
+
+def test_equal_numbers_are_one_node_of_a_graph_that_is_read(records: list[PassRecord]) -> None:
+    graph = decoder(1)
+    x = graph.inputs[0]
+    graph.set_outputs([graph.add_node("mul", [x, graph.constant(2.0, x.dtype)]).result for _ in range(2)])
+    for original in (*(r.graph for r in records if r.graph), graph):
+        read = parse_graph(str(original))
+        found = positions_as_read(original)
+        assert {found[n]: n.op.name for n in found} == dict(enumerate(n.op.name for n in read.nodes))
+        assert positions_as_read(read) == {node: i for i, node in enumerate(read.nodes)}
+    assert len(read) < len(graph)
 
 
 def test_a_graph_records_nothing_after_its_pass() -> None:

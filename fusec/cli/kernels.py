@@ -95,6 +95,7 @@ def edit(
     model: ModelOrGraph, name: Name, target: Target = "", dynamic: Dynamic = False, batch: Batch = BATCH,
     length: Length = LENGTH,
     path_only: Annotated[bool, typer.Option("--path", help="write the source if needed, and print its path")] = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Open the source of a kernel in $EDITOR; it is used from then on, until its region changes.
 
@@ -106,9 +107,23 @@ def edit(
         raise UsageError("the kernels of a graph or trace cannot be edited", why="they are checked with the model")
     row = _row(_explained(model, target, dynamic, batch, length), name)
     path = Path(row.edited) if row.edited else write_edit(name, row.source, Config.from_environment())
-    if path_only:
+    right = None
+    if not path_only:
+        _open_editor(path)
+        right = _is_right(model, target, batch, length, dynamic)
+    if as_json:
+        write_json({"file": path, "right": right})
+    elif path_only:
         typer.echo(path)
-        return
+    else:
+        wrong = "wrong with the edited kernel: compare it with eager by `fusec bisect`"
+        typer.echo("right: as eager and float64" if right else wrong)
+        note(f"{path}: fusec kernels revert removes it")
+    if right is False:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _open_editor(path: Path) -> None:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
         subprocess.run([*words_of(editor), str(path)], check=False)
@@ -116,14 +131,13 @@ def edit(
         raise UsageError(
             f"{editor} does not run", why=str(error), fix="name an editor in $EDITOR, or use --path"
         ) from error
-    _check(model, target, batch, length, dynamic)
-    note(f"{path}: fusec kernels revert removes it")
 
 
 @kernels.command()
 @reports
 def revert(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="a kernel; by default all that are edited")] = "",
+    as_json: Json = False,
 ) -> None:
     """Remove edits, so that generated kernels are used again."""
     from fusec.codegen.program.edits import edits
@@ -134,11 +148,14 @@ def revert(
         check_name("edited kernel", name, {path.stem.rpartition("-")[0] for path in edits(config)})
     for path in found:
         path.unlink()
-    typer.echo(f"{len(found)} edits removed")
+    if as_json:
+        write_json({"removed": found})
+    else:
+        typer.echo(f"{len(found)} edits removed")
 
 
-def _check(model: str, target: str, batch: int, length: int, dynamic: bool) -> None:
-    """Compare a model with eager; exit with 1 where it is wrong, or a kernel could not be built."""
+def _is_right(model: str, target: str, batch: int, length: int, dynamic: bool) -> bool:
+    """Return whether a model is as eager; it is not where a kernel could not be built."""
     from fusec.debug.reduce import NothingFails, failing_case, fails_with
 
     fails = fails_with(Config.from_options(None, {"strict": True, **chosen(target=target)}))
@@ -146,7 +163,5 @@ def _check(model: str, target: str, batch: int, length: int, dynamic: bool) -> N
         with loaded_model(model, batch, length) as loaded:
             failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic)
     except NothingFails:
-        typer.echo("right: as eager and float64")
-        return
-    typer.echo("wrong with the edited kernel: compare it with eager by `fusec bisect`")
-    raise typer.Exit(CHECK_FAILED)
+        return True
+    return False

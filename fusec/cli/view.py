@@ -8,8 +8,8 @@ import typer
 
 from fusec.cli.check import is_report, read_report
 from fusec.cli.models import compiled_model, recording
-from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Length, ModelOrGraph, Target, Train
-from fusec.cli.terminal import UsageError, check_writable, note, write_text
+from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, ModelOrGraph, Target, Train
+from fusec.cli.terminal import UsageError, check_writable, note, write_json, write_text
 
 if TYPE_CHECKING:
     from fusec.debug.explanation import Explanation
@@ -32,6 +32,7 @@ def view(
         str, typer.Option(metavar="MODEL|GRAPH|REPORT", help="an earlier version to compare with, or its report")
     ] = "",
     open_it: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a page that shows the graph pass by pass, its kernels, and where each node comes from.
 
@@ -54,6 +55,8 @@ def view(
         return explain_subjects(found, compiled.title, compiled.model)
 
     check_writable(output)
+    if as_json and output == "-":
+        raise UsageError("--json prints where the page is, not the page", fix="name a file with -o")
     if is_report(model) and not before:
         raise UsageError(f"{model} is a report, which has no graph", fix="--before REPORT, or view the model")
     if is_report(model) or is_report(before):
@@ -63,9 +66,17 @@ def view(
         text = render(now, _events(model)) if old is None else render_comparison(old, now)
     write_text(output, text)
     if output != "-":
-        note(f"{output}: {Path(output).stat().st_size / 1e6:.1f} MB")
+        _report(output, as_json)
         if open_it:
             webbrowser.open(Path(output).resolve().as_uri())
+
+
+def _report(path: str, as_json: bool) -> None:
+    size = Path(path).stat().st_size
+    if as_json:
+        write_json({"file": path, "bytes": size})
+    else:
+        note(f"{path}: {size / 1e6:.1f} MB")
 
 
 def _events(model: str) -> list[dict[str, Any]]:

@@ -153,12 +153,14 @@ def _search(trial: Trial) -> Finding:
 
 def _undone_option(trial: Trial) -> tuple[str, Any] | None:
     """Return an option, with its default, without which a graph is right; None where there is none."""
-    numbered = dict(trial.numbered)
-    for name, changes in _settings(trial.config).items():
-        if not trial.wrong(**changes)[0]:
-            return name, changes[name]
+    settings, numbered, right = _settings(trial.config), dict(trial.numbered), False
+    names = list(settings)
+    while names and not (right and len(names) == 1):
+        half = names[: max(1, len(names) // 2)]
+        right = not trial.wrong(**{key: value for name in half for key, value in settings[name].items()})[0]
+        names = half if right else names[len(half) :]
     trial.numbered = numbered  # those of other options may differ
-    return None
+    return (names[0], settings[names[0]][names[0]]) if names else None
 
 
 def _blamed(trial: Trial, finding: Finding) -> Finding:

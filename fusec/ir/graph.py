@@ -80,14 +80,15 @@ class Node:
         attributes: dict[str, Any],
         types: Sequence[Type],
         sources: tuple[Source, ...],
+        writes: Sequence[int] | None = None,
     ) -> None:
         self.op = op
         self.operands = tuple(operands)
         self.attributes = attributes
         """Immutable values by name; a region has its ``body`` here."""
-        self.results = tuple(Value(type, self, i) for i, type in enumerate(types))
+        self.results = tuple([Value(type, self, i) for i, type in enumerate(types)])
         self.sources = sources
-        self.writes = _writes(op, attributes)
+        self.writes = _writes(op, attributes) if writes is None else writes
         """Positions of the operands whose storage the node writes; of a region, those that its body writes."""
 
     @property
@@ -215,7 +216,9 @@ class Graph:
                 types = definition.rule(tuple(v.type for v in operands), attributes)
             except (TypeError, ValueError, KeyError) as reason:
                 raise GraphError(f"{op} does not fit its operands", where=str(sources[:1]), why=str(reason)) from reason
-        node = Node(definition, operands, attributes, types, sources)
+        return self._append(Node(definition, operands, attributes, types, sources))
+
+    def _append(self, node: Node) -> Node:
         for value in node.operands:
             value.users[node] = None
         self._nodes[node] = None
@@ -375,14 +378,12 @@ class Graph:
     def splice(self, nodes: Iterable[Node], to: dict[Value, Value], sources: tuple[Source, ...] = ()) -> None:
         """Append copies of nodes; ``to`` maps their operands to values here, and the results are added to it."""
         for node in nodes:
-            copy = self.add_node(
-                node.op.name,
-                [to[v] for v in node.operands],
-                dict(node.attributes),
-                types=[r.type for r in node.results],
-                sources=node.sources or sources,
-            )
-            for old, new in zip(node.results, copy.results, strict=True):
+            types = [r.type for r in node.results]
+            copy = Node(
+                node.op, [to[v] for v in node.operands], dict(node.attributes), types, node.sources or sources,
+                node.writes,
+            )  # fmt: skip
+            for old, new in zip(node.results, self._append(copy).results, strict=True):
                 new.name = old.name
                 to[old] = new
 

@@ -87,6 +87,23 @@ def is_inline(node: Node, outputs: Iterable[Value] = ()) -> bool:
     )
 
 
+def positions_as_read(graph: Graph) -> dict[Node, int]:
+    """Return the position of each node in the graph that the text parses to: equal numbers are one node there."""
+    outputs, positions, count = set(graph.outputs), dict[Node, int](), 0
+    numbers = dict[tuple[Any, ...], int]()
+    for node in graph.nodes:
+        if is_inline(node, outputs):
+            continue
+        for number in (v.producer for v in node.operands):
+            if number is not None and number not in positions and is_inline(number, outputs):
+                value, dtype = number.attributes["value"], number.attributes["dtype"]
+                key = (type(value), repr(value), dtype, number.attributes.get("device", "cpu"))
+                positions[number] = numbers.setdefault(key, count)
+                count += positions[number] == count
+        positions[node], count = count, count + 1
+    return positions
+
+
 @lru_cache(maxsize=8192)
 def print_type(type: Type) -> str:
     """Return the text of a type: ``bf16[s0, 64] @(64, 1) cuda:0``; row-major strides and the CPU are left out."""

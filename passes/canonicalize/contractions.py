@@ -73,12 +73,12 @@ def looked_up_matrices(graph: Graph, node: Node) -> Value | None:
     """Products of rows, each with a matrix that is looked up, are sums of products: no copy of the matrices is made."""
     terms, out = split_spec(node.attributes["spec"])
     sizes, batch = node.label_sizes, set(out).intersection(*terms)
-    if _sums_uneven_parts(node):
+    if not batch or _sums_uneven_parts(node):
         return None
     for matrix, value, row in ((terms[0], node.operands[0], terms[1]), (terms[1], node.operands[1], terms[0])):
         own = set(out).intersection(row) - batch
         kept = "".join(label for label in out if label not in own)
-        if batch and _is_looked_up(value) and all(sizes[label] == 1 for label in own) and set(kept) <= set(matrix):
+        if _is_looked_up(value) and all(sizes[label] == 1 for label in own) and set(kept) <= set(matrix):
             return _sum_of_products(graph, node, kept)
     return None
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fusec
 from fusec.cli import app
 from fusec.codegen.cpp import printer
+from fusec.config import Config
 from fusec.debug import bisect as module
 from fusec.pipeline import Context
 from fusec.rewriting.fusion import FUSIONS, Dims
@@ -188,21 +189,26 @@ def test_the_command(tmp_path: Path, wrong_rewrite: None) -> None:
     [
         ({"mode": "max-autotune"}, "mode=max-autotune", (("mode", "default"),)),
         ({"small_m": 4, "freeze": True}, "small_m=4", (("small_m", 16),)),
+        ({"freeze": True, "dependent_launch": True, "disable": "softmax", "small_m": 4}, "small_m=4",
+         (("small_m", 16),)),
         ({"freeze": True}, "", ()),
     ],
-)
+)  # fmt: skip
 def test_an_option_at_fault_is_named(
     options: dict[str, Any], option: str, fix: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compile that is wrong where kernels are tuned, or few rows are."""
-    run = module.Trial.wrong
+    """A compile that is wrong where kernels are tuned, or few rows are; the options are bisected."""
+    run, runs = module.Trial.wrong, list[Any]()
 
     def wrong(self: Any, **changes: Any) -> Any:
         config = replace(self.config, **changes)
+        runs.append(self)
         said, remarks = run(self, **changes)
         return said or ("planted" if config.autotune or config.small_m == 4 else ""), remarks
 
     monkeypatch.setattr(module.Trial, "wrong", wrong)
     (found,) = fusec.bisect(torch.sin, torch.randn(4, 16), options={"target": "cpp", **options})
     assert bool(found.wrong) == bool(option) and found.option == option and found.fix == fix
+    candidates = module._settings(Config.from_options(None, options))
+    assert runs.count(runs[0]) <= 2 + math.ceil(math.log2(len(candidates))), "without those of kernels by themselves"
     assert not option or f"cause: option {option}" in str(found)

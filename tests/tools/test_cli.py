@@ -2,10 +2,13 @@
 
 import json
 import os
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from fusec.cache import Cache
 from fusec.cli import app
@@ -74,6 +77,7 @@ def test_options_without_effect_are_refused(script: str, graph: str, tmp_path: P
         (("capture", script, "--json"), "needs -o"), (("explain", graph, "--train"), "captured already"),
         (("explain", graph, "--dynamic"), "captured already"),
         (("view", script, "--graph", "-2", "-o", str(tmp_path / "v.html")), "no graph -2"),
+        (("view", script, "--json", "-o", "-"), "not the page"),
         (("opt", graph, "--disable", "sofmax"), "did you mean softmax"),
     ):  # fmt: skip
         result = run(*words)
@@ -183,7 +187,8 @@ def test_explain_and_view_of_a_model(script: str, tmp_path: Path) -> None:
     assert "bytes" in run("explain", script).stdout
     assert "norm: 1 fusions" in run("explain", script, "--line").stdout
     page = tmp_path / "norm.html"
-    assert run("view", script, "-o", str(page)).exit_code == 0
+    written = run("view", script, "-o", str(page), "--json")
+    assert json.loads(written.stdout) == {"file": str(page), "bytes": page.stat().st_size}
     kernels = unpacked(page.read_text(encoding="utf-8"))["graphs"][0]["reports"][0]["kernels"]
     assert [row["name"] for row in kernels] == ["add_rms_norm"]
 
@@ -238,3 +243,14 @@ def test_the_list_of_passes_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert json.loads(run("opt", "--list-passes", "--passes", "raise", "--json").stdout) == []
     monkeypatch.setattr("fusec.provenance.own_code", lambda: "")
     assert json.loads(run("opt", "--list-passes", "--json").stdout) == []
+
+
+def commands(group: Any) -> Iterator[Any]:
+    for command in group.commands.values():
+        yield from commands(command) if hasattr(command, "commands") else [command]
+
+
+def test_every_command_prints_data() -> None:
+    found = list(commands(get_command(app)))
+    assert len(found) > 20
+    assert not [one.name for one in found if not any("--json" in option.opts for option in one.params)]

@@ -10,6 +10,7 @@ import torch
 from fusec.cli import app
 from fusec.debug import kept
 from tests.tools.command_line import CliRunner
+from tests.tools.sample import unpacked
 
 SCRIPT = """
 import torch
@@ -57,6 +58,18 @@ def test_what_is_kept_is_shown_as_it_was(model: str, compiles: list[str]) -> Non
     assert json.loads(fusec(*commands[0])) == json.loads(first)
     shown = [fusec(*command) for command in commands]
     assert len(compiles) == 1 and "rms_norm" in shown[1]
+
+
+def test_the_page_of_what_is_kept() -> None:
+    """Equal numbers are one node in the graphs that are read."""
+    graphs = []
+    for _ in range(2):
+        fusec("view", "models:llama/tiny", "-o", "page.html")
+        graphs += unpacked(Path("page.html").read_text())["graphs"]
+    compiled, kept = ([(len(s["removed"]), len(s["added"])) for s in graph["states"]] for graph in graphs)
+    assert compiled[2:] == kept[2:], "before, equal numbers are not merged yet"
+    compiled, kept = ([p["numbers"] for p in graph["passes"] if "history" in p] for graph in graphs)
+    assert compiled == kept and len(kept) > 1
 
 
 def test_another_graph_option_or_edit_is_compiled(compiles: list[str]) -> None:

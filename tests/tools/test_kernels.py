@@ -38,10 +38,10 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, ["kernels", *words])
 
 
-def edit(monkeypatch: pytest.MonkeyPatch, script: str, name: str, old: str, new: str) -> Result:
+def edit(monkeypatch: pytest.MonkeyPatch, script: str, name: str, old: str, new: str, *options: str) -> Result:
     Path("editor.py").write_text(EDITOR.format(old, new))
     monkeypatch.setenv("EDITOR", f"{sys.executable} editor.py")
-    return run("edit", script, name)
+    return run("edit", script, name, *options)
 
 
 def names(script: str) -> list[str]:
@@ -77,6 +77,15 @@ def test_an_edit_that_is_right_is_used_and_marked(script: str, monkeypatch: pyte
     assert "generated, edited" in explained
     assert "1 edits removed" in run("revert", name).stdout
     assert json.loads(run("list", script, "--json").stdout)[0]["edited"] == ""
+
+
+def test_edits_as_data(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = names(script)
+    file = run("edit", script, name, "--path").stdout.strip()
+    assert json.loads(run("edit", script, name, "--path", "--json").stdout) == {"file": file, "right": None}
+    done = edit(monkeypatch, script, name, " sin(", " cos(", "--json")
+    assert done.exit_code == 1 and json.loads(done.stdout) == {"file": file, "right": False}
+    assert json.loads(run("revert", "--json").stdout) == {"removed": [file]}
 
 
 def test_an_edit_that_is_wrong_is_found(script: str, monkeypatch: pytest.MonkeyPatch) -> None:

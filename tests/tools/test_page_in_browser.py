@@ -232,6 +232,23 @@ def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
     page.close()
 
 
+@pytest.mark.parametrize("width, height", [(1440, 900), (390, 844)])
+def test_what_is_selected_is_seen_beside_its_details(browser: Any, file: Path, width: int, height: int) -> None:
+    """On a phone they cover the lower half of the graph."""
+    page = Opened(browser, file, "", width, height)
+    for row in (0, 1, 2):
+        page(f"goTo(report().kernels[{row}].nodes.at(-1))")
+        left, top, right, bottom = page("""(() => {
+            const { x, y, w, h } = find(p => same(p.box, selected)), at = canvas.getBoundingClientRect();
+            const [left, top] = [at.x + view.x + x * view.scale, at.y + view.y + y * view.scale];
+            return [left, top, left + w * view.scale, top + Math.min(h, 40) * view.scale];
+        })()""")
+        panel = page.page.locator("#right").bounding_box()
+        assert left >= 0 and top >= 0 and right <= width
+        assert bottom <= panel["y"] or right <= panel["x"], (row, bottom, panel)
+    page.close()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Any, file: Path, theme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")

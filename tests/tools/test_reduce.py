@@ -4,13 +4,14 @@ import json
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fusec.cli import app
 from fusec.config import Config
@@ -73,6 +74,27 @@ def test_a_thousand_operations_become_few(wrong_rewrite: None) -> None:
     assert case.size > 1000
     found = reduce(case, fails_with(Config()), seconds=120)
     assert found.case.size < 10 and found.tests < 100
+
+
+class SquaredSine(nn.Module):
+    """What the wrong rewrite matches, as an activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x) * torch.sin(x)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layers", [[5], range(16)], ids=["one", "all"])
+def test_a_decoder_that_is_wrong_in_some_layers(wrong_rewrite: None, layers: Sequence[int]) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=16, vocab_size=256)).eval()
+    for layer in layers:
+        model.model.layers[layer].mlp.act_fn = SquaredSine()
+    words = {"input_ids": torch.arange(16)[None], "use_cache": False}
+    with torch.no_grad():
+        found = reduce(failing_case(model, (), words, fails_with(Config())), fails_with(Config()), seconds=120)
+    assert found.operations > 900 and found.case.size < 10 and found.tests < 100
 
 
 def test_a_crash_stays_the_same_crash() -> None:

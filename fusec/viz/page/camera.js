@@ -25,15 +25,19 @@ function frameTop() { // the whole graph if it is legible; else its upper end at
   view.x = (view.width - m.w * view.scale) / 2; view.y = 24;
   draw();
 }
+function heightInSight() { // above the details, which on a phone cover the lower part
+  const panel = $("right").getBoundingClientRect(), { top, right } = canvas.getBoundingClientRect();
+  return panel.height && panel.left < right - 1 ? Math.min(view.height, panel.top - top) : view.height;
+}
 function centre(p, scale = Math.max(view.scale, 0.95)) {
   view.scale = scale;
   view.x = view.width / 2 - (p.x + p.w / 2) * scale;
-  view.y = view.height * 0.4 - (p.y + Math.min(p.h, 120) / 2) * scale;
+  view.y = heightInSight() * 0.4 - (p.y + Math.min(p.h, 120) / 2) * scale;
   draw();
 }
 function show(p) { // move as little as needed
   const [x, y] = [view.x + p.x * view.scale, view.y + p.y * view.scale], [w, h] = [p.w * view.scale, Math.min(p.h * view.scale, 120)];
-  if (view.scale < 0.6 || x < 10 || y < 10 || x + Math.min(w, view.width) > view.width || y + h > view.height - 10) centre(p);
+  if (view.scale < 0.6 || x < 10 || y < 10 || x + Math.min(w, view.width) > view.width || y + h > heightInSight() - 10) centre(p);
   draw();
 }
 function keeping(box, change) {
