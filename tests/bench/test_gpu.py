@@ -146,6 +146,7 @@ def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     assert found["not measured"]["8B decode 1"] == TOO_LATE
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_where_another_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured, or failed, stays; what there was no time for is measured now."""
     late, options = Run.late, ["--stages", "models", "--only", "BERT-base"]

@@ -117,7 +117,7 @@ class Contiguous(Pools):
         return tuple(self.pools[layer_idx])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_bytes_of_paged_decoding_are_those_of_contiguous_keys_and_the_index() -> None:
     dtype, requests = torch.float32, Requests(4)
     model, pools, plain = llama(dtype), Pools(dtype), Contiguous(dtype)

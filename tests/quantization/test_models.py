@@ -32,7 +32,7 @@ SKIPPED = {
     "vit": {"embeddings", "embeddings.patch_embeddings.projection"},
 }
 EXPERTS = {f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")}
-FEW = [("mixtral", "int4-g64"), ("gpt2", "nf4"), ("vit", "w8a8")]
+FEW = [("gpt2", "nf4"), ("vit", "w8a8")]
 FORMATS = ("int4-g64", "w8a8", "nf4", "fp8")
 
 

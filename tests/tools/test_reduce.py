@@ -230,6 +230,7 @@ def test_declarations_apply_to_a_graph(tmp_path: Path) -> None:
     assert fails_alone(tmp_path / "reduced.py")
 
 
+@pytest.mark.thorough
 def test_declarations_of_an_imported_module_are_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script fails alone, in a process that has never seen the module."""
     monkeypatch.chdir(tmp_path)
