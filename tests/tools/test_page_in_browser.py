@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,13 @@ class Opened:
     def press(self, *keys: str) -> None:
         for key in keys:
             self.page.keyboard.press(key)
+
+    def wait_until(self, condition: str) -> None:
+        """Ask again and again: the page's policy forbids the evaluation that Playwright's own wait is made of."""
+        end = time.monotonic() + 20
+        while not self(condition):
+            assert time.monotonic() < end, condition
+            self.page.wait_for_timeout(10)
 
     @property
     def said(self) -> str:
@@ -282,14 +290,14 @@ def test_axe_finds_nothing_in_comparisons(browser: Any, tmp_path: Path, theme: s
 def test_single_applications_are_stepped_through(opened: Opened) -> None:
     opened("plain = false; step(page.passes.find(p => p.name === 'raise').state)")
     opened.press(".")
-    opened.page.wait_for_function("stepped && stepped.step === 1")
+    opened.wait_until("stepped && stepped.step === 1")
     first = opened.said
     assert re.match(r"#\d+ \S+, 1 of \d+, at ", first) and opened("marks.get(selected.k)") == "added"
     opened.press(".")
-    opened.page.wait_for_function("stepped.step === 2")
+    opened.wait_until("stepped.step === 2")
     assert ", 2 of " in opened.said and opened("location.hash").count("application=") == 1
     opened.press(",")
-    opened.page.wait_for_function("stepped.step === 1")
+    opened.wait_until("stepped.step === 1")
     assert opened.said == first
     opened.press("p")
     assert opened("stepped === null && plain")
@@ -313,7 +321,7 @@ def test_steps_lead_from_the_graph_before_a_pass_to_the_one_after_it(opened: Ope
 def test_a_remark_leads_to_the_graph_after_its_application(browser: Any, opened: Opened, file: Path) -> None:
     opened("tab('Remarks')")
     opened.page.click("#list .row:has-text('add_rms_norm') >> nth=0")
-    opened.page.wait_for_function("stepped !== null")
+    opened.wait_until("stepped !== null")
     state = "[at, stepped.step, passAt().numbers[stepped.step - 1], selected.k]"
     assert "add_rms_norm" in opened.said and opened("record(selected.k).label") == "add_rms_norm"
     again = Opened(browser, file, opened("location.hash.slice(1)"))
