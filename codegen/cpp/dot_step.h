@@ -35,8 +35,8 @@ FN Pairs paired(Raw<float, 16>::type low, Raw<float, 16>::type high) {
   return (Pairs)__builtin_ia32_cvtne2ps2bf16_v32hi(high, low);
 #endif
 }
-// Each byte of `codes` has one of four bits, from bit SHIFT on; `table` holds its sixteen entries twice. Of vectors as
-// such GCC makes two instructions of each.
+// Each byte of `codes` has one of four bits, from bit SHIFT on; `table` holds its sixteen entries twice. These are
+// intrinsics because GCC splits the generic conversion in two, and takes the slower permutation of two tables.
 template <int SHIFT> FN Pairs look_up(Pairs table, Vec<uint8_t, 32> codes) {
   typedef Raw<char, 32>::type chars;
   const Pairs wide = __builtin_ia32_pmovzxbw512_mask((chars)codes.v, Pairs{}, -1);

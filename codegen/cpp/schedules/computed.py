@@ -1,7 +1,7 @@
 """Right operands that are computed, such as weights unpacked from integers: loops around tiles in registers."""
 
-from collections.abc import Hashable, Sequence
-from contextlib import ExitStack
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from fusec.codegen.cpp.schedules.blocks import Block
@@ -30,8 +30,7 @@ def computed_right(
         columns: the block.
         lanes: of a tile.
     """
-    with ExitStack() as loops:
-        _open_loops(loops, emitter, bound, columns, lanes)
+    with _loops(emitter, bound, columns, lanes):
         made = dict[Hashable, TableLookup]()
         for item, table in tables(rights, bound[-1], lanes).items():
             emitter.define(item, _look_up(emitter, table, lanes, made))
@@ -45,10 +44,8 @@ def paired_right(
     emitter: Emitter, rights: Sequence[IndexedExpr], bound: tuple[Axis, ...], columns: Block
 ) -> tuple[Loop, tuple[str, ...]]:
     """As ``computed_right``, of a right operand that is ``looked_up_in_pairs``."""
-    with ExitStack() as loops:
-        _open_loops(loops, emitter, bound, columns, PAIRED_TILE)
-        made = dict[Hashable, TableLookup]()
-        found = tables(rights, bound[-1], PAIRED_LANES)
+    found, made = tables(rights, bound[-1], PAIRED_LANES), dict[Hashable, TableLookup]()
+    with _loops(emitter, bound, columns, PAIRED_TILE):
         values = tuple(_look_up(emitter, found[right], PAIRED_LANES, made, paired=True) for right in rights)
     right = emitter.inner.pop()
     assert isinstance(right, Loop)
@@ -72,12 +69,16 @@ def _are_bytes(table: Table) -> bool:
     return table.entry.size == PAIRED_LANES and codes.kind == "load" and codes.dtype == U8
 
 
-def _open_loops(loops: ExitStack, emitter: Emitter, bound: tuple[Axis, ...], columns: Block, lanes: int) -> None:
+@contextmanager
+def _loops(emitter: Emitter, bound: tuple[Axis, ...], columns: Block, lanes: int) -> Iterator[None]:
+    """Open the loops over the columns and the outer steps of k, and the tile loop over the inner ones."""
     *outer, inner = bound
-    loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
-    if outer:
-        loops.enter_context(emitter.loop(loops.enter_context(emitter.over(tuple(outer))), "serial"))
-    loops.enter_context(emitter.loop(inner, "tile", lanes))
+    with ExitStack() as loops:
+        loops.enter_context(emitter.loop(columns.axis, "serial", 1, columns.start, columns.stop))
+        if outer:
+            loops.enter_context(emitter.loop(loops.enter_context(emitter.over(tuple(outer))), "serial"))
+        loops.enter_context(emitter.loop(inner, "tile", lanes))
+        yield
 
 
 def emit_rights(emitter: Emitter, rights: Sequence[IndexedExpr], sums: DType) -> tuple[str, ...]:
