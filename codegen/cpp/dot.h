@@ -178,8 +178,8 @@ template <class L> struct Left {
 
 // The right operand is computed: values(column, o) returns a function of (k, lanes, tiles), which fills a tile of each
 // segment of k, and holds whatever is the same for all k, such as scales and tables. Each segment has its own left
-// operand; fetch(column, o, k) asks memory for what a tile is computed from. k is outer * inner steps long, and what is
-// asked for at once serves LINE of them.
+// operand; fetch(column, o, k) prefetches what a tile is computed from, by so many columns AHEAD, or those of the next
+// tile. k is outer * inner steps long, and one prefetch serves LINE of them.
 template <class Tiles, int COLUMNS> struct ColumnTiles {
   Tiles first;
   ColumnTiles<Tiles, COLUMNS - 1> rest;
@@ -217,7 +217,8 @@ FN void add_filled_pairs(Sums& sums, int c, const Left<L>* lefts, int64_t o, con
 #endif
 }
 
-template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, bool PAIRED, class A, class L, class Values, class Fetch>
+template <int ROWS, int COLUMNS, int N, int SEGMENTS, int LINE, int AHEAD, bool PAIRED, class A, class L, class Values,
+          class Fetch>
 DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
                                const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
   CONTRACT
@@ -254,7 +255,7 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
     };
     int64_t k = 0;
     for (; k + LINE <= inner; k += LINE) {
-      for (int c = 0; c < COLUMNS; c++) fetch(column + COLUMNS + c, o, k);
+      for (int c = 0; c < COLUMNS; c++) fetch(column + (AHEAD < COLUMNS ? COLUMNS : AHEAD) + c, o, k);
       add_all(k, k + LINE);
     }
     if (LINE > N) k = add_all(k, inner);
@@ -269,25 +270,28 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
 
 // Columns from first to last, and rows in one part, or two of more than 8: the right operand is computed for each. If it
 // is PAIRED, its tiles are pairs of bfloat16, of which whole ones fill the inner steps.
-template <int ROWS, int N, int SEGMENTS, int LINE, bool PAIRED = false, class A, class L, class Values, class Fetch>
+template <int ROWS, int N, int SEGMENTS, int LINE, int AHEAD, bool PAIRED = false, class A, class L, class Values,
+          class Fetch>
 FN void dot_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, const Fetch& fetch,
                      int64_t first, int64_t last, int64_t outer, int64_t inner) {
   if constexpr (ROWS > (in_pairs<A, L, bf16, N> ? 12 : 8)) {
     constexpr int half = (ROWS + 1) / 2;
     Left<L> below[SEGMENTS];
     for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step, 1};
-    dot_computed<half, N, SEGMENTS, LINE, PAIRED>(target, target_step, lefts, values, fetch, first, last, outer, inner);
-    dot_computed<ROWS - half, N, SEGMENTS, LINE, PAIRED>(target + half * target_step, target_step, (const Left<L>*)below,
-                                                         values, fetch, first, last, outer, inner);
+    dot_computed<half, N, SEGMENTS, LINE, AHEAD, PAIRED>(target, target_step, lefts, values, fetch, first, last, outer,
+                                                         inner);
+    dot_computed<ROWS - half, N, SEGMENTS, LINE, AHEAD, PAIRED>(target + half * target_step, target_step,
+                                                                (const Left<L>*)below, values, fetch, first, last,
+                                                                outer, inner);
   } else {
     constexpr int wide = ROWS <= 4 ? REGISTERS / 8 : ROWS <= 8 ? REGISTERS / 16 : 1;
     int64_t c = first;
     for (; c + wide <= last; c += wide)
-      dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE, PAIRED>(target + c - first, target_step, lefts, values, fetch, c,
-                                                               outer, inner);
+      dot_tile_computed<ROWS, wide, N, SEGMENTS, LINE, AHEAD, PAIRED>(target + c - first, target_step, lefts, values,
+                                                                      fetch, c, outer, inner);
     for (; c < last; c++)
-      dot_tile_computed<ROWS, 1, N, SEGMENTS, LINE, PAIRED>(target + c - first, target_step, lefts, values, fetch, c,
-                                                            outer, inner);
+      dot_tile_computed<ROWS, 1, N, SEGMENTS, LINE, AHEAD, PAIRED>(target + c - first, target_step, lefts, values,
+                                                                   fetch, c, outer, inner);
   }
 }
 
@@ -307,7 +311,7 @@ template <class R, int LOW, int HIGH, class Fill> FN Group<R, LOW, HIGH, Fill> g
 // Of each row and group the sum of the left operand, in lanes.
 typedef Raw<int32_t, 8>::type Totals;
 
-template <int ROWS, int COLUMNS, int SEGMENTS, class Values, class Fetch>
+template <int ROWS, int COLUMNS, int SEGMENTS, int AHEAD, class Values, class Fetch>
 DOT_FUNCTION dot_tile_grouped(float* target, int64_t target_step, const Left<int8_t>* lefts, const Totals* totals,
                               const Values& values, const Fetch& fetch, int64_t column, int64_t outer, int64_t inner) {
   CONTRACT
@@ -320,7 +324,7 @@ DOT_FUNCTION dot_tile_grouped(float* target, int64_t target_step, const Left<int
     Totals found[ROWS][COLUMNS] = {};
     for (int64_t k = 0; k < inner; k += 32) {
       if (k % 64 == 0)
-        for (int c = 0; c < COLUMNS; c++) fetch(column + COLUMNS + c, o, k);
+        for (int c = 0; c < COLUMNS; c++) fetch(column + (AHEAD < COLUMNS ? COLUMNS : AHEAD) + c, o, k);
       typename step::bytes rows[ROWS][SEGMENTS];
       for (int r = 0; r < ROWS; r++)
         for (int s = 0; s < SEGMENTS; s++)
@@ -347,16 +351,16 @@ DOT_FUNCTION dot_tile_grouped(float* target, int64_t target_step, const Left<int
 }
 
 // As dot_computed, in tiles of 32 bytes. ``totals`` is memory for eight numbers of each row and group.
-template <int ROWS, int SEGMENTS, class Values, class Fetch>
+template <int ROWS, int SEGMENTS, int AHEAD, class Values, class Fetch>
 FN void dot_grouped(float* target, int64_t target_step, const Left<int8_t>* lefts, int32_t* totals, const Values& values,
                     const Fetch& fetch, int64_t first, int64_t last, int64_t outer, int64_t inner) {
   if constexpr (ROWS > 8) {
     constexpr int half = (ROWS + 1) / 2;
     Left<int8_t> below[SEGMENTS];
     for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step, 1};
-    dot_grouped<half, SEGMENTS>(target, target_step, lefts, totals, values, fetch, first, last, outer, inner);
-    dot_grouped<ROWS - half, SEGMENTS>(target + half * target_step, target_step, below, totals, values, fetch, first,
-                                       last, outer, inner);
+    dot_grouped<half, SEGMENTS, AHEAD>(target, target_step, lefts, totals, values, fetch, first, last, outer, inner);
+    dot_grouped<ROWS - half, SEGMENTS, AHEAD>(target + half * target_step, target_step, below, totals, values, fetch,
+                                              first, last, outer, inner);
   } else {
     typedef GroupStep<uint8_t, 0, 1> step;
     const step::bytes one = step::bytes{} + 1;
@@ -374,10 +378,11 @@ FN void dot_grouped(float* target, int64_t target_step, const Left<int8_t>* left
     constexpr int wide = ROWS == 1 ? 4 : ROWS <= 4 ? REGISTERS / 8 : REGISTERS / 16;
     int64_t c = first;
     for (; c + wide <= last; c += wide)
-      dot_tile_grouped<ROWS, wide, SEGMENTS>(target + c - first, target_step, lefts, found, values, fetch, c, outer,
-                                             inner);
+      dot_tile_grouped<ROWS, wide, SEGMENTS, AHEAD>(target + c - first, target_step, lefts, found, values, fetch, c,
+                                                    outer, inner);
     for (; c < last; c++)
-      dot_tile_grouped<ROWS, 1, SEGMENTS>(target + c - first, target_step, lefts, found, values, fetch, c, outer, inner);
+      dot_tile_grouped<ROWS, 1, SEGMENTS, AHEAD>(target + c - first, target_step, lefts, found, values, fetch, c, outer,
+                                                 inner);
   }
 }
 
@@ -833,7 +838,7 @@ template <class Use> FN void each_run(int64_t k, int64_t count, int64_t inner, c
   }
 }
 
-// Computes so many columns of the right operand along k from one step on, and asks memory for what follows after so many
+// Computes so many columns of the right operand along k from one step on, and prefetches what follows after so many
 // steps: put(column, j, lanes, tiles) takes the tiles of each segment.
 template <int N, int SEGMENTS, int LINE, class A, class Values, class Fetch, class Put>
 FN void each_tile(const Values& values, const Fetch& fetch, int64_t column, int64_t columns, int64_t k, int64_t count,
@@ -960,12 +965,12 @@ FN void dot_many_computed(A* target, int64_t target_step, const Left<L>* lefts, 
 }
 
 // As dot_many_computed; a few rows are multiplied in registers.
-template <int N, int SEGMENTS, int LINE, class A, class L, class Values, class Fetch, class Step>
+template <int N, int SEGMENTS, int LINE, int AHEAD, class A, class L, class Values, class Fetch, class Step>
 FN void dot_any_computed(A* target, int64_t target_step, const Left<L>* lefts, const Values& values,
                          const Fetch& fetch, int64_t rows, int64_t first, int64_t last, int64_t outer, int64_t inner,
                          const Step& step) {
 #define ROWS(rows) \
-  return dot_computed<rows, N, SEGMENTS, LINE>(target, target_step, lefts, values, fetch, first, last, outer, inner)
+  return dot_computed<rows, N, SEGMENTS, LINE, AHEAD>(target, target_step, lefts, values, fetch, first, last, outer, inner)
   if (rows == 1) ROWS(1);
   if (rows == 2) ROWS(2);
   if (rows == 3) ROWS(3);

@@ -7,7 +7,7 @@ import sympy
 
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
-from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, matrix, pointer_to
+from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, matrix, stride_along
 from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
@@ -40,6 +40,8 @@ STACK_BYTES = 65536
 """Scratch up to this size lies on the stack; beyond it each thread allocates its own."""
 PARTIALS = 4
 """Independent accumulators of a reduction loop: an addition takes about 4 cycles, and one starts every cycle."""
+AHEAD_BYTES = 16 << 10
+"""Distance of prefetches: what a core reads in about 1 µs, several times the latency of memory."""
 LIGHT_COST = 12
 """Cost of a loop body above which its own arithmetic hides the latency of the update."""
 
@@ -252,12 +254,13 @@ class _Printer(Statements):
         columns = ", ".join(map(CPP.print, extent))
         operands = f"{matrix(s.target, s.target.row_stride)}, lefts, values"
         if isinstance(s, GroupedDot):
-            self._fetch(tile, ", ".join(at))
+            _, ahead = self._fetch(column, tile, at)
             operands = f"{matrix(s.target, s.target.row_stride)}, lefts, {identifier(s.totals)}, values"
-            self.line(f"dot_grouped<{s.rows}, {len(s.values)}>({operands}, fetch, {columns});")
+            self.line(f"dot_grouped<{s.rows}, {len(s.values)}, {ahead}>({operands}, fetch, {columns});")
         elif isinstance(s.rows, int) and s.rows <= FEW_ROWS:
             lanes, paired = (lanes // 2, ", true") if s.paired else (lanes, "")
-            options = f"{s.rows}, {lanes}, {len(s.values)}, {self._fetch(tile, ', '.join(at))}{paired}"
+            line, ahead = self._fetch(column, tile, at)
+            options = f"{s.rows}, {lanes}, {len(s.values)}, {line}, {ahead}{paired}"
             self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
             sums = MEMORY_TYPES[self.buffers[s.target.buffer].dtype]
@@ -270,10 +273,11 @@ class _Printer(Statements):
                 self.line(f"const int64_t steps[] = {{{offsets}}};")
                 self.line("return steps[segment];")
                 self._close("};")
-            line = self._fetch(tile, ", ".join(at))
+            line, ahead = self._fetch(column, tile, at)
             function = "dot_any_computed" if s.any_rows else "dot_many_computed"
             arguments = f"{operands}, fetch, {CPP.print(s.rows)}, {columns}, {step}"
-            self.line(f"{function}<{lanes}, {len(s.values)}, {line}>({arguments});")
+            options = f"{lanes}, {len(s.values)}, {line}{f', {ahead}' if s.any_rows else ''}"
+            self.line(f"{function}<{options}>({arguments});")
         self._close()
 
     @_statement.register
@@ -295,7 +299,7 @@ class _Printer(Statements):
         self._close("};")
         streams = self._streams(inner)
         by_step = str(not streams).lower()
-        line = self._prefetch(streams or self._streams(tile), f"{column}, {step}, {k}")
+        line = self._print_fetch(streams or self._streams(tile), f"{column}, {step}, {k}")
         self.tiles.pop()
         left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
         lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
@@ -328,23 +332,30 @@ class _Printer(Statements):
             self.line(f"return group<{code}, {low}, {high}>(fill, {scale}, {zero});")
         self._close("};")
 
-    def _fetch(self, tile: Loop, at: str) -> int:
-        """Print the prefetch of a tile's loads as a lambda; return the elements that one prefetch serves."""
+    def _fetch(self, column: Loop, tile: Loop, at: Sequence[str]) -> tuple[int, int]:
+        """Print the prefetch of a tile's loads as a lambda.
+
+        Returns:
+            the elements that one prefetch serves, and how many columns ahead to prefetch.
+        """
         self.tiles.append(tile)
-        served = self._prefetch(self._streams(tile), at)
+        loads = self._streams(tile)
+        served = self._print_fetch(loads, ", ".join(at))
         self.tiles.pop()
         lanes, length = int(tile.step), int(tile.stop)
-        return max(min(served, length // lanes * lanes), lanes)
+        steps = [self.buffers[x.buffer].dtype.bytes * stride_along(x.offset, column.axis) for x in loads]
+        longest = max((int(step) for step in steps if step.is_Integer), default=0)
+        return max(min(served, length // lanes * lanes), lanes), AHEAD_BYTES // longest if longest > 0 else 0
 
     def _streams(self, loop: Loop) -> list[Load]:
         """Return the loads of a loop's own body that are contiguous along the open tile loop."""
         return [load for load in loop.body if isinstance(load, Load) and self.strides_one(load)]
 
-    def _prefetch(self, loads: list[Load], at: str) -> int:
+    def _print_fetch(self, loads: list[Load], at: str) -> int:
         """Print the prefetch of loads as a lambda; return the elements that it serves."""
         self._open(f"const auto fetch = [&]({at}) LANEWISE {{")
         for load in loads:
-            self.line(f"__builtin_prefetch({pointer_to(load.buffer, load.offset)}, 0, 2);")
+            self.prefetch(load.buffer, load.offset)
         self._close("};")
         return 64 // max((self.buffers[load.buffer].dtype.bytes for load in loads), default=4)
 

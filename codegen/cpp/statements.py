@@ -21,6 +21,7 @@ from fusec.codegen.tile.kernel import (
     Loop,
     Matrix,
     Operand,
+    Prefetch,
     Scan,
     Sort,
     Statement,
@@ -111,9 +112,8 @@ class Statements:
         pointer = pointer_to(buffer, offset)
         if not self._lanes(offset):
             return pointer, ""
-        axis = index_symbol(self.tiles[-1].axis)
-        axis = next((s for s in offset.free_symbols if str(s) == axis.name), axis)
-        stride = sympy.expand(offset).coeff(axis, 1)
+        axis = _axis_in(offset, self.tiles[-1].axis)
+        stride = stride_along(offset, axis.name)
         rest = sympy.expand(offset - stride * axis)
         indices = [s for s in offset.free_symbols if str(s) in self.kinds and self.kinds[str(s)].lanes]
         if indices or axis in rest.free_symbols or axis in stride.free_symbols:
@@ -150,6 +150,14 @@ class Statements:
         function, _, argument = how.partition(" ")
         argument = f", {argument}" if argument else ""
         self.line(f"const {target} = load{function}<{lanes}>({pointer}{argument}, lanes);")
+
+    @straight.register
+    def _prefetch(self, s: Prefetch) -> None:
+        self.prefetch(s.buffer, s.offset)
+
+    def prefetch(self, buffer: str, offset: sympy.Expr) -> None:
+        """Append the prefetch of an element into the second-level cache, which waits for more lines than the first."""
+        self.line(f"__builtin_prefetch({pointer_to(buffer, offset)}, 0, 2);")
 
     @straight.register
     def _store(self, s: Store) -> None:
@@ -336,6 +344,16 @@ def pointer_to(buffer: str, offset: sympy.Expr) -> str:
     if text == "0":
         return identifier(buffer)
     return f"{identifier(buffer)} + {text}" if not text.startswith("-") else f"{identifier(buffer)} + ({text})"
+
+
+def stride_along(offset: sympy.Expr, axis: str) -> sympy.Expr:
+    """Return by how many elements an offset grows along a loop's axis."""
+    return sympy.expand(offset).coeff(_axis_in(offset, axis), 1)
+
+
+def _axis_in(offset: sympy.Expr, name: str) -> sympy.Symbol:
+    """Return the symbol of an axis, as an offset has it."""
+    return next((s for s in offset.free_symbols if str(s) == name), index_symbol(name))
 
 
 def _print_cast(text: str, source: DType | None, s: Compute) -> str:

@@ -311,6 +311,15 @@ class Store(Statement):
 
 
 @dataclass(frozen=True)
+class Prefetch(Statement):
+    """Prefetch the cache line of ``buffer[offset]``, which a later iteration loads; it may lie beyond the end (C++)."""
+
+    INDICES, LOADED = ("offset",), ("buffer",)
+    buffer: str
+    offset: sympy.Expr
+
+
+@dataclass(frozen=True)
 class Check(Statement):
     """Unless ``0 <= value < length``, end the kernel and report the check's number and the value.
 

@@ -13,6 +13,7 @@ from fusec.codegen.tile.kernel import (
     Definition,
     Dot,
     DotTiles,
+    Prefetch,
     Scan,
     Sort,
     Statement,
@@ -44,7 +45,9 @@ def test_printers_have_methods() -> None:
     every = set(STATEMENTS)
     cpp = registered(CppStatements, "straight") | registered(CppPrinter, "_statement")
     triton = registered(TritonStatements, "line") | registered(TritonPrinter, "_statement")
-    assert every - cpp == {Assign, DotTiles} and every - triton == {Dot, ComputedDot, TableLookup, Scan, Sort}
+    assert every - cpp == {Assign, DotTiles} and every - triton == {
+        Dot, ComputedDot, TableLookup, Scan, Sort, Prefetch,
+    }  # fmt: skip
 
 
 def registered(printer: type, method: str) -> set[type]:

@@ -7,7 +7,7 @@ import sympy
 
 from fusec.codegen.cpp.schedules.blocks import Block
 from fusec.codegen.tile.emitter import Emitter, static_size
-from fusec.codegen.tile.kernel import Store
+from fusec.codegen.tile.kernel import Load, Prefetch, Store
 from fusec.ir.types import F32, accumulation
 from fusec.loops.affine import Axis
 from fusec.loops.indexing import IndexedExpr, stride, walk
@@ -47,6 +47,10 @@ def keep_scales(
         ):
             for item, (buffer, offset) in kept.items():
                 emitter.inner.append(Store(buffer.name, offset, emitter.emit(item)))
+            column = emitter.axis_symbol(columns.axis)
+            for load in [s for s in emitter.inner if isinstance(s, Load)]:
+                next_block = load.offset.subs(column, column + columns.size)
+                emitter.inner.append(Prefetch(load.buffer, sympy.expand(next_block)))
     emitter.kept |= kept
 
 
