@@ -68,6 +68,18 @@ template <int N> constexpr int together(int count) {
 #endif
 }
 
+// Of each run of RUN lanes the sum, in all of its lanes.
+template <class A, int N, int RUN> FN typename Raw<A, N>::type sums_of_runs(typename Raw<A, N>::type x) {
+  if constexpr (RUN == 1) return x;
+#if !defined(__clang__)
+  else {
+    typename Raw<typename IntOf<sizeof(A)>::type, N>::type other;
+    for (int i = 0; i < N; i++) other[i] = i ^ RUN / 2;
+    return sums_of_runs<A, N, RUN / 2>(x + __builtin_shuffle(x, other));
+  }
+#endif
+}
+
 // found[r * COLUMNS + c] = the sum of the lanes of sums[r][c]. The sums are named one by one: where the compiler does not
 // know which one is meant, all of them lie in memory throughout the loop that adds them up.
 template <int N> constexpr int folded(int count) { return count + together<N>(count); }
@@ -79,11 +91,14 @@ FN void fold_tile(typename Raw<A, N>::type (&sums)[ROWS][COLUMNS], A* found) {
     raw group[some] = {};
     for (int j = 0; j < some && i + j < all; j++) group[j] = sums[(i + j) / COLUMNS][(i + j) % COLUMNS];
     const raw rest = sums_of<A, N, some>(group);
-    for (int j = 0; j < some; j++) {
-      typename Raw<A, run>::type lanes;
-      for (int l = 0; l < run; l++) lanes[l] = rest[j * run + l];
-      found[i + j] = sum_of<A, run>(lanes);
-    }
+#if defined(__clang__)
+    found[i] = sum_of<A, N>(rest);
+#else
+    typename Raw<typename IntOf<sizeof(A)>::type, N>::type first;
+    for (int j = 0; j < N; j++) first[j] = j * run % N;
+    const raw in_order = __builtin_shuffle(sums_of_runs<A, N, run>(rest), first);
+    __builtin_memcpy(found + i, &in_order, some * sizeof(A));
+#endif
   }
 }
 
