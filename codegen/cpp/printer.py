@@ -7,7 +7,7 @@ import sympy
 
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
-from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, matrix, stride_along
+from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, defining, matrix, stride_along
 from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
@@ -42,6 +42,10 @@ PARTIALS = 4
 """Independent accumulators of a reduction loop: an addition takes about 4 cycles, and one starts every cycle."""
 AHEAD_BYTES = 16 << 10
 """Distance of prefetches: what a core reads in about 1 µs, several times the latency of memory."""
+AHEAD_ROWS = 32
+"""Distance of prefetches of rows that are looked up, which may lie anywhere."""
+_K = index_symbol("k")
+"""The number of a row from the first one on, where its axis begins elsewhere."""
 LIGHT_COST = 12
 """Cost of a loop body above which its own arithmetic hides the latency of the update."""
 
@@ -254,12 +258,12 @@ class _Printer(Statements):
         columns = ", ".join(map(CPP.print, extent))
         operands = f"{matrix(s.target, s.target.row_stride)}, lefts, values"
         if isinstance(s, GroupedDot):
-            _, ahead = self._fetch(column, tile, at)
+            _, ahead = self._fetch(s, column, tile, at)
             operands = f"{matrix(s.target, s.target.row_stride)}, lefts, {identifier(s.totals)}, values"
             self.line(f"dot_grouped<{s.rows}, {len(s.values)}, {ahead}>({operands}, fetch, {columns});")
         elif isinstance(s.rows, int) and s.rows <= FEW_ROWS:
             lanes, paired = (lanes // 2, ", true") if s.paired else (lanes, "")
-            line, ahead = self._fetch(column, tile, at)
+            line, ahead = self._fetch(s, column, tile, at)
             options = f"{s.rows}, {lanes}, {len(s.values)}, {line}, {ahead}{paired}"
             self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
@@ -273,7 +277,7 @@ class _Printer(Statements):
                 self.line(f"const int64_t steps[] = {{{offsets}}};")
                 self.line("return steps[segment];")
                 self._close("};")
-            line, ahead = self._fetch(column, tile, at)
+            line, ahead = self._fetch(s, column, tile, at)
             function = "dot_any_computed" if s.any_rows else "dot_many_computed"
             arguments = f"{operands}, fetch, {CPP.print(s.rows)}, {columns}, {step}"
             options = f"{lanes}, {len(s.values)}, {line}{f', {ahead}' if s.any_rows else ''}"
@@ -285,13 +289,15 @@ class _Printer(Statements):
         """Print the right operand as a lambda that returns one for its tiles of columns, then the call."""
         self._open("{")
         *outer, tile, inner = _nested(s.right)
-        axes = tile.axis, outer[0].axis if outer else "step", inner.axis
+        axes = tile.axis, outer[0].axis if outer else "step", inner.axis if inner.start == 0 else str(_K)
         column, step, k = (f"const int64_t {identifier(axis)}" for axis in axes)
         self._open(f"const auto values = [&]({column}, {step}, const auto lanes) LANEWISE {{")
         self._run(statement for loop in outer for statement in loop.body if not isinstance(statement, Loop))
         self.tiles.append(tile)
         self._run(statement for statement in tile.body if not isinstance(statement, Loop))
         self._open(f"return [=]({k}, auto* values) LANEWISE {{")
+        if inner.start != 0:
+            self.line(f"const int64_t {identifier(inner.axis)} = {CPP.print(inner.start + _K)};")
         self._run(inner.body)
         for i, value in enumerate(s.values):
             self.line(f"values[{i}] = {identifier(value)};")
@@ -299,14 +305,15 @@ class _Printer(Statements):
         self._close("};")
         streams = self._streams(inner)
         by_step = str(not streams).lower()
-        line = self._print_fetch(streams or self._streams(tile), f"{column}, {step}, {k}")
+        row = None if s.last is None else sympy.Min(inner.start + _K, s.last)
+        line = self._print_fetch(streams or self._streams(tile), (column, step, k), inner, row)
         self.tiles.pop()
         left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
         lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
         self.line(f"const Left<{left}> lefts[] = {{{lefts}}};")
         extent = [tile.start, tile.stop, _count(outer[0]) if outer else 1, _count(inner)]
         arguments = [matrix(s.target, s.target.row_stride), "lefts", "values", "fetch", *map(CPP.print, extent)]
-        options = f"{s.rows}, {tile.step}, {len(s.values)}, {line}, {by_step}"
+        options = f"{s.rows}, {tile.step}, {len(s.values)}, {line}, {by_step}, {str(s.adds).lower()}"
         self.line(f"dot_columns<{options}>({', '.join(arguments)});")
         self._close()
 
@@ -332,7 +339,7 @@ class _Printer(Statements):
             self.line(f"return group<{code}, {low}, {high}>(fill, {scale}, {zero});")
         self._close("};")
 
-    def _fetch(self, column: Loop, tile: Loop, at: Sequence[str]) -> tuple[int, int]:
+    def _fetch(self, s: ComputedDot, column: Loop, tile: Loop, at: Sequence[str]) -> tuple[int, int]:
         """Print the prefetch of a tile's loads as a lambda.
 
         Returns:
@@ -340,20 +347,29 @@ class _Printer(Statements):
         """
         self.tiles.append(tile)
         loads = self._streams(tile)
-        served = self._print_fetch(loads, ", ".join(at))
+        looked_up = s.last is not None
+        at = (f"const int64_t {_K}", *at[1:]) if looked_up else at
+        served = self._print_fetch(loads, at, column, sympy.Min(_K, s.last) if looked_up else None)
         self.tiles.pop()
         lanes, length = int(tile.step), int(tile.stop)
         steps = [self.buffers[x.buffer].dtype.bytes * stride_along(x.offset, column.axis) for x in loads]
         longest = max((int(step) for step in steps if step.is_Integer), default=0)
-        return max(min(served, length // lanes * lanes), lanes), AHEAD_BYTES // longest if longest > 0 else 0
+        ahead = AHEAD_ROWS if looked_up else AHEAD_BYTES // longest if longest > 0 else 0
+        return max(min(served, length // lanes * lanes), lanes), ahead
 
     def _streams(self, loop: Loop) -> list[Load]:
         """Return the loads of a loop's own body that are contiguous along the open tile loop."""
         return [load for load in loop.body if isinstance(load, Load) and self.strides_one(load)]
 
-    def _print_fetch(self, loads: list[Load], at: str) -> int:
-        """Print the prefetch of loads as a lambda; return the elements that it serves."""
-        self._open(f"const auto fetch = [&]({at}) LANEWISE {{")
+    def _print_fetch(self, loads: list[Load], at: Sequence[str], rows: Loop, row: sympy.Expr | None = None) -> int:
+        """Print the prefetch of loads as a lambda; return the elements that it serves.
+
+        Where rows are looked up, the place of the given ``row`` is as in the loop over them.
+        """
+        self._open(f"const auto fetch = [&]({', '.join(at)}) LANEWISE {{")
+        if row is not None:
+            self.line(f"const int64_t {identifier(rows.axis)} = {CPP.print(row)};")
+            self._run(defining(loads, rows.body))
         for load in loads:
             self.prefetch(load.buffer, load.offset)
         self._close("};")

@@ -392,6 +392,8 @@ class ComputedDot(Statement):
     """True if only the run time shows how many rows there are, few or many."""
     paired: bool = False
     """True if tiles are pairs of bfloat16, of which whole ones fill the inner steps; so are the lefts then."""
+    last: Size | None = None
+    """Of rows that are looked up: the last whose place may be loaded, to prefetch it."""
 
 
 @dataclass(frozen=True)
@@ -418,6 +420,9 @@ class ColumnDot(ComputedDot):
     ``right`` is the loop over the outer steps of k, if there are any; in it a tile loop over the columns of the block,
     and in that a loop over the inner steps.
     """
+
+    adds: bool = False
+    """Add the sums to the target."""
 
 
 @dataclass(frozen=True)

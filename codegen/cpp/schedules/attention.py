@@ -13,13 +13,26 @@ from dataclasses import replace
 import sympy
 
 from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
+from fusec.codegen.cpp.schedules.blocks import Block
+from fusec.codegen.cpp.schedules.computed import computed_right, emit_rights
 from fusec.codegen.tile.blocks import block_count, grid
 from fusec.codegen.tile.emitter import Emitter, static_size
-from fusec.codegen.tile.kernel import Constant, Dot, Matrix, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import (
+    ColumnDot,
+    ComputedDot,
+    Constant,
+    Dot,
+    Loop,
+    Matrix,
+    Statement,
+    Store,
+    Update,
+    index_symbol,
+)
 from fusec.codegen.tile.rows import Tiling
 from fusec.ir.types import BOOL, I64, Size
 from fusec.loops.attention import FEW_QUERIES, Attention, Elements, has_rows, scale_behind
-from fusec.loops.indexing import LoopNest
+from fusec.loops.indexing import IndexedExpr, LoopNest
 from fusec.loops.visible import Mask
 
 _QUERIES = 64
@@ -160,7 +173,7 @@ class _AlongKeys(BlockedAttention):
         value, scale = scale_behind(attention.value, attention.columns)
         if self.is_in_place(value[0]) and has_rows(value[0], attention.columns.axes[-1]):
             self.value, self.value_scale = value, scale
-        if not all(map(self.is_in_place, (*self.key, *self.value))):
+        if self.is_unpacked(self.key, attention.depth) or self.is_unpacked(self.value, attention.columns):
             self.keys = _KEYS  # so that an unpacked block stays in the L1 cache
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
@@ -168,6 +181,9 @@ class _AlongKeys(BlockedAttention):
         ends = {emitter.axis_symbol(a): sympy.Integer(static_size(a) - 1) for a in attention.queries}
         self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
+
+    def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+        return super().is_unpacked(items, elements) and not _are_rows(items, elements)
 
     def _worthwhile_shares(self) -> int:
         """Return the number of key splits that occupies all cores equally; 1 if the batch suffices or is symbolic."""
@@ -206,16 +222,26 @@ class _AlongKeys(BlockedAttention):
     def folded(self, op: str, accumulator: str) -> str:
         return self.emitter.fold(op, accumulator, self.dtype)
 
-    def scoring(self, queries: str) -> Dot:
-        right = _transposed(self.matrix(self.key, self.parts.depth))
-        left = _rows(queries, self.depth)
-        return Dot(_rows(self.scores, self.keys), left, right, self.row_count, self.key_count, self.depth)
+    def scoring(self, queries: str) -> Statement:
+        left, target, parts = _rows(queries, self.depth), _rows(self.scores, self.keys), self.parts
+        if not _are_rows(self.key, parts.depth):
+            right = _transposed(self.matrix(self.key, parts.depth))
+            return Dot(target, left, right, self.row_count, self.key_count, self.depth)
+        block = Block(self.key_axis, *self.block_keys_range(), self.keys)
+        rows, keys = computed_right(self.emitter, self.key, self.dtype, parts.depth.axes, block, self.tiling.lanes)
+        return ComputedDot(target, (left,), rows, keys, self.row_count, last=self.last_key - 1)
 
-    def weighing(self) -> Dot:
-        right = self.matrix(self.value, self.parts.columns)
-        left = _rows(self.scores, self.keys)
-        sums = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
-        return Dot(sums, left, right, self.row_count, self.columns, self.key_count, True)
+    def weighing(self) -> Statement:
+        emitter, columns, left = self.emitter, self.parts.columns, _rows(self.scores, self.keys)
+        target = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
+        if not _are_rows(self.value, columns):
+            right = self.matrix(self.value, columns)
+            return Dot(target, left, right, self.row_count, self.columns, self.key_count, True)
+        with self.along(columns), emitter.loop(self.key_axis, "serial", 1, *self.block_keys_range()):
+            values = emit_rights(emitter, self.value, self.dtype)
+        rows = emitter.inner.pop()
+        assert isinstance(rows, Loop)
+        return ColumnDot(target, (left,), rows, values, self.row_count, last=self.last_key - 1, adds=True)
 
     def grid(self) -> tuple[Statement, ...]:
         loops: list[tuple[str, Size]] = [(self.emitter.axis_name(a), a.size) for a in self.outer]
@@ -247,6 +273,11 @@ class _AlongKeys(BlockedAttention):
         """Store ``a · fa + b · fb`` in place of ``a``, for two elements and their factors."""
         total = self.softmax.combine_sums((self.load(buffer, place) for place in places), factors)
         self.emitter.inner.append(Store(buffer, places[0], total))
+
+
+def _are_rows(items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+    """Return whether each key or value is a row that is looked up, as through a table of pages."""
+    return len(items) == len(elements.axes) == 1 and items[0].kind == "lookup"
 
 
 def _rows(buffer: str, length: int) -> Matrix:

@@ -9,7 +9,7 @@ import sympy
 
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
-from fusec.codegen.tile.kernel import Buffer, Constant, Dot, Matrix, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import Buffer, Constant, Matrix, Operand, Statement, Store, Update, index_symbol
 from fusec.codegen.tile.online_softmax import LOWEST, OnlineSoftmax
 from fusec.codegen.tile.rows import Tiling
 from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
@@ -102,11 +102,11 @@ class BlockedAttention(ABC):
         """Return the result of a row, given the accumulator of the loop over its keys."""
 
     @abstractmethod
-    def scoring(self, queries: str) -> Dot:
+    def scoring(self, queries: str) -> Statement:
         """Return the product of the queries with the keys of the block."""
 
     @abstractmethod
-    def weighing(self) -> Dot:
+    def weighing(self) -> Statement:
         """Return the product of the block's weights with its values, added to the sums."""
 
     @abstractmethod
@@ -137,6 +137,10 @@ class BlockedAttention(ABC):
     def is_in_place(self, item: IndexedExpr) -> bool:
         """Return whether products read keys or values from where they are, rather than from scratch."""
         return is_in_place(item, self.parts.keys)
+
+    def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+        """Return whether blocks of keys or values are stored as rows in scratch first."""
+        return not self.is_in_place(items[0])
 
     def slot(self, size: int, share: sympy.Expr | None = None) -> sympy.Expr:
         """Return the offset of ``size`` elements of one share, by default the current one, in memory of all shares."""
@@ -170,7 +174,7 @@ class BlockedAttention(ABC):
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
         self.factor = self.scratch("factor", 1)
-        if not all(map(self.is_in_place, (*self.key, *self.value))):
+        if self.is_unpacked(self.key, self.parts.depth) or self.is_unpacked(self.value, self.parts.columns):
             size = self.keys * max(self.depth, self.columns)
             self.unpacked = emitter.add_scratch(self.dtype, size, "unpacked").name
         self._start(queries)
@@ -237,7 +241,7 @@ class BlockedAttention(ABC):
 
     def _unpack(self, items: tuple[IndexedExpr, ...], elements: Elements) -> None:
         """Store the block of keys or values, where they are computed, as rows in scratch."""
-        if self.is_in_place(items[0]):
+        if not self.is_unpacked(items, elements):
             return
         emitter, keys = self.emitter, self.key_axis
         row = (emitter.axis_symbol(keys) - self.first_key) * elements.count
