@@ -16,6 +16,7 @@ from fusec.codegen.tile.kernel import (
     ComputedDot,
     Dot,
     GroupedDot,
+    Index,
     Kernel,
     Load,
     Loop,
@@ -44,8 +45,6 @@ AHEAD_BYTES = 16 << 10
 """Distance of prefetches: what a core reads in about 1 µs, several times the latency of memory."""
 AHEAD_ROWS = 32
 """Distance of prefetches of rows that are looked up, which may lie anywhere."""
-_K = index_symbol("k")
-"""The number of a row from the first one on, where its axis begins elsewhere."""
 LIGHT_COST = 12
 """Cost of a loop body above which its own arithmetic hides the latency of the update."""
 
@@ -258,12 +257,12 @@ class _Printer(Statements):
         columns = ", ".join(map(CPP.print, extent))
         operands = f"{matrix(s.target, s.target.row_stride)}, lefts, values"
         if isinstance(s, GroupedDot):
-            _, ahead = self._fetch(s, column, tile, at)
+            _, ahead = self._fetch(column, tile, at)
             operands = f"{matrix(s.target, s.target.row_stride)}, lefts, {identifier(s.totals)}, values"
             self.line(f"dot_grouped<{s.rows}, {len(s.values)}, {ahead}>({operands}, fetch, {columns});")
         elif isinstance(s.rows, int) and s.rows <= FEW_ROWS:
             lanes, paired = (lanes // 2, ", true") if s.paired else (lanes, "")
-            line, ahead = self._fetch(s, column, tile, at)
+            line, ahead = self._fetch(column, tile, at)
             options = f"{s.rows}, {lanes}, {len(s.values)}, {line}, {ahead}{paired}"
             self.line(f"dot_computed<{options}>({operands}, fetch, {columns});")
         else:
@@ -277,7 +276,7 @@ class _Printer(Statements):
                 self.line(f"const int64_t steps[] = {{{offsets}}};")
                 self.line("return steps[segment];")
                 self._close("};")
-            line, ahead = self._fetch(s, column, tile, at)
+            line, ahead = self._fetch(column, tile, at)
             function = "dot_any_computed" if s.any_rows else "dot_many_computed"
             arguments = f"{operands}, fetch, {CPP.print(s.rows)}, {columns}, {step}"
             options = f"{lanes}, {len(s.values)}, {line}{f', {ahead}' if s.any_rows else ''}"
@@ -289,24 +288,25 @@ class _Printer(Statements):
         """Print the right operand as a lambda that returns one for its tiles of columns, then the call."""
         self._open("{")
         *outer, tile, inner = _nested(s.right)
-        axes = tile.axis, outer[0].axis if outer else "step", inner.axis if inner.start == 0 else str(_K)
+        first = [] if inner.start == 0 else [Index(inner.axis, inner.start + index_symbol("k"))]
+        axes = tile.axis, outer[0].axis if outer else "step", "k" if first else inner.axis
         column, step, k = (f"const int64_t {identifier(axis)}" for axis in axes)
         self._open(f"const auto values = [&]({column}, {step}, const auto lanes) LANEWISE {{")
         self._run(statement for loop in outer for statement in loop.body if not isinstance(statement, Loop))
         self.tiles.append(tile)
         self._run(statement for statement in tile.body if not isinstance(statement, Loop))
-        self._open(f"return [=]({k}, auto* values) LANEWISE {{")
-        if inner.start != 0:
-            self.line(f"const int64_t {identifier(inner.axis)} = {CPP.print(inner.start + _K)};")
-        self._run(inner.body)
+        scratch = dict.fromkeys(x for s in inner.body for x in s.loads if self.buffers[x].role == "scratch")
+        captures = ", ".join(["=", *(f"&{identifier(buffer)}" for buffer in scratch)])  # arrays are not copied
+        self._open(f"return [{captures}]({k}, auto* values) LANEWISE {{")
+        self._run([*first, *inner.body])
         for i, value in enumerate(s.values):
             self.line(f"values[{i}] = {identifier(value)};")
         self._close("};")
         self._close("};")
-        streams = self._streams(inner)
+        streams = self._streams(inner, inner)
         by_step = str(not streams).lower()
-        row = None if s.last is None else sympy.Min(inner.start + _K, s.last)
-        line = self._print_fetch(streams or self._streams(tile), (column, step, k), inner, row)
+        places = [*first, *defining(streams, inner.body)] if streams else []
+        line = self._print_fetch(streams or self._streams(tile, tile), (column, step, k), places)
         self.tiles.pop()
         left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
         lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
@@ -339,37 +339,36 @@ class _Printer(Statements):
             self.line(f"return group<{code}, {low}, {high}>(fill, {scale}, {zero});")
         self._close("};")
 
-    def _fetch(self, s: ComputedDot, column: Loop, tile: Loop, at: Sequence[str]) -> tuple[int, int]:
+    def _fetch(self, column: Loop, tile: Loop, at: Sequence[str]) -> tuple[int, int]:
         """Print the prefetch of a tile's loads as a lambda.
 
         Returns:
             the elements that one prefetch serves, and how many columns ahead to prefetch.
         """
         self.tiles.append(tile)
-        loads = self._streams(tile)
-        looked_up = s.last is not None
-        at = (f"const int64_t {_K}", *at[1:]) if looked_up else at
-        served = self._print_fetch(loads, at, column, sympy.Min(_K, s.last) if looked_up else None)
+        loads = self._streams(tile, column)
+        places = defining(loads, column.body)
+        served = self._print_fetch(loads, at, places)
         self.tiles.pop()
         lanes, length = int(tile.step), int(tile.stop)
         steps = [self.buffers[x.buffer].dtype.bytes * stride_along(x.offset, column.axis) for x in loads]
         longest = max((int(step) for step in steps if step.is_Integer), default=0)
-        ahead = AHEAD_ROWS if looked_up else AHEAD_BYTES // longest if longest > 0 else 0
+        ahead = AHEAD_ROWS if places else AHEAD_BYTES // longest if longest > 0 else 0
         return max(min(served, length // lanes * lanes), lanes), ahead
 
-    def _streams(self, loop: Loop) -> list[Load]:
-        """Return the loads of a loop's own body that are contiguous along the open tile loop."""
-        return [load for load in loop.body if isinstance(load, Load) and self.strides_one(load)]
+    def _streams(self, loop: Loop, rows: Loop) -> list[Load]:
+        """Return the loads of a loop's own body that are contiguous along the open tile loop.
 
-    def _print_fetch(self, loads: list[Load], at: Sequence[str], rows: Loop, row: sympy.Expr | None = None) -> int:
-        """Print the prefetch of loads as a lambda; return the elements that it serves.
-
-        Where rows are looked up, the place of the given ``row`` is as in the loop over them.
+        Those of rows that are looked up are left out, unless places are listed in scratch: there are some ahead.
         """
+        loads = [load for load in loop.body if isinstance(load, Load) and self.strides_one(load)]
+        found = (buffer for place in defining(loads, rows.body) for buffer in place.loads)
+        return loads if all(self.buffers[buffer].role == "scratch" for buffer in found) else []
+
+    def _print_fetch(self, loads: list[Load], at: Sequence[str], places: Sequence[Statement]) -> int:
+        """Print the prefetch of loads, whose places are computed first, as a lambda; return the elements it serves."""
         self._open(f"const auto fetch = [&]({', '.join(at)}) LANEWISE {{")
-        if row is not None:
-            self.line(f"const int64_t {identifier(rows.axis)} = {CPP.print(row)};")
-            self._run(defining(loads, rows.body))
+        self._run(places)
         for load in loads:
             self.prefetch(load.buffer, load.offset)
         self._close("};")

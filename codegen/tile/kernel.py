@@ -392,8 +392,6 @@ class ComputedDot(Statement):
     """True if only the run time shows how many rows there are, few or many."""
     paired: bool = False
     """True if tiles are pairs of bfloat16, of which whole ones fill the inner steps; so are the lefts then."""
-    last: Size | None = None
-    """Of rows that are looked up: the last whose place may be loaded, to prefetch it."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from dataclasses import replace
 
 import sympy
 
+from fusec.codegen.cpp.printer import AHEAD_ROWS
 from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
 from fusec.codegen.cpp.schedules.blocks import Block
 from fusec.codegen.cpp.schedules.computed import computed_right, emit_rights
 from fusec.codegen.tile.blocks import block_count, grid
 from fusec.codegen.tile.emitter import Emitter, static_size
 from fusec.codegen.tile.kernel import (
+    Buffer,
     ColumnDot,
     ComputedDot,
     Constant,
@@ -181,6 +183,8 @@ class _AlongKeys(BlockedAttention):
         ends = {emitter.axis_symbol(a): sympy.Integer(static_size(a) - 1) for a in attention.queries}
         self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
+        self.places: Buffer | None = None
+        """Scratch for the places of a block of rows that are looked up."""
 
     def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
         return super().is_unpacked(items, elements) and not _are_rows(items, elements)
@@ -228,8 +232,9 @@ class _AlongKeys(BlockedAttention):
             right = _transposed(self.matrix(self.key, parts.depth))
             return Dot(target, left, right, self.row_count, self.key_count, self.depth)
         block = Block(self.key_axis, *self.block_keys_range(), self.keys)
-        rows, keys = computed_right(self.emitter, self.key, self.dtype, parts.depth.axes, block, self.tiling.lanes)
-        return ComputedDot(target, (left,), rows, keys, self.row_count, last=self.last_key - 1)
+        with self._listed(self.key[0]):
+            rows, keys = computed_right(self.emitter, self.key, self.dtype, parts.depth.axes, block, self.tiling.lanes)
+        return ComputedDot(target, (left,), rows, keys, self.row_count)
 
     def weighing(self) -> Statement:
         emitter, columns, left = self.emitter, self.parts.columns, _rows(self.scores, self.keys)
@@ -237,11 +242,28 @@ class _AlongKeys(BlockedAttention):
         if not _are_rows(self.value, columns):
             right = self.matrix(self.value, columns)
             return Dot(target, left, right, self.row_count, self.columns, self.key_count, True)
-        with self.along(columns), emitter.loop(self.key_axis, "serial", 1, *self.block_keys_range()):
-            values = emit_rights(emitter, self.value, self.dtype)
+        with self._listed(self.value[0]), self.along(columns):
+            with emitter.loop(self.key_axis, "serial", 1, *self.block_keys_range()):
+                values = emit_rights(emitter, self.value, self.dtype)
         rows = emitter.inner.pop()
         assert isinstance(rows, Loop)
-        return ColumnDot(target, (left,), rows, values, self.row_count, last=self.last_key - 1, adds=True)
+        return ColumnDot(target, (left,), rows, values, self.row_count, adds=True)
+
+    @contextmanager
+    def _listed(self, item: IndexedExpr) -> Iterator[None]:
+        """Keep the places of a block of rows that are looked up in scratch, and of some rows ahead to prefetch."""
+        emitter, keys, index = self.emitter, self.key_axis, item.dynamic_index
+        assert index is not None
+        most, place = self.keys + AHEAD_ROWS, emitter.axis_symbol(keys) - self.first_key
+        stop = sympy.Min(self.first_key + most, self.last_key)
+        self.places = self.places or emitter.add_scratch(I64, most, "places")
+        with emitter.loop(keys, "tile", self.tiling.lanes, self.first_key, stop):
+            self.store(self.places.name, place, str(emitter.dynamic_index(index)))
+        with emitter.loop(keys, "tile", self.tiling.lanes, sympy.Max(self.first_key, stop), self.first_key + most):
+            self.store(self.places.name, place, Constant(0))
+        emitter.kept, emitter.kept_in_range = {index.value: (self.places, place)}, {(index.value, index.length)}
+        yield
+        emitter.kept, emitter.kept_in_range = {}, set()
 
     def grid(self) -> tuple[Statement, ...]:
         loops: list[tuple[str, Size]] = [(self.emitter.axis_name(a), a.size) for a in self.outer]

@@ -204,13 +204,13 @@ class BlockedAttention(ABC):
                 query = emitter.emit(item)
                 for scale, factor in parts.factors:
                     query = self.softmax.compute(scale, query, emitter.emit(factor))
-                self._store(queries, self.place(self.depth, self.position(parts.depth, segment)), query)
+                self.store(queries, self.place(self.depth, self.position(parts.depth, segment)), query)
         with self.cells(parts.columns):
             for segment in self.segments:
-                self._store(self.sums, self.sum(segment), Constant(0.0))
+                self.store(self.sums, self.sum(segment), Constant(0.0))
         with self.rows():
-            self._store(self.largest, self.state(), LOWEST)
-            self._store(self.total, self.state(), Constant(0.0))
+            self.store(self.largest, self.state(), LOWEST)
+            self.store(self.total, self.state(), Constant(0.0))
 
     def close(self) -> tuple[Statement, ...]:
         """Finish an iteration and return the statements inside the loops around it."""
@@ -248,7 +248,7 @@ class BlockedAttention(ABC):
         with emitter.loop(keys, "serial", 1, *self.block_keys_range()), self.along(elements):
             for segment, item in enumerate(items):
                 place = sympy.expand(row + self.position(elements, segment))
-                self._store(self.unpacked, place, emitter.emit(item))
+                self.store(self.unpacked, place, emitter.emit(item))
 
     def seen(self, masks: list[Mask]) -> AbstractContextManager[None]:
         """Open a conditional: some query sees a key of the block."""
@@ -313,7 +313,7 @@ class BlockedAttention(ABC):
                 emitter.define(parts.product, softmax.compute("mul", found, emitter.emit(self.key_scale)))
             score = emitter.emit(parts.scores)
             if parts.scores is not parts.product or self.key_scale is not None:
-                self._store(self.scores, place, score)
+                self.store(self.scores, place, score)
             emitter.inner.append(Update(peak, "max", (score,)))
         emitter.kept = {parts.scores: (scores, place)}
         old = self.load(self.largest, self.state())
@@ -325,13 +325,13 @@ class BlockedAttention(ABC):
             scaled = weight
             if self.value_scale is not None:
                 scaled = softmax.compute("mul", weight, emitter.emit(self.value_scale))
-            self._store(self.scores, place, scaled)
+            self.store(self.scores, place, scaled)
             emitter.inner.append(Update(sums, "sum", (weight,)))
         before = softmax.rescaled(self.load(self.total, self.state()), factor)
         total = softmax.compute("add", before, self.folded("sum", sums))
-        self._store(self.largest, self.state(), largest)
-        self._store(self.total, self.state(), total)
-        self._store(self.factor, self.row(), factor)
+        self.store(self.largest, self.state(), largest)
+        self.store(self.total, self.state(), total)
+        self.store(self.factor, self.row(), factor)
         emitter.kept = {}
 
     def _shift(self) -> None:
@@ -346,10 +346,10 @@ class BlockedAttention(ABC):
                 emitter.define(parts.total, total)
             for item in parts.fixed:
                 buffer = self.scratch("fixed", 1)
-                self._store(buffer, self.row(), emitter.emit(item))
+                self.store(buffer, self.row(), emitter.emit(item))
                 kept[item] = (emitter.scratch[-1], self.row())
-            self._store(self.factor, self.row(), factor)
-            self._store(self.total, self.state(), total)
+            self.store(self.factor, self.row(), factor)
+            self.store(self.total, self.state(), total)
         self._rescale_sums()
         emitter.kept = kept
 
@@ -359,9 +359,10 @@ class BlockedAttention(ABC):
             factor = self.load(self.factor, self.row())
             for segment in self.segments:
                 old = self.load(self.sums, self.sum(segment))
-                self._store(self.sums, self.sum(segment), self.softmax.rescaled(old, factor))
+                self.store(self.sums, self.sum(segment), self.softmax.rescaled(old, factor))
 
-    def _store(self, buffer: str, offset: sympy.Expr, value: Operand) -> None:
+    def store(self, buffer: str, offset: sympy.Expr, value: Operand) -> None:
+        """Append a store."""
         self.emitter.inner.append(Store(buffer, offset, value))
 
     def matrix(self, items: tuple[IndexedExpr, ...], elements: Elements) -> Matrix:
