@@ -227,9 +227,13 @@ class Statements:
         if not lanes:
             self.line(f"const {target} = {CPP.print(value)};")
             return
-        axis = next(x for x in value.free_symbols if str(x) == self.tiles[-1].axis)
-        step = sympy.expand(value).coeff(axis, 1)
-        self.line(f"const {target} = iota<{scalar_type(s.dtype)}, {lanes}>({CPP.print(value)}, {CPP.print(step)});")
+        axis, step = _axis_in(value, self.tiles[-1].axis), stride_along(value, self.tiles[-1].axis)
+        kind = f"{scalar_type(s.dtype)}, {lanes}"
+        if sympy.expand(value - step * axis).has(axis):  # a quotient or remainder
+            at = CPP.print(value.subs(axis, axis + sympy.Symbol("lane", integer=True)))
+            self.line(f"const {target} = each<{kind}>([&](int64_t lane) LANEWISE {{ return {at}; }});")
+        else:
+            self.line(f"const {target} = iota<{kind}>({CPP.print(value)}, {CPP.print(step)});")
 
     @straight.register
     def _init(self, s: Init) -> None:

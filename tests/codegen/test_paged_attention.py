@@ -11,9 +11,11 @@ from torch.nn import functional as F
 
 from fusec.analysis.memory import moved_bytes
 from fusec.codegen.tile.emitter import Emitter
+from fusec.codegen.tile.kernel import Constant
 from fusec.codegen.triton.check import check_region
 from fusec.compiler import Compiled
 from fusec.dynamo import backend, compiled_graphs
+from fusec.ir.types import I64
 from fusec.loops.indexing import DynamicIndex
 from fusec.reference.contract import compare_outputs
 from tests.codegen.test_attention import compiled, kernels, passes
@@ -116,7 +118,8 @@ def test_an_emitter_that_takes_the_next_page_is_found(
     found = Emitter.dynamic_index
 
     def following(self: Emitter, index: DynamicIndex) -> sympy.Expr:
-        return sympy.Mod(found(self, index) + 1, index.length)
+        value = self.compute("add", str(found(self, index)), Constant(1), dtype=I64)
+        return self.within(self.compute("minimum", value, Constant(int(index.length) - 1), dtype=I64), index.length)
 
     monkeypatch.setattr(Emitter, "dynamic_index", following)
     inputs = sample(queries)
@@ -181,6 +184,21 @@ def test_a_page_that_does_not_exist(queries: int) -> None:
             pages(*inputs)
         with pytest.raises(IndexError, match="out of bounds"):
             result.program(list(inputs))
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_a_mask_depends_on_the_place_in_a_page(queries: int) -> None:
+    """Its index is a remainder of the key's number."""
+
+    def filled(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, filled: Tensor) -> Tensor:
+        k, v = (pool[table].flatten(1, 2).transpose(1, 2) for pool in (keys, values))
+        seen = (torch.arange(PAGE) < filled[..., None]).flatten(1)[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+    q, keys, values, table, _ = sample(queries)
+    inputs = (q, keys, values, table, torch.randint(0, PAGE, table.shape))
+    result = compiled(filled, inputs)
+    assert is_read_through_the_table(result) and passes(filled, result, inputs)
 
 
 @pytest.mark.parametrize(("spelling", "queries"), rotating((pages, pages_of_heads, rows), (1, 40)), ids=named)
