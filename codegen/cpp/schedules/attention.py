@@ -299,7 +299,12 @@ class _AlongKeys(BlockedAttention):
 
 def _are_rows(items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
     """Return whether each key or value is a row that is looked up, as through a table of pages."""
-    return len(items) == len(elements.axes) == 1 and items[0].kind == "lookup"
+    index = items[0].dynamic_index
+    return (
+        index is not None
+        and len(elements.axes) == elements.segments == 1
+        and index.value.axes.isdisjoint(elements.axes)
+    )
 
 
 def _rows(buffer: str, length: int) -> Matrix:
