@@ -19,6 +19,8 @@ from fusec.loops.attention import Attention, Elements, is_in_place
 from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 from fusec.loops.visible import Mask, loaded_masks
 
+QUERY = "query"
+"""Name of the scratch that holds queries."""
 SHARE = index_symbol("share")
 """Split index, from 0 to the number of splits - 1."""
 
@@ -102,12 +104,12 @@ class BlockedAttention(ABC):
         """Return the result of a row, given the accumulator of the loop over its keys."""
 
     @abstractmethod
-    def scoring(self, queries: str) -> Statement:
-        """Return the product of the queries with the keys of the block."""
+    def score(self, queries: str) -> None:
+        """Emit the product of the queries with the keys of the block."""
 
     @abstractmethod
-    def weighing(self) -> Statement:
-        """Return the product of the block's weights with its values, added to the sums."""
+    def weigh(self) -> None:
+        """Emit the product of the block's weights with its values, added to the sums."""
 
     @abstractmethod
     def grid(self) -> tuple[Statement, ...]:
@@ -169,7 +171,7 @@ class BlockedAttention(ABC):
         """Return the statements of the kernel."""
         emitter = self.emitter
         emitter.levels[0].axes = frozenset(self.outer)
-        queries = self.scratch("query", self.depth)
+        queries = self.scratch(QUERY, self.depth)
         self.scores = self.scratch("scores", self.keys)
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
@@ -230,14 +232,14 @@ class BlockedAttention(ABC):
 
     def _block(self, queries: str) -> None:
         """Process one block of keys: scores, softmax, weighted values."""
-        emitter, parts = self.emitter, self.parts
+        parts = self.parts
         self._unpack(self.key, parts.depth)
-        emitter.inner.append(self.scoring(queries))
+        self.score(queries)
         with self.rows():
             self._softmax()
         self._rescale_sums()
         self._unpack(self.value, parts.columns)
-        emitter.inner.append(self.weighing())
+        self.weigh()
 
     def _unpack(self, items: tuple[IndexedExpr, ...], elements: Elements) -> None:
         """Store the block of keys or values, where they are computed, as rows in scratch."""
