@@ -7,7 +7,7 @@ import sympy
 
 from fusec.codegen.cpp.expressions import CPP, MEMORY_TYPES, identifier, scalar_type
 from fusec.codegen.cpp.operations import print_operation
-from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, matrix, stride_along
+from fusec.codegen.cpp.statements import COMBINE, PAIRED_LANES, Statements, defining, matrix, stride_along
 from fusec.codegen.tile.kernel import (
     PARTS,
     Buffer,
@@ -16,6 +16,7 @@ from fusec.codegen.tile.kernel import (
     ComputedDot,
     Dot,
     GroupedDot,
+    Index,
     Kernel,
     Load,
     Loop,
@@ -42,6 +43,8 @@ PARTIALS = 4
 """Independent accumulators of a reduction loop: an addition takes about 4 cycles, and one starts every cycle."""
 AHEAD_BYTES = 16 << 10
 """Distance of prefetches: what a core reads in about 1 µs, several times the latency of memory."""
+AHEAD_ROWS = 32
+"""Distance of prefetches of rows that are looked up, which may lie anywhere."""
 LIGHT_COST = 12
 """Cost of a loop body above which its own arithmetic hides the latency of the update."""
 
@@ -285,28 +288,32 @@ class _Printer(Statements):
         """Print the right operand as a lambda that returns one for its tiles of columns, then the call."""
         self._open("{")
         *outer, tile, inner = _nested(s.right)
-        axes = tile.axis, outer[0].axis if outer else "step", inner.axis
+        first = [] if inner.start == 0 else [Index(inner.axis, inner.start + index_symbol("k"))]
+        axes = tile.axis, outer[0].axis if outer else "step", "k" if first else inner.axis
         column, step, k = (f"const int64_t {identifier(axis)}" for axis in axes)
         self._open(f"const auto values = [&]({column}, {step}, const auto lanes) LANEWISE {{")
         self._run(statement for loop in outer for statement in loop.body if not isinstance(statement, Loop))
         self.tiles.append(tile)
         self._run(statement for statement in tile.body if not isinstance(statement, Loop))
-        self._open(f"return [=]({k}, auto* values) LANEWISE {{")
-        self._run(inner.body)
+        scratch = dict.fromkeys(x for s in inner.body for x in s.loads if self.buffers[x].role == "scratch")
+        captures = ", ".join(["=", *(f"&{identifier(buffer)}" for buffer in scratch)])  # arrays are not copied
+        self._open(f"return [{captures}]({k}, auto* values) LANEWISE {{")
+        self._run([*first, *inner.body])
         for i, value in enumerate(s.values):
             self.line(f"values[{i}] = {identifier(value)};")
         self._close("};")
         self._close("};")
-        streams = self._streams(inner)
+        streams = self._streams(inner, inner)
         by_step = str(not streams).lower()
-        line = self._print_fetch(streams or self._streams(tile), f"{column}, {step}, {k}")
+        places = [*first, *defining(streams, inner.body)] if streams else []
+        line = self._print_fetch(streams or self._streams(tile, tile), (column, step, k), places)
         self.tiles.pop()
         left = MEMORY_TYPES[self.buffers[s.lefts[0].buffer].dtype]
         lefts = ", ".join(f"{{{matrix(m, m.row_stride, m.column_stride)}}}" for m in s.lefts)
         self.line(f"const Left<{left}> lefts[] = {{{lefts}}};")
         extent = [tile.start, tile.stop, _count(outer[0]) if outer else 1, _count(inner)]
         arguments = [matrix(s.target, s.target.row_stride), "lefts", "values", "fetch", *map(CPP.print, extent)]
-        options = f"{s.rows}, {tile.step}, {len(s.values)}, {line}, {by_step}"
+        options = f"{s.rows}, {tile.step}, {len(s.values)}, {line}, {by_step}, {str(s.adds).lower()}"
         self.line(f"dot_columns<{options}>({', '.join(arguments)});")
         self._close()
 
@@ -339,21 +346,29 @@ class _Printer(Statements):
             the elements that one prefetch serves, and how many columns ahead to prefetch.
         """
         self.tiles.append(tile)
-        loads = self._streams(tile)
-        served = self._print_fetch(loads, ", ".join(at))
+        loads = self._streams(tile, column)
+        places = defining(loads, column.body)
+        served = self._print_fetch(loads, at, places)
         self.tiles.pop()
         lanes, length = int(tile.step), int(tile.stop)
         steps = [self.buffers[x.buffer].dtype.bytes * stride_along(x.offset, column.axis) for x in loads]
         longest = max((int(step) for step in steps if step.is_Integer), default=0)
-        return max(min(served, length // lanes * lanes), lanes), AHEAD_BYTES // longest if longest > 0 else 0
+        ahead = AHEAD_ROWS if places else AHEAD_BYTES // longest if longest > 0 else 0
+        return max(min(served, length // lanes * lanes), lanes), ahead
 
-    def _streams(self, loop: Loop) -> list[Load]:
-        """Return the loads of a loop's own body that are contiguous along the open tile loop."""
-        return [load for load in loop.body if isinstance(load, Load) and self.strides_one(load)]
+    def _streams(self, loop: Loop, rows: Loop) -> list[Load]:
+        """Return the loads of a loop's own body that are contiguous along the open tile loop.
 
-    def _print_fetch(self, loads: list[Load], at: str) -> int:
-        """Print the prefetch of loads as a lambda; return the elements that it serves."""
-        self._open(f"const auto fetch = [&]({at}) LANEWISE {{")
+        Those of rows that are looked up are left out, unless places are listed in scratch: there are some ahead.
+        """
+        loads = [load for load in loop.body if isinstance(load, Load) and self.strides_one(load)]
+        found = (buffer for place in defining(loads, rows.body) for buffer in place.loads)
+        return loads if all(self.buffers[buffer].role == "scratch" for buffer in found) else []
+
+    def _print_fetch(self, loads: list[Load], at: Sequence[str], places: Sequence[Statement]) -> int:
+        """Print the prefetch of loads, whose places are computed first, as a lambda; return the elements it serves."""
+        self._open(f"const auto fetch = [&]({', '.join(at)}) LANEWISE {{")
+        self._run(places)
         for load in loads:
             self.prefetch(load.buffer, load.offset)
         self._close("};")

@@ -1,6 +1,7 @@
 """One statement of a tile program as lines of C++: loads, stores, arithmetic, reductions, products."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import singledispatchmethod
 
 import sympy
@@ -226,9 +227,13 @@ class Statements:
         if not lanes:
             self.line(f"const {target} = {CPP.print(value)};")
             return
-        axis = next(x for x in value.free_symbols if str(x) == self.tiles[-1].axis)
-        step = sympy.expand(value).coeff(axis, 1)
-        self.line(f"const {target} = iota<{scalar_type(s.dtype)}, {lanes}>({CPP.print(value)}, {CPP.print(step)});")
+        axis, step = _axis_in(value, self.tiles[-1].axis), stride_along(value, self.tiles[-1].axis)
+        kind = f"{scalar_type(s.dtype)}, {lanes}"
+        if sympy.expand(value - step * axis).has(axis):  # a quotient or remainder
+            at = CPP.print(value.subs(axis, axis + sympy.Symbol("lane", integer=True)))
+            self.line(f"const {target} = each<{kind}>([&](int64_t lane) LANEWISE {{ return {at}; }});")
+        else:
+            self.line(f"const {target} = iota<{kind}>({CPP.print(value)}, {CPP.print(step)});")
 
     @straight.register
     def _init(self, s: Init) -> None:
@@ -354,6 +359,26 @@ def stride_along(offset: sympy.Expr, axis: str) -> sympy.Expr:
 def _axis_in(offset: sympy.Expr, name: str) -> sympy.Symbol:
     """Return the symbol of an axis, as an offset has it."""
     return next((s for s in offset.free_symbols if str(s) == name), index_symbol(name))
+
+
+def defining(loads: Iterable[Load], statements: Sequence[Statement]) -> list[Statement]:
+    """Return those of some statements that prefetches of loads depend on, in order.
+
+    A prefetch may leave its buffer, so an index is clamped only where another load depends on it.
+    """
+    places, needed = _symbols(load.offset for load in loads), set[str]()
+    found: list[Statement] = []
+    for s in reversed(statements):
+        if s.result in places | needed:
+            if isinstance(s, ClampIndex) and s.result not in needed:
+                s = replace(s, bounded=True)
+            found.insert(0, s)
+            needed |= {*s.reads} | _symbols(s.indices)
+    return found
+
+
+def _symbols(expressions: Iterable[sympy.Expr]) -> set[str]:
+    return {str(symbol) for expression in expressions for symbol in expression.free_symbols}
 
 
 def _print_cast(text: str, source: DType | None, s: Compute) -> str:

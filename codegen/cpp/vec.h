@@ -321,10 +321,13 @@ template <class T, int N> FN Vec<T, N> from_bits(typename Vec<T, N>::bits b) {
   return Vec<T, N>((typename Vec<T, N>::raw)b);
 }
 
-template <class T, int N> FN Vec<T, N> iota(int64_t start, int64_t step) {
+template <class T, int N, class F> FN Vec<T, N> each(F of) {
   Vec<T, N> r;
-  for (int i = 0; i < N; i++) r.v[i] = T(start + i * step);
+  for (int i = 0; i < N; i++) r.v[i] = T(of(i));
   return r;
+}
+template <class T, int N> FN Vec<T, N> iota(int64_t start, int64_t step) {
+  return each<T, N>([&](int64_t lane) LANEWISE { return start + lane * step; });
 }
 
 template <int N> FN Mask<N> lanes_of(All) { return Mask<N>(true); }

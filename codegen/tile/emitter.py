@@ -27,6 +27,7 @@ from fusec.codegen.tile.kernel import (
     Scan,
     Statement,
     Store,
+    Update,
     When,
     index_symbol,
     walk,
@@ -43,15 +44,18 @@ from fusec.ir.types import (
     DType,
     Size,
     accumulation,
+    product,
     storage_numel,
 )
 from fusec.loops import indexing
-from fusec.loops.affine import Affine, Axis
+from fusec.loops.affine import Affine, Axis, at_least
 from fusec.loops.casts import keeps_all
 from fusec.loops.indexing import DynamicIndex, IndexedExpr, Output
 
 _FAR = 2**40
 """Larger than any index."""
+_FEW_INDICES = 64
+"""Up to so many indices are checked one by one."""
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
 
 
@@ -104,6 +108,8 @@ class Emitter(Indices):
         """For operands of products: the rows of transposed blocks in which it may be prepacked; 0 for none."""
         self.kept: dict[IndexedExpr, tuple[Buffer, sympy.Expr]] = {}
         """Values in scratch: buffer and offset."""
+        self.kept_in_range: set[tuple[IndexedExpr, Size]] = set()
+        """The dynamic indices among them, and the lengths that they are clamped to."""
         self.levels = [_Level(frozenset())]
         self._count = 0
 
@@ -283,8 +289,9 @@ class Emitter(Indices):
         level = self.levels[self._level(index.value, (value,))]
         if (value, index.length) not in level.clamped:
             name = level.clamped[value, index.length] = self.fresh("index")
-            checks = () if index.is_bounded else self.guard(index, value)
-            level.statements += (*checks, ClampIndex(name, value, index.length, index.is_bounded))
+            bounded = index.is_bounded or (index.value, index.length) in self.kept_in_range
+            checks = () if bounded else self.guard(index, value)
+            level.statements += (*checks, ClampIndex(name, value, index.length, bounded))
         return index_symbol(level.clamped[value, index.length])
 
     def bound(self, value: Operand, dtype: DType) -> sympy.Symbol:
@@ -299,17 +306,39 @@ class Emitter(Indices):
         """Return the statements before the use of a dynamic index; none where all are checked before the grid."""
         return ()
 
-    def checks_ahead(self, indices: Iterable[DynamicIndex]) -> tuple[Statement, ...]:
+    def checks_ahead(self, indices: Iterable[DynamicIndex], lanes: int) -> tuple[Statement, ...]:
         """Return statements that check every dynamic index of a kernel against its dim, ahead of all else."""
         opened, self.levels = self.levels, [_Level(frozenset())]
         kept, self.kept = self.kept, {}  # scratch is still empty
-        for index in {(i.value, i.length): i for i in reversed(list(indices))}.values():
-            with ExitStack() as loops:
-                for axis in sorted(index.value.axes, key=lambda a: a.serial):
-                    loops.enter_context(self.loop(axis, "serial"))
-                self.inner.append(Check(self.emit(index.value), index.length, self.numbers[index.node]))
+        found: dict[IndexedExpr, dict[Size, int]] = {}
+        for index in reversed(list(indices)):
+            found.setdefault(index.value, {})[index.length] = self.numbers[index.node]
+        for value, numbers in found.items():
+            with self._elements_to_check(value, lanes) as elements:
+                self.inner.extend(Check(e, length, n) for length, n in numbers.items() for e in elements)
         statements, self.levels, self.kept = tuple(self.inner), opened, kept
         return statements
+
+    @contextmanager
+    def _elements_to_check(self, value: IndexedExpr, lanes: int) -> Iterator[tuple[Operand, ...]]:
+        """Open loops over an index, and yield an element; of many the least and the greatest, where there are any."""
+        axes, dtype = sorted(value.axes, key=lambda a: a.serial), accumulation(value.dtype)
+        if not axes or at_least(_FEW_INDICES, product(tuple(axis.size for axis in axes))):
+            with ExitStack() as loops:
+                for axis in axes:
+                    loops.enter_context(self.loop(axis, "serial"))
+                yield (self.emit(value),)
+            return
+        ends = {op: self.accumulator(op, dtype, True) for op in ("min", "max")}
+        with ExitStack() as loops:
+            for axis in axes[:-1]:
+                loops.enter_context(self.loop(axis, "serial"))
+            loops.enter_context(self.loop(axes[-1], "tile", lanes))
+            element = self.emit(value)
+            self.inner.extend(Update(end, op, (element,)) for op, end in ends.items())
+        least, greatest = (self.fold(op, end, dtype) for op, end in ends.items())
+        with self.when(self.compute("le", least, greatest, dtype=dtype)):
+            yield least, greatest
 
     def _lookup(self, item: IndexedExpr, index: DynamicIndex) -> str:
         offset, (row,) = self.offset(item.index, item.value.tensor), item.bound

@@ -419,6 +419,9 @@ class ColumnDot(ComputedDot):
     and in that a loop over the inner steps.
     """
 
+    adds: bool = False
+    """Add the sums to the target."""
+
 
 @dataclass(frozen=True)
 class TableLookup(Definition):

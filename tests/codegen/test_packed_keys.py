@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen.tile.bounds import unproven_accesses
+from fusec.codegen.tile.kernel import ComputedDot, walk
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
@@ -197,7 +198,21 @@ def test_scales_of_tokens_are_applied_behind_the_sums() -> None:
     for form, unpacks in (("per token", False), ("per token, rounded", True), ("per channel", True)):
         found = built(over(form, torch.bfloat16), sample(form, torch.bfloat16, 1))
         (kernel,) = found.program.kernels.values()
-        assert any(buffer.name.startswith("unpacked") for buffer in kernel.buffers) is unpacks, form
+        assert any(isinstance(s, ComputedDot) for s in walk(kernel.body)) is unpacks, form
+
+
+@pytest.mark.usefixtures("nothing_is_built")
+@pytest.mark.parametrize(
+    ("queries", "dtype", "computed"), [(4, torch.bfloat16, True), (5, torch.bfloat16, False), (1, torch.float64, False)]
+)
+def test_few_queries_unpack_in_registers(queries: int, dtype: torch.dtype, computed: bool) -> None:
+    """For each eight of them once; more of them, and sums of float64, take blocks in scratch."""
+    found = built(over("four bits, halves", dtype), sample("four bits, halves", dtype, queries))
+    (kernel,) = found.program.kernels.values()
+    scratch = [buffer for buffer in kernel.buffers if buffer.name.startswith("unpacked")]
+    products = [s for s in walk(kernel.body) if isinstance(s, ComputedDot)]
+    assert (len(scratch), len(products)) == ((0, 3) if computed else (1, 0))
+    assert [len(s.lefts) for s in products] == [2, 1, 1][: len(products)]  # one for each half of a byte
 
 
 @pytest.mark.parametrize("queries", [1, 40])

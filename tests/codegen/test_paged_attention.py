@@ -1,7 +1,9 @@
 """Attention over pages of a pool: read through the table in one kernel, whatever its spelling, and never gathered."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import sympy
@@ -10,11 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.analysis.memory import moved_bytes
+from fusec.codegen.cpp.schedules import attention
+from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.emitter import Emitter
+from fusec.codegen.tile.kernel import Constant, walk
 from fusec.codegen.triton.check import check_region
 from fusec.compiler import Compiled
 from fusec.dynamo import backend, compiled_graphs
-from fusec.loops.indexing import DynamicIndex
+from fusec.ir.types import I64
+from fusec.loops.indexing import DynamicIndex, IndexedExpr
 from fusec.reference.contract import compare_outputs
 from tests.codegen.test_attention import compiled, kernels, passes
 from tests.codegen.triton_regions import regions_of
@@ -116,11 +122,63 @@ def test_an_emitter_that_takes_the_next_page_is_found(
     found = Emitter.dynamic_index
 
     def following(self: Emitter, index: DynamicIndex) -> sympy.Expr:
-        return sympy.Mod(found(self, index) + 1, index.length)
+        if (index.value, index.length) in self.kept_in_range:
+            return found(self, index)
+        value = self.compute("add", str(found(self, index)), Constant(1), dtype=I64)
+        return self.within(self.compute("minimum", value, Constant(int(index.length) - 1), dtype=I64), index.length)
 
     monkeypatch.setattr(Emitter, "dynamic_index", following)
     inputs = sample(queries)
     assert not passes(spelling, compiled(spelling, inputs), inputs)
+
+
+@pytest.mark.parametrize(
+    ("shared", "width", "count"), rotating((1, 4, 16), (64, 40, 20), (256, 257, 288, 289, 700)), ids=str
+)
+def test_few_queries_multiply_rows_where_they_are(shared: int, width: int, count: int) -> None:
+    """Whatever their width and number: nothing is copied, and the list of rows ends anywhere in a block."""
+    torch.manual_seed(count)
+    q, keys = torch.randn(2, HEADS * shared, 1, width), torch.randn(800, HEADS, width)
+    values, places = torch.randn(800, HEADS, width), torch.randint(0, 800, (2, count))
+
+    def of_rows(q: Tensor, keys: Tensor, values: Tensor, places: Tensor, lengths: Tensor) -> Tensor:
+        return attend(q, *(pool[places].transpose(1, 2) for pool in (keys, values)), lengths)
+
+    inputs = (q, keys, values, places, torch.tensor([count, count - 1]))
+    result = compiled(of_rows, inputs)
+    (kernel,) = (k for k in result.program.kernels.values() if k.kind == "attention")
+    assert {"ComputedDot", "ColumnDot"} <= {type(s).__name__ for s in walk(kernel.body)}
+    assert passes(of_rows, result, inputs) and unproven_accesses(kernel) == []
+
+
+@pytest.mark.parametrize("fault", ["the next row", "the next block"])
+def test_a_list_of_other_rows_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = attention._AlongKeys._listed
+
+    @contextmanager
+    def wrong(self: Any, item: IndexedExpr) -> Iterator[None]:
+        with listed(self, item):
+            ((value, (buffer, place)),) = self.emitter.kept.items()
+            shifted = place + (1 if fault == "the next row" else self.keys)
+            self.emitter.kept = {value: (buffer, sympy.Min(shifted, buffer.numel - 1))}
+            yield
+
+    monkeypatch.setattr(attention._AlongKeys, "_listed", wrong)
+    inputs = sample(1)
+    assert not passes(pages, compiled(pages, inputs), inputs)
+
+
+def test_a_lookup_of_each_column_is_no_row() -> None:
+    """Columns of keys and values in another order: the index varies along the width."""
+
+    def permuted(q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k[..., order], v[..., order], enable_gqa=True)
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, length, WIDTH) for n, length in ((8, 1), (2, 50), (2, 50)))
+    inputs = (q, k, v, torch.randperm(WIDTH))
+    result = compiled(permuted, inputs)
+    assert [*kernels(result)] == ["attention"] and passes(permuted, result, inputs)
 
 
 def _doubled(inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -181,6 +239,21 @@ def test_a_page_that_does_not_exist(queries: int) -> None:
             pages(*inputs)
         with pytest.raises(IndexError, match="out of bounds"):
             result.program(list(inputs))
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_a_mask_depends_on_the_place_in_a_page(queries: int) -> None:
+    """Its index is a remainder of the key's number."""
+
+    def filled(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, filled: Tensor) -> Tensor:
+        k, v = (pool[table].flatten(1, 2).transpose(1, 2) for pool in (keys, values))
+        seen = (torch.arange(PAGE) < filled[..., None]).flatten(1)[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+    q, keys, values, table, _ = sample(queries)
+    inputs = (q, keys, values, table, torch.randint(0, PAGE, table.shape))
+    result = compiled(filled, inputs)
+    assert is_read_through_the_table(result) and passes(filled, result, inputs)
 
 
 @pytest.mark.parametrize(("spelling", "queries"), rotating((pages, pages_of_heads, rows), (1, 40)), ids=named)

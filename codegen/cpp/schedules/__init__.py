@@ -26,4 +26,4 @@ def schedule(plan: Plan, name: str, tiling: Tiling) -> Kernel:
         statements = schedule_grouped(emitter, nest, groups, tiling)
     else:
         statements = schedule_rows(emitter, nest, shape, tiling)
-    return assemble(plan, name, emitter, (*emitter.checks_ahead(nest.dynamic_indices()), *statements))
+    return assemble(plan, name, emitter, (*emitter.checks_ahead(nest.dynamic_indices(), tiling.lanes), *statements))

@@ -12,19 +12,38 @@ from dataclasses import replace
 
 import sympy
 
-from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
+from fusec.codegen.cpp.printer import AHEAD_ROWS
+from fusec.codegen.cpp.schedules.blocked_attention import QUERY, SHARE, BlockedAttention
+from fusec.codegen.cpp.schedules.blocks import Block
+from fusec.codegen.cpp.schedules.computed import computed_right, emit_rights
+from fusec.codegen.cpp.schedules.gemm import LEAST_PAIRED
 from fusec.codegen.tile.blocks import block_count, grid
 from fusec.codegen.tile.emitter import Emitter, static_size
-from fusec.codegen.tile.kernel import Constant, Dot, Matrix, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import (
+    Buffer,
+    ColumnDot,
+    ComputedDot,
+    Constant,
+    Dot,
+    Loop,
+    Matrix,
+    Statement,
+    Store,
+    Update,
+    index_symbol,
+)
 from fusec.codegen.tile.rows import Tiling
-from fusec.ir.types import BOOL, I64, Size
+from fusec.ir.types import BF16, BOOL, F32, I64, DType, Size
+from fusec.loops.affine import Axis
 from fusec.loops.attention import FEW_QUERIES, Attention, Elements, has_rows, scale_behind
-from fusec.loops.indexing import LoopNest
+from fusec.loops.indexing import IndexedExpr, LoopNest, walk
 from fusec.loops.visible import Mask
 
 _QUERIES = 64
 _KEYS = 64
 _KEYS_OF_FEW = 256
+_MOST_UNPACKED = 8
+"""The most queries beside which keys and values are unpacked in registers: for each of them once."""
 _SHARED_KEYS = 512
 """The fewest keys of an iteration, where keys are split."""
 
@@ -128,14 +147,14 @@ class _AlongQueries(BlockedAttention):
     def folded(self, op: str, accumulator: str) -> str:
         return accumulator  # lanes are rows
 
-    def scoring(self, queries: str) -> Dot:
+    def score(self, queries: str) -> None:
         left, (scores, right) = self.matrix(self.key, self.parts.depth), map(self._queries, (self.scores, queries))
-        return Dot(scores, left, right, self.key_count, self.count, self.depth)
+        self.emitter.inner.append(Dot(scores, left, right, self.key_count, self.count, self.depth))
 
-    def weighing(self) -> Dot:
+    def weigh(self) -> None:
         left = _transposed(self.matrix(self.value, self.parts.columns))
         sums, weights = map(self._queries, (self.sums, self.scores))
-        return Dot(sums, left, weights, self.columns, self.count, self.key_count, True)
+        self.emitter.inner.append(Dot(sums, left, weights, self.columns, self.count, self.key_count, True))
 
     def _queries(self, buffer: str) -> Matrix:
         """Return a matrix in scratch, from the first of these queries on."""
@@ -160,14 +179,41 @@ class _AlongKeys(BlockedAttention):
         value, scale = scale_behind(attention.value, attention.columns)
         if self.is_in_place(value[0]) and has_rows(value[0], attention.columns.axes[-1]):
             self.value, self.value_scale = value, scale
-        if not all(map(self.is_in_place, (*self.key, *self.value))):
-            self.keys = _KEYS  # so that an unpacked block stays in the L1 cache
         self.outer = attention.batch
         self.row_count = math.prod(map(static_size, attention.queries))
+        if self.is_unpacked(self.key, attention.depth) or self.is_unpacked(self.value, attention.columns):
+            self.keys = _KEYS  # so that an unpacked block stays in the L1 cache
         self.shares = self._worthwhile_shares()
         ends = {emitter.axis_symbol(a): sympy.Integer(static_size(a) - 1) for a in attention.queries}
         self.inner_range = {place: (sympy.Integer(0), last) for place, last in ends.items()}
         self.inside = {axis: (0, axis.size) for axis in attention.queries}
+        self.places: Buffer | None = None
+        """Scratch for the places of a block of rows that are looked up."""
+
+    def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+        return super().is_unpacked(items, elements) and not self._are_computed(items, elements)
+
+    def _are_computed(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+        """Return whether products compute keys or values in registers: looked up, or unpacked for few queries.
+
+        There multiplication and addition are contracted, which is no error in float32, but is one of scales in float32
+        where sums are float64.
+        """
+        in_order = all(item.dynamic_index is None for item in walk(items))
+        unpacked = items[0].kind == "pointwise" and self.row_count <= _MOST_UNPACKED and self.dtype == F32
+        return _are_rows(items, elements) or (in_order and unpacked)
+
+    @property
+    def query_dtype(self) -> DType:
+        """Type of the queries in scratch: bfloat16 where they are, and the machine multiplies pairs of it."""
+        parts, keys = self.parts, self.key[0]
+        in_pairs = (
+            self.row_count >= LEAST_PAIRED
+            if self._are_computed(self.key, self.parts.depth)
+            else _is_row(keys, parts.depth)
+        )
+        exact = not parts.factors and all(item.dtype == BF16 for item in (*parts.query, *self.key))
+        return BF16 if self.tiling.bf16_products and in_pairs and exact else self.dtype
 
     def _worthwhile_shares(self) -> int:
         """Return the number of key splits that occupies all cores equally; 1 if the batch suffices or is symbolic."""
@@ -181,7 +227,8 @@ class _AlongKeys(BlockedAttention):
 
     def scratch(self, name: str, count: int, shares: int = 1) -> str:
         if shares == 1:
-            return self.emitter.add_scratch(self.dtype, self.row_count * count, name).name
+            dtype = self.query_dtype if name == QUERY else self.dtype
+            return self.emitter.add_scratch(dtype, self.row_count * count, name).name
         everywhere = shares * math.prod(map(static_size, self.outer))
         return self.emitter.add_scratch(self.dtype, everywhere * self.row_count * count, name, "shared").name
 
@@ -206,16 +253,64 @@ class _AlongKeys(BlockedAttention):
     def folded(self, op: str, accumulator: str) -> str:
         return self.emitter.fold(op, accumulator, self.dtype)
 
-    def scoring(self, queries: str) -> Dot:
-        right = _transposed(self.matrix(self.key, self.parts.depth))
+    def score(self, queries: str) -> None:
+        emitter, depth, target = self.emitter, self.parts.depth, _rows(self.scores, self.keys)
         left = _rows(queries, self.depth)
-        return Dot(_rows(self.scores, self.keys), left, right, self.row_count, self.key_count, self.depth)
+        if not self._are_computed(self.key, self.parts.depth):
+            right = _transposed(self.matrix(self.key, depth))
+            emitter.inner.append(Dot(target, left, right, self.row_count, self.key_count, self.depth))
+            return
+        lefts = _segments(left, depth.segments, self.depth)
+        block = Block(self.key_axis, *self.block_keys_range(), self.keys)
+        with self._listed(self.key[0]):
+            rows, keys = computed_right(emitter, self.key, self.dtype, depth.axes, block, self.tiling.lanes)
+        emitter.inner.append(ComputedDot(target, lefts, rows, keys, self.row_count))
 
-    def weighing(self) -> Dot:
-        right = self.matrix(self.value, self.parts.columns)
-        left = _rows(self.scores, self.keys)
-        sums = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
-        return Dot(sums, left, right, self.row_count, self.columns, self.key_count, True)
+    def weigh(self) -> None:
+        emitter, columns, left = self.emitter, self.parts.columns, _rows(self.scores, self.keys)
+        target = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
+        if not self._are_computed(self.value, columns):
+            right = self.matrix(self.value, columns)
+            emitter.inner.append(Dot(target, left, right, self.row_count, self.columns, self.key_count, True))
+            return
+        *groups, last = columns.axes
+        targets = _segments(target, columns.segments, self.columns)
+        with self._listed(self.value[0]), self.serial(groups):
+            place = self.position(Elements((*groups, last)), 0).subs(emitter.axis_symbol(last), 0)
+            for value, segment in zip(self.value, targets, strict=True):
+                rows, values = self._computed_values(value, last)
+                sums = replace(segment, offset=sympy.expand(segment.offset + place))
+                emitter.inner.append(ColumnDot(sums, (left,), rows, values, self.row_count, adds=True))
+
+    def _computed_values(self, value: IndexedExpr, columns: Axis) -> tuple[Loop, tuple[str, ...]]:
+        """Return the loops that compute values of the block, with lanes along the columns, and their tile."""
+        emitter = self.emitter
+        with (
+            emitter.loop(columns, "tile", self.tiling.lanes),
+            emitter.loop(self.key_axis, "serial", 1, *self.block_keys_range()),
+        ):
+            values = emit_rights(emitter, (value,), self.dtype)
+        rows = emitter.inner.pop()
+        assert isinstance(rows, Loop)
+        return rows, values
+
+    @contextmanager
+    def _listed(self, item: IndexedExpr) -> Iterator[None]:
+        """Keep the places of a block of rows in scratch, where they are looked up, and of some ahead to prefetch."""
+        emitter, keys, index = self.emitter, self.key_axis, item.dynamic_index
+        if index is None:
+            yield
+            return
+        most, place = self.keys + AHEAD_ROWS, emitter.axis_symbol(keys) - self.first_key
+        stop = sympy.Min(self.first_key + most, self.last_key)
+        self.places = self.places or emitter.add_scratch(I64, most, "places")
+        with emitter.loop(keys, "tile", self.tiling.lanes, self.first_key, stop):
+            self.store(self.places.name, place, str(emitter.dynamic_index(index)))
+        with emitter.loop(keys, "tile", self.tiling.lanes, sympy.Max(self.first_key, stop), self.first_key + most):
+            self.store(self.places.name, place, Constant(0))
+        emitter.kept, emitter.kept_in_range = {index.value: (self.places, place)}, {(index.value, index.length)}
+        yield
+        emitter.kept, emitter.kept_in_range = {}, set()
 
     def grid(self) -> tuple[Statement, ...]:
         loops: list[tuple[str, Size]] = [(self.emitter.axis_name(a), a.size) for a in self.outer]
@@ -247,6 +342,25 @@ class _AlongKeys(BlockedAttention):
         """Store ``a · fa + b · fb`` in place of ``a``, for two elements and their factors."""
         total = self.softmax.combine_sums((self.load(buffer, place) for place in places), factors)
         self.emitter.inner.append(Store(buffer, places[0], total))
+
+
+def _are_rows(items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+    """Return whether each key or value is a row that is looked up, as through a table of pages."""
+    index = items[0].dynamic_index
+    return (
+        index is not None
+        and len(elements.axes) == elements.segments == 1
+        and index.value.axes.isdisjoint(elements.axes)
+    )
+
+
+def _is_row(item: IndexedExpr, elements: Elements) -> bool:
+    return item.kind == "load" and has_rows(item, elements.axes[-1])
+
+
+def _segments(matrix: Matrix, count: int, length: int) -> tuple[Matrix, ...]:
+    """Return the parts of rows of a length that segments of their elements are."""
+    return tuple(replace(matrix, offset=sympy.expand(matrix.offset + i * (length // count))) for i in range(count))
 
 
 def _rows(buffer: str, length: int) -> Matrix:

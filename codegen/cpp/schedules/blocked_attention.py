@@ -9,7 +9,7 @@ import sympy
 
 from fusec.codegen.tile.blocks import block_range
 from fusec.codegen.tile.emitter import Emitter, static_size
-from fusec.codegen.tile.kernel import Buffer, Constant, Dot, Matrix, Operand, Statement, Store, Update, index_symbol
+from fusec.codegen.tile.kernel import Buffer, Constant, Matrix, Operand, Statement, Store, Update, index_symbol
 from fusec.codegen.tile.online_softmax import LOWEST, OnlineSoftmax
 from fusec.codegen.tile.rows import Tiling
 from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
@@ -19,6 +19,8 @@ from fusec.loops.attention import Attention, Elements, is_in_place
 from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 from fusec.loops.visible import Mask, loaded_masks
 
+QUERY = "query"
+"""Name of the scratch that holds queries."""
 SHARE = index_symbol("share")
 """Split index, from 0 to the number of splits - 1."""
 
@@ -102,12 +104,12 @@ class BlockedAttention(ABC):
         """Return the result of a row, given the accumulator of the loop over its keys."""
 
     @abstractmethod
-    def scoring(self, queries: str) -> Dot:
-        """Return the product of the queries with the keys of the block."""
+    def score(self, queries: str) -> None:
+        """Emit the product of the queries with the keys of the block."""
 
     @abstractmethod
-    def weighing(self) -> Dot:
-        """Return the product of the block's weights with its values, added to the sums."""
+    def weigh(self) -> None:
+        """Emit the product of the block's weights with its values, added to the sums."""
 
     @abstractmethod
     def grid(self) -> tuple[Statement, ...]:
@@ -138,6 +140,10 @@ class BlockedAttention(ABC):
         """Return whether products read keys or values from where they are, rather than from scratch."""
         return is_in_place(item, self.parts.keys)
 
+    def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
+        """Return whether blocks of keys or values are stored as rows in scratch first."""
+        return not self.is_in_place(items[0])
+
     def slot(self, size: int, share: sympy.Expr | None = None) -> sympy.Expr:
         """Return the offset of ``size`` elements of one share, by default the current one, in memory of all shares."""
         place: sympy.Expr = sympy.Integer(0)
@@ -165,12 +171,12 @@ class BlockedAttention(ABC):
         """Return the statements of the kernel."""
         emitter = self.emitter
         emitter.levels[0].axes = frozenset(self.outer)
-        queries = self.scratch("query", self.depth)
+        queries = self.scratch(QUERY, self.depth)
         self.scores = self.scratch("scores", self.keys)
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
         self.factor = self.scratch("factor", 1)
-        if not all(map(self.is_in_place, (*self.key, *self.value))):
+        if self.is_unpacked(self.key, self.parts.depth) or self.is_unpacked(self.value, self.parts.columns):
             size = self.keys * max(self.depth, self.columns)
             self.unpacked = emitter.add_scratch(self.dtype, size, "unpacked").name
         self._start(queries)
@@ -200,13 +206,13 @@ class BlockedAttention(ABC):
                 query = emitter.emit(item)
                 for scale, factor in parts.factors:
                     query = self.softmax.compute(scale, query, emitter.emit(factor))
-                self._store(queries, self.place(self.depth, self.position(parts.depth, segment)), query)
+                self.store(queries, self.place(self.depth, self.position(parts.depth, segment)), query)
         with self.cells(parts.columns):
             for segment in self.segments:
-                self._store(self.sums, self.sum(segment), Constant(0.0))
+                self.store(self.sums, self.sum(segment), Constant(0.0))
         with self.rows():
-            self._store(self.largest, self.state(), LOWEST)
-            self._store(self.total, self.state(), Constant(0.0))
+            self.store(self.largest, self.state(), LOWEST)
+            self.store(self.total, self.state(), Constant(0.0))
 
     def close(self) -> tuple[Statement, ...]:
         """Finish an iteration and return the statements inside the loops around it."""
@@ -226,25 +232,25 @@ class BlockedAttention(ABC):
 
     def _block(self, queries: str) -> None:
         """Process one block of keys: scores, softmax, weighted values."""
-        emitter, parts = self.emitter, self.parts
+        parts = self.parts
         self._unpack(self.key, parts.depth)
-        emitter.inner.append(self.scoring(queries))
+        self.score(queries)
         with self.rows():
             self._softmax()
         self._rescale_sums()
         self._unpack(self.value, parts.columns)
-        emitter.inner.append(self.weighing())
+        self.weigh()
 
     def _unpack(self, items: tuple[IndexedExpr, ...], elements: Elements) -> None:
         """Store the block of keys or values, where they are computed, as rows in scratch."""
-        if self.is_in_place(items[0]):
+        if not self.is_unpacked(items, elements):
             return
         emitter, keys = self.emitter, self.key_axis
         row = (emitter.axis_symbol(keys) - self.first_key) * elements.count
         with emitter.loop(keys, "serial", 1, *self.block_keys_range()), self.along(elements):
             for segment, item in enumerate(items):
                 place = sympy.expand(row + self.position(elements, segment))
-                self._store(self.unpacked, place, emitter.emit(item))
+                self.store(self.unpacked, place, emitter.emit(item))
 
     def seen(self, masks: list[Mask]) -> AbstractContextManager[None]:
         """Open a conditional: some query sees a key of the block."""
@@ -309,7 +315,7 @@ class BlockedAttention(ABC):
                 emitter.define(parts.product, softmax.compute("mul", found, emitter.emit(self.key_scale)))
             score = emitter.emit(parts.scores)
             if parts.scores is not parts.product or self.key_scale is not None:
-                self._store(self.scores, place, score)
+                self.store(self.scores, place, score)
             emitter.inner.append(Update(peak, "max", (score,)))
         emitter.kept = {parts.scores: (scores, place)}
         old = self.load(self.largest, self.state())
@@ -321,13 +327,13 @@ class BlockedAttention(ABC):
             scaled = weight
             if self.value_scale is not None:
                 scaled = softmax.compute("mul", weight, emitter.emit(self.value_scale))
-            self._store(self.scores, place, scaled)
+            self.store(self.scores, place, scaled)
             emitter.inner.append(Update(sums, "sum", (weight,)))
         before = softmax.rescaled(self.load(self.total, self.state()), factor)
         total = softmax.compute("add", before, self.folded("sum", sums))
-        self._store(self.largest, self.state(), largest)
-        self._store(self.total, self.state(), total)
-        self._store(self.factor, self.row(), factor)
+        self.store(self.largest, self.state(), largest)
+        self.store(self.total, self.state(), total)
+        self.store(self.factor, self.row(), factor)
         emitter.kept = {}
 
     def _shift(self) -> None:
@@ -342,10 +348,10 @@ class BlockedAttention(ABC):
                 emitter.define(parts.total, total)
             for item in parts.fixed:
                 buffer = self.scratch("fixed", 1)
-                self._store(buffer, self.row(), emitter.emit(item))
+                self.store(buffer, self.row(), emitter.emit(item))
                 kept[item] = (emitter.scratch[-1], self.row())
-            self._store(self.factor, self.row(), factor)
-            self._store(self.total, self.state(), total)
+            self.store(self.factor, self.row(), factor)
+            self.store(self.total, self.state(), total)
         self._rescale_sums()
         emitter.kept = kept
 
@@ -355,9 +361,10 @@ class BlockedAttention(ABC):
             factor = self.load(self.factor, self.row())
             for segment in self.segments:
                 old = self.load(self.sums, self.sum(segment))
-                self._store(self.sums, self.sum(segment), self.softmax.rescaled(old, factor))
+                self.store(self.sums, self.sum(segment), self.softmax.rescaled(old, factor))
 
-    def _store(self, buffer: str, offset: sympy.Expr, value: Operand) -> None:
+    def store(self, buffer: str, offset: sympy.Expr, value: Operand) -> None:
+        """Append a store."""
         self.emitter.inner.append(Store(buffer, offset, value))
 
     def matrix(self, items: tuple[IndexedExpr, ...], elements: Elements) -> Matrix:
