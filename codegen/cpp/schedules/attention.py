@@ -206,12 +206,8 @@ class _AlongKeys(BlockedAttention):
     @property
     def query_dtype(self) -> DType:
         """Type of the queries in scratch: bfloat16 where they are, and the machine multiplies pairs of it."""
-        parts, keys = self.parts, self.key[0]
-        in_pairs = (
-            self.row_count >= LEAST_PAIRED
-            if self._are_computed(self.key, self.parts.depth)
-            else _is_row(keys, parts.depth)
-        )
+        parts, computed = self.parts, self._are_computed(self.key, self.parts.depth)
+        in_pairs = self.row_count >= LEAST_PAIRED if computed else _is_row(self.key[0], parts.depth)
         exact = not parts.factors and all(item.dtype == BF16 for item in (*parts.query, *self.key))
         return BF16 if self.tiling.bf16_products and in_pairs and exact else self.dtype
 
