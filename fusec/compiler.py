@@ -72,12 +72,13 @@ def context_for(target: Target, config: Config, machine: Machine | None = None) 
     return context, schedules
 
 
-def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
+def compile_graph(graph: Graph, config: Config | None = None, target: Target | None = None) -> Compiled:
     """Compile one graph.
 
     Args:
         graph: as the frontend imported it; it is not changed.
         config: the user's options; by default those of the environment.
+        target: the target; by default the one for the graph.
 
     Returns:
         The compiled graph; its ``program(arguments)`` takes a list, which it clears, and returns a list.
@@ -92,7 +93,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     config = config or Config.from_environment()
     work = graph.copy()
     with device_guard(kernel_device(graph)):
-        target = target_for(work, config)
+        target = target or target_for(work, config)
         context, schedules = context_for(target, config)
         start = time.perf_counter()
         pipeline = default_pipeline(config)
