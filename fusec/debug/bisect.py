@@ -10,7 +10,7 @@ from typing import Any
 from fusec.config import MODES, Config
 from fusec.debug.capture import CaptureOptions
 from fusec.debug.captured import Captured, captured
-from fusec.debug.trial import Trial
+from fusec.debug.trial import MOST, Trial
 from fusec.debug.wrong_code import WrongCode, wrong_code
 from fusec.remarks import Remark
 from fusec.reproducers import keep_graph
@@ -22,8 +22,6 @@ GENERATION = ("cuda_graphs", "autotune", "dependent_launch", "freeze", "small_m"
 THREADS = "threads"
 """Named as an option where a program is right with one thread."""
 _RIGHT_CODE = WrongCode()
-MOST = 8
-"""Applications at fault that are searched for in one graph."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Finding:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Kernels that are wrong by themselves."""
+        """Kernels without which its program is right."""
         return self.code.kernels
 
     def __str__(self) -> str:
