@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.cli.model_errors import ModelError, first_line, is_compilers, place, reason_of
 from fusec.cli.options import chosen
-from fusec.cli.terminal import PACKAGED, UsageError, check_name, is_graph_file, read_text, unknown_model
+from fusec.cli.terminal import (
+    PACKAGED,
+    UsageError,
+    check_name,
+    compiled_script,
+    is_graph_file,
+    read_text,
+    unknown_model,
+)
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
@@ -33,6 +41,8 @@ SMALL = {
 }  # fmt: skip
 """Sizes that a ``transformers`` architecture is cut down to, where it has them."""
 SMALL_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+_checked: "dict[str, Graph]" = {}
+"""Graphs by path that were parsed to check them, and are not read yet."""
 WORDS = {"tokens", "decoder_tokens", "input_ids", "decoder_input_ids"}
 
 
@@ -123,9 +133,21 @@ def read_graph(path: str) -> "Graph":
 
     if path.endswith(".py") or path.startswith(("models:", "hf:")):
         raise UsageError(f"{path} is a model, not a graph", fix=f"fusec capture {path} | fusec opt")
-    graph = parse_graph(read_text(path))
+    graph = _checked.pop(path, None) or parse_graph(read_text(path))
     verify_graph(graph)
     return graph
+
+
+def check_graph(path: str) -> None:
+    """Parse a file for ``read_graph``, before torch is imported.
+
+    Raises:
+        ParseError: for one that is no graph.
+    """
+    text = read_text(path)
+    from fusec.ir.parser import parse_graph
+
+    _checked[path] = parse_graph(text)
 
 
 def recording(**options: str | bool) -> "Config":
@@ -223,14 +245,10 @@ def _load_packaged(spec: str, rest: str, batch: int, length: int) -> Loaded:
 
 
 def _load_transformers(spec: str, name: str, batch: int, length: int) -> Loaded:
-    try:
-        import transformers
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    except ImportError as reason:
-        raise UsageError(f"{spec} needs transformers", fix="pip install transformers") from reason
     import torch
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    check_name("architecture of transformers", name, CONFIG_MAPPING.keys())
     kind = CONFIG_MAPPING[name]
     config = kind(**_small_sizes(kind()))
     torch.manual_seed(0)
@@ -272,13 +290,7 @@ def _load_script(path: str) -> Loaded:
 
 def run_script(path: str) -> ModuleType:
     """Run a Python file, for its model or for the fusions and rewrites that it declares, and return its module."""
-    text = read_text(path)
-    try:
-        code = compile(text, path, "exec", dont_inherit=True)
-    except SyntaxError as reason:
-        raise UsageError(f"{path} is not Python", where=f"line {reason.lineno}", why=str(reason.msg)) from reason
-    except (ValueError, RecursionError, MemoryError) as reason:  # zero bytes, or too deep for the parser
-        raise UsageError(f"{path} is not Python", why=reason_of(reason)) from reason
+    code = compiled_script(path)
     module = ModuleType("fusec_script")
     module.__file__ = path
     sys.modules["fusec_script"] = module

@@ -9,7 +9,7 @@ import typer
 from fusec.cli.models import declaring_files, loaded_model, read_graph, run_script
 from fusec.cli.options import BATCH, LENGTH, Batch, Declare, Dynamic, Json, Length, ModelOrGraph, Target, Train, chosen
 from fusec.cli.programs import exit_code_of, words_of
-from fusec.cli.terminal import UsageError, check_writable, is_graph_file, note, read_text, write_json
+from fusec.cli.terminal import UsageError, is_graph_file, note, read_text, write_json
 
 if TYPE_CHECKING:
     from fusec.debug.reduce import Case, Reduced
@@ -44,7 +44,6 @@ def reduce(
     from fusec.debug.reduce import failing_case, fails_with
     from fusec.debug.reduce import reduce as search
 
-    check_writable(str(output))
     if declare:
         run_script(declare)
     options = chosen(target=target, disable=disable, strict=strict)
