@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fusec.analysis.machine import Machine
+from fusec.analysis.sites import Site
 from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context, PassRecord
@@ -38,6 +39,8 @@ class Compiled:
     """Seconds of the compile by stage: ``passes`` and ``code``."""
     machine: Machine | None = None
     """The machine whose times are predicted."""
+    sites: tuple[Site, ...] = ()
+    """The sites of the model that it is a part of, under ``trace`` and ``report``."""
 
     def summary(self) -> str:
         """Return one line: what the graph became, and how long that took."""

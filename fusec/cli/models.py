@@ -20,7 +20,7 @@ from fusec.cli.terminal import (
     check_name,
     compiled_script,
     is_graph_file,
-    read_text,
+    parsed_graph,
     unknown_model,
 )
 from fusec.errors import FusecError
@@ -41,8 +41,6 @@ SMALL = {
 }  # fmt: skip
 """Sizes that a ``transformers`` architecture is cut down to, where it has them."""
 SMALL_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
-_checked: "dict[str, Graph]" = {}
-"""Graphs by path that were parsed to check them, and are not read yet."""
 WORDS = {"tokens", "decoder_tokens", "input_ids", "decoder_input_ids"}
 
 
@@ -128,26 +126,13 @@ def read_graph(path: str) -> "Graph":
     Raises:
         UsageError: for a model.
     """
-    from fusec.ir.parser import parse_graph
     from fusec.ir.verifier import verify_graph
 
     if path.endswith(".py") or path.startswith(("models:", "hf:")):
         raise UsageError(f"{path} is a model, not a graph", fix=f"fusec capture {path} | fusec opt")
-    graph = _checked.pop(path, None) or parse_graph(read_text(path))
+    graph = parsed_graph(path)
     verify_graph(graph)
     return graph
-
-
-def check_graph(path: str) -> None:
-    """Parse a file for ``read_graph``, before torch is imported.
-
-    Raises:
-        ParseError: for one that is no graph.
-    """
-    text = read_text(path)
-    from fusec.ir.parser import parse_graph
-
-    _checked[path] = parse_graph(text)
 
 
 def recording(**options: str | bool) -> "Config":

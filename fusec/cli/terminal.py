@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fusec.errors import FusecError, OptionError, ParseError, suggestion
+
+if TYPE_CHECKING:
+    from fusec.ir.graph import Graph
 
 _PATHS, _MODELS = ("model", "graph", "before", "after", "declare"), ("model", "before", "after")
 """Parameters of commands that may be paths to read, and those that name models."""
@@ -21,6 +24,8 @@ _OPTIONS = ("target", "machine", "apply")
 """Parameters that are options of a compile."""
 PACKAGED = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama", "t5": "T5", "vit": "ViT"}
 """The models of this package, and their classes."""
+_parsed: "dict[str, Graph]" = {}
+"""Graphs by path that were parsed to check them, and are not read yet."""
 _LINES, _LINE = 8, 240
 """Most lines of an error, and characters of each."""
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
@@ -90,9 +95,21 @@ def check_readable(path: str) -> None:
     if path.endswith(".py"):
         compiled_script(path)
     elif path.endswith(".fir"):
-        from fusec.cli.models import check_graph  # which imports this module
+        _parsed[path] = parsed_graph(path)
 
-        check_graph(path)
+
+def parsed_graph(path: str) -> "Graph":
+    """Return the graph in a file, which is parsed once.
+
+    Raises:
+        ParseError: for one that is no graph.
+    """
+    if path in _parsed:
+        return _parsed.pop(path)
+    text = read_text(path)
+    from fusec.ir.parser import parse_graph  # after the file is read, as it is slow to import
+
+    return parse_graph(text)
 
 
 def compiled_script(path: str) -> CodeType:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fusec.analysis.sites import RULE_OF
 from fusec.config import Config
 from fusec.debug.near_misses import near_misses
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.reasons import code_of_clause, code_of_text
 from fusec.debug.returns import with_tried_edit
 from fusec.debug.site_status import GENERAL, SiteStatus, site_statuses
-from fusec.debug.sites import RULE_OF
 from fusec.debug.subject import Subject, usual_reason
 from fusec.errors import FusecError, suggestion
 from fusec.ir.graph import Node
@@ -84,7 +84,7 @@ def why(subjects: Sequence[Subject], model: Any, what: str = EVERYTHING, at: str
     if not any(place.operations for place in places):
         known = {name for subject in subjects for o in operations_of(subject) for name in _names(o)}
         raise UnknownPlace(f"no operation of the model is at {at!r}", fix=suggestion(at, sorted(known)))
-    sites = site_statuses(model, subjects) if hasattr(model, "named_modules") else []
+    sites = site_statuses(model, subjects)
     found = [finding for place in places for finding in _findings(place, what, sites)]
     if not found and what not in (EVERYTHING, KERNEL):
         found = [absent for place in places for absent in _absent(place, what)]
