@@ -135,6 +135,22 @@ def read_graph(path: str) -> "Graph":
     return graph
 
 
+def sampled_graph(path: str) -> "tuple[Graph, list[Any]]":
+    """Return the graph in a file, and random inputs."""
+    graph = read_graph(path)
+    from fusec.debug.timing import sample_inputs
+    from fusec.ir.types import ASSUMED_SIZE
+
+    return graph, sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+
+
+def check_captured(dynamic: bool, train: bool) -> None:
+    """Raise UsageError where options say how a model is captured, but a graph is given."""
+    if train or dynamic:
+        why = "--train and --dynamic say how a model is captured"
+        raise UsageError("a graph is captured already", why=why, fix="pass the model")
+
+
 def recording(**options: str | bool) -> "Config":
     """Return the configuration of a compile that is recorded; options that are "" or False have their defaults."""
     from fusec.config import Config
@@ -158,9 +174,7 @@ def compiled_model(
             title, given = loaded.title, (loaded.model, loaded.inputs, loaded.keywords)
             found = compile_model(*given, options, config=config, title=title, keep=True)
         return CompiledModel(title, found, loaded.model)
-    if options.train or options.dynamic:
-        why = "--train and --dynamic say how a model is captured"
-        raise UsageError("a graph is captured already", why=why, fix="pass the model")
+    check_captured(options.dynamic, options.train)
     if is_trace:
         from fusec.debug.traces import finished
 

@@ -12,6 +12,7 @@ from fusec.debug.capture import CaptureOptions
 from fusec.debug.captured import Captured, captured
 from fusec.debug.trial import MOST, Trial
 from fusec.debug.wrong_code import WrongCode, wrong_code
+from fusec.ir.graph import Graph
 from fusec.remarks import Remark
 from fusec.reproducers import keep_graph
 
@@ -113,6 +114,16 @@ def bisect(
     found = captured(model, inputs, keywords, CaptureOptions(dynamic, train), config)
     searched = [_search(Trial(graph, arguments, config, progress)) for graph, arguments in found.calls]
     return ([_of_capture(found)] if found.difference else []) + searched
+
+
+def bisect_graph(
+    graph: Graph,
+    arguments: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Finding:
+    """Compare the program of a captured graph with eager on these arguments, and search as ``bisect`` does."""
+    return _search(Trial(graph, arguments, replace(Config.from_options(None, options), apply=""), progress))
 
 
 def _of_capture(found: Captured) -> Finding:

@@ -46,6 +46,19 @@ def test_a_kernel_of_one_target(wrong_sine: None) -> None:
     )
 
 
+def test_a_graph_file(wrong_sine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On random inputs, as a failed compile leaves one."""
+    monkeypatch.setenv("FUSEC_SMALL_M", "0")
+    path = tmp_path / "graph.fir"
+    path.write_text(str(capture(model, torch.randn(4, 16))[0]))
+    done = CliRunner().invoke(app, ["bisect", str(path)])
+    assert done.exit_code == 1 and "code:  the kernel " in done.stdout, done.output
+    assert f"fusec reduce {path}" in done.stderr and "or graph alone" not in done.stderr
+    found = json.loads(CliRunner().invoke(app, ["bisect", str(path), "--disable", "fuse", "--json"]).stdout)
+    assert [graph["code"]["target"] for graph in found["graphs"]] == ["cpp"]
+    assert CliRunner().invoke(app, ["bisect", str(path), "--train"]).exit_code == 2
+
+
 def chain(x: Tensor, w: Tensor) -> Tensor:
     """16 kernels with a vendor's matmul after each."""
     for i in range(16):

@@ -83,7 +83,7 @@ MISSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str, str, str, str]] = 
         "rms_norm", "unnamed", "operation", "eps inside",
     ),
     "none of its operations": (lambda x, w: x + w, "rms_norm", "absent", "operation", "needs .*rsqrt"),
-    "no such site": (lambda x, w: x + w, "attention", "absent", "operation", "no module here is such a site"),
+    "no such site": (lambda x, w: x + w, "attention", "absent", "operation", "sites are found from modules, and none is known"),
 }  # fmt: skip
 
 

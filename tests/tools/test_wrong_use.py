@@ -25,7 +25,7 @@ MODEL_COMMANDS = {
     "bench": "kernels bench {} kernel",
     "edit": "kernels edit {} kernel",
 }
-MODELS_ALONE = ("capture", "bisect", "bench", "edit")
+MODELS_ALONE = ("capture", "bench", "edit")
 GRAPH_COMMANDS = {name: command for name, command in MODEL_COMMANDS.items() if name not in MODELS_ALONE}
 GRAPH_COMMANDS |= {"opt": "opt {}", "timing": "opt {} --timing --json"}
 OWN_WAY = ("capture", "explain", "view", "bisect", "reduce", "diff", "opt", "trace")
