@@ -79,7 +79,7 @@ class _Kept:
             return None
         try:
             about, texts = json.loads(zlib.decompress(content))
-            return subject_from(about, {**texts, IMPORTED: self.text}, self.graph)
+            return subject_from(about, {**texts, IMPORTED: self.text})
         except Exception as reason:  # whatever is wrong with an entry, the graph can be compiled again
             logger.warning("the kept compile of %s cannot be read, and is repeated: %s", self.graph.name, reason)
             return None

@@ -14,7 +14,6 @@ from fusec.analysis.sites import Site
 from fusec.debug.subject import Step, Subject, with_lines
 from fusec.errors import FusecError
 from fusec.history import History
-from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.pipeline import PassRecord
 from fusec.remarks import Remark
@@ -153,13 +152,12 @@ def _history(text: str) -> History:
     return History.from_json(json.loads(text))
 
 
-def subject_from(about: Mapping[str, Any], texts: Mapping[str, str], imported: Graph | None = None) -> Subject:
+def subject_from(about: Mapping[str, Any], texts: Mapping[str, str]) -> Subject:
     """Return the subject of a compile from the results of ``fusec.tracing.recorded`` and the imported graph.
 
     Args:
         about: the first of these results.
         texts: the second, and the text of the imported graph.
-        imported: that graph, where it is known.
 
     Raises:
         FusecError: for texts that are no graphs; other errors where something else is not as it was written.
@@ -183,7 +181,7 @@ def subject_from(about: Mapping[str, Any], texts: Mapping[str, str], imported: G
     machine = Machine.from_json(about["machine"]) if about.get("machine") else assumed_cpu()
     sites = tuple(Site(**{**site, "parts": tuple(site["parts"])}) for site in about.get("sites", ()))
     return Subject(
-        final.name, final, imported or parse_graph(texts[IMPORTED]), tuple(records), tuple(remarks), steps,
+        final.name, final, parse_graph(texts[IMPORTED]), tuple(records), tuple(remarks), steps,
         copies=about["copies"], machine=machine, once=frozenset(nodes[i] for i in about["once"]),
         sites=sites,
     )  # fmt: skip
