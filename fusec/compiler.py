@@ -14,7 +14,6 @@ from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
-from fusec.rewriting.fusion import FUSIONS
 
 if TYPE_CHECKING:
     from fusec.codegen.program.kernels import ScheduleCache
@@ -46,8 +45,7 @@ class Compiled:
         """Return one line: what the graph became, and how long that took."""
         steps = Counter(step.kind for step in self.program.steps)
         opaque = sum(steps[kind] for kind in ("opaque", "interpreted", "write"))
-        made = (r.subject for r in self.remarks if r.kind == "passed" and r.application is not None)
-        fusions = sum(name in FUSIONS for name in made)
+        fusions = next((len(r.declared) for r in reversed(self.records) if r.declared), 0)
         failures = sum(r.kind == "failure" for r in self.remarks)
         return (
             f"{self.graph.name}: {len(self.imported)} nodes, {fusions} fusions, {steps['kernel']} kernels, "
