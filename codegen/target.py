@@ -41,6 +41,18 @@ class Launchable(Protocol):
         """
 
 
+@dataclass
+class PrintedKernel:
+    """A kernel that a tool shows; it is not built, and cannot run."""
+
+    name: str
+    source: str
+
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> int | None:
+        """Raise BuildError."""
+        raise BuildError(f"kernel {self.name} is not built", why="it was compiled for a tool that only shows it")
+
+
 @dataclass(frozen=True)
 class Launch:
     """One launch of a batch."""

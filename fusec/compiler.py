@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fusec.analysis.machine import Machine
+from fusec.analysis.sites import Site
 from fusec.config import Config
 from fusec.ir.graph import Graph
 from fusec.pipeline import Context, PassRecord
 from fusec.remarks import Remarks
-from fusec.rewriting.fusion import FUSIONS
 
 if TYPE_CHECKING:
     from fusec.codegen.program.kernels import ScheduleCache
@@ -38,13 +38,14 @@ class Compiled:
     """Seconds of the compile by stage: ``passes`` and ``code``."""
     machine: Machine | None = None
     """The machine whose times are predicted."""
+    sites: tuple[Site, ...] = ()
+    """The sites of the model that it is a part of, under ``trace`` and ``report``."""
 
     def summary(self) -> str:
         """Return one line: what the graph became, and how long that took."""
         steps = Counter(step.kind for step in self.program.steps)
         opaque = sum(steps[kind] for kind in ("opaque", "interpreted", "write"))
-        made = (r.subject for r in self.remarks if r.kind == "passed" and r.application is not None)
-        fusions = sum(name in FUSIONS for name in made)
+        fusions = next((len(r.declared) for r in reversed(self.records) if r.declared), 0)
         failures = sum(r.kind == "failure" for r in self.remarks)
         return (
             f"{self.graph.name}: {len(self.imported)} nodes, {fusions} fusions, {steps['kernel']} kernels, "
@@ -72,12 +73,13 @@ def context_for(target: Target, config: Config, machine: Machine | None = None) 
     return context, schedules
 
 
-def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
+def compile_graph(graph: Graph, config: Config | None = None, target: Target | None = None) -> Compiled:
     """Compile one graph.
 
     Args:
         graph: as the frontend imported it; it is not changed.
         config: the user's options; by default those of the environment.
+        target: the target; by default the one for the graph.
 
     Returns:
         The compiled graph; its ``program(arguments)`` takes a list, which it clears, and returns a list.
@@ -92,7 +94,7 @@ def compile_graph(graph: Graph, config: Config | None = None) -> Compiled:
     config = config or Config.from_environment()
     work = graph.copy()
     with device_guard(kernel_device(graph)):
-        target = target_for(work, config)
+        target = target or target_for(work, config)
         context, schedules = context_for(target, config)
         start = time.perf_counter()
         pipeline = default_pipeline(config)

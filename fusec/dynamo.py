@@ -12,13 +12,14 @@ import torch
 from torch.fx import GraphModule
 
 import fusec.artifacts
+from fusec.analysis.sites import Site, sites_of
 from fusec.collector import collector_paused
 from fusec.config import Config
 from fusec.errors import FusecError, ImportFailure, OptionError
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_for_call
 from fusec.frontend.predictions import corrected_predictions
-from fusec.frontend.sources import input_names, input_weights
+from fusec.frontend.sources import called_module, input_names, input_weights
 from fusec.frontend.torch_internals import (
     boxed,
     compile_through_aot,
@@ -120,6 +121,8 @@ def _as_it_came(gm: GraphModule, example_inputs: list[Any]) -> Any:
 def _through_aot(gm: GraphModule, inputs: list[Any], config: Config, compile_graph: CompileGraph) -> Callable[..., Any]:
     trains, names = _trains(gm, inputs), input_names(gm)
     weights = input_weights(gm, inputs) if config.freeze and not trains else frozenset()
+    if config.trace or config.report:
+        compile_graph = _noting_sites(compile_graph)
 
     def compiler(graph_module: GraphModule, example_inputs: list[Any]) -> Any:
         static = None if trains else static_inputs()
@@ -138,6 +141,23 @@ def _through_aot(gm: GraphModule, inputs: list[Any], config: Config, compile_gra
             keep_inference_input_mutations=True,
         )
     return program
+
+
+def _noting_sites(compile_graph: CompileGraph) -> CompileGraph:
+    """Return a compiler of single graphs that notes the sites of the model that is called now."""
+    sites: tuple[Site, ...] = ()
+    try:
+        sites = tuple(sites_of(module)) if (module := called_module()) is not None else ()
+    except Exception as reason:  # whatever a user's module raises, it is compiled
+        logger.warning("the sites of the model are not in the trace: %s: %s", type(reason).__name__, reason)
+
+    def noting(graph: Graph, config: Config) -> Any:
+        compiled = compile_graph(graph, config)
+        if hasattr(compiled, "records"):
+            compiled.sites = sites
+        return compiled
+
+    return noting
 
 
 def _trains(gm: GraphModule, inputs: list[Any]) -> bool:

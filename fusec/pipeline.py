@@ -48,7 +48,7 @@ class PassRecord:
     verified: int = 0
     """Number of these whose sides were compared."""
     declared: tuple[str, ...] = ()
-    """The declared fusions in the graph before it, by name; empty unless ``config.record``."""
+    """The declared fusions in the graph before it, by name."""
     graph: Graph | None = field(default=None, compare=False, repr=False)
     """The graph afterwards, where it changed and ``config.record`` is set; None for a record that was read as text."""
     history: Callable[[], History] | None = field(default=None, compare=False, repr=False)
@@ -286,7 +286,7 @@ def _run_pass(step: Pass, graph: Graph, context: Context, before: str) -> str:
         text = f"{type(reason).__name__}: {reason}"
         context.remarks.add("failure", step.name, f"pass {describe(step)} was undone", subject=step.name, reason=text)
     seconds = time.perf_counter() - start
-    changed, declared = _structure(graph) != shape, tuple(declared_in(saved)) if context.config.record else ()
+    changed, declared = _structure(graph) != shape, tuple(declared_in(saved))
     made, compared = context.next_number - first, context.verified - verified
     record = PassRecord(describe(step), seconds, changed, before, before, made, compared, declared)
     context.records.append(_recorded(record, graph, context.recorder) if context.recorder else record)

@@ -184,6 +184,7 @@ def recorded(compiled: Any) -> tuple[dict[str, Any], dict[str, str]]:
         "copies": sum(step.kind == "copy" for step in program.steps),
         "once": sorted(nodes[n] for n in folded.nodes if n in nodes) if folded else [],
         "machine": compiled.machine.to_json() if compiled.machine else None,
+        "sites": list(map(vars, getattr(compiled, "sites", ()))),
     }  # fmt: skip
     return about, texts
 

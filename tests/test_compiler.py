@@ -2,13 +2,17 @@
 
 import logging
 import random
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fusec import dynamo
 from fusec.compiler import compile_graph
 from fusec.config import Config
+from fusec.debug.explain import explain
+from fusec.frontend import trace
 from fusec.ir.graph import Graph
 from fusec.ir.parser import parse_graph
 from fusec.ir.types import ScalarType, evaluate_size
@@ -97,3 +101,13 @@ def test_a_compile_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> N
         torch.compile(lambda x: x.sin().softmax(-1), backend="fusec")(torch.randn(4, 16))
     (line,) = (record.getMessage() for record in caplog.records if record.levelno == logging.INFO)
     assert line.startswith("graph: 6 nodes, 1 fusions, 1 kernels, 0 vendor calls, 0 ATen calls, 0 failures, ")
+
+
+def test_a_fusion_inside_another_one_is_not_counted() -> None:
+    def model(x: Any, y: Any, w: Any) -> Any:
+        return F.rms_norm(x + y, (16,), w)
+
+    graph = trace(model, [torch.randn(4, 16), torch.randn(4, 16), torch.ones(16)], symbolic=False)
+    compiled = compile_graph(graph, Config(cache=False))
+    assert " 1 fusions, " in compiled.summary()
+    assert explain(compiled).regions == {"add_rms_norm": 1}

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusec.analysis.machine import ASSUMED, Machine, chip, cpu_machine, cpu_name
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import Compiler, find_compiler
 from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.program.edits import edited_source
-from fusec.codegen.target import Launchable
+from fusec.codegen.target import Launchable, PrintedKernel
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 from fusec.errors import BuildError
@@ -31,10 +31,15 @@ def _compiler() -> Compiler | None:
         return None
 
 
+@dataclass(frozen=True)
 class CppTarget:
     """Generates C++ for the CPU of this machine."""
 
-    name, shares_code = "cpp", True
+    builds: bool = True
+    """False for tools that show kernels: only edited ones are compiled, which may fail."""
+
+    name = "cpp"
+    shares_code = True
 
     @property
     def lanes(self) -> int:
@@ -112,8 +117,12 @@ class CppTarget:
         """Return the translation unit of a kernel."""
         return print_kernel(kernel)
 
-    def build(self, kernels: Sequence[Kernel], config: Config) -> list[CppKernel | BuildError]:
-        """Compile and load kernels, or load them from the cache; edited ones in place of those generated."""
+    def build(self, kernels: Sequence[Kernel], config: Config) -> list[Launchable | BuildError]:
+        """Compile and load kernels, or load them from the cache; edited ones in place of those generated.
+
+        Raises:
+            BuildError: if there is no compiler, whether kernels are to be compiled or not.
+        """
         texts: list[tuple[str, str] | BuildError] = []
         edits: dict[str, str] = {}
         for kernel in kernels:
@@ -122,12 +131,16 @@ class CppTarget:
                 texts.append((kernel.name, source))
             except BuildError as error:
                 texts.append(error)
-        built = build([text for text in texts if not isinstance(text, BuildError)], config)
-        for one in built:
+        find_compiler()
+        wanted = [text for text in texts if not isinstance(text, BuildError) and (self.builds or edits[text[0]])]
+        built = dict(zip(wanted, build(wanted, config) if wanted else (), strict=True))
+        results: list[Launchable | BuildError] = []
+        for text in texts:
+            one = text if isinstance(text, BuildError) else built.get(text) or PrintedKernel(*text)
             if isinstance(one, CppKernel):
                 one.edited = edits[one.name]
-        results = iter(built)
-        return [text if isinstance(text, BuildError) else next(results) for text in texts]
+            results.append(one)
+        return results
 
     def select_kernel(
         self,

@@ -5,14 +5,17 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusec.cli.models import loaded_model
+from fusec.cli.models import check_captured, loaded_model, sampled_graph
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Json, Length, Target, Train, chosen
 from fusec.cli.programs import exit_code_of, words_of
-from fusec.cli.terminal import CHECK_FAILED, UsageError, note, write_json
+from fusec.cli.terminal import CHECK_FAILED, UsageError, is_graph_file, note, write_json
+
+if TYPE_CHECKING:
+    from fusec.debug.bisect import Finding
 
 Command = Annotated[
     str, typer.Option(metavar="COMMAND", help="search by the exit code of this command instead; it runs many times")
@@ -20,7 +23,9 @@ Command = Annotated[
 
 
 def bisect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="as for explain; none with --command")] = "",
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="as for explain; GRAPH.fir on random inputs; none with --command")
+    ] = "",
     command: Command = "",
     target: Target = "",
     dynamic: Dynamic = False,
@@ -40,26 +45,37 @@ def bisect(
     if command:
         _bisect_command(command, chosen(FUSEC_TARGET=target, FUSEC_DISABLE=disable), as_json)
         return
-    from fusec.debug.bisect import bisect as search
-
-    with loaded_model(model, batch, length, train) as loaded:
-        found = search(
-            loaded.model, *loaded.inputs, dynamic=dynamic, train=train, options=chosen(target=target, disable=disable),
-            progress=note, **loaded.keywords,
-        )  # fmt: skip
+    options = chosen(target=target, disable=disable)
+    title, found = _found(model, options, {"dynamic": dynamic, "train": train}, batch, length)
     if as_json:
-        write_json({"model": loaded.title, "graphs": [asdict(finding) for finding in found]})
+        write_json({"model": title, "graphs": [asdict(finding) for finding in found]})
     else:
         for finding in found:
             typer.echo(str(finding))
     if not any(finding.wrong for finding in found):
         return
     if any(finding.wrong and not finding.stage for finding in found):
-        options = {"target": target, "disable": disable, "batch": batch, "length": length}
-        note(f"shrink it: {_reduce_command(model, {**options, 'dynamic': dynamic, 'train': train})}")
-        for finding in (finding for finding in found if finding.reduce):
+        sizes = {"batch": batch, "length": length, "dynamic": dynamic, "train": train}
+        note(f"shrink it: {_reduce_command(model, {**options, **sizes})}")
+        for finding in (f for f in found if f.reduce and not is_graph_file(model)):
             note(f"or {finding.graph} alone, on random inputs: {finding.reduce}")
     raise typer.Exit(CHECK_FAILED)
+
+
+def _found(
+    model: str, options: dict[str, Any], capture: dict[str, bool], batch: int, length: int
+) -> tuple[str, "list[Finding]"]:
+    """Return the title of a model or graph, and the findings."""
+    from fusec.debug.bisect import bisect as search
+    from fusec.debug.bisect import bisect_graph
+
+    if is_graph_file(model):
+        check_captured(**capture)
+        graph, inputs = sampled_graph(model)
+        return graph.name, [bisect_graph(graph, inputs, options, note)]
+    with loaded_model(model, batch, length, capture["train"]) as loaded:
+        given: dict[str, Any] = {"options": options, "progress": note, **capture}
+        return loaded.title, search(loaded.model, *loaded.inputs, **given, **loaded.keywords)
 
 
 def _reduce_command(model: str, options: Mapping[str, Any]) -> str:

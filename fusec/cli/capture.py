@@ -7,7 +7,7 @@ import typer
 
 from fusec.cli.models import loaded_model
 from fusec.cli.options import BATCH, LENGTH, Batch, Dynamic, Length, Model, Train
-from fusec.cli.terminal import UsageError, check_writable, note, write_json, write_text
+from fusec.cli.terminal import UsageError, note, write_json, write_text
 
 
 def capture(
@@ -29,7 +29,6 @@ def capture(
 
     if as_json and output == "-":
         raise UsageError("--json needs -o", why="standard output takes either the graph or the summary")
-    check_writable(output)
     with loaded_model(model, batch, length, train) as loaded:
         graphs = capture_graphs(loaded.model, *loaded.inputs, dynamic=dynamic, train=train, **loaded.keywords)
     written = []

@@ -42,8 +42,6 @@ def check(
 
     Exits with 1 where sites or fusions are lost, or there are more launches, bytes or calls of ATen than before.
     """
-    from fusec.debug.compare import changes
-
     if update:
         check_writable(against)
     options = {"target": target, "dynamic": dynamic, "train": train, "batch": batch, "length": length}
@@ -56,6 +54,8 @@ def check(
         write_text(against, json.dumps(now, indent=1) + "\n")
         note(f"{against}: {len(now['sites'])} sites, {sum(now['regions'].values())} fusions")
         return
+    from fusec.debug.compare import changes
+
     found = changes(kept, now, tolerance / 100)
     _show(found, as_json)
     if any(change.worse for change in found):
@@ -122,10 +122,10 @@ def read_report(path: str) -> "Report":
     Raises:
         UsageError: for a file that is none.
     """
-    from fusec.debug.compare import changes
-
     try:
         found = json.loads(read_text(path))
+        from fusec.debug.compare import changes  # here, as it is slow to import
+
         changes(found, found)
         if not isinstance(found.get("options", {}), dict):
             raise TypeError("its options are no object")

@@ -151,7 +151,7 @@ def revert(
     if as_json:
         write_json({"removed": found})
     else:
-        typer.echo(f"{len(found)} edits removed")
+        typer.echo(f"{len(found)} edit{'' if len(found) == 1 else 's'} removed")
 
 
 def _is_right(model: str, target: str, batch: int, length: int, dynamic: bool) -> bool:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.cli.model_errors import ModelError, first_line, is_compilers, place, reason_of
 from fusec.cli.options import chosen
-from fusec.cli.terminal import PACKAGED, UsageError, check_name, is_graph_file, read_text, unknown_model
+from fusec.cli.terminal import (
+    PACKAGED,
+    UsageError,
+    check_name,
+    compiled_script,
+    is_graph_file,
+    parsed_graph,
+    unknown_model,
+)
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
@@ -118,14 +126,29 @@ def read_graph(path: str) -> "Graph":
     Raises:
         UsageError: for a model.
     """
-    from fusec.ir.parser import parse_graph
     from fusec.ir.verifier import verify_graph
 
     if path.endswith(".py") or path.startswith(("models:", "hf:")):
         raise UsageError(f"{path} is a model, not a graph", fix=f"fusec capture {path} | fusec opt")
-    graph = parse_graph(read_text(path))
+    graph = parsed_graph(path)
     verify_graph(graph)
     return graph
+
+
+def sampled_graph(path: str) -> "tuple[Graph, list[Any]]":
+    """Return the graph in a file, and random inputs."""
+    graph = read_graph(path)
+    from fusec.debug.timing import sample_inputs
+    from fusec.ir.types import ASSUMED_SIZE
+
+    return graph, sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+
+
+def check_captured(dynamic: bool, train: bool) -> None:
+    """Raise UsageError where options say how a model is captured, but a graph is given."""
+    if train or dynamic:
+        why = "--train and --dynamic say how a model is captured"
+        raise UsageError("a graph is captured already", why=why, fix="pass the model")
 
 
 def recording(**options: str | bool) -> "Config":
@@ -151,9 +174,7 @@ def compiled_model(
             title, given = loaded.title, (loaded.model, loaded.inputs, loaded.keywords)
             found = compile_model(*given, options, config=config, title=title, keep=True)
         return CompiledModel(title, found, loaded.model)
-    if options.train or options.dynamic:
-        why = "--train and --dynamic say how a model is captured"
-        raise UsageError("a graph is captured already", why=why, fix="pass the model")
+    check_captured(options.dynamic, options.train)
     if is_trace:
         from fusec.debug.traces import finished
 
@@ -223,14 +244,10 @@ def _load_packaged(spec: str, rest: str, batch: int, length: int) -> Loaded:
 
 
 def _load_transformers(spec: str, name: str, batch: int, length: int) -> Loaded:
-    try:
-        import transformers
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    except ImportError as reason:
-        raise UsageError(f"{spec} needs transformers", fix="pip install transformers") from reason
     import torch
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    check_name("architecture of transformers", name, CONFIG_MAPPING.keys())
     kind = CONFIG_MAPPING[name]
     config = kind(**_small_sizes(kind()))
     torch.manual_seed(0)
@@ -272,13 +289,7 @@ def _load_script(path: str) -> Loaded:
 
 def run_script(path: str) -> ModuleType:
     """Run a Python file, for its model or for the fusions and rewrites that it declares, and return its module."""
-    text = read_text(path)
-    try:
-        code = compile(text, path, "exec", dont_inherit=True)
-    except SyntaxError as reason:
-        raise UsageError(f"{path} is not Python", where=f"line {reason.lineno}", why=str(reason.msg)) from reason
-    except (ValueError, RecursionError, MemoryError) as reason:  # zero bytes, or too deep for the parser
-        raise UsageError(f"{path} is not Python", why=reason_of(reason)) from reason
+    code = compiled_script(path)
     module = ModuleType("fusec_script")
     module.__file__ = path
     sys.modules["fusec_script"] = module

@@ -11,7 +11,7 @@ import typer
 from fusec.cli.listings import kept_data
 from fusec.cli.models import read_graph, run_script
 from fusec.cli.options import Declare, chosen
-from fusec.cli.terminal import CHECK_FAILED, check_name, check_writable, note, show_difference, write_json, write_text
+from fusec.cli.terminal import CHECK_FAILED, UsageError, check_name, note, show_difference, write_json, write_text
 
 if TYPE_CHECKING:
     from fusec.config import Config
@@ -66,7 +66,6 @@ def opt(
     """Run a pipeline on a graph and write the result."""
     from fusec.config import Config
 
-    check_writable(output)
     if declare:
         run_script(declare)
     options = chosen(apply=apply, disable=disable, target=target)
@@ -79,6 +78,8 @@ def opt(
 
     pipeline = choose_passes(passes, config)
     wanted, kinds = _choices("print", printed, PRINTS), _choices("kind of remark", remarks, KINDS)
+    if only and not wanted:
+        raise UsageError("--filter has no effect", why="it chooses among the graphs of --print", fix="--print changed")
     if only:
         check_name("pass", only, [step.name for step in pipeline.passes])
     found = run_passes(read_graph(graph), passes, options=options)

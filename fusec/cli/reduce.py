@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusec.cli.models import declaring_files, loaded_model, read_graph, run_script
+from fusec.cli.models import declaring_files, loaded_model, run_script, sampled_graph
 from fusec.cli.options import BATCH, LENGTH, Batch, Declare, Dynamic, Json, Length, ModelOrGraph, Target, Train, chosen
 from fusec.cli.programs import exit_code_of, words_of
-from fusec.cli.terminal import UsageError, check_writable, is_graph_file, note, read_text, write_json
+from fusec.cli.terminal import UsageError, is_graph_file, note, read_text, write_json
 
 if TYPE_CHECKING:
     from fusec.debug.reduce import Case, Reduced
@@ -41,17 +41,17 @@ def reduce(
     Without --command, results are compared with eager and float64, as by bisect.
     """
     from fusec.config import Config
-    from fusec.debug.reduce import failing_case, fails_with
+    from fusec.debug.reduce import Case, failing_case, fails_with
     from fusec.debug.reduce import reduce as search
 
-    check_writable(str(output))
     if declare:
         run_script(declare)
     options = chosen(target=target, disable=disable, strict=strict)
     config = Config.from_options(None, options)
     fails = _fails(command) if command else fails_with(config)
     if is_graph_file(model):
-        found = search(_case_of(model), fails, progress=note, seconds=seconds)
+        graph, inputs = sampled_graph(model)
+        found = search(Case(graph, tuple(inputs)), fails, progress=note, seconds=seconds)
     else:
         with loaded_model(model, batch, length, train) as loaded:
             case = failing_case(loaded.model, loaded.inputs, loaded.keywords, fails, dynamic=dynamic, train=train)
@@ -59,16 +59,6 @@ def reduce(
     found.options = options
     found.declarations = [read_text(path) for path in declaring_files(declare, model)]
     _report(found, found.script(output), as_json)
-
-
-def _case_of(path: str) -> "Case":
-    """Return the case of a graph file, on random inputs."""
-    from fusec.debug.reduce import Case
-    from fusec.debug.timing import sample_inputs
-    from fusec.ir.types import ASSUMED_SIZE
-
-    graph = read_graph(path)
-    return Case(graph, tuple(sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))))
 
 
 def _report(found: "Reduced", files: list[Path], as_json: bool) -> None:

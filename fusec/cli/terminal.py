@@ -6,19 +6,26 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fusec.errors import FusecError, OptionError, ParseError, suggestion
 
-_PATHS, _MODELS = ("model", "graph", "before", "after"), ("model", "before", "after")
+if TYPE_CHECKING:
+    from fusec.ir.graph import Graph
+
+_PATHS, _MODELS = ("model", "graph", "before", "after", "declare"), ("model", "before", "after")
 """Parameters of commands that may be paths to read, and those that name models."""
 _OPTIONS = ("target", "machine", "apply")
 """Parameters that are options of a compile."""
 PACKAGED = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama", "t5": "T5", "vit": "ViT"}
 """The models of this package, and their classes."""
+_parsed: "dict[str, Graph]" = {}
+"""Graphs by path that were parsed to check them, and are not read yet."""
 _LINES, _LINE = 8, 240
 """Most lines of an error, and characters of each."""
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
@@ -53,13 +60,15 @@ def _check(arguments: Mapping[str, Any]) -> None:
     """Raise the errors of arguments that need no torch, before it is imported."""
     from fusec.config import Config
 
-    given = {name: value for name, value in arguments.items() if isinstance(value, str) and value}
+    given = {name: str(value) for name, value in arguments.items() if isinstance(value, str | Path) and str(value)}
     for name in _PATHS:
         if name in given:
             check_readable(given[name])
     for name in _MODELS:
         if name in given:
-            check_model(given[name])
+            check_model(given[name], reports="before" in arguments)
+    if "output" in given:
+        check_writable(given["output"])
     Config.from_options(None, {name: given[name] for name in _OPTIONS if name in given})
 
 
@@ -83,6 +92,40 @@ def check_readable(path: str) -> None:
             raise UsageError(f"cannot read {path}", why="there is no such file") from reason
         except (OSError, ValueError) as reason:
             raise UsageError(f"cannot read {path}", why=_why(reason)) from reason
+    if path.endswith(".py"):
+        compiled_script(path)
+    elif path.endswith(".fir"):
+        _parsed[path] = parsed_graph(path)
+
+
+def parsed_graph(path: str) -> "Graph":
+    """Return the graph in a file, which is parsed once.
+
+    Raises:
+        ParseError: for one that is no graph.
+    """
+    if path in _parsed:
+        return _parsed.pop(path)
+    text = read_text(path)
+    from fusec.ir.parser import parse_graph  # after the file is read, as it is slow to import
+
+    return parse_graph(text)
+
+
+def compiled_script(path: str) -> CodeType:
+    """Return the code of a Python file.
+
+    Raises:
+        UsageError: for one that is not Python.
+    """
+    text = read_text(path)
+    try:
+        return compile(text, path, "exec", dont_inherit=True)
+    except SyntaxError as reason:
+        raise UsageError(f"{path} is not Python", where=f"line {reason.lineno}", why=str(reason.msg)) from reason
+    except (ValueError, RecursionError, MemoryError) as reason:  # zero bytes, or too deep for the parser
+        why = f"{type(reason).__name__}: {reason}"
+        raise UsageError(f"{path} is not Python", why=why) from reason
 
 
 def is_graph_file(spec: str) -> bool:
@@ -90,8 +133,8 @@ def is_graph_file(spec: str) -> bool:
     return spec == "-" or spec.endswith(".fir")
 
 
-def check_model(spec: str) -> None:
-    """Check that a MODEL, graph, report or trace is named as one, and a packaged model is known.
+def check_model(spec: str, reports: bool = False) -> None:
+    """Check that a MODEL, graph or trace is named as one, or a report if these are taken, and is known.
 
     Raises:
         UsageError: which is raised here before torch is imported.
@@ -99,8 +142,31 @@ def check_model(spec: str) -> None:
     kind, _, rest = spec.partition(":")
     if kind == "models":
         check_name("model", rest.partition("/")[0], PACKAGED)
-    elif not (kind == "hf" or is_graph_file(spec) or spec.endswith((".py", ".json")) or os.path.isdir(spec)):
+    elif kind == "hf":
+        check_architecture(rest)
+    elif not (is_graph_file(spec) or spec.endswith((".py", ".json") if reports else ".py") or os.path.isdir(spec)):
         raise unknown_model(spec)
+
+
+def check_architecture(name: str) -> None:
+    """Check that transformers has an architecture; their names are kept, as transformers is slow to import.
+
+    Raises:
+        UsageError: for another name, or without transformers.
+    """
+    from fusec.cli.listings import kept_data
+    from fusec.config import Config
+
+    def names() -> list[str]:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        return sorted(CONFIG_MAPPING.keys())
+
+    try:
+        known = kept_data(["architectures", metadata.version("transformers")], Config.from_environment(), names)
+    except ImportError as reason:
+        raise UsageError(f"hf:{name} needs transformers", fix="pip install transformers") from reason
+    check_name("architecture of transformers", name, known)
 
 
 def unknown_model(spec: str) -> UsageError:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli.options import Json
-from fusec.cli.terminal import UsageError, check_writable, note, show, write_json
+from fusec.cli.terminal import UsageError, note, show, write_json
 
 Folder = Annotated[Path, typer.Option("-o", "--output", help="the folder to write; it must not exist")]
 Program = Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGUMENTS]…", help="a Python file, or -m MODULE")]
@@ -26,7 +26,6 @@ def trace(program: Program, output: Folder = Path("fusec-trace"), as_json: Json 
     """
     if os.path.lexists(output):
         raise UsageError(f"{output} exists", fix="name another folder with -o, or remove it")
-    check_writable(str(output))
     if program[0] != "-m" and not os.path.isfile(program[0]):
         raise UsageError(f"there is no file {program[0]}", fix="fusec trace -- PROGRAM.py ARGUMENTS, or -m MODULE")
     environment = {**os.environ, "FUSEC_TRACE": str(output.resolve())}

@@ -10,8 +10,9 @@ from typing import Any
 from fusec.config import MODES, Config
 from fusec.debug.capture import CaptureOptions
 from fusec.debug.captured import Captured, captured
-from fusec.debug.trial import Trial
+from fusec.debug.trial import MOST, Trial
 from fusec.debug.wrong_code import WrongCode, wrong_code
+from fusec.ir.graph import Graph
 from fusec.remarks import Remark
 from fusec.reproducers import keep_graph
 
@@ -22,8 +23,6 @@ GENERATION = ("cuda_graphs", "autotune", "dependent_launch", "freeze", "small_m"
 THREADS = "threads"
 """Named as an option where a program is right with one thread."""
 _RIGHT_CODE = WrongCode()
-MOST = 8
-"""Applications at fault that are searched for in one graph."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Finding:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Kernels that are wrong by themselves."""
+        """Kernels without which its program is right."""
         return self.code.kernels
 
     def __str__(self) -> str:
@@ -115,6 +114,16 @@ def bisect(
     found = captured(model, inputs, keywords, CaptureOptions(dynamic, train), config)
     searched = [_search(Trial(graph, arguments, config, progress)) for graph, arguments in found.calls]
     return ([_of_capture(found)] if found.difference else []) + searched
+
+
+def bisect_graph(
+    graph: Graph,
+    arguments: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Finding:
+    """Compare the program of a captured graph with eager on these arguments, and search as ``bisect`` does."""
+    return _search(Trial(graph, arguments, replace(Config.from_options(None, options), apply=""), progress))
 
 
 def _of_capture(found: Captured) -> Finding:

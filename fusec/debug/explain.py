@@ -95,7 +95,7 @@ def explain_subjects(subjects: Sequence[Subject], title: str = "", model: Any = 
         sum(record.seconds for s in subjects for record in s.records),
         sizes,
         sum(s.copies for s in subjects),
-        site_statuses(model, subjects) if hasattr(model, "named_modules") else [],
+        site_statuses(model, subjects),
         traffic(subjects, sizes),
         subjects[0].machine if subjects else assumed_cpu(),
     )

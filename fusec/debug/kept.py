@@ -9,7 +9,9 @@ from typing import Any
 
 from fusec.cache import open_cache
 from fusec.codegen import target_for
+from fusec.codegen.cpp import CppTarget
 from fusec.codegen.program.edits import digest_of_edits
+from fusec.collector import collector_paused
 from fusec.compiler import Compiled, compile_graph
 from fusec.config import Config, compiler_command
 from fusec.debug.subject import Subject, subject_of
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 _SUFFIX = ".compile"
 
 
+@collector_paused()
 def kept_subject(graph: Graph, config: Config, title: str = "") -> Subject:
     """Return the subject of a compile of a graph, from the cache where there is one."""
     kept = _Kept(graph, config)
@@ -31,13 +34,19 @@ def kept_subject(graph: Graph, config: Config, title: str = "") -> Subject:
 
 
 def compile_kept(graph: Graph, config: Config) -> Any:
-    """Return a compile for the backend; one from the cache has a ``subject``, and its program is interpreted."""
+    """Return a compile for the backend; its program is interpreted where kernels are not built.
+
+    One from the cache has a ``subject``, and no kernels either.
+    """
     from fusec.dynamo import interpreted
 
     kept = _Kept(graph, config)
     found = None if config.trace else kept.read()
     if found is None:
-        return kept.compiled()
+        compiled = kept.compiled()
+        if isinstance(kept.target, CppTarget):
+            compiled.program = replace(compiled.program, run=interpreted(graph))
+        return compiled
     remarks = list(found.remarks)  # the frontend adds its own
     return SimpleNamespace(program=interpreted(graph), remarks=remarks, subject=replace(found, remarks=remarks))
 
@@ -48,16 +57,18 @@ class _Kept:
     def __init__(self, graph: Graph, config: Config) -> None:
         self.graph, self.config, self.text = graph, config, str(graph)
         self.cache = open_cache(config)
+        self.target = target_for(graph, config)
+        if isinstance(self.target, CppTarget):
+            self.target = CppTarget(builds=False)
         self.key = self._key()
 
     def _key(self) -> str:
         """Return the key; "" where the compile depends on more, or may turn out to have failed when it is launched."""
         modules = {d.module for d in FUSIONS.values()} | {d.module for d in REWRITES.values()}
-        target = target_for(self.graph, self.config)
-        if target.name != "cpp" or not all(module.startswith("fusec.") for module in modules):
+        if self.target.name != "cpp" or not all(module.startswith("fusec.") for module in modules):
             return ""
         choices = repr(replace(self.config, target="", cache=True, cache_dir="", cache_mb=0, trace="", report=""))
-        machine = json.dumps(target.machine(self.config).to_json())
+        machine = json.dumps(self.target.machine(self.config).to_json())
         about = (choices, machine, *compiler_command(), digest_of_edits(self.config))
         return key_of_derived("compile", *about, self.text)
 
@@ -75,7 +86,7 @@ class _Kept:
 
     def compiled(self) -> Compiled:
         """Compile the graph, and keep that for later processes unless a part of it failed."""
-        compiled = compile_graph(self.graph, self.config)
+        compiled = compile_graph(self.graph, self.config, self.target)
         if self.key and not compiled.remarks.of("failure"):
             content = json.dumps(recorded(compiled), default=str).encode()
             self.cache.offer(self.key, _SUFFIX, zlib.compress(content, 1), f"the compile of {self.graph.name}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.analysis.memory import is_attention, moved_bytes, touched_bytes
+from fusec.analysis.sites import RULE_OF, Site, sites_of
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.returns import with_tried_edit
-from fusec.debug.sites import RULE_OF, Site, sites_of
 from fusec.debug.subject import Subject, usual_reason
 from fusec.ir.graph import Node, Source
 from fusec.ir.ops import Trait
@@ -67,9 +67,13 @@ class SiteStatus:
 
 
 def site_statuses(model: Any, subjects: Sequence[Subject]) -> list[SiteStatus]:
-    """Return the status of the sites of a ``torch.nn.Module``; those that no graph runs are left out."""
+    """Return the status of the sites of a ``torch.nn.Module``; those that no graph runs are left out.
+
+    Without one they are those that the compiles have noted.
+    """
     found: dict[Site, SiteStatus] = {}
-    sites = list(sites_of(model))
+    noted = dict.fromkeys(site for subject in subjects for site in subject.sites)
+    sites = list(sites_of(model) if hasattr(model, "named_modules") else noted)
     for subject in subjects:
         classifier = _Classifier(subject)
         for site in sites:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
 from fusec.analysis.memory import is_attention, is_lookup
+from fusec.analysis.sites import Site
 from fusec.debug.kernel_lines import Lines, kernel_lines
 from fusec.debug.node_errors import NodeError
 from fusec.debug.timing import Timing
@@ -52,6 +53,8 @@ class Subject:
     """Measured times of its program, if any."""
     tried: dict[str, bool] = field(default_factory=dict)
     """The edits that were tried, by the remark that suggests them, and whether the model fuses with them."""
+    sites: tuple[Site, ...] = ()
+    """The sites of its model, where the compile has noted them."""
     errors: Mapping[Node, NodeError] = field(default_factory=dict)
     """Errors of its nodes against float64, under ``verify``."""
 
@@ -97,6 +100,7 @@ def subject_of(compiled: Any, title: str = "") -> Subject:
         copies=sum(step.kind == "copy" for step in steps),
         machine=getattr(compiled, "machine", None) or assumed_cpu(),
         once=folded.nodes if (folded := getattr(compiled.program, "folded", None)) else frozenset(),
+        sites=tuple(getattr(compiled, "sites", ())),
     )
 
 

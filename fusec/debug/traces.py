@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec.analysis.machine import Machine, assumed_cpu
+from fusec.analysis.sites import Site
 from fusec.debug.subject import Step, Subject, with_lines
 from fusec.errors import FusecError
 from fusec.history import History
@@ -178,7 +179,9 @@ def subject_from(about: Mapping[str, Any], texts: Mapping[str, str]) -> Subject:
     }
     steps = with_lines(steps, about.get("origins", {}))
     machine = Machine.from_json(about["machine"]) if about.get("machine") else assumed_cpu()
+    sites = tuple(Site(**{**site, "parts": tuple(site["parts"])}) for site in about.get("sites", ()))
     return Subject(
         final.name, final, parse_graph(texts[IMPORTED]), tuple(records), tuple(remarks), steps,
         copies=about["copies"], machine=machine, once=frozenset(nodes[i] for i in about["once"]),
+        sites=sites,
     )  # fmt: skip

@@ -11,6 +11,8 @@ from fusec.remarks import Remark
 
 BEFORE_GROUPING = "canonicalize,raise,fuse,attention,bias"
 """The passes that are disabled for the body of a kernel region, which has been through them."""
+MOST = 8
+"""Faults that are searched for in one graph."""
 SEED = 0
 """Seed of random operations, in each run."""
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fusec.analysis.sites import RULE_OF
 from fusec.config import Config
 from fusec.debug.near_misses import near_misses
 from fusec.debug.operations import Operation, operations_of
 from fusec.debug.reasons import code_of_clause, code_of_text
 from fusec.debug.returns import with_tried_edit
 from fusec.debug.site_status import GENERAL, SiteStatus, site_statuses
-from fusec.debug.sites import RULE_OF
 from fusec.debug.subject import Subject, usual_reason
 from fusec.errors import FusecError, suggestion
 from fusec.ir.graph import Node
@@ -80,11 +80,12 @@ def why(subjects: Sequence[Subject], model: Any, what: str = EVERYTHING, at: str
     names = [EVERYTHING, KERNEL, *RULE_OF, *FUSIONS]
     if what not in names:
         raise UnknownPlace(f"no fusion or kind of site is called {what!r}", fix=suggestion(what, names))
-    places = [_Place(subject, at) for subject in subjects]
+    has_modules = hasattr(model, "named_modules") or any(subject.sites for subject in subjects)
+    places = [_Place(subject, at, has_modules) for subject in subjects]
     if not any(place.operations for place in places):
         known = {name for subject in subjects for o in operations_of(subject) for name in _names(o)}
         raise UnknownPlace(f"no operation of the model is at {at!r}", fix=suggestion(at, sorted(known)))
-    sites = site_statuses(model, subjects) if hasattr(model, "named_modules") else []
+    sites = site_statuses(model, subjects)
     found = [finding for place in places for finding in _findings(place, what, sites)]
     if not found and what not in (EVERYTHING, KERNEL):
         found = [absent for place in places for absent in _absent(place, what)]
@@ -94,8 +95,8 @@ def why(subjects: Sequence[Subject], model: Any, what: str = EVERYTHING, at: str
 class _Place:
     """The operations and remarks of one graph that belong to a place."""
 
-    def __init__(self, subject: Subject, at: str) -> None:
-        self.subject, self.at = subject, at
+    def __init__(self, subject: Subject, at: str, has_modules: bool) -> None:
+        self.subject, self.at, self.has_modules = subject, at, has_modules
         self.holds = self._test(at)
         self.operations = [
             o for o in operations_of(subject) if any(map(self.holds, map(str, o.node.sources))) or not at
@@ -264,7 +265,9 @@ def _absent(place: _Place, what: str) -> Iterator[Finding]:
 
     where, library = place.at or "the model", pattern_library()
     if what not in FUSIONS:
-        yield Finding(what, where, "absent", code="operation", reason="no module here is such a site")
+        known = place.has_modules
+        reason = "no module here is such a site" if known else "sites are found from modules, and none is known"
+        yield Finding(what, where, "absent", code="operation", reason=reason)
         return
     graph = (place.subject.imported or place.subject.final).copy()
     normalize(graph)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend.decompositions import KEPT_WHOLE, decompositions
 from fusec.frontend.fx import import_fx
+from fusec.frontend.recorder import recorded
 from fusec.frontend.targets import is_mutable
 from fusec.frontend.torch_internals import kept_whole, outside_tracing
 from fusec.ir import types as t
@@ -36,6 +36,10 @@ def trace(function: Callable[..., Any], sample_inputs: Sequence[Any], symbolic: 
 
 
 def _traced(function: Callable[..., Any], tensors: list[torch.Tensor], symbolic: bool) -> torch.fx.GraphModule:
+    if not symbolic and all(x.is_meta for x in tensors):
+        return recorded(function, tensors)
+    from torch.fx.experimental.proxy_tensor import make_fx  # here, as it imports Dynamo
+
     mode: Literal["symbolic", "fake"] = "symbolic" if symbolic else "fake"
     with outside_tracing(), torch.inference_mode(), kept_whole(KEPT_WHOLE):
         return make_fx(function, decomposition_table=decompositions(), tracing_mode=mode)(*tensors)

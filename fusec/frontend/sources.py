@@ -1,5 +1,6 @@
 """Source locations of a torch graph's nodes: file, line, module path."""
 
+import inspect
 import os
 import re
 from collections.abc import Sequence
@@ -20,6 +21,17 @@ def source_of(node: Node) -> Source:
     """Return the source location of a node, from the metadata of Dynamo and AOTAutograd."""
     file, line, text = _innermost(node.meta.get("stack_trace") or "")
     return Source(file=file, line=line, module=_module_path(node), op=str(node.target), text=text)
+
+
+def called_module() -> Any:
+    """Return the innermost module that is being called, which Dynamo compiles unless it is a function; or None."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.nn.Module) and frame.f_code.co_name == "_call_impl":
+            return getattr(caller, "_orig_mod", caller)
+        frame = frame.f_back
+    return None
 
 
 def input_names(gm: GraphModule) -> list[str]:

@@ -1,15 +1,19 @@
 """The private torch names that fusec uses, in one file; each has a fallback or a test."""
 
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 import torch
 
 logger = logging.getLogger(__name__)
+_EXCLUDED = "__dynamo_disable"
+"""The attribute of a function in which torch keeps its form that Dynamo does not trace."""
 
 
 def _decline(*args: Any, **kwargs: Any) -> Any:
@@ -90,6 +94,37 @@ def outside_tracing() -> Iterator[None]:
 
     with unset_fake_temporarily(), tracing(None):
         yield
+
+
+@contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Let torch's reference functions run without the import of Dynamo within this context.
+
+    They exclude themselves from Dynamo at their first call, which imports it. Where it is imported, nothing changes.
+    """
+    functions = _excluded() if "torch._dynamo" not in sys.modules else ()
+    for function in functions:
+        setattr(function, _EXCLUDED, function)
+    try:
+        yield
+    finally:
+        for function in functions:
+            delattr(function, _EXCLUDED)
+
+
+@cache
+def _excluded() -> list[FunctionType]:
+    """Return the functions inside torch's reference functions that a decorator excludes from Dynamo."""
+    decorators = torch._disable_dynamo(_decline).__code__  # type: ignore[attr-defined]
+    names = ("torch._refs", "torch._refs.nn.functional")
+    pending = [f for name in names for f in vars(import_module(name)).values() if isinstance(f, FunctionType)]
+    found: dict[int, FunctionType] = {}
+    while pending:
+        function = pending.pop()
+        inner = [f for cell in function.__closure__ or () if isinstance(f := cell.cell_contents, FunctionType)]
+        found |= {id(f): f for f in inner if function.__code__ is decorators}
+        pending += inner
+    return list(found.values())
 
 
 def static_inputs() -> frozenset[int]:

@@ -19,7 +19,7 @@ from bench.families import chosen
 from bench.harness import progress, report
 from bench.numerics import DTYPES
 from bench.peers import backend_named
-from fusec.debug.sites import RULES
+from fusec.analysis.sites import RULES
 from tests.campaigns.check import Shape, check
 from tests.campaigns.models import largest
 from tests.campaigns.record import write_result

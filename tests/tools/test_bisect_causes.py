@@ -1,6 +1,7 @@
 """Causes that are no rewrite: a kernel of one target, eager itself, and the graph that is captured."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import fusec
 from fusec.cli import app
 from fusec.codegen.cpp import printer
 from fusec.codegen.program import constant_folding
+from fusec.config import Config
+from fusec.debug.capture import capture
+from fusec.debug.trial import Trial
+from fusec.debug.wrong_code import wrong_code
 from fusec.frontend.lowering import Lowering
 from fusec.reference.contract import as_far_as_eager
 from tests.tools.command_line import CliRunner
@@ -39,6 +44,44 @@ def test_a_kernel_of_one_target(wrong_sine: None) -> None:
     assert f"code:  the kernel {name} of target cpp; right in the reference interpreter and on target triton" in str(
         found
     )
+
+
+def test_a_graph_file(wrong_sine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On random inputs, as a failed compile leaves one."""
+    monkeypatch.setenv("FUSEC_SMALL_M", "0")
+    path = tmp_path / "graph.fir"
+    path.write_text(str(capture(model, torch.randn(4, 16))[0]))
+    done = CliRunner().invoke(app, ["bisect", str(path)])
+    assert done.exit_code == 1 and "code:  the kernel " in done.stdout, done.output
+    assert f"fusec reduce {path}" in done.stderr and "or graph alone" not in done.stderr
+    found = json.loads(CliRunner().invoke(app, ["bisect", str(path), "--disable", "fuse", "--json"]).stdout)
+    assert [graph["code"]["target"] for graph in found["graphs"]] == ["cpp"]
+    assert CliRunner().invoke(app, ["bisect", str(path), "--train"]).exit_code == 2
+
+
+def chain(x: Tensor, w: Tensor) -> Tensor:
+    """16 kernels with a vendor's matmul after each."""
+    for i in range(16):
+        x = torch.sin(x * (1 + (i + 1) / 64)) @ w
+    return x
+
+
+@pytest.mark.parametrize("faulty", [(3,), (0, 9, 15)], ids=str)
+def test_wrong_kernels_are_found_by_halves(faulty: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in log₂(n) + 2 runs."""
+    print_kernel, runs = printer.print_kernel, list[str]()
+
+    def wrong(kernel: Any) -> str:
+        text = print_kernel(kernel)
+        return text.replace(" sin(", " cos(") if any(f" {1 + (i + 1) / 64}f" in text for i in faulty) else text
+
+    monkeypatch.setattr("fusec.codegen.cpp.target.print_kernel", wrong)
+    monkeypatch.setattr("fusec.debug.wrong_code._right_on", lambda *about: "")
+    arguments = [torch.randn(4, 16), torch.eye(16)]
+    trial = Trial(capture(chain, *arguments)[0], arguments, Config(cache=False, small_m=0), runs.append)
+    found = wrong_code(trial)
+    assert found.kernels == tuple("mul_sin" + (f"_{i + 1}" if i else "") for i in faulty)
+    assert len(runs) <= len(faulty) * (math.log2(16) + 2)
 
 
 def test_sizes_that_no_operand_of_a_kernel_has(wrong_sine: None) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from fusec.cli import app
 from fusec.debug import kept
+from fusec.errors import BuildError
 from tests.tools.command_line import CliRunner
 from tests.tools.sample import unpacked
 
@@ -35,9 +36,9 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The graphs that are compiled."""
     found, compile_graph = list[str](), kept.compile_graph
 
-    def counted(graph: Any, config: Any) -> Any:
+    def counted(graph: Any, *about: Any) -> Any:
         found.append(graph.name)
-        return compile_graph(graph, config)
+        return compile_graph(graph, *about)
 
     monkeypatch.setattr(kept, "compile_graph", counted)
     return found
@@ -93,6 +94,18 @@ def test_a_damaged_entry_is_compiled_again(compiles: list[str], caplog: pytest.L
 def test_a_compile_that_fails_is_not_kept(compiles: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from fusec.codegen.cpp import target
 
-    monkeypatch.setattr(target, "print_kernel", lambda kernel: "no C++")
+    def refused(kernel: Any) -> str:
+        raise BuildError("no C++ for it")
+
+    monkeypatch.setattr(target, "print_kernel", refused)
     for count in (1, 2):
         assert "could not be built" in fusec("explain", "model.py", "--json") and len(compiles) == count
+
+
+@pytest.mark.parametrize("model", ["model.py", "model.fir"])
+def test_kernels_that_are_shown_are_not_built(model: str, folder: Path) -> None:
+    for command in (["explain"], ["kernels", "list"], ["view", "-o", "page.html"], ["check", "--against", "a.json"]):
+        name, *options = command if command[0] != "kernels" else [" ".join(command)]
+        fusec(*name.split(), model, *options, *(["--update"] if name == "check" else []))
+    assert "int64_t rms_norm" in fusec("explain", model, "--kernel", "rms_norm_gelu_softmax")
+    assert not list((folder / "cache").glob("*.so")) and list((folder / "cache").glob("*.compile"))

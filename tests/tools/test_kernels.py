@@ -75,7 +75,7 @@ def test_an_edit_that_is_right_is_used_and_marked(script: str, monkeypatch: pyte
     assert Path(row["edited"]).is_file() and "by hand" in row["source"]
     explained = CliRunner().invoke(app, ["explain", script]).stdout
     assert "generated, edited" in explained
-    assert "1 edits removed" in run("revert", name).stdout
+    assert "1 edit removed" in run("revert", name).stdout
     assert json.loads(run("list", script, "--json").stdout)[0]["edited"] == ""
 
 
@@ -124,7 +124,7 @@ def test_an_edit_in_triton_is_used_marked_and_dropped_with_its_region(
     Path(script).write_text(SCRIPT.format(rows=4).replace("* 2", "* 3"))
     assert [row["edited"] for row in listed(script)] == [""]
     Path(script).write_text(SCRIPT.format(rows=4))
-    assert "1 edits removed" in run("revert").stdout
+    assert "1 edit removed" in run("revert").stdout
     assert [row["edited"] for row in listed(script)] == [""]
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusec.analysis.sites import sites_of
 from fusec.config import Config
 from fusec.debug.capture import capture
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.site_status import SiteStatus, site_statuses
-from fusec.debug.sites import sites_of
 from fusec.debug.subject import Subject
 from fusec.debug.tables import explanation_view, site_view
 from fusec.debug.text import as_text

@@ -12,6 +12,7 @@ from torch import nn
 
 from fusec.cli import app
 from fusec.debug.explain import explain_subjects
+from fusec.debug.site_status import site_statuses
 from fusec.debug.subject import subject_of
 from fusec.debug.text import as_text
 from fusec.debug.trace_table import trace_data, trace_view
@@ -98,6 +99,45 @@ def traced_crash(trace: Trace, state: str) -> None:
     assert compile.state == state and compile.subject is None and "sin(" in (compile.path / "imported.fir").read_text()
     assert ("KeyError: 'missing'" in compile.error) == (state == "failed") == bool(trace.of("fallback"))
     assert state in as_text(trace_view(trace))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(16, 16), nn.RMSNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(x))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_sites_of_the_model(in_place: bool, tmp_path: Path) -> None:
+    """Of the one that is called, and not of one whose call reaches it, in traces, reports and their pages."""
+    model = Normed().eval()
+    options = {"trace": str(tmp_path / "t"), "report": str(tmp_path / "r.json")}
+    torch._dynamo.reset()
+    if in_place:
+        model.compile(backend="fusec", options=options)
+    called = nn.Sequential(model if in_place else torch.compile(model, backend="fusec", options=options))
+    with torch.no_grad():
+        called(torch.randn(4, 16))
+    read = read_trace(tmp_path / "t").subjects
+    (found,) = why(read, None, "norm")
+    assert (found.where, found.status) == ("norm", "fused")
+    sites = [site.to_json() for site in site_statuses(model, read)]
+    assert json.loads(json.dumps(sites)) == json.loads((tmp_path / "r.json").read_text())["sites"]
+    assert [site.to_json() for site in explain_subjects(read).sites] == sites
+
+
+def test_a_model_whose_sites_cannot_be_found_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fusec.dynamo.called_module", lambda: 1 / 0)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(Normed(), backend="fusec", options={"trace": str(tmp_path / "t")})(torch.randn(4, 16))
+    assert "the sites of the model are not in the trace" in caplog.text
+    assert [subject.sites for subject in read_trace(tmp_path / "t").subjects] == [()]
 
 
 def test_a_crash_leaves_the_graph(tmp_path: Path) -> None:

@@ -245,6 +245,12 @@ def test_a_process_that_compiles_nothing_knows_the_fusions(tmp_path: Path) -> No
     assert said.startswith("layer_norm  absent")
 
 
+def test_a_graph_has_no_sites() -> None:
+    subjects = compile_model(lambda x: x.softmax(-1), [torch.randn(4, 16)])
+    (found,) = why(subjects, None, "norm")
+    assert (found.status, found.reason) == ("absent", "sites are found from modules, and none is known")
+
+
 def test_every_code_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
     assert all(f"| `{reason.code}` | {reason.meaning} |" in text for reason in REASONS)
