@@ -109,7 +109,7 @@ def without_dynamo() -> Iterator[None]:
         yield
     finally:
         for function in functions:
-            delattr(function, _EXCLUDED)
+            vars(function).pop(_EXCLUDED, None)  # another thread may have been first
 
 
 @cache
@@ -119,8 +119,11 @@ def _excluded() -> list[FunctionType]:
     names = ("torch._refs", "torch._refs.nn.functional")
     pending = [f for name in names for f in vars(import_module(name)).values() if isinstance(f, FunctionType)]
     found: dict[int, FunctionType] = {}
+    seen = set[FunctionType]()
     while pending:
-        function = pending.pop()
+        if (function := pending.pop()) in seen:
+            continue
+        seen.add(function)
         inner = [f for cell in function.__closure__ or () if isinstance(f := cell.cell_contents, FunctionType)]
         found |= {id(f): f for f in inner if function.__code__ is decorators}
         pending += inner
