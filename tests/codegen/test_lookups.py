@@ -120,6 +120,33 @@ def test_a_lookup_out_of_range_raises(wrong: int, target: str) -> None:
         program(EMBEDDED, target)(list(inputs))
 
 
+@pytest.mark.parametrize("wrong", [{0: -1}, {0: 50}, {99: -1}, {99: 50}, {40: 2**40, 41: 7}, {5: -(2**40), 99: 60}])
+def test_one_of_many_places_out_of_range_raises(wrong: dict[int, int]) -> None:
+    """Many are checked together: one place that is wrong is named, if several are."""
+    text = """graph taken(%table: f32[50, 7], %ids: i64[100]) {
+  %y: f32[100, 7] = take(%table, %ids) {dim=-2}
+  %z: f32[100, 7] = exp(%y)
+  return %z
+}"""
+    ids = torch.arange(100) % 50
+    agrees(text, torch.randn(50, 7), ids, kinds=["kernel"])
+    for at, place in wrong.items():
+        ids[at] = place
+    out = [place for place in wrong.values() if not 0 <= place < 50]
+    with pytest.raises(IndexError, match="|".join(f"index {place} is out of bounds" for place in out)):
+        program(text)([torch.randn(50, 7), ids])
+
+
+def test_no_places_at_all_are_in_range() -> None:
+    text = """graph taken(%table: f32[50, 7], %ids: i64[n, 0]) {
+  %y: f32[n, 0, 7] = take(%table, %ids) {dim=-2}
+  %z: f32[n, 0, 7] = exp(%y)
+  return %z
+}"""
+    (found,) = program(text)([torch.randn(50, 7), torch.zeros(70, 0, dtype=torch.int64)])
+    assert found.shape == (70, 0, 7)
+
+
 @pytest.mark.parametrize(("table", "index", "dim", "around"), [
     ((7, 30), (40,), -1, ""),  # lanes along the places
     ((7, 30), (3, 2), -2, ""),
