@@ -1,7 +1,8 @@
 """The ways to run a model that are compared, each compiled as it is at its best."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from itertools import count
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 Backend = str | Callable[..., Any]
 Runner = Callable[..., Any]
+_numbers = count()
 
 
 def backend_named(name: str) -> Backend:
@@ -92,7 +94,23 @@ def compiled_with(
     mode: str | None = None,
 ) -> Runner:
     """``torch.compile``; "eager" too goes through Dynamo."""
-    return torch.compile(model, backend=backend, dynamic=dynamic, options=options, mode=mode)
+    return torch.compile(_with_own_code(model), backend=backend, dynamic=dynamic, options=options, mode=mode)
+
+
+def _with_own_code(model: nn.Module) -> nn.Module:
+    """Give a model's ``forward`` code of its own, to which Dynamo attaches what it compiles.
+
+    Of several peers that share it, each call checks the guards of the others first, sizes in which their weights differ
+    become dynamic, and only the first eight are compiled.
+    """
+    kind, forward = type(model), type(model).forward
+    if isinstance(forward, FunctionType):
+        code = forward.__code__.replace(co_name=f"{forward.__code__.co_name}_{next(_numbers)}")
+        own = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
+        own.__kwdefaults__ = forward.__kwdefaults__
+        vars(own).update(vars(forward))
+        model.__class__ = type(kind.__name__, (kind,), {"forward": own, "__module__": kind.__module__})
+    return model
 
 
 PEERS: dict[str, Callable[[nn.Module, bool | None], Runner]] = {

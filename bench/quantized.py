@@ -101,7 +101,6 @@ def _candidates(prepare: Callable[[int], Prepared], formats: list[str], seed: in
     candidates, failed = dict[str, Candidate](), dict[str, str]()
     for name, quantize in ways.items():
         console.print(f"  compile {name}", style="dim", highlight=False)
-        torch._dynamo.reset()
         try:
             prepared = prepare(seed)
             stored = quantize(prepared.model)
