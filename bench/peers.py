@@ -1,8 +1,8 @@
 """The ways to run a model that are compared, each compiled as it is at its best."""
 
 from collections.abc import Callable
-from itertools import count
-from types import FunctionType, SimpleNamespace
+from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,7 +10,11 @@ from torch import nn
 
 Backend = str | Callable[..., Any]
 Runner = Callable[..., Any]
-_numbers = count()
+_ISOLATED: dict[str, Any] = (
+    {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+)
+"""Compiles of one function are kept together otherwise: a call checks the guards of the others first, and after eight
+none is compiled. Versions of torch before 2.13 cannot do this."""
 
 
 def backend_named(name: str) -> Backend:
@@ -87,30 +91,14 @@ def openvino(model: nn.Module, dynamic: bool | None = None) -> Runner:
 
 
 def compiled_with(
-    model: nn.Module,
+    model: Runner,
     backend: Backend,
     dynamic: bool | None = None,
     options: dict[str, Any] | None = None,
     mode: str | None = None,
 ) -> Runner:
     """``torch.compile``; "eager" too goes through Dynamo."""
-    return torch.compile(_with_own_code(model), backend=backend, dynamic=dynamic, options=options, mode=mode)
-
-
-def _with_own_code(model: nn.Module) -> nn.Module:
-    """Give a model's ``forward`` code of its own, to which Dynamo attaches what it compiles.
-
-    Of several peers that share it, each call checks the guards of the others first, sizes in which their weights differ
-    become dynamic, and only the first eight are compiled.
-    """
-    kind, forward = type(model), type(model).forward
-    if isinstance(forward, FunctionType):
-        code = forward.__code__.replace(co_name=f"{forward.__code__.co_name}_{next(_numbers)}")
-        own = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
-        own.__kwdefaults__ = forward.__kwdefaults__
-        vars(own).update(vars(forward))
-        model.__class__ = type(kind.__name__, (kind,), {"forward": own, "__module__": kind.__module__})
-    return model
+    return torch.compile(model, backend=backend, dynamic=dynamic, options=options, mode=mode, **_ISOLATED)
 
 
 PEERS: dict[str, Callable[[nn.Module, bool | None], Runner]] = {

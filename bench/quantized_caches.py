@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from bench.harness import measure, report
 from bench.machine import wait_until_idle
+from bench.peers import backend_named, compiled_with
 from bench.pictures import Line, draw_ratios, say_drawn
 from bench.record import write_result
 from fusec.quantization.formats import Format, Parts, format_named
@@ -42,7 +43,6 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--width", type=int)
     options = parser.parse_args(words)
     found: dict[str, Any] = {}
-    torch._dynamo.config.recompile_limit = 64  # one function is compiled for every format and number of heads
     for title, heads in HEADS.items():
         calls, stored = _candidates(*heads, options)
         wait_until_idle(options.allow_busy)
@@ -74,7 +74,7 @@ def _candidates(queries: int, keys: int, options: argparse.Namespace) -> tuple[d
     for name in (DENSE, *options.formats.split(",")):
         format = None if name == DENSE else format_named(name)
         inputs = [[_stored(x, format) for x in cache] for cache in caches]
-        run = torch.compile(partial(_attention, format), backend="fusec", dynamic=False)
+        run = compiled_with(partial(_attention, format), backend_named("fusec"), dynamic=False)
         calls[name] = partial(_all_layers, run, query, inputs)
         stored[name] = sum(part.nbytes for parts in inputs[0] for part in parts.values())
     return calls, stored

@@ -193,8 +193,9 @@ template <class L> struct Left {
 
 // The right operand is computed: values(column, o) returns a function of (k, lanes, tiles), which fills a tile of each
 // segment of k, and holds whatever is the same for all k, such as scales and tables. Each segment has its own left
-// operand; fetch(column, o, k) prefetches what a tile is computed from, by so many columns AHEAD, or those of the next
-// tile. k is outer * inner steps long, and one prefetch serves LINE of them.
+// operand; fetch(column, o, k) prefetches what a tile is computed from. k is outer * inner steps long, and one prefetch
+// serves LINE of them. Columns are prefetched AHEAD of the tile, at least those of the next one.
+constexpr int distance(int ahead, int columns) { return ahead < columns ? columns : ahead; }
 template <class Tiles, int COLUMNS> struct ColumnTiles {
   Tiles first;
   ColumnTiles<Tiles, COLUMNS - 1> rest;
@@ -270,7 +271,7 @@ DOT_FUNCTION dot_tile_computed(A* target, int64_t target_step, const Left<L>* le
     };
     int64_t k = 0;
     for (; k + LINE <= inner; k += LINE) {
-      for (int c = 0; c < COLUMNS; c++) fetch(column + (AHEAD < COLUMNS ? COLUMNS : AHEAD) + c, o, k);
+      for (int c = 0; c < COLUMNS; c++) fetch(column + distance(AHEAD, COLUMNS) + c, o, k);
       add_all(k, k + LINE);
     }
     if (LINE > N) k = add_all(k, inner);
@@ -339,7 +340,7 @@ DOT_FUNCTION dot_tile_grouped(float* target, int64_t target_step, const Left<int
     Totals found[ROWS][COLUMNS] = {};
     for (int64_t k = 0; k < inner; k += 32) {
       if (k % 64 == 0)
-        for (int c = 0; c < COLUMNS; c++) fetch(column + (AHEAD < COLUMNS ? COLUMNS : AHEAD) + c, o, k);
+        for (int c = 0; c < COLUMNS; c++) fetch(column + distance(AHEAD, COLUMNS) + c, o, k);
       typename step::bytes rows[ROWS][SEGMENTS];
       for (int r = 0; r < ROWS; r++)
         for (int s = 0; s < SEGMENTS; s++)

@@ -49,8 +49,9 @@ DOT_FUNCTION dot_tile_columns(A* target, int64_t target_step, const Left<L>* lef
     }
 }
 
-// Columns from first to last; ADDS keeps what the target holds. Some rows of the right operand are read for all columns before the next ones, so that the
-// pages in use are few; rows of the left one go in parts of at most 4.
+// Columns from first to last, added to the target or, unless it ADDS, in its place. Some rows of the right operand are
+// read for all columns before the next ones, so that the pages in use are few; rows of the left one go in parts of at
+// most 4.
 template <int ROWS, int N, int SEGMENTS, int LINE, bool BY_STEP, bool ADDS, class A, class L, class Values, class Fetch>
 FN void dot_columns(A* target, int64_t target_step, const Left<L>* lefts, const Values& values, const Fetch& fetch,
                     int64_t first, int64_t last, int64_t outer, int64_t inner) {
@@ -58,9 +59,11 @@ FN void dot_columns(A* target, int64_t target_step, const Left<L>* lefts, const 
     constexpr int half = (ROWS + 1) / 2;
     Left<L> below[SEGMENTS];
     for (int s = 0; s < SEGMENTS; s++) below[s] = {lefts[s].data + half * lefts[s].step, lefts[s].step, 1};
-    dot_columns<half, N, SEGMENTS, LINE, BY_STEP, ADDS>(target, target_step, lefts, values, fetch, first, last, outer, inner);
+    dot_columns<half, N, SEGMENTS, LINE, BY_STEP, ADDS>(target, target_step, lefts, values, fetch, first, last, outer,
+                                                        inner);
     dot_columns<ROWS - half, N, SEGMENTS, LINE, BY_STEP, ADDS>(target + half * target_step, target_step,
-                                                         (const Left<L>*)below, values, fetch, first, last, outer, inner);
+                                                               (const Left<L>*)below, values, fetch, first, last, outer,
+                                                               inner);
   } else {
     for (int r = 0; r < ROWS && !ADDS; r++)
       for (int64_t c = first; c < last; c++) target[r * target_step + c - first] = A(0);

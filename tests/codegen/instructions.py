@@ -2,10 +2,14 @@
 
 import re
 
+import pytest
+
 from fusec.codegen import target_named
+from fusec.codegen.cpp import target
 from fusec.codegen.cpp.build import CppKernel, build
 from fusec.codegen.cpp.compiler import find_compiler
 from fusec.codegen.cpp.printer import print_kernel
+from fusec.codegen.cpp.target import CppTarget
 from fusec.codegen.tile.kernel import Kernel
 from fusec.config import Config
 
@@ -127,3 +131,10 @@ def built(kernel: Kernel, head: str) -> CppKernel:
     (found,) = build([(kernel.name, text)], Config())
     assert isinstance(found, CppKernel), found
     return found
+
+
+def emulate_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels multiply pairs of bfloat16, by several instructions where the machine has none that does."""
+    if not target_named("cpp").bf16_products:
+        monkeypatch.setattr(CppTarget, "bf16_products", True)
+        monkeypatch.setattr(target, "print_kernel", lambda kernel: PAIRS + print_kernel(kernel))

@@ -9,16 +9,13 @@ from torch.nn import functional as F
 
 import fusec
 from fusec.codegen import target_named
-from fusec.codegen.cpp import target
-from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.cpp.schedules import computed
-from fusec.codegen.cpp.target import CppTarget
 from fusec.codegen.tile.kernel import ComputedDot, TableLookup, walk
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.reference.contract import Comparison, compare_outputs
-from tests.codegen.instructions import PAIRS
+from tests.codegen.instructions import emulate_pairs
 
 DEPTH, COLUMNS = 320, 37
 pytestmark = pytest.mark.skipif(target_named("cpp").lanes != 16, reason="pairs fill registers of 16 lanes")
@@ -26,9 +23,7 @@ pytestmark = pytest.mark.skipif(target_named("cpp").lanes != 16, reason="pairs f
 
 @pytest.fixture(autouse=True)
 def instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not target_named("cpp").bf16_products:
-        monkeypatch.setattr(CppTarget, "bf16_products", True)
-        monkeypatch.setattr(target, "print_kernel", lambda kernel: PAIRS + print_kernel(kernel))
+    emulate_pairs(monkeypatch)
 
 
 def layer(format: str, rows: int, dtype: torch.dtype) -> tuple[bool, Comparison]:

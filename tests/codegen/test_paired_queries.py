@@ -10,16 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.cpp import target
-from fusec.codegen.cpp.printer import print_kernel
-from fusec.codegen.cpp.target import CppTarget
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.types import BF16, F32
 from fusec.quantization.formats import format_named
 from fusec.reference.contract import compare_outputs
-from tests.codegen.instructions import PAIRS
+from tests.codegen.instructions import emulate_pairs
 
 KEYS, HEAD = 300, 64
 pytestmark = pytest.mark.skipif(target_named("cpp").lanes != 16, reason="pairs fill registers of 16 lanes")
@@ -27,9 +24,7 @@ pytestmark = pytest.mark.skipif(target_named("cpp").lanes != 16, reason="pairs f
 
 @pytest.fixture(autouse=True)
 def instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not target_named("cpp").bf16_products:
-        monkeypatch.setattr(CppTarget, "bf16_products", True)
-        monkeypatch.setattr(target, "print_kernel", lambda kernel: PAIRS + print_kernel(kernel))
+    emulate_pairs(monkeypatch)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -37,10 +32,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Of keys that are scaled and not rounded, as the queries are then in the kernel."""
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    scores = (query.float() @ (key.float() * 0.3).transpose(-1, -2)).softmax(-1)
-    return (scores @ value.float()).to(query.dtype)
+    """Over keys times a number, by which the kernel multiplies queries, without rounding them."""
+    return attend(query, key * 0.3, value)
 
 
 def unpacked(query: Tensor, codes: Tensor, scale: Tensor) -> Tensor:

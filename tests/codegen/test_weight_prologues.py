@@ -9,10 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusec.codegen import target_named
-from fusec.codegen.cpp import target
-from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.cpp.schedules import gemm
-from fusec.codegen.cpp.target import CppTarget
 from fusec.codegen.tile.bounds import unproven_accesses
 from fusec.codegen.tile.kernel import ColumnDot, ComputedDot, walk
 from fusec.compiler import Compiled, compile_graph
@@ -20,7 +17,7 @@ from fusec.config import Config
 from fusec.frontend import trace
 from fusec.ir.types import BF16
 from fusec.reference.contract import Comparison, compare_outputs
-from tests.codegen.instructions import PAIRS
+from tests.codegen.instructions import emulate_pairs
 from tests.combinations import rotating
 from tests.machines import profile
 from tests.packed import COLUMNS, DEPTH, FORMS, Packed, int8, per_group, scales
@@ -63,9 +60,7 @@ def test_a_packed_layer_is_one_kernel(form: str, setting: tuple[int, torch.dtype
 @pytest.mark.parametrize("form", ["int8 per channel", "int4, neighbours in a byte", "int4, halves in a byte"])
 def test_pairs_of_bfloat16_as_emulated(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every machine, though few of them have the instructions."""
-    if not target_named("cpp").bf16_products:
-        monkeypatch.setattr(CppTarget, "bf16_products", True)
-        monkeypatch.setattr(target, "print_kernel", lambda kernel: PAIRS + print_kernel(kernel))
+    emulate_pairs(monkeypatch)
     found, compare = compiled(FORMS[form], 5, torch.bfloat16)
     (kernel,) = found.program.kernels.values()
     assert any(b.name.startswith("left") and b.dtype == BF16 for b in kernel.buffers)

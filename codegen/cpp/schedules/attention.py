@@ -13,7 +13,7 @@ from dataclasses import replace
 import sympy
 
 from fusec.codegen.cpp.printer import AHEAD_ROWS
-from fusec.codegen.cpp.schedules.blocked_attention import QUERY, SHARE, BlockedAttention
+from fusec.codegen.cpp.schedules.blocked_attention import SHARE, BlockedAttention
 from fusec.codegen.cpp.schedules.blocks import Block
 from fusec.codegen.cpp.schedules.computed import computed_right, emit_rights
 from fusec.codegen.cpp.schedules.gemm import LEAST_PAIRED
@@ -78,8 +78,8 @@ class _AlongQueries(BlockedAttention):
         self.count: Size = _QUERIES if whole else sympy.Min(_QUERIES, size - self.first)
         """The number of these queries."""
 
-    def scratch(self, name: str, count: int, shares: int = 1) -> str:
-        return self.emitter.add_scratch(self.dtype, _QUERIES * count, name).name
+    def scratch(self, name: str, count: int, shares: int = 1, dtype: DType | None = None) -> str:
+        return self.emitter.add_scratch(dtype or self.dtype, _QUERIES * count, name).name
 
     def row(self) -> sympy.Expr:
         return self.emitter.axis_symbol(self.lane) - self.first
@@ -221,12 +221,11 @@ class _AlongKeys(BlockedAttention):
         shares = cores // math.gcd(iterations, cores)
         return max(1, min(shares, keys // _SHARED_KEYS)) if isinstance(keys, int) else shares
 
-    def scratch(self, name: str, count: int, shares: int = 1) -> str:
+    def scratch(self, name: str, count: int, shares: int = 1, dtype: DType | None = None) -> str:
         if shares == 1:
-            dtype = self.query_dtype if name == QUERY else self.dtype
-            return self.emitter.add_scratch(dtype, self.row_count * count, name).name
+            return self.emitter.add_scratch(dtype or self.dtype, self.row_count * count, name).name
         everywhere = shares * math.prod(map(static_size, self.outer))
-        return self.emitter.add_scratch(self.dtype, everywhere * self.row_count * count, name, "shared").name
+        return self.emitter.add_scratch(dtype or self.dtype, everywhere * self.row_count * count, name, "shared").name
 
     def row(self) -> sympy.Expr:
         place: sympy.Expr = sympy.Integer(0)
@@ -252,7 +251,7 @@ class _AlongKeys(BlockedAttention):
     def score(self, queries: str) -> None:
         emitter, depth, target = self.emitter, self.parts.depth, _rows(self.scores, self.keys)
         left = _rows(queries, self.depth)
-        if not self._are_computed(self.key, self.parts.depth):
+        if not self._are_computed(self.key, depth):
             right = _transposed(self.matrix(self.key, depth))
             emitter.inner.append(Dot(target, left, right, self.row_count, self.key_count, self.depth))
             return

@@ -13,14 +13,12 @@ from fusec.codegen.tile.kernel import Buffer, Constant, Matrix, Operand, Stateme
 from fusec.codegen.tile.online_softmax import LOWEST, OnlineSoftmax
 from fusec.codegen.tile.rows import Tiling
 from fusec.codegen.tile.visible_keys import VisibleKeys, shown_by_all
-from fusec.ir.types import BOOL, Size, accumulation
+from fusec.ir.types import BOOL, DType, Size, accumulation
 from fusec.loops.affine import Axis
 from fusec.loops.attention import Attention, Elements, is_in_place
 from fusec.loops.indexing import IndexedExpr, LoopNest, stride
 from fusec.loops.visible import Mask, loaded_masks
 
-QUERY = "query"
-"""Name of the scratch that holds queries."""
 SHARE = index_symbol("share")
 """Split index, from 0 to the number of splits - 1."""
 
@@ -40,7 +38,7 @@ class BlockedAttention(ABC):
     """Number of key splits; their results are merged at the end."""
 
     @abstractmethod
-    def scratch(self, name: str, count: int, shares: int = 1) -> str:
+    def scratch(self, name: str, count: int, shares: int = 1, dtype: DType | None = None) -> str:
         """Add memory for ``count`` elements of each query; visible to all iterations if keys are split."""
 
     @abstractmethod
@@ -140,6 +138,11 @@ class BlockedAttention(ABC):
         """Return whether products read keys or values from where they are, rather than from scratch."""
         return is_in_place(item, self.parts.keys)
 
+    @property
+    def query_dtype(self) -> DType:
+        """Type of the queries in scratch."""
+        return self.dtype
+
     def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
         """Return whether blocks of keys or values are stored as rows in scratch first."""
         return not self.is_in_place(items[0])
@@ -171,7 +174,7 @@ class BlockedAttention(ABC):
         """Return the statements of the kernel."""
         emitter = self.emitter
         emitter.levels[0].axes = frozenset(self.outer)
-        queries = self.scratch(QUERY, self.depth)
+        queries = self.scratch("query", self.depth, dtype=self.query_dtype)
         self.scores = self.scratch("scores", self.keys)
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
