@@ -10,9 +10,8 @@ from torch import nn
 
 Backend = str | Callable[..., Any]
 Runner = Callable[..., Any]
-_ISOLATED: dict[str, Any] = (
-    {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
-)
+_PARAMETERS = signature(torch.compile).parameters
+_ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in _PARAMETERS else {}
 """Compiles of one function are kept together otherwise: a call checks the guards of the others first, and after eight
 none is compiled. Versions of torch before 2.13 cannot do this."""
 
