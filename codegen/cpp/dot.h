@@ -185,6 +185,8 @@ FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_
     dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
 }
 
+template <int N> struct Count { static constexpr int value = N; };
+
 // Rows of a left operand, so far apart, and their elements. Those of few rows are neighbours.
 template <class L> struct Left {
   const L* data;
@@ -403,17 +405,36 @@ FN void dot_grouped(float* target, int64_t target_step, const Left<int8_t>* left
 }
 
 // What one lane multiplies in one step: a number, a word of two bfloat16, or four bytes.
-template <class A, class L, class R, int N> struct Lanes {
+struct OneRow { static constexpr int count = 1; };
+template <class A, class L, class R, int N> struct Lanes : OneRow {
   typedef typename Raw<A, N>::type row;
-  template <class Count> static LANEWISE row of(const R* p, Count count) { return cast<A>(load<N>(p, count)).v; }
+  template <class Count> static LANEWISE row of(const R* p, int64_t, Count count) { return cast<A>(load<N>(p, count)).v; }
   static LANEWISE A factor(const L* p) { return A(load(p)); }
   static LANEWISE row add(row sum, A x, row y) { return sum + x * y; }
 };
 #ifdef IN_PAIRS
-template <> struct Lanes<float, word, word, 16> {
+// Pairs of rows of the right operand, and of neighbours along k of the left one; the last row may have no second.
+template <int COUNT> struct RowPairs {
+  static constexpr int count = COUNT;
+  typedef Pairs row;
+  typedef RowPairs<1> last;
+  template <class Count> static LANEWISE row of(const bf16* p, int64_t step, Count count) {
+    const auto at = [&](int i) LANEWISE {
+      return i < COUNT ? load<16>((const int16_t*)p + i * step, count).v : Raw<int16_t, 16>::type{};
+    };
+    return interleaved(at(0), at(1));
+  }
+  static LANEWISE Pairs factor(const bf16* p) {
+    int32_t pair = 0;
+    __builtin_memcpy(&pair, p, COUNT * sizeof *p);
+    return (Pairs)(Raw<int32_t, 16>::type{} + pair);
+  }
+  static LANEWISE Raw<float, 16>::type add(Raw<float, 16>::type sum, Pairs x, row y) { return add_pairs(sum, x, y); }
+};
+template <> struct Lanes<float, word, word, 16> : OneRow {
   typedef Raw<int32_t, 16>::type row;
   typedef Raw<float, 16>::type floats;
-  template <class Count> static LANEWISE row of(const word* p, Count count) {
+  template <class Count> static LANEWISE row of(const word* p, int64_t, Count count) {
     return load<16>((const int32_t*)p, count).v;
   }
   static LANEWISE row factor(const word* p) { return row{} + p->bits; }
@@ -421,9 +442,9 @@ template <> struct Lanes<float, word, word, 16> {
 };
 #endif
 #ifdef IN_QUADS
-template <class L, class R> struct Lanes<int32_t, Quad<L>, Quad<R>, QUAD_LANES> {
+template <class L, class R> struct Lanes<int32_t, Quad<L>, Quad<R>, QUAD_LANES> : OneRow {
   typedef typename Raw<int32_t, QUAD_LANES>::type row;
-  template <class Count> static LANEWISE row of(const Quad<R>* p, Count count) {
+  template <class Count> static LANEWISE row of(const Quad<R>* p, int64_t, Count count) {
     return load<QUAD_LANES>((const int32_t*)p, count).v;
   }
   static LANEWISE row factor(const Quad<L>* p) { return row{} + p->bits; }
@@ -440,26 +461,30 @@ template <int N> FN Part of_tile(Part all, int tile) {
 
 // Lanes along the columns, TILES of them at once. Of as many rows from ``next`` on, so many tiles each are asked for
 // meanwhile.
-template <int ROWS, int TILES, int N, class A, class L, class R, class Count>
+template <class Step, int ROWS, int TILES, int N, class A, class L, class R, class Count>
 DOT_FUNCTION dot_tile_n(const Panel<A, L, R>& panel, A* target, const L* left, int64_t first, Count columns,
                         const R* next, int asked) {
   CONTRACT
-  typedef Lanes<A, L, R, N> lanes;
   constexpr int line = N * sizeof(R) < 64 ? 64 / (N * sizeof(R)) : 1;  // tiles
   const int64_t target_step = panel.target_step, left_step = panel.left_step, left_k = panel.left_k;
   const int64_t right_step = panel.right_step, depth = panel.depth;
   const R* const right = panel.right + first;
   target += first;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
-  for (int64_t k = 0; k < depth; k++) {
-    typename lanes::row row[TILES];
-    for (int t = 0; t < TILES; t++) row[t] = lanes::of(right + k * right_step + t * N, of_tile<N>(columns, t));
+  const auto add = [&](auto step, int64_t k) LANEWISE {
+    typedef decltype(step) S;
+    typename S::row row[TILES];
+    for (int t = 0; t < TILES; t++) row[t] = S::of(right + k * right_step + t * N, right_step, of_tile<N>(columns, t));
     for (int t = 0; t < asked; t += line) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
     for (int r = 0; r < ROWS; r++) {
-      const auto x = lanes::factor(left + r * left_step + k * left_k);
-      for (int t = 0; t < TILES; t++) sums[r][t] = lanes::add(sums[r][t], x, row[t]);
+      const auto x = S::factor(left + r * left_step + k * left_k);
+      for (int t = 0; t < TILES; t++) sums[r][t] = S::add(sums[r][t], x, row[t]);
     }
-  }
+  };
+  int64_t k = 0;
+  for (; k + Step::count <= depth; k += Step::count) add(Step{}, k);
+  if constexpr (Step::count > 1)
+    if (k < depth) add(typename Step::last{}, k);
   // As in the loop above, each sum is to be named: else the compiler keeps those of a part of a tile in memory.
   const auto each = [&](const auto& does) LANEWISE {
     A* place = target;
@@ -477,11 +502,12 @@ constexpr int64_t PANEL_TILES = 4;  // tiles of columns that stay in the first-l
 
 // As many columns as it takes: so many tiles at a time, then up to three, then what is left, of which only the last
 // tile may be not full.
-template <int ROWS, int N, class A, class L, class R>
-FN void dot_columns_n(const Panel<A, L, R>& panel, A* target, const L* left, const R* next = nullptr, int asked = 0) {
+template <int ROWS, int N, class A, class L, class R, class Step = Lanes<A, L, R, N>>
+FN void dot_columns_n(const Panel<A, L, R>& panel, A* target, const L* left, const R* next = nullptr, int asked = 0,
+                      Step = {}) {
   int64_t c = 0;
 #define TILES(some, count) \
-  dot_tile_n<ROWS, some, N>(panel, target, left, c, count, next, asked), c += some * N, asked = 0
+  dot_tile_n<Step, ROWS, some, N>(panel, target, left, c, count, next, asked), c += some * N, asked = 0
   while (c + TILES_AT_ONCE * N <= panel.columns) TILES(TILES_AT_ONCE, All{});
   if constexpr (TILES_AT_ONCE > 3)
     if (c + 3 * N <= panel.columns) TILES(3, All{});
@@ -499,13 +525,23 @@ FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_
                     int64_t right_step, int64_t columns, int64_t depth) {
   constexpr int full = ROWS / 4 * 4;
   constexpr int64_t wide = PANEL_TILES * N;
-  for (int64_t c = 0; c < columns; c += wide) {
-    const int64_t some = columns - c < wide ? columns - c : wide;
-    const Panel<A, L, R> panel{target_step, left_step, left_k, right + c, right_step, some, depth, ADDS};
-    for (int r = 0; r < full; r += 4) dot_columns_n<4, N>(panel, target + r * target_step + c, left + r * left_step);
-    if constexpr (ROWS % 4 != 0)
-      dot_columns_n<ROWS % 4, N>(panel, target + full * target_step + c, left + full * left_step);
-  }
+  const auto in_steps = [&](auto step) LANEWISE {
+    for (int64_t c = 0; c < columns; c += wide) {
+      const int64_t some = columns - c < wide ? columns - c : wide;
+      const Panel<A, L, R> panel{target_step, left_step, left_k, right + c, right_step, some, depth, ADDS};
+      const auto rows = [&](auto count, int r) LANEWISE {
+        dot_columns_n<decltype(count)::value, N>(panel, target + r * target_step + c, left + r * left_step,
+                                                 (const R*)nullptr, 0, step);
+      };
+      for (int r = 0; r < full; r += 4) rows(Count<4>{}, r);
+      if constexpr (ROWS % 4 != 0) rows(Count<ROWS % 4>{}, full);
+    }
+  };
+#ifdef IN_PAIRS
+  if constexpr (in_pairs<A, L, R, N>)
+    if (left_k == 1) return in_steps(RowPairs<2>{});
+#endif
+  in_steps(Lanes<A, L, R, N>{});
 }
 
 // Ask memory for so many elements of some rows, into the second-level cache: the first one holds what is multiplied.

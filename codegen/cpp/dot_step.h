@@ -35,6 +35,16 @@ FN Pairs paired(Raw<float, 16>::type low, Raw<float, 16>::type high) {
   return (Pairs)__builtin_ia32_cvtne2ps2bf16_v32hi(high, low);
 #endif
 }
+// (a0, b0, a1, b1, …) of two rows of sixteen.
+FN Pairs interleaved(Raw<int16_t, 16>::type a, Raw<int16_t, 16>::type b) {
+  typedef long long wide __attribute__((vector_size(64)));
+  typedef long long half __attribute__((vector_size(32)));
+  const wide rows = __builtin_ia32_inserti64x4_mask((wide)__builtin_ia32_si512_256si((Raw<int32_t, 8>::type)a),
+                                                    (half)b, 1, wide{}, -1);
+  Pairs order;
+  for (int i = 0; i < 32; i++) order[i] = i / 2 + i % 2 * 16;
+  return __builtin_ia32_permvarhi512_mask((Pairs)rows, order, Pairs{}, -1);
+}
 // Each byte of `codes` has one of four bits, from bit SHIFT on; `table` holds its sixteen entries twice. These are
 // intrinsics because GCC splits the generic conversion in two, and takes the slower permutation of two tables.
 template <int SHIFT> FN Pairs look_up(Pairs table, Vec<uint8_t, 32> codes) {

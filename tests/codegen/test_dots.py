@@ -57,7 +57,7 @@ LAID_OUT = [
     (F32, "packed", False, ""),
 ]
 """By element type, how weights may lie, whether a block may be added to what is there, and what stands in front."""
-LAID_OUT += [(BF16, along, False, head) for along in ("k", "packed") for head in BF16_INSTRUCTIONS]
+LAID_OUT += [(BF16, along, False, head) for along in ("k", "n", "packed") for head in BF16_INSTRUCTIONS]
 
 
 @pytest.mark.parametrize("rows", [1, 6, M], ids=["one", "few", "many"])

@@ -1,4 +1,7 @@
-"""Queries of bfloat16 are multiplied with keys in pairs, by instructions or as emulated, where nothing is rounded."""
+"""Queries, keys, weights and values of bfloat16 are multiplied in pairs, by instructions or as emulated.
+
+Nothing is rounded that the model does not round.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +16,7 @@ from fusec.codegen import target_named
 from fusec.compiler import compile_graph
 from fusec.config import Config
 from fusec.frontend import trace
-from fusec.ir.types import BF16, F32
+from fusec.ir.types import BF16
 from fusec.quantization.formats import format_named
 from fusec.reference.contract import compare_outputs
 from tests.codegen.instructions import emulate_pairs
@@ -36,6 +39,11 @@ def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attend(query, key * 0.3, value)
 
 
+def wide(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """With weights and values in float32."""
+    return attend(query.float(), key.float(), value.float())
+
+
 def unpacked(query: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     cache = format_named("int8-g32").unpack({"codes": codes, "scale": scale}, query.dtype)
     return attend(query, cache, cache)
@@ -56,20 +64,23 @@ def dense(dtype: torch.dtype) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(
     ("function", "cache", "dtype", "in_pairs"),
     [
-        (attend, dense, torch.bfloat16, True),
-        (attend, dense, torch.float16, False),
-        (scaled, dense, torch.bfloat16, False),
-        (unpacked, packed, torch.bfloat16, True),
+        (attend, dense, torch.bfloat16, ("query", "weights")),
+        (attend, dense, torch.float16, ()),
+        (scaled, dense, torch.bfloat16, ("weights",)),
+        (wide, dense, torch.bfloat16, ()),
+        (unpacked, packed, torch.bfloat16, ("query",)),
     ],
-    ids=["dense", "float16", "scaled keys", "packed"],
+    ids=["dense", "float16", "scaled keys", "wide", "packed"],
 )
-def test_queries(function: Callable[..., Tensor], cache: Any, dtype: torch.dtype, in_pairs: bool, heads: int) -> None:
+def test_operands(
+    function: Callable[..., Tensor], cache: Any, dtype: torch.dtype, in_pairs: tuple[str, ...], heads: int
+) -> None:
     inputs = torch.randn(1, heads, 1, HEAD).to(dtype), *cache(dtype)
     found = compile_graph(trace(function, inputs, symbolic=False), replace(Config(), strict=True))
     (kernel,) = found.program.kernels.values()
-    queries = next(buffer for buffer in kernel.buffers if buffer.name.startswith("query"))
+    halves = tuple(b.name.rstrip("0123456789") for b in kernel.buffers if b.role == "scratch" and b.dtype == BF16)
     pays = function is not unpacked or heads > 2  # a tile of keys is rounded to pairs for several queries only
-    assert queries.dtype == (BF16 if in_pairs and pays else F32)
+    assert halves == (in_pairs if pays else ())
     exact = function(*(x.double() if x.is_floating_point() else x for x in inputs))
     comparison = compare_outputs([function(*inputs)], found.program(list(inputs)), [exact], dtype)
     assert comparison.passed, comparison

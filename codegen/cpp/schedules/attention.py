@@ -153,7 +153,7 @@ class _AlongQueries(BlockedAttention):
 
     def weigh(self) -> None:
         left = _transposed(self.matrix(self.value, self.parts.columns))
-        sums, weights = map(self._queries, (self.sums, self.scores))
+        sums, weights = map(self._queries, (self.sums, self.weights))
         self.emitter.inner.append(Dot(sums, left, weights, self.columns, self.count, self.key_count, True))
 
     def _queries(self, buffer: str) -> Matrix:
@@ -211,6 +211,13 @@ class _AlongKeys(BlockedAttention):
         exact = not parts.factors and all(item.dtype == BF16 for item in (*parts.query, *self.key))
         return BF16 if self.tiling.bf16_products and in_pairs and exact else self.dtype
 
+    @property
+    def weight_dtype(self) -> DType:
+        """Type of the weights in scratch: bfloat16 where the model rounds them, and pairs of values are multiplied."""
+        rounded = all(item.dtype == BF16 for item in (self.parts.weights, *self.value))
+        in_pairs = self.tiling.bf16_products and _is_row(self.value[0], self.parts.columns)
+        return BF16 if rounded and in_pairs else self.dtype
+
     def _worthwhile_shares(self) -> int:
         """Return the number of key splits that occupies all cores equally; 1 if the batch suffices or is symbolic."""
         cores, keys, sizes = self.tiling.cores, self.key_axis.size, [a.size for a in self.outer]
@@ -262,7 +269,7 @@ class _AlongKeys(BlockedAttention):
         emitter.inner.append(ComputedDot(target, lefts, rows, keys, self.row_count))
 
     def weigh(self) -> None:
-        emitter, columns, left = self.emitter, self.parts.columns, _rows(self.scores, self.keys)
+        emitter, columns, left = self.emitter, self.parts.columns, _rows(self.weights, self.keys)
         target = Matrix(self.sums, self.slot(self.row_count * self.columns), self.columns, 1)
         if not self._are_computed(self.value, columns):
             right = self.matrix(self.value, columns)

@@ -143,6 +143,11 @@ class BlockedAttention(ABC):
         """Type of the queries in scratch."""
         return self.dtype
 
+    @property
+    def weight_dtype(self) -> DType:
+        """Type of a block's weights in scratch."""
+        return self.dtype
+
     def is_unpacked(self, items: tuple[IndexedExpr, ...], elements: Elements) -> bool:
         """Return whether blocks of keys or values are stored as rows in scratch first."""
         return not self.is_in_place(items[0])
@@ -175,7 +180,9 @@ class BlockedAttention(ABC):
         emitter = self.emitter
         emitter.levels[0].axes = frozenset(self.outer)
         queries = self.scratch("query", self.depth, dtype=self.query_dtype)
-        self.scores = self.scratch("scores", self.keys)
+        self.scores = self.weights = self.scratch("scores", self.keys)
+        if self.weight_dtype != self.dtype:
+            self.weights = self.scratch("weights", self.keys, dtype=self.weight_dtype)
         self.sums = self.scratch("sums", self.columns, self.shares)
         self.largest, self.total = (self.scratch(n, 1, self.shares) for n in ("largest", "total"))
         self.factor = self.scratch("factor", 1)
@@ -306,7 +313,7 @@ class BlockedAttention(ABC):
         return emitter.bound(found, item.dtype)
 
     def _softmax(self) -> None:
-        """Replace one row of a block's scores by exponentials, and update the row's maximum and sum."""
+        """Store the exponentials of one row of a block's scores, and update the row's maximum and sum."""
         emitter, parts, softmax = self.emitter, self.parts, self.softmax
         place = self.place(self.keys, emitter.axis_symbol(self.key_axis) - self.first_key)
         scores = next(b for b in emitter.scratch if b.name == self.scores)
@@ -330,7 +337,7 @@ class BlockedAttention(ABC):
             scaled = weight
             if self.value_scale is not None:
                 scaled = softmax.compute("mul", weight, emitter.emit(self.value_scale))
-            self.store(self.scores, place, scaled)
+            self.store(self.weights, place, scaled)
             emitter.inner.append(Update(sums, "sum", (weight,)))
         before = softmax.rescaled(self.load(self.total, self.state()), factor)
         total = softmax.compute("add", before, self.folded("sum", sums))
