@@ -65,4 +65,7 @@ app.add_typer(cache, name="cache")
 def main() -> None:
     """Entry point of the ``fusec`` script."""
     gc.set_threshold(_ALLOCATIONS)
-    app()
+    try:
+        app()
+    finally:
+        gc.freeze()  # else Python walks all objects once more before it exits
