@@ -48,13 +48,13 @@ class RowsOf:
         if node is None or len(node.results) != 1:
             return None
         if node.has(Trait.POINTWISE):
-            return [dim if _varies(x, dim) else None for x in node.operands]
+            return [dim if _has_rows(x, value, dim) else None for x in node.operands]
         if (node.has(Trait.REDUCTION) and dim not in node.attributes["dims"]) or (
             node.is_op("slice", "concat") and node.attributes["dim"] % rank != dim % rank
         ):
             return [dim] * len(node.operands)
         if node.is_op("expand"):
-            return [dim if _varies(node.operands[0], dim) else None]
+            return [dim if _has_rows(node.operands[0], value, dim) else None]
         if node.is_op("permute"):
             return [node.attributes["dims"][dim] - rank]
         if node.is_op("reshape"):
@@ -69,9 +69,9 @@ class RowsOf:
         return [None, -behind] if 0 < behind <= indices.tensor.rank else None
 
 
-def _varies(value: Value, dim: int) -> bool:
-    """Return whether a value that is broadcast has different elements along a dim, counted from the end."""
-    return value.tensor.rank >= -dim and value.shape[dim] != 1
+def _has_rows(operand: Value, value: Value, dim: int) -> bool:
+    """Return whether an operand has the rows of a value, along a dim counted from the end, and is not broadcast."""
+    return operand.tensor.rank >= -dim and (operand.shape[dim] != 1 or value.shape[dim] == 1)
 
 
 def dim_before(value: Value, dim: int, source: Value) -> int | None:

@@ -129,3 +129,15 @@ def test_experts_unpack_the_matrices_that_are_chosen(target: str) -> None:
     ids = torch.tensor([3, 0, 3, 4])
     made = compiled(target, experts, ids, codes, torch.rand(5, 12), torch.randn(4, 32))
     assert largest_intermediate(made) <= 4 * 12
+
+
+@both
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_only_matrix_of_a_stack_is_looked_up_and_checked(count: int, target: str) -> None:
+    """A stack of one matrix is not one that is broadcast; sums of these numbers are exact in any order."""
+    ids, codes = torch.zeros(count, dtype=torch.int64), torch.randint(-128, 128, (1, 12, 32), dtype=torch.int8)
+    rest = codes, 2.0 ** torch.randint(-2, 3, (1, 12)), torch.randint(-4, 5, (count, 32)).float()
+    made = compiled(target, experts, ids, *rest)
+    assert not made.remarks.of("failure")
+    with pytest.raises(IndexError):
+        made.program([ids + 5, *rest])
