@@ -185,8 +185,6 @@ FN void dot_along_k(A* target, int64_t target_step, const L* left, int64_t left_
     dot_rows_k<ROWS, 1, N>(target + c, target_step, left, left_step, right + c * right_step, right_step, depth);
 }
 
-template <int N> struct Count { static constexpr int value = N; };
-
 // Rows of a left operand, so far apart, and their elements. Those of few rows are neighbours.
 template <class L> struct Left {
   const L* data;
@@ -404,8 +402,10 @@ FN void dot_grouped(float* target, int64_t target_step, const Left<int8_t>* left
   }
 }
 
-// What one lane multiplies in one step: a number, a word of two bfloat16, or four bytes.
+// A step along k: how many rows of the right operand it takes, and what is multiplied in each lane.
 struct OneRow { static constexpr int count = 1; };
+
+// A number, a word of two bfloat16, or four bytes.
 template <class A, class L, class R, int N> struct Lanes : OneRow {
   typedef typename Raw<A, N>::type row;
   template <class Count> static LANEWISE row of(const R* p, int64_t, Count count) { return cast<A>(load<N>(p, count)).v; }
@@ -413,7 +413,7 @@ template <class A, class L, class R, int N> struct Lanes : OneRow {
   static LANEWISE row add(row sum, A x, row y) { return sum + x * y; }
 };
 #ifdef IN_PAIRS
-// Pairs of rows of the right operand, and of neighbours along k of the left one; the last row may have no second.
+// Two rows of bfloat16 in pairs, and two neighbours along k of the left operand; the last row may have no second.
 template <int COUNT> struct RowPairs {
   static constexpr int count = COUNT;
   typedef Pairs row;
@@ -502,9 +502,8 @@ constexpr int64_t PANEL_TILES = 4;  // tiles of columns that stay in the first-l
 
 // As many columns as it takes: so many tiles at a time, then up to three, then what is left, of which only the last
 // tile may be not full.
-template <int ROWS, int N, class A, class L, class R, class Step = Lanes<A, L, R, N>>
-FN void dot_columns_n(const Panel<A, L, R>& panel, A* target, const L* left, const R* next = nullptr, int asked = 0,
-                      Step = {}) {
+template <class Step, int ROWS, int N, class A, class L, class R>
+FN void dot_columns_n(const Panel<A, L, R>& panel, A* target, const L* left, const R* next = nullptr, int asked = 0) {
   int64_t c = 0;
 #define TILES(some, count) \
   dot_tile_n<Step, ROWS, some, N>(panel, target, left, c, count, next, asked), c += some * N, asked = 0
@@ -520,28 +519,30 @@ FN void dot_columns_n(const Panel<A, L, R>& panel, A* target, const L* left, con
 #undef TILES
 }
 
+template <class Step, int ROWS, int N, class A, class L, class R>
+FN void dot_panels_n(const Panel<A, L, R>& whole, A* target, const L* left) {
+  constexpr int full = ROWS / 4 * 4;
+  constexpr int64_t wide = PANEL_TILES * N;
+  for (int64_t c = 0; c < whole.columns; c += wide) {
+    Panel<A, L, R> panel = whole;
+    panel.right += c;
+    panel.columns = whole.columns - c < wide ? whole.columns - c : wide;
+    for (int r = 0; r < full; r += 4)
+      dot_columns_n<Step, 4, N>(panel, target + r * whole.target_step + c, left + r * whole.left_step);
+    if constexpr (ROWS % 4 != 0)
+      dot_columns_n<Step, ROWS % 4, N>(panel, target + full * whole.target_step + c, left + full * whole.left_step);
+  }
+}
+
 template <int ROWS, int N, bool ADDS, class A, class L, class R>
 FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
                     int64_t right_step, int64_t columns, int64_t depth) {
-  constexpr int full = ROWS / 4 * 4;
-  constexpr int64_t wide = PANEL_TILES * N;
-  const auto in_steps = [&](auto step) LANEWISE {
-    for (int64_t c = 0; c < columns; c += wide) {
-      const int64_t some = columns - c < wide ? columns - c : wide;
-      const Panel<A, L, R> panel{target_step, left_step, left_k, right + c, right_step, some, depth, ADDS};
-      const auto rows = [&](auto count, int r) LANEWISE {
-        dot_columns_n<decltype(count)::value, N>(panel, target + r * target_step + c, left + r * left_step,
-                                                 (const R*)nullptr, 0, step);
-      };
-      for (int r = 0; r < full; r += 4) rows(Count<4>{}, r);
-      if constexpr (ROWS % 4 != 0) rows(Count<ROWS % 4>{}, full);
-    }
-  };
+  const Panel<A, L, R> whole{target_step, left_step, left_k, right, right_step, columns, depth, ADDS};
 #ifdef IN_PAIRS
   if constexpr (in_pairs<A, L, R, N>)
-    if (left_k == 1) return in_steps(RowPairs<2>{});
+    if (left_k == 1) return dot_panels_n<RowPairs<2>, ROWS, N>(whole, target, left);
 #endif
-  in_steps(Lanes<A, L, R, N>{});
+  dot_panels_n<Lanes<A, L, R, N>, ROWS, N>(whole, target, left);
 }
 
 // Ask memory for so many elements of some rows, into the second-level cache: the first one holds what is multiplied.
@@ -566,11 +567,11 @@ void RowTiles<N, A, L, R>::dot(const Panel<A, L, R>& panel, int64_t rows, A* tar
                              int asked, TileShapes& shapes) {
   if constexpr (in_amx<A, L, R>) return dot_amx(panel, rows, target, left, next, asked, shapes);
   else {
-    if (rows == 6) dot_columns_n<6, N>(panel, target, left, next, asked);
-    if (rows == 4) dot_columns_n<4, N>(panel, target, left, next, asked);
-    if (rows == 3) dot_columns_n<3, N>(panel, target, left, next, asked);
-    if (rows == 2) dot_columns_n<2, N>(panel, target, left, next, asked);
-    if (rows == 1) dot_columns_n<1, N>(panel, target, left, next, asked);
+    if (rows == 6) dot_columns_n<Lanes<A, L, R, N>, 6, N>(panel, target, left, next, asked);
+    if (rows == 4) dot_columns_n<Lanes<A, L, R, N>, 4, N>(panel, target, left, next, asked);
+    if (rows == 3) dot_columns_n<Lanes<A, L, R, N>, 3, N>(panel, target, left, next, asked);
+    if (rows == 2) dot_columns_n<Lanes<A, L, R, N>, 2, N>(panel, target, left, next, asked);
+    if (rows == 1) dot_columns_n<Lanes<A, L, R, N>, 1, N>(panel, target, left, next, asked);
   }
 }
 #ifndef MANY_IN_PAIRS

@@ -9,6 +9,8 @@ namespace fusec {
 // many are fetched ahead.
 constexpr int STREAMS = 32;
 
+template <int N> struct Count { static constexpr int value = N; };
+
 // values(column, o, lanes) returns a function of (k, tiles), which fills a tile of columns of each segment of k, and
 // holds whatever is the same for all k of an outer step. fetch(column, o, k) asks memory for LINE columns of what it is
 // computed from: for each k, or if that is the same for all of them, for each outer step.

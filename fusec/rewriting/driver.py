@@ -1,9 +1,10 @@
 """The worklist driver of simplifications: local rules, looked up by operation, applied until none fits."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fusec.errors import GraphError
 from fusec.ir.graph import Graph, Node, Value, base, storage
 from fusec.ir.ops import Trait
 from fusec.ir.types import same_shape
@@ -13,6 +14,9 @@ from fusec.rewriting.listener import RewriteListener
 
 _ORIGIN = 12
 """Operations that the operands of a conditional simplification are followed over, to where their values are limited."""
+_APPLICATIONS = 20
+"""A rule does not end if it applies more often to a graph, for each of its operations, and more than _LEAST times."""
+_LEAST = 1_000
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class _Worklist:
         for rule in rules:
             for op in rule.ops:
                 self.rules.setdefault(op, []).append(rule)
+        self.applied, self.most = Counter[str](), max(_LEAST, _APPLICATIONS * len(graph))
         self.queue = deque(graph.nodes)
         self.waiting = set(self.queue)
         self.fresh = {p for v in graph.outputs for of in (base(v), storage(v)) if (p := of.producer) is not None}
@@ -77,6 +82,8 @@ class _Worklist:
             return False
         size = len(self.graph)
         try:
+            if self.applied[rule.name] >= self.most:
+                raise GraphError(f"applied {self.most} times without an end", where=rule.name)
             value = rule.apply(self.graph, node)
         except Exception as reason:  # whatever a rule does, the model still compiles
             self.graph.erase_dead(self.graph.newest(len(self.graph) - size))
@@ -96,6 +103,7 @@ class _Worklist:
             self.graph.erase_dead(added)
             return False
         self.commit(node, value, added)
+        self.applied[rule.name] += 1
         return True
 
     def keeps_outputs_fresh(self, node: Node, value: Value) -> bool:

@@ -78,6 +78,8 @@ def column_sums(graph: Graph, node: Node) -> Value | None:
     dims = {d % len(weight.shape) for d in node.attributes["dims"]}
     matmul = next((user for user in weight.users if _sums(user, weight, dims)), None)
     count = product(tuple(weight.shape[d] for d in dims))
+    if product(node.result.shape) == 1:
+        return None  # a single sum would become a row kernel again
     if matmul is None or (dtype != I32 and not _fits(count, _LARGEST[weight.dtype])):
         return None
     (_, term), out = split_spec(matmul.attributes["spec"])

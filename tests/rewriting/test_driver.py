@@ -58,6 +58,17 @@ def test_a_rule_that_raises_is_left_out() -> None:
     assert "broken" in failure.message
 
 
+def test_a_rule_that_does_not_end_is_left_out() -> None:
+    @simplifies("neg")
+    def again(graph: Graph, node: Any) -> Any:
+        return graph.add_node("neg", node.operands).result
+
+    context = Context()
+    simplify_graph(row("%r: f32[3, 4] = neg(%x)\nreturn %r"), [again], context)
+    (failure,) = context.remarks.of("failure")
+    assert "without an end" in failure.reason
+
+
 def test_a_wrong_rule_is_told_with_both_sides_in_order() -> None:
     @simplifies("exp")
     def negated(graph: Graph, node: Any) -> Any:

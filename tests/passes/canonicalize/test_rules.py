@@ -1,6 +1,7 @@
 """Each rule of canonicalisation: it applies, keeps the meaning, and leaves what would change a bit."""
 
 import operator
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from fusec.config import Config
 from fusec.ir.parser import parse_graph
+from fusec.ir.verifier import verify_graph
 from fusec.passes.canonicalize import RULES, normalize
 from fusec.pipeline import Context
 from fusec.reference.interpreter import evaluate
@@ -38,6 +40,25 @@ def test_the_results_are_bitwise_those_of_before(name: str) -> None:
     after = evaluate(graph, inputs)
     for a, b in zip(before, after, strict=True):
         assert torch.allclose(a, b, equal_nan=True) if not rule.exact else torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sizes_of_one_and_none_keep_the_meaning(name: str) -> None:
+    """Each size of a case in turn, wherever the graph stays valid; the rules end, and none raises."""
+    inputs, body, _ = CASES[name]
+    for size in {*re.findall(r"\b\d+\b", inputs + body)} - {"0", "1"}:
+        for other in ("1", "0"):
+            texts = [re.sub(rf"(?<![-\w.]){size}\b(?!\.)", other, text) for text in (f"{body}\nreturn %r", inputs)]
+            try:
+                graph = row(*texts)
+                verify_graph(graph)
+                samples = [_sample(v.type) for v in graph.inputs]
+                before = evaluate(graph, samples)
+            except Exception:
+                continue  # another number than a size, or one that others depend on
+            normalize(graph)
+            for a, b in zip(before, evaluate(graph, samples), strict=True):
+                assert torch.allclose(a, b, equal_nan=True), (size, other)
 
 
 def _sample(ty: Any) -> torch.Tensor:
