@@ -413,20 +413,16 @@ template <class A, class L, class R, int N> struct Lanes : OneRow {
   static LANEWISE row add(row sum, A x, row y) { return sum + x * y; }
 };
 #ifdef IN_PAIRS
-// Two rows of bfloat16 in pairs, and two neighbours along k of the left operand; the last row may have no second.
-template <int COUNT> struct RowPairs {
-  static constexpr int count = COUNT;
+// Two rows of bfloat16 in pairs, and two neighbours along k of the left operand.
+struct RowPairs {
+  static constexpr int count = 2;
   typedef Pairs row;
-  typedef RowPairs<1> last;
   template <class Count> static LANEWISE row of(const bf16* p, int64_t step, Count count) {
-    const auto at = [&](int i) LANEWISE {
-      return i < COUNT ? load<16>((const int16_t*)p + i * step, count).v : Raw<int16_t, 16>::type{};
-    };
-    return interleaved(at(0), at(1));
+    return interleaved(load<16>((const int16_t*)p, count).v, load<16>((const int16_t*)p + step, count).v);
   }
   static LANEWISE Pairs factor(const bf16* p) {
-    int32_t pair = 0;
-    __builtin_memcpy(&pair, p, COUNT * sizeof *p);
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
     return (Pairs)(Raw<int32_t, 16>::type{} + pair);
   }
   static LANEWISE Raw<float, 16>::type add(Raw<float, 16>::type sum, Pairs x, row y) { return add_pairs(sum, x, y); }
@@ -471,20 +467,16 @@ DOT_FUNCTION dot_tile_n(const Panel<A, L, R>& panel, A* target, const L* left, i
   const R* const right = panel.right + first;
   target += first;
   typename Raw<A, N>::type sums[ROWS][TILES] = {};
-  const auto add = [&](auto step, int64_t k) LANEWISE {
-    typedef decltype(step) S;
-    typename S::row row[TILES];
-    for (int t = 0; t < TILES; t++) row[t] = S::of(right + k * right_step + t * N, right_step, of_tile<N>(columns, t));
+  for (int64_t k = 0; k + Step::count <= depth; k += Step::count) {
+    typename Step::row row[TILES];
+    for (int t = 0; t < TILES; t++)
+      row[t] = Step::of(right + k * right_step + t * N, right_step, of_tile<N>(columns, t));
     for (int t = 0; t < asked; t += line) __builtin_prefetch(next + k * right_step + t * N, 0, 2);
     for (int r = 0; r < ROWS; r++) {
-      const auto x = S::factor(left + r * left_step + k * left_k);
-      for (int t = 0; t < TILES; t++) sums[r][t] = S::add(sums[r][t], x, row[t]);
+      const auto x = Step::factor(left + r * left_step + k * left_k);
+      for (int t = 0; t < TILES; t++) sums[r][t] = Step::add(sums[r][t], x, row[t]);
     }
-  };
-  int64_t k = 0;
-  for (; k + Step::count <= depth; k += Step::count) add(Step{}, k);
-  if constexpr (Step::count > 1)
-    if (k < depth) add(typename Step::last{}, k);
+  }
   // As in the loop above, each sum is to be named: else the compiler keeps those of a part of a tile in memory.
   const auto each = [&](const auto& does) LANEWISE {
     A* place = target;
@@ -537,10 +529,15 @@ FN void dot_panels_n(const Panel<A, L, R>& whole, A* target, const L* left) {
 template <int ROWS, int N, bool ADDS, class A, class L, class R>
 FN void dot_along_n(A* target, int64_t target_step, const L* left, int64_t left_step, int64_t left_k, const R* right,
                     int64_t right_step, int64_t columns, int64_t depth) {
-  const Panel<A, L, R> whole{target_step, left_step, left_k, right, right_step, columns, depth, ADDS};
+  Panel<A, L, R> whole{target_step, left_step, left_k, right, right_step, columns, depth, ADDS};
 #ifdef IN_PAIRS
   if constexpr (in_pairs<A, L, R, N>)
-    if (left_k == 1) return dot_panels_n<RowPairs<2>, ROWS, N>(whole, target, left);
+    if (left_k == 1) {
+      dot_panels_n<RowPairs, ROWS, N>(whole, target, left);
+      if (depth % 2 == 0) return;
+      whole.right += (depth - 1) * right_step, whole.depth = 1, whole.adds = true;  // the row that is in no pair
+      left += depth - 1;
+    }
 #endif
   dot_panels_n<Lanes<A, L, R, N>, ROWS, N>(whole, target, left);
 }
