@@ -95,22 +95,43 @@ int64_t select(const E* elements, Entry<K>* entries, Entry<K>* other, int64_t n,
   return found;
 }
 
-// The places of all elements in order where more than half of them are equal, as in a row that is masked; or nothing.
+// The first `count` of sorted entries as places and elements.
+template <class E, class K>
+FN void put(const E* elements, const Entry<K>* entries, int64_t* order, E* values, int64_t count) {
+  for (int64_t i = 0; i < count; i++) values[i] = elements[order[i] = entries[i].place];
+}
+
+// Sort where more than half of the elements are equal, as in a row that is masked; or do nothing.
 template <bool DESCENDING, class E, class K>
-bool sort_around(E usual, const E* elements, int64_t* order, Entry<K>* entries, Entry<K>* other, int64_t n) {
+bool sort_around(E usual, const E* elements, int64_t* order, E* values, Entry<K>* entries, Entry<K>* other, int64_t n) {
+  constexpr int64_t block = 32;
   const K middle = key_of<DESCENDING>(usual);
-  int64_t equal = 0, less = 0, others = 0;
-  for (int64_t i = 0; i < n; i++) equal += key_of<DESCENDING>(elements[i]) == middle;
-  if (equal <= n / 2) return false;
-  for (int64_t i = 0; i < n; i++) less += key_of<DESCENDING>(elements[i]) < middle;
-  int64_t* place = order + less;
+  uint32_t equal = 0, less = 0;
   for (int64_t i = 0; i < n; i++) {
     const K key = key_of<DESCENDING>(elements[i]);
-    if (key == middle) *place++ = i;
-    else entries[others++] = {key, uint32_t(i)};
+    equal += key == middle, less += key < middle;
+  }
+  if (equal <= n / 2) return false;
+  int64_t at = less, others = 0;
+  for (int64_t start = 0; start < n; start += block) {
+    const E* const some = elements + start;
+    int same = 0;
+    if (start + block <= n)
+      for (int64_t i = 0; i < block; i++) same += key_of<DESCENDING>(some[i]) == middle;
+    if (same == block) {
+      for (int64_t i = 0; i < block; i++) order[at + i] = start + i, values[at + i] = some[i];
+      at += block;
+      continue;
+    }
+    for (int64_t i = start; i < start + block && i < n; i++) {
+      const K key = key_of<DESCENDING>(elements[i]);
+      if (key == middle) order[at] = i, values[at++] = elements[i];
+      else entries[others++] = {key, uint32_t(i)};
+    }
   }
   const Entry<K>* const rest = sorted(entries, other, others);
-  for (int64_t i = 0; i < others; i++) order[i < less ? i : i + equal] = rest[i].place;
+  put(elements, rest, order, values, less);
+  put(elements, rest + less, order + less + equal, values + less + equal, others - less);
   return true;
 }
 
@@ -121,14 +142,11 @@ void argsort(const E* elements, int64_t* order, E* values, int64_t* memory, int6
   typedef typename Unsigned<sizeof(E)>::type K;
   if (count == 0) return;
   Entry<K>*const one = (Entry<K>*)memory, *const two = one + n;
-  if (count < n || !sort_around<DESCENDING>(elements[n / 2], elements, order, one, two, n)) {
-    int64_t found = n;
-    if (n > MANY && count < n / 16) found = select<DESCENDING>(elements, one, two, n, count);
-    else for (int64_t i = 0; i < n; i++) one[i] = {key_of<DESCENDING>(elements[i]), uint32_t(i)};
-    const Entry<K>* const entries = sorted(one, two, found);
-    for (int64_t i = 0; i < count; i++) order[i] = entries[i].place;
-  }
-  for (int64_t i = 0; i < count; i++) values[i] = elements[order[i]];
+  if (count == n && sort_around<DESCENDING>(elements[n / 2], elements, order, values, one, two, n)) return;
+  int64_t found = n;
+  if (n > MANY && count < n / 16) found = select<DESCENDING>(elements, one, two, n, count);
+  else for (int64_t i = 0; i < n; i++) one[i] = {key_of<DESCENDING>(elements[i]), uint32_t(i)};
+  put(elements, sorted(one, two, found), order, values, count);
 }
 
 // The sum or product of each element and all before it, continued from an accumulator that has more bits.
@@ -136,9 +154,30 @@ template <class A, class T> FN T scan_sum(A& total, T x) { return T(total += x);
 template <class A, class T> FN T scan_prod(A& total, T x) { return T(total *= x); }
 template <int N> FN int64_t valid(All) { return N; }
 template <int N> FN int64_t valid(Part part) { return part.count; }
-template <class A, class T, int N, class C> FN Vec<T, N> scan_sum(A& total, Vec<T, N> x, C count) {
-  for (int64_t i = 0; i < valid<N>(count); i++) x.v[i] = scan_sum(total, T(x.v[i]));
+template <class A, int N> FN Vec<A, N> sums_so_far(Vec<A, N> x) {
+  Vec<int32_t, N> lane;
+  for (int i = 0; i < N; i++) lane.v[i] = i;
+  for (int by = 1; by < N; by *= 2)
+    x = x + select(lane >= by, permute(x, lane - Vec<int32_t, N>(by)), Vec<A, N>(A(0)));
   return x;
+}
+template <class A, class T, int N, class C> FN Vec<T, N> scan_sum(A& total, Vec<T, N> x, C count) {
+  if constexpr (is_float<T> && same_type<A, T>::value) {  // the order shows, as where a sum overflows
+    for (int64_t i = 0; i < valid<N>(count); i++) x.v[i] = scan_sum(total, T(x.v[i]));
+    return x;
+  } else {
+    constexpr int wide = REGISTER / int(sizeof(A)), step = wide < N ? wide : N;
+    for (int start = 0; start < N && start < valid<N>(count); start += step) {
+      const int64_t left = valid<N>(count) - start;
+      Vec<T, step> part;
+      __builtin_memcpy(&part, (T*)&x + start, sizeof part);
+      const Vec<A, step> sums = sums_so_far(cast<A>(part));
+      part = cast<T>(sums + Vec<A, step>(total));
+      total += sums.v[left < step ? left - 1 : step - 1];
+      __builtin_memcpy((T*)&x + start, &part, sizeof part);
+    }
+    return x;
+  }
 }
 template <class A, class T, int N, class C> FN Vec<T, N> scan_prod(A& total, Vec<T, N> x, C count) {
   for (int64_t i = 0; i < valid<N>(count); i++) x.v[i] = scan_prod(total, T(x.v[i]));

@@ -382,16 +382,15 @@ def _depth(output: Output) -> int:
 
 
 def _read_in_several(phases: Iterable[_Phase], varies: Callable[[IndexedExpr], bool]) -> list[IndexedExpr]:
-    """Return the largest expressions that several loops over the columns compute."""
-    roots = [
-        [*(x for r in reductions for x in r.operands), *(o.root for o in outputs)] for _, reductions, outputs in phases
-    ]
-    computed = [list(walk(of, varies)) for of in roots]
-    uses = Counter(item for items in computed for item in items)
+    """Return the largest expressions that loops over the columns compute and later ones read."""
+    computed: set[IndexedExpr] = set()
     found: dict[IndexedExpr, None] = {}
-    for of, items in zip(roots, computed, strict=True):
-        read = [*of, *(o for item in items if uses[item] == 1 for o in item.operands)]
-        found |= dict.fromkeys(item for item in read if uses[item] > 1)
+    for _, reductions, outputs in phases:
+        roots = [*(x for r in reductions for x in r.operands), *(o.root for o in outputs)]
+        reached = list(walk(roots, lambda item: item not in computed and varies(item)))
+        read = [*roots, *(operand for item in reached for operand in item.operands)]
+        found |= dict.fromkeys(item for item in read if item in computed)
+        computed.update(walk(roots, varies))
     return list(found)
 
 

@@ -8,6 +8,7 @@ import torch
 from fusec.frontend.draws import decompositions_of_draws
 from fusec.frontend.packed_matmuls import decompositions_of_packed_matmuls
 from fusec.frontend.predictions import laid_out
+from fusec.frontend.searches import decompositions_of_searches
 from fusec.frontend.selections import decompositions_of_selections
 from fusec.frontend.torch_internals import decomposition_table
 
@@ -38,7 +39,12 @@ zero zero_ fill eye linspace
 
 def decompositions() -> dict[Any, Any]:
     """Return all decompositions: torch's own, and ours of operations that torch keeps whole."""
-    ours = decompositions_of_packed_matmuls() | decompositions_of_selections() | decompositions_of_draws()
+    ours = (
+        decompositions_of_packed_matmuls()
+        | decompositions_of_selections()
+        | decompositions_of_draws()
+        | decompositions_of_searches()
+    )
     return _decompositions() | ours
 
 

@@ -114,6 +114,18 @@ def test_what_is_dear_is_kept_once_for_each_column() -> None:
     assert all(a.statement.offset.free_symbols for a in accesses(kernel)) and not unproven_accesses(kernel)
 
 
+def test_what_no_later_loop_reads_is_not_kept() -> None:
+    """The shares are summed in the loop that computes them; only what is computed from them is read later."""
+    body = Body()
+    e = body.do("exp", body.tensor(6, 300))
+    share = body.do("div", e, body.do("sum", e, dims=(-1,)))
+    scaled = body.do("exp", share)
+    largest, total = body.do("max", scaled, dims=(-1,)), body.do("sum", share, dims=(-1,))
+    body.set_outputs([body.do("div", scaled, largest), total])
+    kernel = cpp_schedule(plan_kernel(body, Limits()), "kernel", Tiling(16))
+    assert [b.numel for b in kernel.buffers if b.role == "scratch"] == [300, 300]  # e and scaled
+
+
 @pytest.mark.parametrize(("columns", "lanes"), [(5, 8), (300, 512), (512, 512), (40000, 16384)])
 def test_a_tile_that_may_hold_a_row_is_no_wider(columns: int, lanes: int) -> None:
     body = Body()

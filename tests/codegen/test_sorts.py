@@ -73,6 +73,20 @@ def test_nan_is_the_largest_and_zeros_are_equal(descending: bool, dtype: torch.d
         assert torch.equal(values[zeros].signbit(), expected.values[zeros].signbit()), "zeros keep their signs"
 
 
+@pytest.mark.parametrize(("usual", "descending"), rotating((-inf, nan, 0.0, 1.5), (True, False)), ids=str)
+@pytest.mark.parametrize("n", [33, 64, 300, 5000])
+def test_rows_of_mostly_equal_elements(n: int, usual: float, descending: bool) -> None:
+    x = torch.full((4, n), usual)
+    for row, step in zip(x[1:], (3, 7, 40), strict=True):  # others apart, and a few in a row
+        row[1::step] = torch.randn(n, generator=generator())[1::step]
+        row[n // 2 + 1 : n // 2 + 4] = torch.tensor([2.0, -3.0, 1.0])
+    x[2:, 1::9] *= -1  # zeros of both signs
+    found = in_one_kernel(lambda x: torch.sort(x, stable=True, descending=descending), x)
+    expected = torch.sort(x, stable=True, descending=descending)
+    assert same(found[0], expected.values) and torch.equal(found[1], expected.indices)
+    assert torch.equal(found[0].signbit(), expected.values.signbit())
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8], ids=str)
 def test_the_ends_of_integers_are_in_order(dtype: torch.dtype) -> None:
     low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
@@ -182,6 +196,20 @@ def test_long_rows_are_summed_in_float64_as_eager_does() -> None:
     x = torch.rand(2, 70_000, generator=generator())
     (found,) = in_one_kernel(lambda x: x.cumsum(-1), x)
     assert torch.equal(found, x.cumsum(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64], ids=str)
+def test_scans_of_any_length_with_infinities_and_overflow(dtype: torch.dtype) -> None:
+    values = [-1e308, 1e308, 1e308, 1.0, -0.0] if dtype == torch.float64 else [3.0, -0.0, 5.0, 2.0, 7.0]
+    for n in (1, 2, 7, 8, 15, 16, 17, 31, 33, 100):
+        x = torch.tensor(values).to(dtype).repeat(20)[:n][None].repeat(3, 1)
+        if dtype.is_floating_point:
+            x[1, n // 2], x[2, n // 2], x[2, -1] = inf, nan, -inf
+        else:
+            x[1, n // 2] = torch.iinfo(dtype).max
+        for scan in (torch.cumsum, torch.cumprod):
+            (found,) = in_one_kernel(lambda x, scan=scan: scan(x, -1), x)
+            assert same(found, scan(x, -1))
 
 
 def test_scans_beside_reductions_and_of_constants() -> None:
