@@ -15,7 +15,9 @@ def decompositions_of_searches() -> dict[Any, Callable[..., Any]]:
 
 
 def _bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
-    """``bucketize``: ``searchsorted`` with its operands in another order."""
+    """``bucketize``: ``searchsorted`` of one row, with its operands in another order."""
+    if boundaries.ndim != 1:
+        return NotImplemented
     return _searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 
@@ -38,10 +40,12 @@ def _searchsorted(
         out_int32: dtype of the result.
         right: see above.
         side: "right" as well.
-        sorter: none; with one it stays a call.
+        sorter: none; with one it stays a call, as does what eager refuses.
     """
-    n = rows.shape[-1]
-    if sorter is not None or not isinstance(n, int) or not 0 < n < 2**31 or rows.dtype != values.dtype:
+    n = rows.shape[-1] if rows.ndim else 0
+    if sorter is not None or not isinstance(n, int) or not 0 < n < 2**30 or side not in (None, "left", "right"):
+        return NotImplemented
+    if rows.dtype != values.dtype or rows.dtype == torch.bool:
         return NotImplemented
     after = right or side == "right"
     low = torch.zeros(values.shape, dtype=torch.int32, device=values.device)

@@ -115,3 +115,19 @@ def test_views_and_what_is_left_to_aten(function: Callable[..., Any]) -> None:
     row, values = torch.arange(40.0), 50 * torch.rand(4, 6, generator=generator())
     found, expected = torch.compile(function, backend="fusec")(row, values), function(row, values)
     assert torch.equal(found, expected) and found.stride() == expected.stride() and found.dtype == expected.dtype
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda r, v: torch.searchsorted(r > 2, v > 2), lambda r, v: torch.searchsorted(r, v, side="middle"),
+        lambda r, v: torch.searchsorted(r[0], v), lambda r, v: torch.bucketize(v, v),
+    ],
+    ids=["bool", "side", "scalar", "matrix"],
+)  # fmt: skip
+def test_what_eager_refuses_is_refused(function: Callable[..., Any]) -> None:
+    row, values = torch.arange(40.0), torch.rand(4, 6, generator=generator())
+    with pytest.raises(RuntimeError):
+        function(row, values)
+    with pytest.raises(RuntimeError):
+        torch.compile(function, backend="fusec")(row, values)
