@@ -24,7 +24,7 @@ function byLine(sources) {
 function sourceBlock(source) {
   const [module, file, line, op, text] = source;
   const place = file ? el("button", { className: "link", textContent: `${file}:${line}`, onclick: () => { tab("Model"); chooseLine(`${file}:${line}`); } }) : "";
-  return el("div", { className: "source" }, text ? el("code", { textContent: text }) : "", el("span", { textContent: module ? `${module}   ` : "" }), place, el("span", { textContent: op ? `   ${op}` : "" }));
+  return el("div", { className: "origin" }, text ? el("code", { textContent: text }) : "", el("span", { textContent: module ? `${module}   ` : "" }), place, el("span", { textContent: op ? `   ${op}` : "" }));
 }
 function remarkBlock(r) {
   return el("div", { className: "remark" }, el("span", { className: `tag ${r.kind}`, textContent: r.kind }), ` ${r.application === null || r.application === undefined ? "" : `#${r.application} `}${r.message}`,
@@ -122,5 +122,6 @@ function kernelLines(kernel) {
   const rows = kernel.row.source.split("\n").map((text, i) => ({ gutter: i + 1, text, on: Boolean(wanted(origins[i])), links: Boolean(origins[i]), title: origins[i] ? nameOf(origins[i]) : "" }));
   const lines = new Lines("Kernel source", rows, i => origins[i] && typeof origins[i][0] === "number" && goTo(origins[i][0]), kernel.row.source.includes("@triton") ? "python" : "cpp");
   lines.element.id = "kernel";
-  return lines.shownAt(rows.findIndex(r => r.on));
+  const own = selected ? origins.findIndex(origin => origin && origin[0] === selected.k) : -1;
+  return lines.shownAt(own < 0 ? rows.findIndex(r => r.on) : own);
 }
