@@ -267,6 +267,17 @@ def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
     page.close()
 
 
+@pytest.mark.parametrize("factor", [1, 1e-7, 1e7])
+def test_the_roofline_is_inside_its_frame(opened: Opened, factor: float) -> None:
+    opened(
+        "report().machine.read_gb_s *= %g; for (const name in report().machine.peaks)"
+        " report().machine.peaks[name] *= %g; goTo(report().kernels[0].nodes[0])" % (factor, factor)
+    )
+    texts = opened("""[...document.querySelectorAll('.roofline text')].map(t => {
+        const box = t.getBBox(); return [t.textContent, box.x, box.x + box.width]; })""")
+    assert len(texts) > 5 and all(left >= 0 and right <= 380 for _, left, right in texts), texts
+
+
 @pytest.mark.parametrize("width, height", [(1440, 900), (390, 844)])
 def test_what_is_selected_is_seen_beside_its_details(browser: Any, file: Path, width: int, height: int) -> None:
     """On a phone they cover the lower half of the graph."""
