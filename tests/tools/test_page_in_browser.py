@@ -270,8 +270,8 @@ def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
 @pytest.mark.parametrize("factor", [1, 1e-7, 1e7])
 def test_the_roofline_is_inside_its_frame(opened: Opened, factor: float) -> None:
     opened(
-        "report().machine.read_gb_s *= %g; for (const name in report().machine.peaks)"
-        " report().machine.peaks[name] *= %g; goTo(report().kernels[0].nodes[0])" % (factor, factor)
+        f"report().machine.read_gb_s *= {factor}; for (const name in report().machine.peaks)"
+        f" report().machine.peaks[name] *= {factor}; goTo(report().kernels[0].nodes[0])"
     )
     texts = opened("""[...document.querySelectorAll('.roofline text')].map(t => {
         const box = t.getBBox(); return [t.textContent, box.x, box.x + box.width]; })""")
