@@ -116,8 +116,9 @@ def _what(graph: Graph) -> dict[Node, Hashable]:
             len(node.operands),
             tuple(sorted((k, _plain(v)) for k, v in node.attributes.items() if k != "label")),
             tuple(str(r.type) for r in node.results),
-            # A line's number moves when a model is edited; what layers share has as many sources as there are layers.
-            tuple((s.module, s.op, s.text) for s in node.sources[:1]),
+            # A line's number moves when a model is edited; what layers share has as many sources as there are layers;
+            # the text of a graph has none of a constant.
+            tuple((s.module, s.op, s.text) for s in node.sources[:1] if not node.is_op("constant")),
         )
         for node in graph.nodes
     }

@@ -139,7 +139,12 @@ def is_vendor(node: Node) -> bool:
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
-    """Return the source locations of a node; of a region those of its body, as all layers may share a constant."""
+    """Return the source locations of a node; of a region those of its body; none of a constant, as in text.
+
+    All layers may share a constant.
+    """
+    if node.is_op("constant"):
+        return ()
     if not node.has(Trait.REGION):
         return node.sources
     inner = (s for n in node.body.nodes if not n.has(Trait.SOURCE) for s in sources_of(n))

@@ -3,7 +3,7 @@
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,24 +130,23 @@ class Scene:
         meanings = {name: OPS[name].meaning for name in {record["op"] for record in self.records}}
         return {"states": self.states, "records": self.records, "sources": sources, "meanings": meanings}
 
-    def _give_keys(self, graph: Graph, pairs: dict[Node, Node]) -> None:
+    def _give_keys(self, graph: Graph, pairs: Mapping[Node, Node]) -> None:
         for node in graph.nodes:
             self._give_key(node, pairs)
 
-    def _give_key(self, node: Node, pairs: dict[Node, Node]) -> None:
+    def _give_key(self, node: Node, pairs: Mapping[Node, Node]) -> None:
         old = pairs.get(node)
-        if old is not None:
+        if old is None:
+            self._keys[node] = self._next_key
+            self._next_key += 1
+        else:
             self._keys[node] = self._keys[old]
-            if node.has(Trait.REGION):
-                for inner, before in zip(node.body.nodes, old.body.nodes, strict=False):
-                    self._give_key(inner, {inner: before} if before in self._keys else {})
-            return
-        self._keys[node] = self._next_key
-        self._next_key += 1
         if node.has(Trait.REGION):
+            known = {} if old is None else dict(zip(*map(_computing, (node.body, old.body)), strict=False))
+            known = {inner: before for inner, before in known.items() if before in self._keys}
             for inner in node.body.nodes:
-                if inner not in self._keys:  # graphs share the bodies of equal regions
-                    self._give_key(inner, {})
+                if inner in known or inner not in self._keys:  # graphs share the bodies of equal regions
+                    self._give_key(inner, known)
 
     def _add_nodes(self, state: dict[str, Any], graph: Graph, facts: Facts, prefix: str = "i") -> None:
         for value in graph.inputs:
@@ -277,6 +276,11 @@ def _difference(before: Graph, after: Graph, history: History | None) -> GraphDi
         return diff_graphs(before, after)
     old, new, both = before.nodes, after.nodes, zip(history.before, history.after, strict=True)
     return diff_of_pairs(before, after, {new[j]: old[i] for i, j in both if i >= 0 and j >= 0})
+
+
+def _computing(body: Graph) -> list[Node]:
+    """Return the nodes but constants, of which text has equal ones once."""
+    return [node for node in body.nodes if not node.is_op("constant")]
 
 
 def _merged(values: Sequence[Value], kind: type[_Entry] | type[_Exit]) -> list[_Entry | _Exit]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusec.debug.diff import diff_graphs, diff_lines, fingerprint
-from fusec.ir.graph import Graph
+from fusec.ir.graph import Graph, Source
 from fusec.ir.parser import parse_graph
 from tests.tools.sample import decoder, tensor
 from tests.tools.test_cli import run
@@ -125,3 +125,11 @@ def test_lines_that_moved_in_the_model_s_file_are_no_difference() -> None:
     for node in after.nodes:
         node.sources = tuple(replace(source, line=source.line + 1) for source in node.sources)
     assert not diff_graphs(before, after)
+
+
+def test_a_graph_that_is_read_back_is_the_same() -> None:
+    """The text of a graph has no source of a constant, which regions contain, too."""
+    graph = decoder(2, fused=True)
+    for node in (n for outer in graph.nodes for n in (outer, *(outer.body.nodes if outer.is_op("region") else ()))):
+        node.sources = node.sources or (Source("norm", "model.py", 3, "aten.mean", "x.mean(-1)"),)
+    assert not diff_graphs(parse_graph(str(graph)), graph)

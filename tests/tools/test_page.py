@@ -16,13 +16,15 @@ from fusec.debug.compare import report_of
 from fusec.debug.diff import diff_graphs
 from fusec.debug.explain import explain, explain_subjects
 from fusec.debug.subject import subject_of
-from fusec.ir.graph import Graph, Source
+from fusec.ir.graph import Graph, Source, Value
+from fusec.ir.parser import parse_graph
+from fusec.ir.types import F32
 from fusec.viz.descent import descendants
 from fusec.viz.html import pack, render_comparison, render_reports, view
 from fusec.viz.model_source import excerpts
 from fusec.viz.scene import Scene
 from fusec.viz.tree import build_tree
-from tests.tools.sample import HOSTILE, compiled, decoder, tensor, unpacked
+from tests.tools.sample import HOSTILE, compiled, decoder, region, source, tensor, unpacked
 from tests.tools.test_diff import chain
 
 
@@ -214,6 +216,39 @@ def test_what_only_one_version_has_leads_to_the_readers_that_both_have() -> None
     edges = {(names[a], names[b]) for a, _, b, _ in group["edges"]}
     assert {("neg", "tanh"), ("neg", "exp"), ("exp", "tanh")} <= edges
     assert [scene.records[state["nodes"][k][0]]["op"] for k in state["removed"]] == ["exp"]
+
+
+def test_a_kernel_that_is_read_back_keeps_the_keys_of_its_body() -> None:
+    """Its text has equal constants once, so that it has fewer nodes than a graph that was compiled just now."""
+
+    def doubled(body: Graph, x: Value) -> list[Value]:
+        more = body.add_node("mul", (x, body.constant(2.0, F32))).result
+        return [body.add_node("exp", (body.add_node("mul", (more, body.constant(2.0, F32))).result,)).result]
+
+    graph = Graph("g")
+    kernel = region(graph, [graph.add_input(tensor(4), "x")], doubled, "m", kind="kernel", label="k")
+    graph.set_outputs([kernel.result])
+    again = parse_graph(str(graph))
+    assert len(again.nodes[0].body.nodes) < len(kernel.body.nodes)
+    for pair in ((graph, again), (again, graph)):
+        scene = Scene()
+        for side in pair:
+            scene.add_state("state", side)
+        ops = [{k: scene.records[n]["op"] for k, (n, _) in state["nodes"].items()} for state in scene.states]
+        old, new = ({k: op for k, op in known.items() if op != "constant"} for known in ops)
+        assert old == new and list(old.values()) == ["region", "mul", "mul", "exp"]
+
+
+def test_a_constant_is_at_no_line() -> None:
+    """As in a graph that is read back, so that a line of the model and a miss lead to what computes."""
+    graph = Graph("g")
+    half = graph.constant(0.5, F32)
+    assert half.producer is not None
+    half.producer.sources = source("m", 3)
+    graph.set_outputs([graph.add_node("mul", (graph.add_input(tensor(4), "x"), half), sources=source("m", 3)).result])
+    scene = Scene()
+    scene.add_state("state", graph)
+    assert {r["op"]: len(r["sources"]) for r in scene.records} == {"constant": 0, "mul": 1}
 
 
 def test_two_reports_are_compared_without_a_graph() -> None:

@@ -208,6 +208,33 @@ def test_text_on_the_canvas_is_legible_or_left_out(browser: Any, file: Path) -> 
     page.close()
 
 
+CONTRASTS = """(() => {
+    const contrasts = [], fill = CanvasRenderingContext2D.prototype.fillText;
+    const light = parts => parts.map(c => c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0.05);
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+        const at = this.getTransform().transformPoint({ x, y }), ink = this.fillStyle;
+        const under = [...this.getImageData(at.x, at.y, 1, 1).data].slice(0, 3);
+        const pair = [light(under), light([1, 3, 5].map(i => parseInt(ink.slice(i, i + 2), 16)))].sort((a, b) => b - a);
+        if (at.x >= 0 && at.y >= 0 && at.x < canvas.width && at.y < canvas.height)
+            contrasts.push([Math.round(100 * pair[0] / pair[1]) / 100, text, heat]);
+        return fill.call(this, text, x, y, ...rest); };
+    for (const r of records) if (r.kernel !== undefined) r.error = { compiled: 2 ** r.kernel * 1e-7, eager: 1e-7 };
+    for (heat of ["kind", "bytes", "predicted time", "error against float64"]) for (plain of [true, false])
+        states.forEach((_, i) => { step(i); closeAll(); paint(); openAll(); paint(); });
+    CanvasRenderingContext2D.prototype.fillText = fill;
+    return contrasts.sort((a, b) => a[0] - b[0]); })()"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_on_the_canvas_has_contrast(browser: Any, file: Path, theme: str) -> None:
+    """What axe cannot see: names and amounts on boxes of each kind, change and heat."""
+    page = Opened(browser, file, f"theme={theme}")
+    found = page(CONTRASTS)
+    assert len(found) > 200 and found[0][0] >= 4.5, found[:5]
+    page.close()
+
+
 @pytest.mark.parametrize("width, height", [(1440, 900), (1280, 720), (390, 844)])
 def test_nothing_overlaps_and_the_whole_graph_fits(browser: Any, file: Path, width: int, height: int) -> None:
     page = Opened(browser, file, "", width, height)
@@ -238,6 +265,17 @@ def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
         box = page.page.locator(name).bounding_box()
         assert box and box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844, name
     page.close()
+
+
+@pytest.mark.parametrize("factor", [1, 1e-7, 1e7])
+def test_the_roofline_is_inside_its_frame(opened: Opened, factor: float) -> None:
+    opened(
+        f"report().machine.read_gb_s *= {factor}; for (const name in report().machine.peaks)"
+        f" report().machine.peaks[name] *= {factor}; goTo(report().kernels[0].nodes[0])"
+    )
+    texts = opened("""[...document.querySelectorAll('.roofline text')].map(t => {
+        const box = t.getBBox(); return [t.textContent, box.x, box.x + box.width]; })""")
+    assert len(texts) > 5 and all(left >= 0 and right <= 380 for _, left, right in texts), texts
 
 
 @pytest.mark.parametrize("width, height", [(1440, 900), (390, 844)])
@@ -344,6 +382,27 @@ def test_boxes_are_coloured_by_bytes(opened: Opened) -> None:
     total = opened("heats.bytes().values[shown().root]")
     assert total == sum(opened("report().kernels.map(k => k.bytes)"))
     assert "colour=bytes" in opened("location.hash")
+
+
+def test_the_graph_keeps_its_shape_where_the_legend_takes_other_lines(browser: Any, file: Path) -> None:
+    page = Opened(browser, file, "", 390, 844)
+    heights = []
+    for colour in ("bytes", "kind"):
+        page.page.select_option("#colour", colour)
+        page.wait_until("canvas.height === Math.round(canvas.getBoundingClientRect().height * devicePixelRatio)")
+        heights.append(page("canvas.height"))
+    assert heights[0] > heights[1]
+    page.close()
+
+
+def test_more_heat_is_a_warmer_colour_on_nodes_and_modules_alike(opened: Opened) -> None:
+    opened.page.select_option("#colour", "predicted time")
+    found = opened("""(() => {
+        const boxes = Object.values(shown().groups).flatMap(g => g.boxes).filter(box => box && amountOf(box));
+        return boxes.map(box => [amountOf(box), warmth(amountOf(box))]).sort((a, b) => a[0] - b[0]); })()""")
+    assert len(found) > 20 and [warm for _, warm in found] == sorted(warm for _, warm in found)
+    assert found[0][1] == 0 and found[-1][1] < 1  # the model as a whole is at the end of the legend
+    assert len({warm for _, warm in found}) == len({amount for amount, _ in found})
 
 
 def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:

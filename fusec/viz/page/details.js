@@ -24,7 +24,7 @@ function byLine(sources) {
 function sourceBlock(source) {
   const [module, file, line, op, text] = source;
   const place = file ? el("button", { className: "link", textContent: `${file}:${line}`, onclick: () => { tab("Model"); chooseLine(`${file}:${line}`); } }) : "";
-  return el("div", { className: "source" }, text ? el("code", { textContent: text }) : "", el("span", { textContent: module ? `${module}   ` : "" }), place, el("span", { textContent: op ? `   ${op}` : "" }));
+  return el("div", { className: "origin" }, text ? el("code", { textContent: text }) : "", el("span", { textContent: module ? `${module}   ` : "" }), place, el("span", { textContent: op ? `   ${op}` : "" }));
 }
 function remarkBlock(r) {
   return el("div", { className: "remark" }, el("span", { className: `tag ${r.kind}`, textContent: r.kind }), ` ${r.application === null || r.application === undefined ? "" : `#${r.application} `}${r.message}`,
@@ -45,6 +45,7 @@ function svg(tag, attributes, text) {
   if (text) node.textContent = text;
   return node;
 }
+const tick = p => p < -2 || p > 3 ? `1e${p}` : String(10 ** p);
 function rooflinePlot(row) { // FLOP per byte against FLOP per second, both axes logarithmic
   const m = report().machine, r = row.roofline;
   const peak = Math.max(...Object.values(m.peaks), 0), memory = m.read_gb_s;
@@ -54,8 +55,8 @@ function rooflinePlot(row) { // FLOP per byte against FLOP per second, both axes
   const [low, high] = [Math.floor(Math.log10(Math.min(rate, memory * 10 ** left))), Math.ceil(Math.log10(peak)) + 0.1];
   const x = v => 34 + 336 * (Math.log10(v) - left) / (right - left), y = v => 118 - 106 * (Math.log10(v) - low) / (high - low);
   const ridge = peak / memory, plot = svg("svg", { viewBox: "0 0 380 146", class: "roofline", role: "img", "aria-label": `${Number(intensity.toPrecision(3))} FLOP per byte, ${Number(rate.toPrecision(3))} GFLOP/s` });
-  for (let p = left; p <= right; p += 1) plot.append(svg("line", { x1: x(10 ** p), x2: x(10 ** p), y1: 12, y2: 118, class: "grid" }), svg("text", { x: x(10 ** p), y: 131, "text-anchor": p === right ? "end" : "middle" }, p < 0 ? `0.${"0".repeat(-p - 1)}1` : `${10 ** p}`));
-  for (let p = Math.ceil(low); p <= high; p += 1) plot.append(svg("line", { x1: 34, x2: 370, y1: y(10 ** p), y2: y(10 ** p), class: "grid" }), svg("text", { x: 30, y: y(10 ** p) + 4, "text-anchor": "end" }, p < 0 ? (10 ** p).toPrecision(1) : `${10 ** p}`));
+  for (let p = left; p <= right; p += 1) plot.append(svg("line", { x1: x(10 ** p), x2: x(10 ** p), y1: 12, y2: 118, class: "grid" }), svg("text", { x: x(10 ** p), y: 131, "text-anchor": p === right ? "end" : "middle" }, tick(p)));
+  for (let p = Math.ceil(low); p <= high; p += 1) plot.append(svg("line", { x1: 34, x2: 370, y1: y(10 ** p), y2: y(10 ** p), class: "grid" }), svg("text", { x: 30, y: y(10 ** p) + 4, "text-anchor": "end" }, tick(p)));
   plot.append(svg("polyline", { points: `${x(10 ** left)},${y(memory * 10 ** left)} ${x(Math.min(10 ** right, Math.max(10 ** left, ridge)))},${y(Math.min(peak, memory * 10 ** right))} ${x(10 ** right)},${y(Math.min(peak, memory * 10 ** right))}`, class: "roof" }),
     svg("circle", { cx: x(intensity), cy: y(rate), r: 5, class: r.measured_us === null ? "point predicted" : "point" }),
     svg("text", { x: 202, y: 144, "text-anchor": "middle" }, `FLOP per byte · GFLOP/s · ${r.measured_us === null ? "predicted" : "measured"}`));
@@ -122,5 +123,6 @@ function kernelLines(kernel) {
   const rows = kernel.row.source.split("\n").map((text, i) => ({ gutter: i + 1, text, on: Boolean(wanted(origins[i])), links: Boolean(origins[i]), title: origins[i] ? nameOf(origins[i]) : "" }));
   const lines = new Lines("Kernel source", rows, i => origins[i] && typeof origins[i][0] === "number" && goTo(origins[i][0]), kernel.row.source.includes("@triton") ? "python" : "cpp");
   lines.element.id = "kernel";
-  return lines.shownAt(rows.findIndex(r => r.on));
+  const own = selected ? origins.findIndex(origin => origin && origin[0] === selected.k) : -1;
+  return lines.shownAt(own < 0 ? rows.findIndex(r => r.on) : own);
 }

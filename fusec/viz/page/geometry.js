@@ -112,21 +112,20 @@ const AMOUNTS = {
 const SUM = (a, b) => a + b;
 const heats = Object.fromEntries(Object.entries(AMOUNTS).map(([name, of]) => [name, perState(state => {
   const values = {}, join = name === "error against float64" ? Math.max : SUM;
-  let most = 0, least = Infinity;
+  let least = Infinity;
   (function total(id) {
     return values[id] = state.groups[id].boxes.reduce((sum, box) => {
       if (box.k === undefined) return join(sum, box.g ? total(box.g) : 0);
       const node = records[state.nodes[box.k][0]], kernel = rowOf(node), own = kernel ? Number(of(kernel, node)) || 0 : 0;
-      values[`k${box.k}`] = own; most = Math.max(most, own); least = Math.min(least, own || least);
+      values[`k${box.k}`] = own; least = Math.min(least, own || least);
       return join(sum, own);
     }, 0);
   })(state.root);
-  return { values, least, most: most || 1, total: values[state.root] || 1 };
+  return { values, least, most: values[state.root] };
 })]));
 const heatText = value => heat === "bytes" ? amount(value, "B") : heat.startsWith("error") ? value.toExponential(1) : duration(value);
-// The share of the heat: errors grow through a model by factors, so theirs is logarithmic.
-function warmth(box, value) {
-  const { least, most, total } = heats[heat]();
-  if (heat.startsWith("error")) return most > least ? Math.log(value / least) / Math.log(most / least) : 1;
-  return Math.sqrt(Math.min(1, value / (box.k === undefined ? total : most)));
+// One scale for nodes and modules, logarithmic as a model is hundreds of kernels.
+function warmth(value) {
+  const { least, most } = heats[heat]();
+  return most > least ? Math.log(value / least) / Math.log(most / least) : 1;
 }

@@ -18,7 +18,7 @@ const lists = {
   Kernels() {
     const most = Math.max(1, ...report().kernels.map(k => k.bytes || 0));
     return report().kernels.map(k => row(k.kind, k.launches > 1 ? `${brief(k.name)}  ×${k.launches}` : brief(k.name), amount(k.bytes, "B"),
-      [k.kind === "generated" && k.fusions.length ? k.fusions.join(", ") : k.kind, amount(k.flops, "FLOP"), k.roofline ? `${duration(k.roofline.measured_us ?? k.roofline.predicted_us)}${k.launches > 1 ? " each" : ""}, ${k.roofline.bound}` : ""].filter(Boolean).join(" · "), (k.bytes || 0) / most, k.nodes));
+      [k.kind === "generated" && k.fusions.length ? k.fusions.join(", ") : k.kind, amount(k.flops, "FLOP"), k.roofline ? `${k.roofline.measured_us === null ? "" : "measured "}${duration(k.roofline.measured_us ?? k.roofline.predicted_us)}${k.launches > 1 ? " each" : ""}, ${k.roofline.bound}` : ""].filter(Boolean).join(" · "), (k.bytes || 0) / most, k.nodes));
   },
   Fallbacks() {
     return report().fallbacks.map(f => row("opaque", f.count > 1 ? `${brief(f.name)}  ×${f.count}` : brief(f.name), amount(f.bytes, "B"), [f.reason, ...f.sources.slice(0, 1)].filter(Boolean).join(" · "), null, f.nodes));
@@ -81,10 +81,10 @@ function chooseModule(module) { // all nodes of a module that has no group of it
   link(found); if (found.length) goTo(found[0], true);
 }
 function atEnd() { if (finalState() >= 0 && (at < finalState() || before)) { before = false; step(finalState()); } }
-const breakable = name => name.split(/(?<=_)/).flatMap((part, i) => i ? [el("wbr"), part] : [part]);
+const breakable = name => name.split(/(?<=[_/]|\.(?=[a-z]))/i).flatMap((part, i) => i ? [el("wbr"), part] : [part]);
 function row(kind, what, much, less, share, keys) {
   let turn = 0;
-  const out = el("button", { className: `row ${kind}` }, el("span", { className: "what" }, breakable(what)), el("span", { className: "much", textContent: much }), less ? el("span", { className: "less", textContent: less }) : "");
+  const out = el("button", { className: `row ${kind}` }, el("span", { className: "what" }, breakable(what)), el("span", { className: "much", textContent: much }), less ? el("span", { className: "less" }, breakable(less)) : "");
   if (share !== null) { const fill = el("i"); fill.style.width = `${Math.max(0.5, share * 100)}%`; out.append(el("span", { className: "share" }, fill)); }
   if (keys && keys.length) {
     out.keys = new Set(keys);

@@ -100,7 +100,7 @@ const amountOf = box => heat === "kind" ? undefined : heats[heat]().values[box.k
 function warm(box, x, y, w, h, r) {
   const value = amountOf(box);
   if (!value) return;
-  pen.globalAlpha = 0.08 + 0.72 * warmth(box, value);
+  pen.globalAlpha = 0.08 + 0.72 * warmth(value);
   pen.fillStyle = colours.hot; rounded(x, y, w, h, r); pen.fill(); pen.globalAlpha = 1;
 }
 function ring(x, y, w, h, r, colour, width) {
@@ -127,12 +127,12 @@ function badge(box, right, y) {
     const text = sign + c[kind];
     pen.font = `600 ${legible(11)}px ${colours.ui}`;
     const w = pen.measureText(text).width;
-    write(text, x - w, y, w + 2, 11, { weight: 600, family: colours.ui }, colours[kind]);
+    write(text, x - w, y, w + 2, 11, { weight: 600, family: colours.ui }, heat === "kind" && !change ? colours[kind] : colours.ink);
     x -= w + 7;
   }
 }
-function chevron(x, y, down) {
-  pen.strokeStyle = colours.dim; pen.lineWidth = 1.7; pen.beginPath();
+function chevron(x, y, down, colour) {
+  pen.strokeStyle = colour; pen.lineWidth = 1.7; pen.beginPath();
   if (down) { pen.moveTo(x - 4, y - 2); pen.lineTo(x, y + 2.5); pen.lineTo(x + 4, y - 2); } else { pen.moveTo(x - 2, y - 4); pen.lineTo(x + 2.5, y); pen.lineTo(x - 2, y + 4); }
   pen.stroke();
 }
@@ -144,7 +144,7 @@ function paintFrame(box, x, y, w, h, depth) {
   pen.strokeStyle = tone(box); pen.lineWidth = region ? 1.8 : 1.2; pen.stroke();
   outline(box, x, y, w, h, 10);
   if (legible(12.5) > HEAD + PAD) return;
-  chevron(x + 14, y + 14, true);
+  chevron(x + 14, y + 14, true, colours.dim);
   const size = legible(12.5), value = amountOf(box), room = w - (counts.has(box.g) ? 84 : 40);
   write(box.l + (value ? `   ${heatText(value)}` : ""), x + 26, y + Math.max(14.5, size / 2 + 2), room, 12.5, { weight: 600, family: region ? colours.mono : colours.ui }, colours.ink);
   badge(box, x + w, y + 14);
@@ -166,7 +166,7 @@ function paintBox(box, x, y, w, h) {
   }
   pen.strokeStyle = module ? colours["group-line"] : colour; pen.lineWidth = 1.2; pen.stroke();
   if (!module) {
-    pen.save(); rounded(x, y, w, h, 7); pen.clip(); pen.fillStyle = colour; pen.fillRect(x, y, 5, h);
+    pen.save(); rounded(x, y, w, h, 7); pen.clip(); pen.fillStyle = colour; pen.fillRect(x, y, heat === "kind" && legible(12) > h - 4 ? w : 5, h);
     if (box.g && heat === "kind") { pen.globalAlpha = 0.1; pen.fillRect(x, y, w, h); }
     pen.restore();
   }
@@ -174,13 +174,13 @@ function paintBox(box, x, y, w, h) {
   outline(box, x, y, w, h, 7);
   const size = legible(12), small = legible(11);
   if (size > h - 4) return;
-  const indent = box.g ? 25 : 13;
-  if (box.g) chevron(x + (module ? 13 : 15), y + h / 2, false);
-  const value = amountOf(box), below = heat === "kind" ? box.s : value ? heatText(value) : "";
+  const indent = box.g ? 25 : 13, value = amountOf(box), quiet = value || changeOf(box) ? colours.ink : colours.dim;
+  if (box.g) chevron(x + (module ? 13 : 15), y + h / 2, false, quiet);
+  const below = heat === "kind" ? box.s : value ? heatText(value) : "";
   const two = below && size + small + 6 <= h, y1 = two ? y + h / 2 - 7.5 : y + h / 2;
   const taken = counts.has(box.g) ? 62 : changeOf(box) ? 14 : 0;
   write(box.l, x + indent, y1, w - indent - 8 - taken, 12, { weight: 600, family: module ? colours.ui : colours.mono }, colours.ink);
-  if (two) write(below, x + indent, y + h / 2 + 8.5, w - indent - 8, 11, { family: module ? colours.ui : colours.mono }, colours.dim);
+  if (two) write(below, x + indent, y + h / 2 + 8.5, w - indent - 8, 11, { family: module ? colours.ui : colours.mono }, quiet);
   badge(box, x + w, y1);
 }
 

@@ -35,7 +35,7 @@ function timeline() {
   }
   const flip = el("div", { className: "switch", id: "flip", role: "group", ariaLabel: "Side of the pass" }, el("button", { textContent: "before", title: "Before the pass, what it removes in red (b)", onclick: () => side(true) }),
     el("button", { textContent: "after", title: "After the pass, what it adds in green", onclick: () => side(false) }), el("button", { textContent: "plain", title: "After the pass, nothing marked (p)", onclick: () => side(false, true) }));
-  $("bottom").replaceChildren(bar, el("div", { className: "switch", id: "steps", role: "group", ariaLabel: "Applications" }), flip, el("span", { className: "keys" }, el("kbd", { textContent: "j" }), " ", el("kbd", { textContent: "k" }), " passes ", el("kbd", { textContent: "," }), " ", el("kbd", { textContent: "." }), " applications ", el("kbd", { textContent: "?" }), " keys"));
+  $("bottom").replaceChildren(bar, el("div", { className: "switch", id: "steps", role: "group", ariaLabel: "Applications" }), flip);
   if (states.length < 2) $("bottom").hidden = true;
 }
 function moved(change) { // to another state, with what became of the selection there
@@ -68,7 +68,7 @@ function refresh() {
   }
   const flip = $("flip");
   if (flip) { [before, !before && !plain && !stepped, plain].forEach((on, i) => { flip.children[i].classList.toggle("on", on); flip.children[i].setAttribute("aria-pressed", String(on)); }); flip.style.visibility = at > 0 && !page.comparison ? "" : "hidden"; }
-  stepper(); details(); follow(); draw(); remember();
+  stepper(); legend(); details(); follow(); draw(); remember();
 }
 
 function legend() { // of the colours, and of the marks
@@ -76,7 +76,7 @@ function legend() { // of the colours, and of the marks
   $("legend").replaceChildren();
   if (heat !== "kind") {
     const { least, most } = heats[heat]();
-    swatch(least < most ? `${heat} of one node: ${heatText(least)}` : heat, "color-mix(in srgb, var(--hot) 8%, var(--panel))"); swatch(heatText(most), "color-mix(in srgb, var(--hot) 80%, var(--panel))");
+    swatch(least < most ? `${heat}: ${heatText(least)}` : heat, "color-mix(in srgb, var(--hot) 8%, var(--panel))"); swatch(heatText(most), "color-mix(in srgb, var(--hot) 80%, var(--panel))");
   } else for (const [name, colour] of [["kernel", "c-kernel"], ["fusion", "c-declared"], ["contraction", "c-contraction"], ["reduction", "c-reduction"], ["pointwise", "c-pointwise"], ["view", "c-view"], ["opaque", "c-opaque"], ["write", "c-write"]]) swatch(name, `var(--${colour})`);
   for (const name of [...(states.length > 1 ? ["added", "removed", "rewired"] : []), "linked"]) swatch(name, `var(--${name})`, "outline");
 }

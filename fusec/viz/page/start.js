@@ -3,9 +3,8 @@
 async function start() {
   document.documentElement.dataset.theme = wish.get("theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   palette(); header(); timeline(); tabs(); listen(); listenToKeys();
-  $("theme").onclick = theme;
+  $("theme").onclick = theme; $("keys").onclick = help;
   $("menu").onclick = () => document.body.classList.toggle("menu");
-  addEventListener("resize", resize);
   if (wish.has("state")) at = Math.max(0, Math.min(states.length - 1, Number(wish.get("state"))));
   const marked = wish.get("side");
   if (marked && !page.comparison) { plain = false; before = marked === "before" && at > 0; }
@@ -15,7 +14,7 @@ async function start() {
   if (!states.length) { document.body.classList.add("alone"); tab("Changes"); document.body.dataset.ready = document.body.dataset.whole = "true"; return; }
   whole = new Promise(done => { requestAnimationFrame(() => setTimeout(() => loadRest().then(done))); });
   if (["state", "side", "application"].some(name => wish.has(name))) await whole;
-  legend(); tools(); resize();
+  legend(); tools(); resize(); new ResizeObserver(resize).observe($("area"));
   if ($("colour")) $("colour").value = heat;
   mark();
   const modules = shown().groups[shown().root].boxes.filter(b => b.t === "g");
