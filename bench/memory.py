@@ -77,19 +77,19 @@ def peaks(workload: Workload, name: str, seed: int) -> dict[str, float]:
     with torch.no_grad():
         for _ in range(CALLS):
             call()
-        process = _mib("VmHWM")
+        process = mib("VmHWM")
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # or calls would take what the first ones left to the allocator
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-        rest = _mib("VmRSS")
+        rest = mib("VmRSS")
         for _ in range(CALLS):
             call()
-        peak = _mib("VmHWM")
+        peak = mib("VmHWM")
     weights = sum(x.nbytes for x in (*prepared.model.parameters(), *prepared.model.buffers())) / 2**20
     return {"calls": weights + peak - rest, "process": max(process, peak), "at rest": rest, "weights": weights}
 
 
-def _mib(name: str) -> float:
+def mib(name: str) -> float:
     """An entry of this process's status."""
     found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)
     assert found is not None
@@ -101,11 +101,15 @@ def _workload(title: str) -> Workload:
 
 
 def _in_fresh_process(title: str, name: str, seed: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.memory", "--one", f"{title}/{name}", "--seed", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer_of("bench.memory", "--one", f"{title}/{name}", "--seed", str(seed))
+
+
+def answer_of(*words: str) -> dict[str, float]:
+    """Return what a module measures in a process of its own, and prints after MARK."""
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
     answer = next((line for line in done.stdout.splitlines() if line.startswith(MARK)), None)
     if answer is None:
-        raise SystemExit(f"{title} did not run by {name}\n{done.stderr[-2000:]}")
+        raise SystemExit(f"python -m {' '.join(words)} measured nothing\n{done.stderr[-2000:]}")
     result: dict[str, float] = json.loads(answer.removeprefix(MARK))
     return result
 

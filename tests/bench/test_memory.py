@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from bench import memory
+from bench import memory, quantized_memory
 from bench.workloads import Prepared, Workload
 
 MIB = 2**20
@@ -62,3 +62,27 @@ def test_calls_are_held_against_eager_and_the_process_against_an_empty_compile(
     status = memory.main(["--workloads", "decode 1, float32", "--peers", "", "--json", str(file)])
     found = json.loads(file.read_text())
     assert status == (not all(holds)) and list(found["promises"].values()) == holds
+
+
+@pytest.mark.parametrize(("ratio", "holds"), [(1.1, True), (1.2, False)])
+def test_quantized_models_are_held_against_their_packed_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, holds: bool
+) -> None:
+    """Eager may take more, as may a model that is not quantized."""
+    asked = []
+
+    def answer(module: str, *words: str) -> dict[str, float]:
+        asked.append((given := dict(zip(words[::2], words[1::2], strict=True)))["--name"])
+        model = torch.load(given["--file"], weights_only=False)
+        packed = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+        ours = given["--name"] == "fusec" and given["--one"] != "bfloat16"
+        return {"packed": packed, "peak": 1.0, "ratio": ratio if ours else 9.0}
+
+    monkeypatch.setattr(quantized_memory, "answer_of", answer)
+    file = tmp_path / "memory.json"
+    sizes = ["--hidden", "64", "--layers", "1", "--mlp", "128"]
+    status = quantized_memory.main(["--formats", "int8", *sizes, "--json", str(file)])
+    found = json.loads(file.read_text())
+    assert status == (not holds) and list(found["promises"].values()) == [holds]
+    assert found["formats"]["int8"]["fusec"]["packed"] < found["formats"]["bfloat16"]["fusec"]["packed"]
+    assert asked == ["eager", "fusec"] * 2
