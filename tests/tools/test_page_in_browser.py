@@ -267,6 +267,12 @@ def test_lists_are_a_drawer_on_a_phone(browser: Any, file: Path) -> None:
     page.close()
 
 
+def test_a_wide_graph_begins_at_its_first_box(opened: Opened) -> None:
+    """Rows may lead far to one side, so that nothing is below the middle."""
+    opened("measure(shown().root).w = 1e5; measure(shown().root).h = 1e5; frameTop()")
+    assert 0 < opened("view.x + measure(shown().root).x[0] * view.scale") < opened("view.width")
+
+
 @pytest.mark.parametrize("factor", [1, 1e-7, 1e7])
 def test_the_roofline_is_inside_its_frame(opened: Opened, factor: float) -> None:
     opened(

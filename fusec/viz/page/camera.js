@@ -22,7 +22,8 @@ function frameTop() { // the whole graph if it is legible; else its upper end at
   const m = measure(shown().root);
   view.scale = Math.max(view.scale, Math.min(0.95, (view.width - 48) / m.w));
   view.scale = Math.max(view.scale, 0.6);
-  view.x = (view.width - m.w * view.scale) / 2; view.y = 24;
+  const middle = m.w * view.scale > view.width ? m.x[0] : m.w / 2; // a wide graph begins where its first box is
+  view.x = view.width / 2 - middle * view.scale; view.y = 24;
   draw();
 }
 function heightInSight() { // above the details, which on a phone cover the lower part
