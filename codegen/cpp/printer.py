@@ -260,7 +260,7 @@ class _Printer(Statements):
             _, ahead = self._fetch(column, tile, at)
             operands = f"{matrix(s.target, s.target.row_stride)}, lefts, {identifier(s.totals)}, values"
             self.line(f"dot_grouped<{s.rows}, {len(s.values)}, {ahead}>({operands}, fetch, {columns});")
-        elif isinstance(s.rows, int) and s.rows <= FEW_ROWS:
+        elif isinstance(s.rows, int) and s.rows <= FEW_ROWS and _is_contiguous(s):
             lanes, paired = (lanes // 2, ", true") if s.paired else (lanes, "")
             line, ahead = self._fetch(column, tile, at)
             options = f"{s.rows}, {lanes}, {len(s.values)}, {line}, {ahead}{paired}"
@@ -427,6 +427,11 @@ class _Printer(Statements):
                 level = [print_operation(COMBINE[op], [_group(x), _group(y)], kind.dtype) for x, y in pairs]
             self.line(f"{identifier(a)} = {level[0]};")
         self._close()
+
+
+def _is_contiguous(dot: ComputedDot) -> bool:
+    """Return whether each left operand is contiguous along k; blocks of few rows among many may not be."""
+    return not dot.steps and all(left.column_stride == 1 for left in dot.lefts)
 
 
 def _accumulator_count(loop: Loop, carried: int) -> int:

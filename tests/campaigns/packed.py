@@ -59,6 +59,14 @@ UNPACKED: Mapping[str, tuple[torch.dtype, tuple[int, int], Callable[[Tensor], Te
 }  # fmt: skip
 """By name: the dtype of the packed weight, codes in an element along columns and depth, and the unpacking."""
 
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "part": lambda x: torch.cat((x, x), -2).narrow(-2, 1, x.shape[-2]).copy_(x),
+    "apart": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "transposed": lambda x: x.mT.contiguous().mT,
+}
+"""Layouts of an input in memory."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -86,6 +94,8 @@ class Layer:
     """``none``, ``gelu``, ``residual`` or ``gate``."""
     dtype: str
     dynamic: bool
+    layout: str
+    """Of the input: ``contiguous``, a ``part`` of each batch or of all rows, ``apart`` or ``transposed``."""
 
     def __call__(self, given: Mapping[str, Tensor]) -> Tensor:
         """Return the layer's result [*, columns] on the tensors that ``parts`` makes."""
@@ -126,12 +136,13 @@ class Layer:
         depth = groups * (self.group or 32)
         stored, (along_columns, along_depth), _ = UNPACKED[self.codes]
         packed = self._codes(stored, (columns // along_columns, depth // along_depth), draw)
-        lead = (2, rows) if self.batch else (rows,)
+        lead = (3, rows) if self.batch else (rows,)
         result = {"packed": packed.t().contiguous() if self.transposed else packed}
         result["x"] = torch.randn(*lead, depth, generator=draw).to(dtype)
         if self.inputs == "codes":
             result["x"] = torch.randint(-127, 128, (*lead, depth), generator=draw, dtype=torch.int8)
             result["row_scale"] = (torch.rand(*lead, 1, generator=draw) * 0.02).to(dtype)
+        result["x"] = LAYOUTS[self.layout](result["x"])
         result["scale"] = (torch.rand(shape, generator=draw) * 0.1 + 0.01).to(dtype)
         if self.zero == "integers":
             result["zero"] = torch.randint(0, 16, shape, generator=draw, dtype=torch.int8)
@@ -175,6 +186,7 @@ def drawn(seed: int, count: int) -> Iterator[Layer]:
             draw.choice(("none", "gelu", "residual", "gate")),
             draw.choice(("float32", "bfloat16", "float16")),
             draw.random() < 0.6,
+            draw.choice((*LAYOUTS, "contiguous")),
         )
 
 

@@ -26,7 +26,7 @@ def test_random_layers_are_right(first: int) -> None:
 
 def test_they_reach_everything() -> None:
     assert {layer.codes for layer in LAYERS} == {*packed.UNPACKED}
-    for name in ("codebook", "group", "split", "zero", "inputs", "rows", "epilogue", "dtype", "dynamic"):
+    for name in ("codebook", "group", "split", "zero", "inputs", "rows", "layout", "epilogue", "dtype", "dynamic"):
         assert len({getattr(layer, name) for layer in LAYERS}) > 1, name
 
 

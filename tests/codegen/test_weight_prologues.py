@@ -97,6 +97,36 @@ def test_few_bits_are_unpacked_in_their_matmul_though_the_library_is_faster(
     many_rows(FORMS[form], rows, torch.bfloat16, profile(f32=100.0, bf16=1.0), steps)
 
 
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a part of each batch": lambda x: F.pad(x, (0, 0, 1, 2))[:, 1:-2],
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "every other element": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "every other element of a part": lambda x: F.pad(x.repeat_interleave(2, -1), (0, 0, 1, 2))[:, 1:-2, ::2],
+    "the same for all rows": lambda x: x[:, :1].expand(x.shape),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "layout"),
+    rotating(("int8 per channel", "int4, neighbours in a byte", "int4, halves in a byte", "int8 per group"), LAYOUTS),
+)
+def test_few_rows_of_each_of_many_batches_in_any_layout(form: str, layout: str) -> None:
+    """Their axes are not one axis in memory, so that a block has few rows, whose elements may be apart."""
+    torch.manual_seed(0)
+    weight, parts = FORMS[form].weight, FORMS[form].parts()
+    x = LAYOUTS[layout](torch.randn(2, 9, DEPTH))
+
+    def layer(x: Tensor, *parts: Tensor) -> Tensor:
+        return F.linear(x, weight(*parts, x.dtype))
+
+    config = replace(profile(f32=100.0), strict=True)
+    found = compile_graph(trace(layer, (x, *parts), symbolic=False), config).program
+    assert [step.kind for step in found.steps] == ["kernel"]
+    wide = [p.double() if p.dtype == torch.float32 else p for p in (x, *parts)]
+    comparison = compare_outputs([layer(x, *parts)], found([x, *parts]), [layer(*wide)])
+    assert comparison.passed, comparison
+
+
 def many_rows(form: Packed, rows: int, dtype: torch.dtype, config: Config, steps: list[str]) -> None:
     """Three times so many rows go through a layer, and a ReLU after it."""
     torch.manual_seed(0)

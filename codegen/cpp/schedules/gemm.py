@@ -375,7 +375,7 @@ class _Contraction:
         rights = Matrix(emitter.buffers[right.value].name, weight, stride(right, bound[-1]), stride(right, n))
         return Dot(
             at(target, starts),
-            at(Matrix(left.buffer, left.offset, left.row_stride, 1), starts),
+            at(Matrix(left.buffer, left.offset, left.row_stride, left.column_stride), starts),
             at(rights, starts),
             block.length if block else count,
             columns.length,
@@ -471,6 +471,8 @@ class _Contraction:
         right, bound = contraction.operands[1], contraction.bound
         type, k = right.value.tensor, static_size(self._k(bound))
         if not right.value.frozen or type.rank != 2 or not type.is_contiguous or not 0 < k == type.shape[1]:
+            return False
+        if left.column_stride != 1:
             return False
         summed = zip(bound, contiguous_strides(tuple(map(static_size, bound))), strict=True)
         if right.index[1] != Affine.of(summed) or self._left_dtype(contraction) != right.dtype:
