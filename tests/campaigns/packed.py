@@ -136,7 +136,7 @@ class Layer:
         depth = groups * (self.group or 32)
         stored, (along_columns, along_depth), _ = UNPACKED[self.codes]
         packed = self._codes(stored, (columns // along_columns, depth // along_depth), draw)
-        lead = (3, rows) if self.batch else (rows,)
+        lead = (4, rows) if self.batch else (rows,)
         result = {"packed": packed.t().contiguous() if self.transposed else packed}
         result["x"] = torch.randn(*lead, depth, generator=draw).to(dtype)
         if self.inputs == "codes":
