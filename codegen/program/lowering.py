@@ -212,6 +212,8 @@ class Lowering:
         code = self.code
         destination, value, *index = node.operands
         target, new = code.names[destination], code.names[value]
+        if storage(value) is storage(destination):  # ATen does not copy to memory that it copies from
+            new = f"{new}.clone()"
         code.step("write", "write", node.sources)
         if index:
             dim, rows = node.attributes["dim"], code.names[index[0]]

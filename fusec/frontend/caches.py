@@ -10,7 +10,7 @@ from fusec.frontend.targets import arguments
 from fusec.frontend.versions import PLACED, updates_in_place
 from fusec.frontend.views import counted_from_start, first_index, joined_rows
 from fusec.ir.graph import Node as IrNode
-from fusec.ir.graph import Value, base
+from fusec.ir.graph import Value, base, storage
 from fusec.ir.types import BOOL, I32, I64, contiguous_strides, product, same_shape
 
 _aten = torch.ops.aten
@@ -37,6 +37,10 @@ class CacheWrites:
             return None
         given = _resolved(rows, values) | {"self": values[node.args[0]]}  # type: ignore[index]
         whole: Value = given["self"]
+        if node in self.folded and storage(whole).producer is not None:
+            return None  # an update before it was none in place
+        if rows is node and node.target is _aten.slice_scatter.default and _is_put_back(given):
+            return whole
         number = base(whole).producer
         if not whole.shape or (node not in self.folded and (number is None or not number.is_op("constant"))):
             return None
@@ -58,6 +62,16 @@ class CacheWrites:
         assert result.producer is not None
         self.made[result.producer] = None
         return low.reshape(result, whole.shape)
+
+
+def _is_put_back(given: dict[str, Any]) -> bool:
+    """Return whether ``slice_scatter`` puts rows where they were taken from, as functionalized ``x[1:] += y`` does."""
+    whole, taken = given["self"], given["src"].producer
+    if taken is None or not taken.is_op("slice") or taken.operands[0] is not whole:
+        return False
+    rank, at = len(whole.shape), taken.attributes
+    dim, start = given["dim"] % rank, given["start"] or 0
+    return (at["dim"], at["start"], at["step"]) == (dim - rank, first_index(start, whole, dim), given["step"])
 
 
 def _resolved(node: Node, values: dict[Node, Any]) -> dict[str, Any]:

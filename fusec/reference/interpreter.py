@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.graph import Graph, Node, Value, storage
 from fusec.ir.ops import Trait, multiplies_bytes, split_spec
 from fusec.ir.types import DType, TensorType, accumulation, evaluate_size, evaluate_sizes
 from fusec.reference.dtypes import torch_dtype
@@ -237,6 +237,8 @@ class Machine:
     def write(self, node: Node, destination: Datum, value: Datum, *index: Datum) -> Datum:
         """Return the updated destination, which is changed in place under ``mutate``."""
         target: Tensor = destination if self.mutate else destination.clone()
+        if storage(node.operands[1]) is storage(node.operands[0]):  # ATen does not copy to memory that it copies from
+            value = value.clone()
         if node.is_op("scatter"):
             return target.scatter_(node.attributes["dim"], index[0].to(torch.int64), value)
         if index:

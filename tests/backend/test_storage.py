@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusec import dynamo
+from fusec.ir.verifier import verify_graph
 from tests.backend.agreement import Block, check, same
 
 
@@ -357,6 +358,43 @@ def test_a_slice_of_a_cache_is_written_in_place(backend: Any) -> None:
             torch.testing.assert_close(found, expected)
     writes = [n for c in dynamo.compiled_graphs() for n in c.graph.nodes if n.is_op("write")]
     assert {len(n.operands) for n in writes} == {3}
+
+
+def test_rows_of_an_input_that_go_elsewhere_in_it(backend: Any) -> None:
+    """ATen refuses to copy rows from the memory that it copies to."""
+
+    def step(x: Tensor, y: Tensor) -> None:
+        y[1:] += x[:-1]
+        y.view(-1)[3:9] *= 2
+        x[1:] = x[:-1].clone()
+        x[2:5] = x.clone()[1:4]
+
+    check(backend, step, torch.randn(8, 16), torch.randn(8, 16))
+
+
+def test_rows_that_are_added_are_written_once(backend: Any) -> None:
+    """Functionalization puts the sum in its place, takes it from there and puts it back."""
+    dynamo.reset()
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        y[1:] += x[:-1]
+        return x + 1
+
+    check(backend, step, torch.randn(8, 16), torch.randn(8, 16))
+    nodes = [n for c in dynamo.compiled_graphs() for r in c.graph.nodes for n in (r.body if r.is_op("region") else [r])]
+    assert len([n for n in nodes if n.is_op("write")]) == 1
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_rows_are_written_to_a_new_value_of_an_input(backend: Any, accumulate: bool) -> None:
+    def step(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+        x.index_put_((at,), y[:2], accumulate=accumulate)
+        x[1:] = y[1:]
+        return x + 1
+
+    check(backend, step, torch.randn(8, 16), torch.randn(8, 16), torch.tensor([3, 1]))
+    for compiled in dynamo.compiled_graphs():
+        verify_graph(getattr(compiled, "imported", compiled.graph))
 
 
 def test_the_old_value_of_a_cache_may_be_read(backend: Any) -> None:
