@@ -206,8 +206,9 @@ def start_trace(path: str) -> TraceFolder | None:
 
 
 def _artifacts(compiled: Any) -> None:
-    """Hand the final graph and the remarks to torch's structured trace, which ``tlparse`` shows."""
+    """Hand the final graph, kernels and remarks to torch's structured trace, which ``tlparse`` shows."""
     artifact("fusec_final_graph", lambda: str(compiled.graph))
+    artifact("fusec_kernels", lambda: "\n".join(compiled.program.texts.values()))
     artifact("fusec_remarks", lambda: "\n".join(map(str, compiled.remarks)))
 
 

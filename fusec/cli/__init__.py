@@ -66,6 +66,6 @@ def main() -> None:
     """Entry point of the ``fusec`` script."""
     gc.set_threshold(_ALLOCATIONS)
     try:
-        app()
+        app(prog_name="fusec")  # by `python -m fusec`, too: completion is of this name
     finally:
         gc.freeze()  # else Python walks all objects once more before it exits

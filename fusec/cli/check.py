@@ -53,6 +53,8 @@ def check(
     if kept is None:
         write_text(against, json.dumps(now, indent=1) + "\n")
         note(f"{against}: {len(now['sites'])} sites, {sum(now['regions'].values())} fusions")
+        if as_json:
+            write_json({"file": against})
         return
     from fusec.debug.compare import changes
 
@@ -129,7 +131,7 @@ def read_report(path: str) -> "Report":
         changes(found, found)
         if not isinstance(found.get("options", {}), dict):
             raise TypeError("its options are no object")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
+    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as reason:
         why, fix = f"{type(reason).__name__}: {reason}"[:200], "fusec check MODEL --against FILE --update writes one"
         raise UsageError(f"{path} is no report", why=why, fix=fix) from reason
     report: Report = found

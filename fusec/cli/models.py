@@ -132,16 +132,49 @@ def read_graph(path: str) -> "Graph":
         raise UsageError(f"{path} is a model, not a graph", fix=f"fusec capture {path} | fusec opt")
     graph = parsed_graph(path)
     verify_graph(graph)
+    for name in sorted(_devices(graph) - {"cpu"}):
+        import torch
+
+        try:
+            torch.device(name)
+        except RuntimeError as reason:
+            raise UsageError(f"no device is called {name}", why=str(reason)[:200]) from reason
     return graph
+
+
+def _devices(graph: "Graph") -> set[str]:
+    """Return the devices of the tensors of a graph."""
+    from fusec.ir.types import TensorType
+
+    values = [*graph.inputs, *(v for node in graph.nodes for v in node.results)]
+    return {v.type.device for v in values if isinstance(v.type, TensorType)}
 
 
 def sampled_graph(path: str) -> "tuple[Graph, list[Any]]":
     """Return the graph in a file, and random inputs."""
     graph = read_graph(path)
+    return graph, _inputs_of(graph)
+
+
+def _inputs_of(graph: "Graph") -> list[Any]:
+    """Return random inputs of a graph.
+
+    Raises:
+        UsageError: where a device is not there to run it.
+    """
+    import torch
+
     from fusec.debug.timing import sample_inputs
     from fusec.ir.types import ASSUMED_SIZE
 
-    return graph, sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+    for name in sorted(_devices(graph)):
+        try:
+            torch.empty(1, device=name).tolist()
+        except Exception as reason:  # an assertion, or an error of the device's own
+            raise UsageError(
+                f"the graph cannot run here, as it has tensors on {name}", why=str(reason)[:200]
+            ) from reason
+    return sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
 
 
 def check_captured(dynamic: bool, train: bool) -> None:
@@ -197,8 +230,7 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
     from fusec.debug.kept import kept_subject
     from fusec.debug.node_errors import node_errors
     from fusec.debug.subject import subject_of
-    from fusec.debug.timing import sample_inputs, time_program
-    from fusec.ir.types import ASSUMED_SIZE
+    from fusec.debug.timing import time_program
 
     graph = read_graph(spec)
     if subject_of(graph).is_grouped:
@@ -212,7 +244,7 @@ def _compiled_graph(spec: str, config: "Config", time: bool, title: str) -> "Sub
         return kept_subject(graph, config, title)
     compiled = compile_graph(graph, config)
     subject = subject_of(compiled, title)
-    inputs = sample_inputs(graph, dict.fromkeys(graph.symbols(), ASSUMED_SIZE))
+    inputs = _inputs_of(graph)
     if time:
         subject.timed(time_program(compiled.program, compiled.graph, inputs))
     if config.verify:

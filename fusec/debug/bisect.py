@@ -50,6 +50,8 @@ class Finding:
     """The call of torch that shows it without fusec, or shows that torch is right."""
     reduce: str = ""
     """The command that reduces the graph, on random inputs; "" where it is right."""
+    undone: tuple[str, ...] = ()
+    """Parts of the compile that raised, and were left out."""
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -59,7 +61,8 @@ class Finding:
     def __str__(self) -> str:
         if not self.wrong:
             right = f"{self.graph}: right, with {self.applications} applications of rewrites and passes"
-            return f"{right}\n  not fusec: {self.eager}" if self.eager else right
+            notes = [f"not fusec: {self.eager}"] * bool(self.eager) + [f"failed: {text}" for text in self.undone]
+            return "\n  ".join([right, *notes])
         code = f"\n  code:  {self.code}" if self.code.target else ""
         end = f"check: {self.check}" if self.stage else f"fix:   {self._fix()}"
         return f"{self.graph}: {self.wrong}\n  cause: {self._cause()}{code}\n  {end}"
@@ -134,7 +137,8 @@ def _of_capture(found: Captured) -> Finding:
 def _search(trial: Trial) -> Finding:
     wrong, remarks = trial.wrong()
     name = trial.graph.name
-    finding = Finding(name, len(_made(remarks)), wrong, eager=trial.as_eager)
+    undone = tuple(str(remark) for remark in remarks if remark.kind == "failure")
+    finding = Finding(name, len(_made(remarks)), wrong, eager=trial.as_eager, undone=undone)
     if not wrong:
         return finding
     finding = replace(finding, reduce=keep_graph(str(trial.graph), name, trial.config, f"wrong: {wrong}"))

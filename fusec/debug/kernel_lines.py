@@ -5,6 +5,7 @@ from typing import Any
 
 from fusec.codegen.tile.origins import line_origins
 from fusec.ir.graph import Node
+from fusec.ir.ops import Trait
 from fusec.ir.structure import structure
 
 Lines = Sequence[int | None]
@@ -27,7 +28,7 @@ def kernel_lines(
     made: dict[str, tuple[Any, Lines]] = {}
     found: dict[Node, Lines] = {}
     for region, name in names.items():
-        if name not in origins:
+        if name not in origins or not region.has(Trait.REGION):  # an operation in no kernel may have the name of one
             continue
         key = structure(region.body)
         if name not in made:

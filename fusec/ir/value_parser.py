@@ -1,6 +1,7 @@
 """Reads types, sizes and attribute values, by recursive descent; no text is ever evaluated."""
 
 import json
+from keyword import iskeyword
 from typing import Any
 
 from fusec.ir.expressions import FUNCTIONS, combine
@@ -49,11 +50,11 @@ class ValueParser(Cursor):
 
     def tensor(self, dtype: DType) -> TensorType:
         """Parse a tensor type after its opening bracket."""
-        shape = tuple(self.listed(self.size, "]"))
+        shape = tuple(self.listed(self.extent, "]"))
         strides = contiguous_strides(shape)
         if self.accept("@"):
             self.expect("(")
-            strides = tuple(self.listed(self.size, ")"))
+            strides = tuple(self.listed(self.extent, ")"))
             if len(strides) != len(shape):
                 self.fail(f"{len(shape)} strides", self.tokens[self.at - 1])
         is_device = self.token.kind == "word" and self.token.text not in OPS and self.token.text not in ("as", "return")
@@ -153,6 +154,14 @@ class ValueParser(Cursor):
             return self.whole(token)
         return self.expression()
 
+    def extent(self) -> Size:
+        """Parse a size or stride of a tensor."""
+        token = self.token
+        found = self.size()
+        if isinstance(found, float):
+            self.fail("a whole number or an expression", token)
+        return found
+
     def expression(self) -> Any:
         """A sum of products of powers."""
         left = self.product()
@@ -195,6 +204,8 @@ class ValueParser(Cursor):
             return inner
         name = self.take("word", "a number, a size symbol or an attribute's value")
         if not self.accept("("):
+            if iskeyword(name):
+                self.fail("a size symbol that is no keyword of Python", token)
             return _WORDS[name] if name in ("inf", "nan") else symbol(name)
         if name not in FUNCTIONS:
             self.fail(f"a function of sizes ({', '.join(FUNCTIONS)})", token)

@@ -1,7 +1,9 @@
 """Files and words that no command can use, each with the exit code that it is refused with."""
 
 import json
+import re
 from pathlib import Path
+from random import Random
 
 USAGE, INVALID = 2, 3
 _LONG = 50_000_000
@@ -58,6 +60,11 @@ GRAPHS: dict[str, tuple[bytes, int]] = {
     "wrong_einsum": (_graph('%y: f32[4, 8] = contraction(%x, %w) {spec="abc,cd->ad"}'), INVALID),
     "negative_size": (_graph("%y: f32[-4, 8] = exp(%x)"), INVALID),
     "divided_size": (_graph("%y: f32[4/0, 8] = exp(%x)"), INVALID),
+    "nan_size": (_graph('%y: f32[nan, 8] = opaque(%x) {target="aten.sin.default", args=($0,)}'), USAGE),
+    "fractional_size": (_graph("%y: f32[(4.5), 8] = exp(%x)"), USAGE),
+    "infinite_stride": (_graph("%y: f32[4, 8] @(inf, 1) = exp(%x)"), USAGE),
+    "keyword_size": (_graph('%y: f32[lambda, 8] = opaque(%x) {target="aten.sin.default", args=($0,)}'), USAGE),
+    "no_device": (_graph("%y: f32[4, 8] here = exp(%x)"), USAGE),
     "power": (_graph("%y: f32[9**9**9**9, 8] = exp(%x)"), USAGE),
     "huge_number": (_graph("%y: f32[4, 8] = mul(%x, " + "9" * 5000 + ")"), USAGE),
     "far_operand": (_graph('%y: f32[4, 8] = opaque(%x) {target="aten.sin.default", args=($9,)}'), INVALID),
@@ -113,6 +120,7 @@ REPORTS: dict[str, str] = {
     "deep": "[" * 100_000,
     "infinite": '{"sites": NaN}',
     "large": "9" * 5000,
+    "overflow": '{"sites": [], "regions": {"silu": 1e999}, "kernels": [], "launches": {}, "coverage": {}}',
 }
 NAMES: tuple[str, ...] = (
     "missing.py",
@@ -152,12 +160,49 @@ TRACES = (
 """Folders that are nearly traces."""
 
 
+_WHOLE = """
+import torch
+from torch.nn import functional as F
+
+def model(x, w):
+    h = F.rms_norm(x, (16,), w) @ x.T
+    return F.silu(h), h.sum(0), torch.logcumsumexp(x, 0), x[:, 2:5].reshape(-1), torch.cat([x, x], 1).bfloat16()
+
+def inputs():
+    return torch.randn(8, 16), torch.randn(16)
+"""
+_WORDS = ("0", "-1", "9" * 20, "1e999", "nan", "3.5", "(", ")", "{", "}", '"', "f32", "None", "é", "\0", "\x1b[31m", "")
+
+
+def mutated(text: str, random: Random) -> str:
+    """Return a text with a few tokens or lines left out, repeated, exchanged or replaced."""
+    for _ in range(random.randint(1, 3)):
+        is_line = random.random() < 0.2
+        parts = text.splitlines(keepends=True) if is_line else re.findall(r"\w+|\s+|.", text)
+        if not parts:
+            return text
+        at, other = random.randrange(len(parts)), random.randrange(len(parts))
+        change = random.randrange(4)
+        if change == 0:
+            del parts[at]
+        elif change == 1:
+            parts.insert(at, parts[other])
+        elif change == 2:
+            parts[at], parts[other] = parts[other], parts[at]
+        else:
+            numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+            parts[random.choice(numbers or [at])] = random.choice(_WORDS)
+        text = "".join(parts)
+    return text if random.random() < 0.9 else text[: random.randrange(len(text) + 1)]
+
+
 def write_files(folder: Path) -> None:
     """Write all of them: graphs, scripts, reports, traces, and folders with their names."""
     for name in ("folder.py", "folder.fir", "folder.json", "empty_folder"):
         (folder / name).mkdir()
     (folder / "good.fir").write_bytes(_graph("%y: f32[4, 8] = exp(%x)"))
     (folder / "good.py").write_text("import torch\nmodel, inputs = torch.exp, (torch.ones(4, 8),)")
+    (folder / "whole.py").write_text(_WHOLE)
     for name in ("loop.py", "loop.fir"):
         (folder / name).symlink_to(name)
     (folder / "model.txt").write_text("model = 3")

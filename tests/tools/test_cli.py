@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -254,3 +257,16 @@ def test_every_command_prints_data() -> None:
     found = list(commands(get_command(app)))
     assert len(found) > 20
     assert not [one.name for one in found if not any("--json" in option.opts for option in one.params)]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
+    shown = CliRunner().invoke(app, ["--show-completion"], prog_name="fusec")
+    assert shown.exit_code == 0 and f"_FUSEC_COMPLETE=complete_{shell}" in shown.stdout
+    words = {"COMP_WORDS": "fusec kernels re", "COMP_CWORD": "2", "_TYPER_COMPLETE_ARGS": "fusec kernels re"}
+    asked = {"_FUSEC_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args", **words}
+    command = [sys.executable, "-X", "importtime", "-m", "fusec"]
+    said = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    assert "revert" in said.stdout and "list" not in said.stdout
+    assert not re.search(r"\| +torch$", said.stderr, re.M)

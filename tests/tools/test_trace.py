@@ -91,7 +91,8 @@ def test_a_program_with_recompiles_and_graph_breaks(tmp_path: Path, monkeypatch:
     assert CliRunner().invoke(app, ["kernels", "edit", "t", "softmax"]).exit_code == 2
     assert CliRunner().invoke(app, ["view", "t", "-o", "t.html"]).exit_code == 0 and Path("t.html").stat().st_size > 1e4
     text = "".join(path.read_text() for path in (tmp_path / "torch").rglob("*") if path.is_file())
-    assert "fusec_final_graph" in text and "fusec_remarks" in text and "cumsum" in text
+    assert all(f"fusec_{name}" in text for name in ("final_graph", "kernels", "remarks"))
+    assert "cumsum" in text and 'extern "C"' in text
 
 
 def traced_crash(trace: Trace, state: str) -> None:

@@ -4,11 +4,23 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from tests.tools.bad_inputs import GRAPHS, INVALID, NAMES, REPORTS, SCRIPTS, TRACES, UNREADABLE, USAGE, write_files
+from tests.tools.bad_inputs import (
+    GRAPHS,
+    INVALID,
+    NAMES,
+    REPORTS,
+    SCRIPTS,
+    TRACES,
+    UNREADABLE,
+    USAGE,
+    mutated,
+    write_files,
+)
 from tests.tools.test_cli import run
 
 MODEL_COMMANDS = {
@@ -86,6 +98,20 @@ def test_graphs(name: str) -> None:
     check_all((filled(GRAPH_COMMANDS[name], graph), {code}) for graph, code in graphs.items())
 
 
+@pytest.mark.parametrize("command", ["bisect {}", "reduce {}", "explain {} --time"])
+def test_a_graph_of_a_device_that_is_not_here(command: str) -> None:
+    Path("far.fir").write_text("graph g(%x: f32[4] hpu) {\n  %y: f32[4] hpu = exp(%x)\n  return %y\n}\n")
+    check_all([(filled(command, "far.fir"), {USAGE})])
+    assert "tensors on hpu" in run(*filled(command, "far.fir")).stderr
+
+
+def test_an_operation_on_another_device_has_the_name_of_a_kernel() -> None:
+    """It is in no kernel."""
+    lines = "%y: f32[4, 8] meta = mul(%x, %x)\n  %z: f32[4, 8] = mul(%x, %x)"
+    Path("two.fir").write_text(f"graph g(%x: f32[4, 8]) {{\n  {lines}\n  return %y, %z\n}}\n")
+    assert run("explain", "two.fir").exit_code == 0
+
+
 @pytest.mark.parametrize("name", MODELS_ALONE)
 def test_graphs_where_a_model_belongs(name: str) -> None:
     check_all((filled(MODEL_COMMANDS[name], graph), {USAGE}) for graph in ("good.fir", "graph_cycle.fir"))
@@ -108,6 +134,26 @@ def test_folders(name: str) -> None:
 def test_reports(command: str) -> None:
     reports = [*(f"report_{report}" for report in REPORTS), *UNREADABLE, "folder"]
     check_all((filled(command, f"{report}.json"), {USAGE}) for report in reports)
+
+
+MUTATED = ("opt {}", "explain {}", "why {} everything", "diff {} whole.fir", "bisect {}", "diff {} whole.json")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 20))])
+def test_mutations(seed: int) -> None:
+    """Graphs and reports that were changed at random are used or refused."""
+    run("capture", "whole.py", "-o", "whole.fir")
+    run("check", "whole.py", "--against", "whole.json", "--update")
+    random, faults = Random(seed), []
+    for _ in range(100):
+        words = filled(random.choice(MUTATED), "mutated")
+        suffix = Path(words[-1]).suffix or ".fir"
+        name = f"mutated{suffix}"
+        Path(name).write_bytes(mutated(Path(f"whole{suffix}").read_text(), random).encode())
+        said = run(*(name if word == "mutated" else word for word in words))
+        if said.exit_code not in (0, 1, 2, 3) or (said.exit_code > 1 and len(said.stderr.encode()) >= 1000):
+            faults.append(f"{words}: {Path(name).read_text()}: {said.stderr[-500:]}")
+    assert not faults, faults[0]
 
 
 @pytest.mark.parametrize("command", ["opt long.fir", "capture long.py", "diff long.json long.json"])
