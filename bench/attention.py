@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.harness import BASELINE, Measurement, measure, report, table
+from bench.harness import BASELINE, Measurement, measure, print_promises, report, table
 from bench.machine import wait_until_idle
 from bench.numerics import DTYPES, USUAL
 from bench.peers import peer
@@ -82,8 +82,7 @@ def main(words: list[str] | None = None) -> int:
         for question, m in measurements.items()
     }
     promises[f"32k tokens: less than {MOST_MIB} MiB"] = mib < MOST_MIB
-    for promise, holds in promises.items():
-        console.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
+    print_promises(console, promises)
     content = {"limits": limits, "measurements": {q: m.to_json() for q, m in measurements.items()},
                "extra_mib": mib, "promises": promises}  # fmt: skip
     console.print(f"written to {write_result('attention', options.seed, content, options.json)}", style="dim")

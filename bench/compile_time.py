@@ -25,7 +25,7 @@ from rich.table import Table
 
 from bench.devices import Gpu, Toy
 from bench.families import FAMILIES, Sizes
-from bench.harness import progress, report
+from bench.harness import print_promises, progress, report
 from bench.machine import wait_until_idle
 from bench.peers import peer
 from bench.record import write_result
@@ -67,8 +67,7 @@ def main(words: list[str] | None = None) -> int:
     best = {(b, d, c): _best(rows, b, d, c) for b, d, c in {(r["backend"], r["layers"], r["caches"]) for r in rows}}
     console.print(_table(best, depths, backends))
     promises = _promises(best, depths, backends)
-    for promise, holds in promises.items():
-        console.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
+    print_promises(console, promises)
     content = {"hidden": options.hidden, "runs": rows, "promises": promises}
     console.print(f"written to {write_result('compile_time', options.seed, content, options.json)}", style="dim")
     return int(not all(promises.values()))

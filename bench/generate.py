@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from bench.families import Family, Sizes, chosen
-from bench.harness import Measurement, measure, progress, report
+from bench.harness import Measurement, measure, print_promises, progress, report
 from bench.machine import wait_until_idle
 from bench.peers import Backend, backend_named
 from bench.record import write_result
@@ -262,8 +262,7 @@ def main(words: list[str] | None = None) -> int:
         )
         promises[f"a step at capacity {LONG} takes at most {MOST} of one at {SHORT}"] = ratio <= MOST
         content["steps"] = times.to_json()
-    for promise, holds in promises.items():
-        console.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
+    print_promises(console, promises)
     path = write_result("generate", options.seed, content | {"promises": promises}, options.json)
     console.print(f"written to {path}", style="dim", highlight=False)
     return int(not all(promises.values()))

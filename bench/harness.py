@@ -5,7 +5,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -115,6 +115,12 @@ def measure(
             bar.advance(task)
     rows = [_row(name, taken, times[baseline]) for name, taken in times.items()]
     return Measurement(rows, rounds, watch.others())
+
+
+def print_promises(shown: Console, promises: Mapping[str, bool]) -> None:
+    """Print whether each promise holds."""
+    for promise, holds in promises.items():
+        shown.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
 
 
 def report(width: int | None = None) -> Console:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from bench.harness import BASELINE, OURS, progress, report
+from bench.harness import BASELINE, OURS, print_promises, progress, report
 from bench.peers import peer
 from bench.record import write_result
 from bench.workloads import WORKLOADS, Workload
@@ -62,8 +62,7 @@ def main(words: list[str] | None = None) -> int:
         for title, one in found.items()
         for kind, other in AGAINST.items()
     }
-    for promise, holds in promises.items():
-        shown.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
+    print_promises(shown, promises)
     path = write_result("memory", options.seed, {"mib": found, "promises": promises}, options.json)
     shown.print(f"written to {path}", style="dim", highlight=False)
     return int(not all(promises.values()))
@@ -78,15 +77,20 @@ def peaks(workload: Workload, name: str, seed: int) -> dict[str, float]:
         for _ in range(CALLS):
             call()
         process = mib("VmHWM")
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # or calls would take what the first ones left to the allocator
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-        rest = mib("VmRSS")
+        rest = at_rest()  # or calls would take what the first ones left to the allocator
         for _ in range(CALLS):
             call()
         peak = mib("VmHWM")
     weights = sum(x.nbytes for x in (*prepared.model.parameters(), *prepared.model.buffers())) / 2**20
     return {"calls": weights + peak - rest, "process": max(process, peak), "at rest": rest, "weights": weights}
+
+
+def at_rest() -> float:
+    """Return what this process holds, in MiB, once all that is free went back to the system; its peak begins here."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return mib("VmRSS")
 
 
 def mib(name: str) -> float:

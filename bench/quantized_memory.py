@@ -8,12 +8,10 @@ with one token. Eager, which expands each weight that it multiplies, is beside i
 """
 
 import argparse
-import ctypes
 import gc
 import json
 import sys
 import warnings
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,8 +20,8 @@ from rich.table import Table
 from torch import nn
 
 import fusec
-from bench.harness import BASELINE, OURS, progress, report
-from bench.memory import MARK, answer_of, mib
+from bench.harness import BASELINE, OURS, print_promises, progress, report
+from bench.memory import MARK, answer_of, at_rest, mib
 from bench.peers import peer
 from bench.quantized import DENSE
 from bench.record import write_result
@@ -65,8 +63,7 @@ def main(words: list[str] | None = None) -> int:
         for name, one in found.items()
         if name != DENSE
     }
-    for promise, holds in promises.items():
-        shown.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
+    print_promises(shown, promises)
     content = {"sizes": sizes, "formats": found, "promises": promises}
     path = write_result("quantized_memory", options.seed, content, options.json)
     shown.print(f"written to {path}", style="dim", highlight=False)
@@ -76,13 +73,11 @@ def main(words: list[str] | None = None) -> int:
 def peak(format: str, file: Path, name: str) -> dict[str, float]:
     """Return the packed size of a model in a file and how far this process rises for it, in MiB, and their ratio."""
     warnings.filterwarnings("ignore")
-    call = partial(_call, name)
-    call(_quantized(format, 0, **SMALL))
-    _release()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-    before = mib("VmRSS")
+    _call(name, _quantized(format, 0, **SMALL))
+    torch._dynamo.reset()
+    before = at_rest()
     model = torch.load(file, weights_only=False)
-    call(model)
+    _call(name, model)
     packed = sum(x.nbytes for x in (*model.parameters(), *model.buffers())) / 2**20
     risen = mib("VmHWM") - before
     return {"packed": packed, "peak": risen, "ratio": risen / packed}
@@ -93,13 +88,6 @@ def _call(name: str, model: nn.Module) -> None:
     with torch.no_grad():
         for _ in range(CALLS):
             run(torch.ones(1, 1, dtype=torch.int64), use_cache=False)
-
-
-def _release() -> None:
-    """Return what was freed to the system."""
-    torch._dynamo.reset()
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _quantized(format: str, seed: int, hidden: int, layers: int, mlp: int) -> nn.Module:

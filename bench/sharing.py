@@ -25,7 +25,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from bench.harness import OURS, console, report
+from bench.harness import OURS, console, print_promises, report
 from bench.machine import wait_until_idle
 from bench.numerics import DTYPES
 from bench.peers import peer
@@ -125,8 +125,7 @@ def main(words: list[str] | None = None) -> int:
         **{f"set_num_threads({n}): {n} at work": threads[n] == n for n in threads},
         **{f"set_num_threads({n}), called by another thread: {n} at work": elsewhere[n] == n for n in elsewhere},
     }
-    for promise, holds in promises.items():
-        shown.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
+    print_promises(shown, promises)
     content = {
         "hidden": options.hidden, "layers": options.layers, "dtype": options.dtype,
         "beside a busy process": {name: asdict(one) | {"ratio": one.ratio, "slow": one.slow}

@@ -28,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import FLOOR, OURS, Measurement, console, measure, report
+from bench.harness import FLOOR, OURS, Measurement, console, measure, print_promises, report
 from bench.machine import wait_until_idle
 from bench.numerics import DTYPES
 from bench.pictures import Curve, Panel, draw_panels, say_drawn
@@ -123,8 +123,7 @@ def _judged(found: Axes, shown: Console) -> dict[str, bool]:
             promises[f"{dtype}, {axis} {points[0].at} to {points[-1].at}: no cliff"] = not here
             for point, reason in here.items():
                 shown.print(f"[red]cliff[/] at {axis} {point}, {dtype}: {reason}", highlight=False)
-    for promise, holds in promises.items():
-        shown.print(f"{'[green]holds[/]' if holds else '[red]BROKEN[/]'}: {promise}", highlight=False)
+    print_promises(shown, promises)
     return promises
 
 

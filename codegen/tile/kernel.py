@@ -379,7 +379,7 @@ class ComputedDot(Statement):
     LOADED, BODY = ("lefts",), ("right",)
     target: Matrix
     lefts: tuple[Matrix, ...]
-    """One for each segment of k; of few rows contiguous along it."""
+    """One for each segment of k; contiguous along it where ``any_rows`` or ``paired``."""
     right: Loop
     """The loop over the columns of the block; in it one over the outer steps of k, if there are any, and a tile loop
     over the inner ones."""
