@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -47,6 +48,25 @@ class WrittenText(str):
         return True
 
     __hash__ = str.__hash__
+
+
+@pytest.fixture(autouse=True)
+def no_declaration_is_left() -> Iterator[None]:
+    """Fail where a test leaves a fusion or rewrite behind: later tests would compile with it."""
+    before = {name for declared in _declared() for name in declared}
+    yield
+    left = [(declared, name) for declared in _declared() for name, one in declared.items()
+            if name not in before and not one.module.startswith("fusec.")]  # fmt: skip
+    for declared, name in left:
+        del declared[name]
+    assert not left, [name for _, name in left]
+
+
+def _declared() -> Iterator[dict[str, Any]]:
+    """Yield all fusions, and all rewrites, of modules that are imported."""
+    for module, name in (("fusec.rewriting.fusion", "FUSIONS"), ("fusec.rewriting.rule", "REWRITES")):
+        if module in sys.modules:
+            yield getattr(sys.modules[module], name)
 
 
 @pytest.fixture
