@@ -168,12 +168,11 @@ template <class A, class T, int N, class C> FN Vec<T, N> scan_sum(A& total, Vec<
   } else {
     constexpr int wide = REGISTER / int(sizeof(A)), step = wide < N ? wide : N;
     for (int start = 0; start < N && start < valid<N>(count); start += step) {
-      const int64_t left = valid<N>(count) - start;
       Vec<T, step> part;
       __builtin_memcpy(&part, (T*)&x + start, sizeof part);
       const Vec<A, step> sums = sums_so_far(cast<A>(part));
       part = cast<T>(sums + Vec<A, step>(total));
-      total += sums.v[left < step ? left - 1 : step - 1];
+      total += sums.v[step - 1];  // nothing follows where only a part is valid
       __builtin_memcpy((T*)&x + start, &part, sizeof part);
     }
     return x;
