@@ -2,14 +2,16 @@
 
 import functools
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import takewhile
 from typing import TypeAlias
 
 from fusec.debug.subject import sources_of
 from fusec.ir.graph import Graph, Node, Value
+from fusec.ir.ops import Trait
 from fusec.viz.labels import is_number, label
 
 _INDEXED = re.compile(r"(?P<stem>.*\D)?(?P<index>\d+)")
@@ -105,8 +107,7 @@ def segments(module: str) -> tuple[str, ...]:
 def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
     paths: dict[Node, tuple[str, ...]] = {}
     for node in reversed(graph.nodes):
-        found = tuple(segments(s.module) for s in sources_of(node) if s.module)
-        if found:
+        if found := _modules_of(node):
             paths[node] = _home(found)
         elif not node.sources:
             # A node that a pass added without a source belongs where it is first read.
@@ -114,19 +115,33 @@ def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
     return paths
 
 
+def _modules_of(node: Node) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Return the modules of each operation of a node; an operation has several where equal ones were merged."""
+    inner = (n for n in node.body.nodes if not n.has(Trait.SOURCE)) if node.has(Trait.REGION) else ()
+    own = tuple(segments(s.module) for s in sources_of(node) if s.module)
+    return tuple(modules for n in inner for modules in _modules_of(n)) or ((own,) if own else ())
+
+
 @functools.lru_cache(1 << 16)
-def _home(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the innermost module that more than half of a node's sources are in.
+def _home(operations: Sequence[Sequence[tuple[str, ...]]]) -> tuple[str, ...]:
+    """Return the innermost module that more than half of a node's operations are in.
 
     A kernel may reach from one layer into the next, or compute a rotation again in every layer.
     """
+    shares: defaultdict[tuple[str, ...], Fraction] = defaultdict(Fraction)
+    for modules in operations:
+        for module in modules:
+            shares[module] += Fraction(1, len(modules))
     home: tuple[str, ...] = ()
-    while inner := Counter(path[: len(home) + 1] for path in paths if path[: len(home)] == home and path != home):
-        best, count = inner.most_common(1)[0]
-        if 2 * count <= len(paths):
-            break
+    while True:
+        inner: defaultdict[tuple[str, ...], Fraction] = defaultdict(Fraction)
+        for module, share in shares.items():
+            if module[: len(home)] == home and module != home:
+                inner[module[: len(home) + 1]] += share
+        best = max(inner, key=inner.__getitem__, default=home)
+        if 2 * inner[best] <= len(operations):
+            return home
         home = best
-    return home
 
 
 def _group_at(by_path: dict[tuple[str, ...], Group], path: tuple[str, ...]) -> Group:

@@ -162,6 +162,24 @@ def test_a_node_is_in_the_module_of_most_of_its_sources() -> None:
     assert home(*(f"layers.{i}" for i in range(8))) == ""
 
 
+def test_a_kernel_is_in_its_layer_where_it_computes_what_all_layers_share() -> None:
+    graph = Graph("g")
+    x = graph.add_input(tensor(2, 3), "x")
+
+    def rotate(body: Graph, angles: Value) -> list[Value]:
+        shared = tuple(Source("a.py", i, f"layers.{i}") for i in range(8))
+        value = body.add_node("cos", (angles,), sources=shared).result
+        for line in range(3):
+            value = body.add_node("neg", (value,), sources=source("layers.3", line)).result
+        return [value]
+
+    kernel = region(graph, [x], rotate, "layers.3", kind="kernel")
+    other = region(graph, [kernel.result], rotate, "layers.3", kind="kernel")
+    graph.set_outputs([graph.add_node("neg", (other.result,), sources=source("norm", 1)).result])
+    tree = build_tree(graph)
+    assert tree.home[kernel] is tree.home[other] and tree.home[kernel].path == "layers.3"
+
+
 def test_descendants_have_the_operation_of_the_node_that_was_removed() -> None:
     before, after = decoder(2), decoder(2, fused=True)
     diff = diff_graphs(before, after)
