@@ -213,7 +213,8 @@ class _Classifier:
             status = replace(status, found=f"{found}, since {remark.reason}", edit=_edit(remark), tried=_tried(remark))
         elif at.kind == "opaque":
             status = replace(status, found=f"{found}: {usual_reason(at.node)}")
-        nearest = self.nearest(fused.site)
+        # Attention whose softmax is not recognised has no remark of its own.
+        nearest = self.nearest(fused.site, "softmax" if fused.site.kind == "attention" and remark is None else "")
         if nearest is not None:
             status = _as_attempted(status, nearest)
         unknown = f"none known: no spelling of {nearest.subject} is like it" if nearest else _UNSUPPORTED
@@ -231,9 +232,9 @@ class _Classifier:
         found = next(iter([*exact, *inside, *(r for r in about if r.subject == "attention")]), None)
         return found and with_tried_edit(self.subject, found)
 
-    def nearest(self, site: Site) -> Remark | None:
-        """Return the remark of the pattern that matched furthest within a site."""
-        named = RULE_OF[site.kind].fusions
+    def nearest(self, site: Site, kind: str = "") -> Remark | None:
+        """Return the remark of the pattern, of one for sites of a kind, that matched furthest within a site."""
+        named = RULE_OF[kind or site.kind].fusions
         about = [
             r for r in self.subject.remarks
             if named and r.kind == "missed" and "clause" in r.figures and re.search(named, r.subject)

@@ -160,6 +160,8 @@ class MatchFailure:
     """A ``Substitution``, which makes the change in a graph, if the pattern is aligned as a whole."""
     outcome: str = ""
     """``SAME`` or ``OTHER`` where that was tried and fuses."""
+    difference: str = ""
+    """For ``OTHER``, a value that it changes, where that takes inputs out of the ordinary."""
     pattern_place: str = ""
     """File and line of the spelling."""
 
@@ -170,7 +172,7 @@ class MatchFailure:
         Most operations of a pattern are the result of canonicalization, so no model could be written with them.
         """
         change = self.change or _CHANGES.get(self.clause, "").format(expected=self.expected, found=self.found)
-        if not change and self.outcome == SAME:
+        if not change and (self.outcome == SAME or self.difference):
             change = f"compute it as {self.fusion} does, {self.pattern_place},"
         place = place_of(self.sources)
         return change + (f" at {place}" if place else "") if change else ""
@@ -184,7 +186,8 @@ class MatchFailure:
     def tried(self) -> str:
         """The outcome of trying the change; with the change, where that is no edit to make."""
         if self.outcome == OTHER:
-            return f"{self.proposal}: {OTHER}" if self.proposal else ""
+            where = f" ({self.difference})" if self.difference else ""
+            return f"{self.proposal}{where}: {OTHER}" if self.proposal else ""
         return self.outcome
 
     @property

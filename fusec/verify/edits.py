@@ -11,24 +11,20 @@ from fusec.ir.printer import print_graph
 from fusec.rewriting.application import Patterns, apply_declared
 from fusec.rewriting.match import OTHER, SAME, MatchFailure
 from fusec.rewriting.rule import Declaration
-from fusec.verify.rewrites import check_rewrite
+from fusec.verify.rewrites import EquivalenceResult, check_rewrite
 
 
 def tried_edits(
     graph: Graph, failures: Sequence[MatchFailure], declarations: Sequence[Declaration], library: Patterns
 ) -> list[MatchFailure]:
     """Return failed matches with the outcome of their edits, made in copies of the graph and of its parts."""
-    agree: dict[tuple[str, str], bool] = {}
+    known: dict[tuple[str, str], EquivalenceResult] = {}
     fusing: dict[Value, bool] = {}
     for declared in declarations:
         mine = [f for f in failures if f.fusion == declared.name and f.substitution is not None]
         fusing |= _fusing(graph, mine, declared, library) if mine else {}
-    return [
-        replace(f, outcome=SAME if _agrees(f, agree) else OTHER)
-        if f.substitution is not None and fusing.get(f.substitution.root)
-        else f
-        for f in failures
-    ]
+    tried = (f.substitution is not None and fusing.get(f.substitution.root) for f in failures)
+    return [_with_outcome(f, known) if fuses else f for f, fuses in zip(failures, tried, strict=True)]
 
 
 def _fusing(
@@ -58,10 +54,12 @@ def _fusing(
     return {root: name == declared.name for root, name in zip(roots, names, strict=True)}
 
 
-def _agrees(failure: MatchFailure, known: dict[tuple[str, str], bool]) -> bool:
-    """Return whether both sides of an edit compute the same; equal sides are compared once."""
+def _with_outcome(failure: MatchFailure, known: dict[tuple[str, str], EquivalenceResult]) -> MatchFailure:
+    """Compare both sides of an edit that fuses; equal sides are compared once."""
     before, after = failure.substitution.sides()
     key = (print_graph(before, sources=False), print_graph(after, sources=False))
     if key not in known:
-        known[key] = check_rewrite(before, after, exact=False).passed
-    return known[key]
+        known[key] = check_rewrite(before, after, exact=False)
+    if known[key].passed:
+        return replace(failure, outcome=SAME)
+    return replace(failure, outcome=OTHER, difference=known[key].unusual)

@@ -23,6 +23,8 @@ _TOLERANCE = 1e-9
 _LARGE_TOLERANCE = 1e-6
 """In the round ``large``, where an exponent of 1e6 passes on an absolute error of 1e-10."""
 _FLOOR = 1e-12
+_ORDINARY = ("normal", "positive")
+"""Rounds whose inputs a model is expected to see."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,14 @@ class EquivalenceResult:
     def undecided(self) -> bool:
         """True where the graphs could not be run: it did not pass, yet no difference was found."""
         return not self.passed and all(r.state != "differ" for r in self.results)
+
+    @property
+    def unusual(self) -> str:
+        """A value that differs, where both sides agree on ordinary inputs; "" where they do not."""
+        wrong = next((r for r in self.results if r.state == "differ" and r.oracle != "field"), None)
+        if wrong is None or wrong.before is None or any(f" {name} " in wrong.detail for name in _ORDINARY):
+            return ""
+        return f"{wrong.before:.3g} becomes {wrong.after:.3g} {wrong.detail}"
 
 
 def check_rewrite(before: Graph, after: Graph, exact: bool = True, seed: int = 0) -> EquivalenceResult:

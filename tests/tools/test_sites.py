@@ -179,6 +179,24 @@ def test_an_attention_that_is_the_whole_model_has_the_edit_of_its_remark() -> No
     assert not status.fused and status.edit == "return only the result of the second matmul" and status.tried == SAME
 
 
+class WritesSoftmaxOut(ReturnsWeights):
+    """One whose softmax is not shifted by its maximum."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        q, k, v = (layer(x).unflatten(-1, (4, 8)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        powers = torch.exp(q @ k.transpose(-1, -2) * 0.25)
+        return self.o((powers / powers.sum(-1, keepdim=True) @ v).transpose(1, 2).flatten(2))
+
+
+WritesSoftmaxOut.__name__ = "Attention"
+
+
+def test_attention_without_a_known_softmax_has_the_attempt_of_its_softmax() -> None:
+    (status,) = [s for s in judged(WritesSoftmaxOut(), torch.randn(2, 6, 32)) if s.site.kind == "attention"]
+    assert not status.fused and status.clause == "operation" and status.attempt == "softmax, 3 of 5 operations"
+    assert status.tried.startswith("compute it as softmax does") and "on large inputs" in status.tried
+
+
 class ReturnsMore(ReturnsWeights):
     """One that returns its scores, too, and in another form the entropy of its probabilities."""
 
