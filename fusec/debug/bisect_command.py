@@ -14,6 +14,7 @@ GROUPING = "group"
 """The name of the pass that makes kernels."""
 _MOST = 1 << 14
 """More applications than any graph has."""
+_UNSTEADY = "the command does not fail every time"
 Run: TypeAlias = "Callable[[Mapping[str, str], Path], bool]"
 """Runs the command with these variables in the environment, and the folder in ``FUSEC_TRACE``; returns whether it
 failed."""
@@ -64,26 +65,28 @@ def bisect_command(run: Run, folder: Path) -> CommandFinding:
     search = _Search(run, folder)
     if not search.fails(""):
         raise CommandSucceeds("the command succeeds", why="it exits with 0", fix="let it exit with another code")
-    if search.fails(NONE):
-        option = search.option()
-        return CommandFinding(None, runs=search.runs, option=option)
-    right, wrong = -1, 1
-    while not search.fails(f"0..{wrong - 1}"):
-        right, wrong = wrong - 1, 2 * wrong
-        if wrong > _MOST:
-            why = "it fails with all applications, and does not with the first ones, however many"
-            raise CommandSucceeds("the command does not fail every time", why=why)
-    wrong -= 1  # right with the numbers up to the first, wrong up to the second
+    last = search.last()
+    right, wrong = search.bounds(last)
     while wrong - right > 1:
-        middle = (right + wrong) // 2
-        if search.fails(f"0..{middle}"):
+        middle = (right + wrong + 1) // 2
+        if search.fails(_up_to(middle)):
             wrong = middle
         else:
             right = middle
+    if wrong == last and not search.fails(_up_to(last)):
+        raise CommandSucceeds(_UNSTEADY, why="it fails with all applications, and does not with as many")
+    if wrong < 0:
+        option = search.option()
+        return CommandFinding(None, runs=search.runs, option=option)
     fix = f"!{wrong}"
-    fixed, named = not search.fails(fix), tuple(search.named(wrong))
+    fixed, named = wrong == last or not search.fails(fix), tuple(search.named(wrong))
     option = search.option() if all(remark.subject == GROUPING for remark in named) else ""
     return CommandFinding(wrong, named, fix if fixed else "", search.runs, option)
+
+
+def _up_to(number: int) -> str:
+    """Return the selector of the applications up to a number; of none for -1."""
+    return f"0..{number}" if number >= 0 else NONE
 
 
 class _Search:
@@ -113,12 +116,33 @@ class _Search:
         if found[THREADS] != 1:
             yield THREADS, found[THREADS], {"OMP_NUM_THREADS": "1"}
 
+    def last(self) -> int | None:
+        """Return the largest number in the first run, -1 for no application; None where its trace does not tell."""
+        try:
+            trace = read_trace(self.traces[""])
+        except NoTrace:
+            return None
+        numbers = [r.application for subject in trace.subjects for r in subject.remarks if r.application is not None]
+        return max(numbers, default=-1) if len(trace.subjects) == len(trace.compiles) else None
+
+    def bounds(self, last: int | None) -> tuple[int, int]:
+        """Return numbers up to which the command succeeds and fails; -2 is below all of them."""
+        if last is not None:
+            return -2, last
+        right, wrong = -2, -1
+        while not self.fails(_up_to(wrong)):
+            right, wrong = wrong, 2 * wrong + 2
+            if wrong > _MOST:
+                why = "it fails with all applications, and does not with the first ones, however many"
+                raise CommandSucceeds(_UNSTEADY, why=why)
+        return right, wrong
+
     def named(self, number: int) -> list[Remark]:
         """Return the applications of a number, one for each graph that has it, from the trace of a run.
 
         Other runs number them otherwise. Where the compile crashes with it, the run without it names it.
         """
-        for selector in (f"0..{number}", f"0..{number - 1}"):
+        for selector in (_up_to(number), _up_to(number - 1)):
             try:
                 subjects = read_trace(self.traces.get(selector, self.folder / "missing")).subjects
             except NoTrace:

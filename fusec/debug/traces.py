@@ -143,7 +143,7 @@ def _compile(folder: Path) -> TracedCompile:
 def _texts(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of a compile by path."""
     passes = (row["file"] + kind for row in about["passes"] for kind in ("", HISTORY))
-    kernels = (f"kernels/{path.name}" for path in (folder / "kernels").iterdir())
+    kernels = (f"kernels/{path.name}" for path in (folder / "kernels").glob("*"))
     found = (name for name in passes if (folder / name).exists())
     return {name: _text(folder / name) for name in (IMPORTED, FINAL, REMARKS, *found, *kernels)}
 

@@ -1,6 +1,7 @@
 """A search for the application with which a program fails, by its exit code."""
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_the_rewrite_is_found_by_an_exit_code(tmp_path: Path, crash: bool) -> No
     found = json.loads(done.stdout)
     (application,) = found["applications"]
     assert application["subject"] == "squared_sine" and "program.py:18" in application["sources"][0]
-    assert found["fix"] == f"!{found['number']}" and found["runs"] <= 12
+    assert found["fix"] == f"!{found['number']}" and found["runs"] <= (12 if crash else 5)
 
 
 def searched(bad: set[int], count: int) -> list[object]:
@@ -72,16 +73,28 @@ def test_any_number_is_found_in_few_runs(number: int) -> None:
     assert found == number and fix == f"!{number}" and isinstance(runs, int) and runs <= 4 + 2 * 10
 
 
-def test_a_command_that_fails_now_and_then() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 1000, 1023, 1024])
+def test_runs_are_few_where_a_trace_tells_the_number(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.debug.bisect_command._Search.last", lambda self: count - 1)
+    for number in {0, 1, count // 2, count - 2, count - 1} & set(range(count)):
+        found, fix, runs = searched({number}, count)
+        assert found == number and fix == f"!{number}"
+        assert isinstance(runs, int) and runs <= 2 + math.ceil(math.log2(count + 1))
+
+
+def test_a_command_that_fails_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
     def fails(settings: Mapping[str, str], folder: Path) -> bool:
         runs.append(selector := settings["FUSEC_APPLY"])
         return selector == ""
 
-    with pytest.raises(CommandSucceeds, match="does not fail every time"):
-        bisect_command(fails, Path("missing"))
-    assert len(runs) < 20
+    for last in (None, 999):
+        runs.clear()
+        monkeypatch.setattr("fusec.debug.bisect_command._Search.last", lambda self, last=last: last)
+        with pytest.raises(CommandSucceeds, match="does not fail every time"):
+            bisect_command(fails, Path("missing"))
+        assert len(runs) < 20
 
 
 def test_several_and_none() -> None:

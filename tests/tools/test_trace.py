@@ -66,6 +66,13 @@ def test_a_compile_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert {path.suffix for path in (compile.path / "kernels").iterdir()} == {".cpp"}
 
 
+def test_a_compile_without_kernels_is_read(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch.compile(torch.sin, backend="fusec", options={"trace": str(tmp_path / "t"), "disable": "group"})(torch.ones(4))
+    (read,) = read_trace(tmp_path / "t").subjects
+    assert [step.generated for step in read.steps.values()] == [False]
+
+
 def test_a_program_with_recompiles_and_graph_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Artifacts go to torch's own trace as well, where there is one."""
     monkeypatch.chdir(tmp_path)
