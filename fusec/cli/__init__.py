@@ -16,7 +16,7 @@ from fusec.cli.kernels import kernels
 from fusec.cli.machine import machine
 from fusec.cli.opt import opt
 from fusec.cli.reduce import reduce
-from fusec.cli.terminal import reports
+from fusec.cli.terminal import Commands, reports
 from fusec.cli.trace import trace
 from fusec.cli.view import view
 from fusec.cli.why import why
@@ -37,6 +37,7 @@ Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=_pri
 
 app = typer.Typer(
     name="fusec",
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -5,13 +5,15 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fusec.errors import FusecError, OptionError, ParseError, suggestion
 
@@ -31,8 +33,35 @@ _LINES, _LINE = 8, 240
 CHECK_FAILED, USAGE, INVALID, CRASH = 1, 2, 3, 4
 
 
+_MISPARSED: Any = typer.BadParameter.__base__
+"""The error of the parser of command lines, which typer does not name."""
+
+
 class UsageError(FusecError):
     """A command called wrongly."""
+
+
+class Commands(TyperGroup):
+    """All commands; what the parser says of a command line is cut as other errors are."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the command line up to the command."""
+        with _cut():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the rest, and run the command."""
+        with _cut():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _cut() -> Iterator[None]:
+    try:
+        yield
+    except _MISPARSED as error:
+        error.message = _printable(error.message)
+        raise
 
 
 def reports(command: Callable[..., None]) -> Callable[..., None]:
@@ -73,9 +102,14 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 
 def _shown(error: FusecError) -> str:
-    """Return the text of an error without control characters; long lines are cut, as they may hold a whole file."""
-    lines = ["".join(c if c.isprintable() else "·" for c in line) for line in str(error).splitlines()]
-    return "\n".join(line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines[:_LINES])
+    """Return the text of an error, which may hold a whole file."""
+    return "\n".join(map(_printable, str(error).splitlines()[:_LINES]))
+
+
+def _printable(line: str) -> str:
+    """Return a line without control characters; a long one is cut."""
+    line = "".join(c if c.isprintable() else "·" for c in line)
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
 
 
 def exit_code(error: FusecError) -> int:

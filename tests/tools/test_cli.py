@@ -91,6 +91,14 @@ def test_captured_sizes_are_symbols_when_dynamic(script: str) -> None:
     assert "s" in run("capture", script, "--dynamic", "--no-sources").stdout.partition("f32[")[2][:3]
 
 
+def test_the_width_of_a_terminal_is_that_of_a_pipe_too(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = {}
+    for columns in (60, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        widths[columns] = max(map(len, run("explain", graph).stdout.splitlines()))
+    assert 40 < widths[60] <= 60 < widths[100] <= 100
+
+
 def test_opt_prints_what_changed(graph: str) -> None:
     result = run("opt", graph, "--print", "changed", "--filter", "canonicalize", "--timing")
     assert result.exit_code == 0

@@ -234,6 +234,22 @@ def test_values(command: str) -> None:
     check_all(([*command.split(), value], {USAGE, INVALID}) for value in VALUES[command])
 
 
+WITHOUT_ARGUMENTS = (
+    "env", "doctor", "cache show", "cache verify", "cache prune", "cache clear", "machine show", "machine measure",
+)  # fmt: skip
+MISSPELLED = (
+    "--nothing", "--no", "-x", "--jsn", "--json=yes", "--json=", "--no-json", "-j", "-", "---", "-yes", "--Json", "-o",
+    "--target", "--length", "--batch", "--\0", "--é", "-- x", "--json --jsn", "x y z", "--" + "x" * 5000, "--json a.py",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WITHOUT_ARGUMENTS)
+def test_commands_without_arguments(command: str) -> None:
+    check_all(([*command.split(), name], {USAGE}) for name in NAMES)
+    check_all(([*command.split(), *words.split(" ")], {USAGE}) for words in MISSPELLED)
+    assert len(NAMES) + len(MISSPELLED) >= 50
+
+
 @pytest.mark.parametrize("command", ["explain good.py", "opt good.fir", "cache show", "machine show", "env"])
 def test_the_environment(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"TARGET": "x", "APPLY": "x", "MODE": "x", "STRICT": "maybe", "CACHE_MB": "many", "SMALL_M": "-1"}
