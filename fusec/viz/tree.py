@@ -116,10 +116,11 @@ def _module_paths(graph: Graph) -> dict[Node, tuple[str, ...]]:
 
 
 def _modules_of(node: Node) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return the modules of each operation of a node; an operation has several where equal ones were merged."""
-    inner = (n for n in node.body.nodes if not n.has(Trait.SOURCE)) if node.has(Trait.REGION) else ()
-    own = tuple(segments(s.module) for s in sources_of(node) if s.module)
-    return tuple(modules for n in inner for modules in _modules_of(n)) or ((own,) if own else ())
+    """Return the modules of each source of a node's operations; equal operations of several modules were merged."""
+    inside = (n for n in node.body.nodes if not n.has(Trait.SOURCE)) if node.has(Trait.REGION) else ()
+    operations = dict.fromkeys(n.sources for n in inside) or {sources_of(node): None}
+    modules = (tuple(segments(s.module) for s in sources if s.module) for sources in operations)
+    return tuple(filter(None, modules))
 
 
 @functools.lru_cache(1 << 16)

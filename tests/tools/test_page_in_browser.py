@@ -89,12 +89,10 @@ def opened(browser: Any, file: Path) -> Iterator[Opened]:
 def test_equal_layers_are_folded_and_hold_their_kernels(opened: Opened) -> None:
     boxes = opened("shown().groups[shown().root].boxes.map(b => b.l + ' ' + b.s)")
     assert any(re.match(r"layers\.1–4 \d+ nodes in 4 equal layers", box) for box in boxes)
-    inside = opened("shown().groups['mmodel.layers.2'].boxes.map(b => b.k === undefined ? b.l : record(b.k).label)")
-    assert "add_rms_norm_linear_rotary_embedding" in inside and "add_rms_norm_gated_projection" in inside
-    assert "attention" in opened(
-        "Object.entries(shown().groups).filter(([id]) => id.startsWith('mmodel.layers.2.'))"
-        ".flatMap(([, g]) => g.boxes).map(b => b.k === undefined ? b.l : record(b.k).label)"
-    )
+    label = "b => b.k === undefined ? b.l : record(b.k).label"
+    assert "add_rms_norm_gated_projection" in opened(f"shown().groups['mmodel.layers.2'].boxes.map({label})")
+    inside = opened(f"shown().groups['mmodel.layers.2.self_attn'].boxes.map({label})")
+    assert "attention" in inside and "add_rms_norm_linear_rotary_embedding" in inside
 
 
 def test_model_graph_and_kernel_follow_each_other(opened: Opened) -> None:
@@ -180,6 +178,17 @@ def test_from_the_start_to_a_line_of_a_kernel_and_back_by_keyboard_alone(opened:
     assert opened("selected.k") == opened("window.region")
     opened.press("Backspace")
     assert opened("selected.l").startswith("layers.0")
+
+
+def test_arrows_lead_down_from_the_inputs_to_the_results(opened: Opened) -> None:
+    """Out of a layer too, some of whose values are results."""
+    opened.press("g", "ArrowDown", "ArrowDown", "ArrowDown", "Enter", "Enter")
+    walked = [opened("selected.l")]
+    for _ in range(9):
+        opened.press("ArrowDown")
+        walked.append(opened("selected.l"))
+    inside = ["self_attn", "add_rms_norm_gated_projection", "mlp.down_proj: linear", "linear_6", "layers.0"]
+    assert walked == [*inside, "layers.1–4", "norm: add_rms_norm_linear", *["11 results"] * 3]
 
 
 def test_the_outline_is_a_tree_that_the_keyboard_walks(opened: Opened) -> None:
@@ -450,6 +459,16 @@ def test_two_versions_are_compared(browser: Any, tmp_path: Path) -> None:
     page.press("j")
     assert page("[at, keysOf(shown()).length]") == both
     page.close()
+
+
+def test_totals_are_shown_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    old, new = (explain(compiled(layers), title=str(layers)) for layers in (1, 2))
+    for name, text in {"one": render(old), "both": render_comparison(old, new)}.items():
+        (tmp_path / f"{name}.html").write_text(text, encoding="utf-8")
+        page = Opened(browser, tmp_path / f"{name}.html", "", 390)
+        assert page.page.is_visible("#figures") and page("document.documentElement.scrollWidth") <= 390
+        assert page("$('canvas').getBoundingClientRect().height") > 300
+        page.close()
 
 
 def test_two_reports_are_compared_as_a_table(browser: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ function measure(id) {
   for (let i = 0; i < count; i++) {
     const box = group.boxes[i];
     if (!box) { w.push(10); h.push(0); grown.push(0); continue; }
+    if (box.t === "i" || box.t === "o") box.border = id; // a value may be at the borders of several groups
     let bw = box.w, bh = box.h;
     if (box.g && open.has(box.g)) {
       const inner = measure(box.g);
@@ -53,7 +54,7 @@ function places(visit) {
     });
   })(shown().root, 0, 0, 0);
 }
-const same = (a, b) => Boolean(a && b) && a.t === b.t && (a.k !== undefined ? a.k === b.k : a.g === b.g && String(a.v) === String(b.v));
+const same = (a, b) => Boolean(a && b) && a.t === b.t && (a.k !== undefined ? a.k === b.k : a.g === b.g && a.border === b.border && String(a.v) === String(b.v));
 function find(wanted) {
   let found = null;
   places(p => { if (!found && wanted(p)) found = p; return !found; });

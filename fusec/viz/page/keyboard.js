@@ -29,8 +29,8 @@ function neighbour(direction) {
     const beside = boxes.map((_, j) => j).filter(j => m.group.row[j] === m.group.row[i]).sort((a, b) => m.x[a] - m.x[b]);
     next.push(beside[beside.indexOf(i) + (direction === "right" ? 1 : -1)]);
   }
-  next.sort((a, b) => Math.abs(m.x[a] - m.x[i]) - Math.abs(m.x[b] - m.x[i]));
-  const target = next.find(j => boxes[j]);
+  const aside = j => Math.abs(m.x[j] - m.x[i]) + (boxes[j].border ? m.w : 0); // a border box last: it leads out of the group
+  const target = next.filter(j => boxes[j]).sort((a, b) => aside(a) - aside(b))[0];
   if (target !== undefined) return find(q => q.m === m && q.i === target);
   return direction === "up" || direction === "down" ? find(q => q.box.g === p.id && open.has(p.id)) : null; // out of the group
 }
