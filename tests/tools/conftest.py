@@ -1,7 +1,8 @@
-"""A rewrite that is false, for the tools to find."""
+"""A rewrite that is false, for the tools to find; and a browser."""
 
+import shutil
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from fusec.rewriting.fusion import Dims
 from fusec.rewriting.rule import REWRITES, rewrite
 
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 Rows = Annotated[Tensor, Dims("*batch cols")]
 
 
@@ -28,3 +30,16 @@ def wrong_rewrite() -> Iterator[None]:
 
     yield
     REWRITES.pop("squared_sine", None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, by playwright; a test is skipped where one of them is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if path is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -1,35 +1,19 @@
 """The page in Chromium: what a reader sees, clicks and types. Needs playwright and a Chromium; see CONTRIBUTING.md."""
 
 import re
-import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fusec.debug.compare import report_of
 from fusec.debug.explain import explain
-from fusec.viz.html import render, render_comparison, render_reports, view
+from fusec.viz.html import render, view
+from tests.tools.browser import Opened
 from tests.tools.sample import compiled
 from tests.tools.test_page import hostile_graph
-
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-READY = "body[data-ready][data-whole]"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -41,42 +25,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         view(model, torch.arange(8)[None], path=path, title="decoder")
     return path
-
-
-class Opened:
-    """A page, its errors, and where it has connected to."""
-
-    def __init__(self, browser: Any, path: Path, address: str = "", width: int = 1440, height: int = 900) -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": height})
-        self.errors: list[str] = []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
-        self.page.on("dialog", lambda dialog: (self.errors.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        self.page.on("request", lambda r: None if r.url.startswith("file:") else self.errors.append(r.url))
-        self.page.goto(f"{path.as_uri()}{address and '#'}{address}")
-        self.page.wait_for_selector(READY, timeout=20_000)
-
-    def __call__(self, script: str) -> Any:
-        return self.page.evaluate(script)
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def wait_until(self, condition: str) -> None:
-        """Ask again and again: the page's policy forbids the evaluation that Playwright's own wait is made of."""
-        end = time.monotonic() + 20
-        while not self(condition):
-            assert time.monotonic() < end, condition
-            self.page.wait_for_timeout(10)
-
-    @property
-    def said(self) -> str:
-        return str(self.page.text_content("#said"))
-
-    def close(self) -> None:
-        self.page.close()
-        assert not self.errors
 
 
 @pytest.fixture
@@ -327,19 +275,6 @@ def test_axe_finds_nothing(browser: Any, file: Path, theme: str) -> None:
     page.close()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_in_comparisons(browser: Any, tmp_path: Path, theme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
-    old, new = (explain(compiled(layers)) for layers in (1, 2))
-    pages = {"graphs": render_comparison(old, new), "reports": render_reports(report_of(old), report_of(new))}
-    for name, text in pages.items():
-        (tmp_path / f"{name}.html").write_text(text, encoding="utf-8")
-        page = Opened(browser, tmp_path / f"{name}.html", f"theme={theme}")
-        found = axe.Axe().run(page.page).response["violations"]
-        assert not [(f["id"], n["html"][:120]) for f in found for n in f["nodes"][:2]], name
-        page.close()
-
-
 def test_single_applications_are_stepped_through(opened: Opened) -> None:
     opened("plain = false; step(page.passes.find(p => p.name === 'raise').state)")
     opened.press(".")
@@ -426,63 +361,6 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
     page("for (const name of ['Model', 'Outline', 'IR']) tab(name)")
     page("keysOf(shown()).forEach(k => goTo(k))")
     assert page("document.querySelectorAll('img, body script:not([type]):not(:last-of-type)').length") == 0
-    page.close()
-
-
-def test_two_versions_are_compared(browser: Any, tmp_path: Path) -> None:
-    def version(norm: bool) -> nn.Module:
-        torch.manual_seed(0)
-        layers = [nn.Sequential(nn.RMSNorm(16) if norm else nn.Identity(), nn.Linear(16, 16)) for _ in range(2)]
-        return nn.Sequential(*layers).eval()
-
-    with torch.no_grad():
-        before, after = (explain(version(norm), torch.randn(4, 16), title=str(norm)) for norm in (True, False))
-    (tmp_path / "page.html").write_text(render_comparison(before, after), encoding="utf-8")
-    page = Opened(browser, tmp_path / "page.html")
-    assert page("openTab") == "Changes"
-    changes = page("[...document.querySelectorAll('#list .row')].map(r => r.textContent)")
-    assert any(re.match(r"norm .*− lost", text) for text in changes)
-    kinds = "[...new Set(marks.values())].sort().join(' ')"
-    both = page("[at, keysOf(shown()).length]")
-    assert "added" in page(kinds) and "removed" in page(kinds)
-    page.page.click("#list .row:has-text('− rms_norm')")  # a kernel of the earlier version, with its source
-    assert page("marks.get(selected.k)") == "removed" and "rms_norm" in str(page.page.text_content("#kernel"))
-    key = page("selected.k")
-    page.page.click(".pass >> nth=0")
-    assert (
-        page("[report().title, selected.k]") == ["True", key]
-        and "removed" in page(kinds)
-        and "added" not in page(kinds)
-    )
-    page.press("j")
-    assert page("report().title") == "False" and "removed" not in page(kinds)
-    page.press("j")
-    assert page("[at, keysOf(shown()).length]") == both
-    page.close()
-
-
-def test_totals_are_shown_on_a_phone(browser: Any, tmp_path: Path) -> None:
-    old, new = (explain(compiled(layers), title=str(layers)) for layers in (1, 2))
-    for name, text in {"one": render(old), "both": render_comparison(old, new)}.items():
-        (tmp_path / f"{name}.html").write_text(text, encoding="utf-8")
-        page = Opened(browser, tmp_path / f"{name}.html", "", 390)
-        assert page.page.is_visible("#figures") and page("document.documentElement.scrollWidth") <= 390
-        assert page("$('canvas').getBoundingClientRect().height") > 300
-        page.close()
-
-
-def test_two_reports_are_compared_as_a_table(browser: Any, tmp_path: Path) -> None:
-    old, new = (report_of(explain(compiled(layers))) for layers in (1, 2))
-    (tmp_path / "page.html").write_text(render_reports(old, new), encoding="utf-8")
-    for width in (390, 1280):
-        page = Opened(browser, tmp_path / "page.html", "", width)
-        assert not page.page.is_visible("#stage") and page.page.is_visible("#list .row >> nth=0")
-        assert page.page.is_visible("#figures") and "3 → 6" in str(page.page.text_content("#figures"))
-        assert page("document.documentElement.scrollWidth") <= width
-    assert any(text.startswith("~ rms_norm") for text in page.page.locator("#list .row").all_text_contents())
-    page.press("j", "b", ".", "f", "e", "g", "1")
-    page.page.fill("#filter", "swiglu")
-    assert page("[...document.querySelectorAll('#list .row')].length") == 1
     page.close()
 
 
