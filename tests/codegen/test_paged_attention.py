@@ -181,6 +181,28 @@ def test_a_lookup_of_each_column_is_no_row() -> None:
     assert [*kernels(result)] == ["attention"] and passes(permuted, result, inputs)
 
 
+def heads_of(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    sequence = torch.arange(len(q))[:, None]
+    return F.scaled_dot_product_attention(q, k[sequence, heads], v[sequence, 3 - heads])
+
+
+def last_heads(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    """One head of keys and one of values in the same projection, as Falcon has them."""
+    both = torch.stack((k, v), 2)
+    k, v = (both[:, :, [i]].broadcast_to(both.shape).flatten(1, 2) for i in (-2, -1))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("spelling", [heads_of, last_heads])
+def test_heads_are_looked_up_for_few_queries(spelling: Spelling) -> None:
+    """One index for all keys of a head: there is no list of places."""
+    count = 3 if spelling is heads_of else 8
+    q, (k, v) = torch.randn(2, count, 4, WIDTH), torch.randn(2, 2, 4, 40, WIDTH)
+    inputs = (q, k, v, torch.tensor([[3, 0, 1], [1, 2, 0]]))
+    result = compiled(spelling, inputs)
+    assert {step.kind for step in result.program.steps} == {"kernel"} and passes(spelling, result, inputs)
+
+
 def _doubled(inputs: tuple[Tensor, ...]) -> list[Tensor]:
     return [x.double() if x.is_floating_point() else x for x in inputs]
 

@@ -300,7 +300,7 @@ class _AlongKeys(BlockedAttention):
     def _listed(self, item: IndexedExpr) -> Iterator[None]:
         """Keep the places of a block of rows in scratch, where they are looked up, and of some ahead to prefetch."""
         emitter, keys, index = self.emitter, self.key_axis, item.dynamic_index
-        if index is None:
+        if index is None or index.value.axes.isdisjoint((keys, *self.parts.keys)):  # one for all keys
             yield
             return
         most, place = self.keys + AHEAD_ROWS, emitter.axis_symbol(keys) - self.first_key
