@@ -281,7 +281,10 @@ class Emitter(Indices):
             # a tile of no rows would not be masked.
             there = self.dynamic_index(output.dynamic_index) * (1 if type.shape[d] == 1 else type.strides[d])
         offset = sympy.expand(self.offset(index, type) + there)
-        self.inner.append(Store(self.outputs[output.position].name, offset, value))
+        name = self.outputs[output.position].name
+        if output.dynamic_index is not None and "combine" in (how := output.dynamic_index.node.attributes):
+            value = self.compute(how["combine"], self.load(name, offset), value, dtype=accumulation(type.dtype))
+        self.inner.append(Store(name, offset, value))
 
     def dynamic_index(self, index: DynamicIndex) -> sympy.Symbol:
         """Return the symbol, for offsets, of a dynamic index clamped to its dim."""

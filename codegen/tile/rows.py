@@ -17,7 +17,7 @@ from fusec.ir.graph import Node
 from fusec.ir.types import I64, DType, Size, TensorType, accumulation
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, ordered, walk
-from fusec.loops.kinds import Shape
+from fusec.loops.kinds import Shape, scatter_of
 from fusec.loops.sorts import sort_of
 from fusec.loops.updates import loads_of
 
@@ -179,7 +179,11 @@ class Rows:
         phases: list[_Phase] = []
         for bound, level in reduction_levels(self.shape.reductions):
             # Move all segments of an output together or none: otherwise values that they share would be computed twice.
-            ready = [o for o in pending if _depth(o) < level[0].depth and o.axes - rows == frozenset(bound)]
+            ready = [
+                o for o in pending
+                if _depth(o) < level[0].depth and o.axes - rows == frozenset(bound)
+                and (self.in_columns or _may_have_lanes(o, bound))
+            ]  # fmt: skip
             pending = [o for o in pending if o not in ready]
             phases.append((bound, level, ready))
         return [*phases, ((), [], pending)]
@@ -309,7 +313,7 @@ class Rows:
             missing = tuple(a for dim in self.nest.axes for a in dim if a in output.axes and a not in opened)
             groups.setdefault(missing, []).append(output)
         for missing, members in groups.items():
-            lane = self._lane_among(missing) if tiled else None
+            lane = self._lane_among(missing) if tiled and all(_may_have_lanes(o, missing) for o in members) else None
             with ExitStack() as loops:
                 for axis in missing:
                     if axis is not lane:
@@ -374,6 +378,17 @@ class Rows:
             return self.tiling.lanes
         limit = self.tiling.longest_row if self.shape.kind == "row" else self.tiling.lanes
         return min(1 << (axis.size - 1).bit_length(), limit)
+
+
+def _may_have_lanes(output: Output, axes: tuple[Axis, ...]) -> bool:
+    """Return whether a loop over axes may store an output tile by tile, with lanes along one of them.
+
+    A scatter stores elements in order. Those of a tile may be for one place, so they are combined one by one.
+    """
+    node, index = scatter_of(output), output.dynamic_index
+    if node is None or index is None or index.value.axes.union(output.index[index.dim].axes).isdisjoint(axes):
+        return True
+    return "combine" not in node.attributes and len(axes) == 1 and index.value.axes.issuperset(axes)
 
 
 def _depth(output: Output) -> int:

@@ -35,6 +35,7 @@ from fusec.frontend.targets import (
 from fusec.frontend.targets import number as number_of
 from fusec.frontend.torch_internals import position_of_input, storage_key
 from fusec.ir.graph import Graph, Value, base, storage
+from fusec.ir.ops import Trait
 from fusec.ir.types import ScalarType, Size, TensorType, Type, same_shape, same_size, simplify
 from fusec.loops.strides import dense
 from fusec.remarks import Remarks
@@ -312,6 +313,8 @@ class Importer:
                 )
             value = self.low.reshape(value, ty.shape)
         if value in self.low.fresh:
+            if value.producer is not None and value.producer.has(Trait.WRITE) and not ty.same_memory(value.tensor):
+                raise ImportFailure(f"our result is {value.type}, eager's is {ty}", why="an update keeps its strides")
             value.type = ty
         return value
 
