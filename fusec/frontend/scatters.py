@@ -7,10 +7,15 @@ from typing import Any
 from fusec.errors import ImportFailure
 from fusec.frontend.lowering import Call, Lowering, lowers, require_cpu
 from fusec.frontend.views import counted_from_start, joined_rows, replaced_at
-from fusec.ir.graph import Value, base
+from fusec.ir.graph import Value, base, storage
 from fusec.ir.types import BF16, BOOL, F16, F32, I32, I64, DType, product, same_shape
 from fusec.loops.intervals import range_of
 
+_REPLACING = ("aten.scatter.src", "aten.scatter.value")
+_SCATTERS = ("aten.scatter_add.default", "aten.scatter.reduce", "aten.scatter.value_reduce", "aten.scatter_reduce.two")
+_ROWS = ("aten.index_add.default", "aten.index_reduce.default")
+_PUTS = ("aten.index_put.default", "aten._unsafe_index_put.default")
+UPDATES = frozenset((*_REPLACING, *_SCATTERS, *_ROWS, *_PUTS))
 _COMBINE = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "maximum", "amin": "minimum"}
 """The operation by which elements are combined, by torch's name for it; ``mean`` is a sum that is divided."""
 _ONE_BIT = {"add": "maximum", "mul": "minimum"}
@@ -28,35 +33,39 @@ class _Places:
     """The exception of an index that is out of range, where it is not that of a scatter."""
 
 
-@lowers("aten.scatter.src", "aten.scatter.value")
+@lowers(*_REPLACING)
 def _scatter(low: Lowering, call: Call) -> Value:
     x, value, places = _elements(low, call)
     return _into(low, x, value, places, covered=_covers(places, x))
 
 
-@lowers("aten.scatter_add.default", "aten.scatter.reduce", "aten.scatter.value_reduce", "aten.scatter_reduce.two")
+@lowers(*_SCATTERS)
 def _scatter_reduce(low: Lowering, call: Call) -> Value:
     x, value, places = _elements(low, call)
     return _reduced(low, x, value, places, call.get("reduce", "sum"), call.get("include_self", True))
 
 
-@lowers("aten.index_add.default", "aten.index_reduce.default")
+@lowers(*_ROWS)
 def _index_add(low: Lowering, call: Call) -> Value:
     x, source, alpha = call["self"], call["source"], call.get("alpha", 1)
     if isinstance(alpha, float) and not x.dtype.is_float:
         raise ImportFailure(f"alpha {alpha} of {x.dtype}", why="eager raises an error")
-    if not isinstance(alpha, int) or alpha != 1:
+    is_plain = isinstance(alpha, int) and alpha == 1
+    if not is_plain:
         dtype = _sums_in(x.dtype)
         source = low.emit("and" if dtype == BOOL else "mul", low.cast(source, dtype), low.operand(alpha, dtype))
+    if len(x.shape) > 1 and 0 in (x.tensor.numel, source.tensor.numel):
+        return x  # eager does not read the index
     dim = call["dim"] % max(len(x.shape), 1)
     rows, source = (low.reshape(value, value.shape or (1,)) for value in (x, source))
     index = _along(low, low.cast(call["index"], I64), dim, source.shape)
-    places = _Places(index, dim - len(rows.shape), "IndexError" if len(rows.shape) == 1 else "")
+    scatters = is_plain and len(rows.shape) > 1 and "reduce" not in call.arguments and call["index"].dtype == I64
+    places = _Places(index, dim - len(rows.shape), "" if scatters else "IndexError")  # as eager's two loops do
     total = _reduced(low, rows, source, places, call.get("reduce", "sum"), call.get("include_self", True))
     return low.reshape(total, x.shape)
 
 
-@lowers("aten.index_put.default", "aten._unsafe_index_put.default")
+@lowers(*_PUTS)
 def _index_put(low: Lowering, call: Call) -> Value:
     return _added_at(low, call) if call["accumulate"] else replaced_at(low, call)
 
@@ -81,6 +90,16 @@ def _added_at(low: Lowering, call: Call) -> Value:
     value = low.reshape(value, (*before, count, *behind))
     places = _Places(_along(low, index, dim, value.shape), dim - len(rows.shape), "IndexError")
     return low.reshape(_reduced(low, rows, value, places), x.shape)
+
+
+def updates_storage(call: Call) -> bool:
+    """Return whether the lowering of a call may scatter into the storage of its tensor."""
+    x: Value = call["self"]
+    if x.tensor.device != "cpu" or x.dtype.kind == "other" or not x.shape or not call.get("accumulate", True):
+        return False
+    reduce = "" if call.target in _REPLACING else call.get("reduce", "sum")
+    is_exact = _sums_in(x.dtype) == x.dtype or _COMBINE.get(reduce) not in _ONE_BIT
+    return reduce != "mean" and is_exact
 
 
 def _elements(low: Lowering, call: Call) -> tuple[Value, Value, _Places]:
@@ -144,13 +163,15 @@ def _identity(combine: str, dtype: DType) -> float | int | bool:
 def _into(low: Lowering, x: Value, value: Value, places: _Places, combine: str = "", covered: bool = False) -> Value:
     """Scatter into a copy of a tensor, of which nothing is left if it is ``covered``."""
     require_cpu(low, "scatter")
+    attributes = {name: word for name, word in (("combine", combine), ("error", places.error)) if word}
+    if low.overwritten is not None and storage(x) is low.overwritten:
+        return low.emit("scatter", x, value, places.index, dim=places.dim, **attributes)
     number = base(x).producer
     is_number = number is not None and number.is_op("constant")
     filled = number.attributes["value"] if number is not None and is_number else 0
     destination = low.emit("full", value=filled, shape=x.shape, dtype=x.dtype, device=low.device)
     if not is_number and not covered:
         destination = low.emit("write", destination, x)
-    attributes = {name: word for name, word in (("combine", combine), ("error", places.error)) if word}
     return low.emit("scatter", destination, value, places.index, dim=places.dim, **attributes)
 
 
