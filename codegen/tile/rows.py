@@ -14,7 +14,7 @@ from fusec.codegen.tile.chains import Run, chained
 from fusec.codegen.tile.emitter import Emitter
 from fusec.codegen.tile.kernel import Buffer, Constant, Operand, Sort, Statement, Store, Update, index_symbol
 from fusec.ir.graph import Node
-from fusec.ir.types import I64, DType, Size, TensorType, accumulation
+from fusec.ir.types import I64, DType, Size, TensorType, accumulation, estimate, product
 from fusec.loops.affine import Affine, Axis
 from fusec.loops.indexing import IndexedExpr, LoopNest, Output, ordered, walk
 from fusec.loops.kinds import Shape, scatter_of
@@ -24,6 +24,8 @@ from fusec.loops.updates import loads_of
 # Above this cost, recomputing a value in a second loop over the row is slower than keeping it in the cache.
 _EXPENSIVE = 8
 _VERY_EXPENSIVE = 16
+_BLOCKS_PER_CORE = 2
+"""Blocks of columns for each core, where a block is a part of every row."""
 _MAX_SCRATCH, _MAX_LONG_SCRATCH = 1 << 14, 1 << 18
 """Elements of a row up to which values are kept in scratch, and those that are very expensive."""
 
@@ -90,7 +92,7 @@ class Rows:
             return self._pointwise()
         lane = self._lane_among(self.shape.rows)
         if lane is not None and not self.shape.scans and self._is_column(lane):
-            return self._columns(lane)
+            return self._scattered(lane) if self._is_scattered_alone() else self._columns(lane)
         self.emitter.levels[0].axes = frozenset(self.shape.rows)
         self.fill()
         return self._grid(self.shape.rows)
@@ -111,18 +113,31 @@ class Rows:
             return self._grid(outer)
         return self._blocks(lane, outer, lambda: self._put(outputs))
 
-    def _blocks(self, lane: Axis, outer: Sequence[Axis], fill: Callable[[], None]) -> tuple[Statement, ...]:
-        """Return a grid over blocks of one axis as well, for nests without another axis to split."""
+    def _blocks(
+        self, lane: Axis, outer: Sequence[Axis], fill: Callable[[], None], around: Sequence[Axis] = (), grain: int = 0
+    ) -> tuple[Statement, ...]:
+        """Return a grid over blocks of one axis as well, for nests without another axis to split.
+
+        Args:
+            lane: the axis.
+            outer: the axes of the grid besides it.
+            fill: appends the statements of a tile.
+            around: axes of serial loops within a block, outside of its tiles.
+            grain: tiles of a block; as many as usual if 0.
+        """
         lanes = self._lanes(lane)
-        block = lanes * self.tiling.grain
-        if isinstance(lane.size, int) and lane.size <= block:
-            with self.emitter.loop(lane, "tile", lanes):
-                fill()
-            return self._grid(outer)
+        block = lanes * (grain or self.tiling.grain)
+        whole = isinstance(lane.size, int) and lane.size <= block
         name = f"{self.emitter.axis_name(lane)}_block"
-        start = index_symbol(name) * block
-        with self.emitter.loop(lane, "tile", lanes, start, sympy.Min(start + block, lane.size)):
+        start = 0 if whole else index_symbol(name) * block
+        with ExitStack() as loops:
+            for axis in around:
+                loops.enter_context(self.emitter.loop(axis, "serial"))
+            stop = lane.size if whole else sympy.Min(start + block, lane.size)
+            loops.enter_context(self.emitter.loop(lane, "tile", lanes, start, stop))
             fill()
+        if whole:
+            return self._grid(outer)
         count = block_count(lane.size, block)
         return grid(self.emitter.inner, [(name, count), *((self.emitter.axis_name(a), a.size) for a in outer)])
 
@@ -297,6 +312,23 @@ class Rows:
                 self._reduce(bound, reductions, outputs)
             else:
                 self.stores(outputs, tiled=False)
+
+    # Scatters of rows: elements in order, lanes along the axis that is kept.
+
+    def _is_scattered_alone(self) -> bool:
+        """Return whether all outputs have one set of loops, and nothing is reduced before."""
+        return not self.shape.reductions and len({output.axes for output in self.nest.outputs}) == 1
+
+    def _scattered(self, lane: Axis) -> tuple[Statement, ...]:
+        """Return a grid over few long blocks, since a block of columns is a part of each row."""
+        rows, outputs = self.shape.rows, self.nest.outputs
+        outer = [a for a in rows if a is not lane]
+        around = ordered(self.nest, outputs[0].axes.difference(rows))
+        self.emitter.levels[0].axes = frozenset(outer)
+        count = estimate(product(tuple(a.size for a in outer)))
+        tiles = -(-estimate(lane.size) // self._lanes(lane))
+        grain = max(self.tiling.grain, -(-tiles * count // (_BLOCKS_PER_CORE * self.tiling.cores)))
+        return self._blocks(lane, outer, lambda: self._put(outputs), around, grain)
 
     # Stores.
 
