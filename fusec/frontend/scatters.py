@@ -24,7 +24,7 @@ _ONE_BIT = {"add": "maximum", "mul": "minimum"}
 
 @dataclass(frozen=True)
 class _Places:
-    """Where a scatter puts elements: their indices along a dim."""
+    """The places of the elements of a scatter: their indices along a dim."""
 
     index: Value
     dim: int
