@@ -14,6 +14,7 @@ from fusec.codegen.tile.kernel import (
     Buffer,
     Check,
     ClampIndex,
+    Combine,
     Compute,
     Constant,
     Definition,
@@ -283,8 +284,9 @@ class Emitter(Indices):
         offset = sympy.expand(self.offset(index, type) + there)
         name = self.outputs[output.position].name
         if output.dynamic_index is not None and "combine" in (how := output.dynamic_index.node.attributes):
-            value = self.compute(how["combine"], self.load(name, offset), value, dtype=accumulation(type.dtype))
-        self.inner.append(Store(name, offset, value))
+            self.inner.append(Combine(how["combine"], name, offset, value))
+        else:
+            self.inner.append(Store(name, offset, value))
 
     def dynamic_index(self, index: DynamicIndex) -> sympy.Symbol:
         """Return the symbol, for offsets, of a dynamic index clamped to its dim."""

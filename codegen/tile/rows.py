@@ -415,12 +415,12 @@ class Rows:
 def _may_have_lanes(output: Output, axes: tuple[Axis, ...]) -> bool:
     """Return whether a loop over axes may store an output tile by tile, with lanes along one of them.
 
-    A scatter stores elements in order. Those of a tile may be for one place, so they are combined one by one.
+    A scatter stores elements in order, also those of a tile.
     """
     node, index = scatter_of(output), output.dynamic_index
     if node is None or index is None or index.value.axes.union(output.index[index.dim].axes).isdisjoint(axes):
         return True
-    return "combine" not in node.attributes and len(axes) == 1 and index.value.axes.issuperset(axes)
+    return len(axes) == 1 and ("combine" in node.attributes or index.value.axes.issuperset(axes))
 
 
 def _depth(output: Output) -> int:

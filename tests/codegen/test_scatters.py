@@ -97,6 +97,8 @@ def test_an_index_that_is_the_same_for_a_whole_row() -> None:
     functions: list[Callable[..., Tensor]] = [
         lambda x, i, s: x.scatter(1, i.expand(-1, 7), s * 2), lambda x, i, s: x.scatter_add(1, i.expand(-1, 7), s * 2),
         lambda x, i, s: x.scatter_reduce(0, i.expand(-1, 7), s, "amax"),
+        lambda x, i, s: x.scatter_add(1, i.expand(-1, 7), torch.ones(6, 7)),
+        lambda x, i, s: x.scatter_add(0, i.expand(-1, 7), s[:, :1].expand(-1, 7)),
     ]  # fmt: skip
     check(functions, numbers(6, 7), torch.randint(0, 6, (6, 1), generator=generator()), numbers(6, 7, seed=1))
 
