@@ -16,7 +16,7 @@ from fusec.loops.affine import at_least, divide
 class Access:
     """A load or store, inside the loops around it."""
 
-    statement: "Load | Store"
+    statement: "Load | Store | Combine"
     loops: tuple[Loop, ...]
     """Outermost first."""
     numel: Size

@@ -92,6 +92,30 @@ def _added_at(low: Lowering, call: Call) -> Value:
     return low.reshape(_reduced(low, rows, value, places), x.shape)
 
 
+@lowers("aten.embedding_dense_backward.default")
+def _embedding_backward(low: Lowering, call: Call) -> Value:
+    gradient, padding = call["grad_output"], call["padding_idx"]
+    dtype = gradient.dtype
+    if call["scale_grad_by_freq"]:
+        raise ImportFailure("gradients that are divided by counts", why="they are rarely asked for")
+    if _sums_in(dtype) != dtype:
+        raise ImportFailure(f"a sum of rows of {dtype}", why="it would take a copy of the whole table in f32")
+    count, width = product(call["indices"].shape), gradient.shape[-1]
+    rows = low.reshape(gradient, (count, width))
+    index = low.reshape(low.cast(call["indices"], I64), (count,))
+    if padding != -1:
+        is_kept = low.reshape(low.pointwise("ne", index, padding, dtype=I64), (count, 1))
+        rows = low.emit("where", is_kept, rows, low.number(0, dtype))
+    table = low.expand(low.number(0, dtype), (call["num_weights"], width))
+    return _into(low, table, rows, _Places(_along(low, index, 0, rows.shape), -2), "add")
+
+
+@lowers("aten.histc.default")
+def _histogram(low: Lowering, call: Call) -> Value:
+    why = "canonicalization looks for it where rows are sorted by expert, and elsewhere it is short"
+    raise ImportFailure("a histogram", why=why)
+
+
 def updates_storage(call: Call) -> bool:
     """Return whether the lowering of a call may scatter into the storage of its tensor."""
     x: Value = call["self"]
