@@ -274,6 +274,22 @@ def test_gradients(reduce: str) -> None:
     assert not any(n.is_op("opaque") for c in compiled_graphs()[-2:] for n in c.graph.nodes)
 
 
+@pytest.mark.parametrize(("dtype", "padding"), [(torch.float32, 3), (torch.float64, None), (torch.bfloat16, 3)])
+def test_rows_of_an_embedding_are_added(dtype: torch.dtype, padding: int | None) -> None:
+    ids = torch.tensor([[3, 0, 3, 8], [8, 8, 1, 3]])
+
+    def loss(table: Tensor) -> Tensor:
+        rows = torch.nn.functional.embedding(ids, table, padding_idx=padding)
+        return (rows * torch.arange(4.0, dtype=table.dtype)[:, None]).square().sum()
+
+    found, expected = (numbers(9, 40).to(dtype).requires_grad_() for _ in range(2))
+    compiled(loss)(found).backward()
+    loss(expected).backward()
+    assert found.grad is not None and torch.equal(found.grad, expected.grad)
+    left = [n for n in compiled_graphs()[-1].graph.nodes if n.is_op("opaque")]
+    assert len(left) == (dtype == torch.bfloat16)  # whose sums would take a copy of the table
+
+
 def test_other_devices_are_refused() -> None:
     low = Lowering(Graph())
     low.device = "cuda:0"
