@@ -201,6 +201,9 @@ class Statements:
             return
         at = argument or "[](int64_t) LANEWISE { return 0; }"
         operation = print_operation(s.op, ["a", "b"], dtype)
+        if dtype.is_float and s.op in ("maximum", "minimum"):  # of random numbers, so that branches are mispredicted
+            lane = self._tile_type(dtype, 4)
+            operation = f"{s.op}({lane}(a), {lane}(b)).v[0]"
         combined = f"[]({scalar_type(dtype)} a, {scalar_type(dtype)} b) LANEWISE {{ return {operation}; }}"
         self.line(f"combine_at({pointer}, {at}, {value}, lanes, {combined});")
 
